@@ -1,0 +1,189 @@
+"""The plan: a public, frozen, serialisable description of how batches are made.
+
+A plan says everything about sampling that an accountant needs, and nothing that an
+adversary may not know.  The pipeline writes it into the manifest beside the batches,
+the trainer refuses batches that do not satisfy it, and epsilon is computed from it.
+
+Formal guarantees:
+  - Every field is public; a plan may be logged, printed and published.
+  - Rates are exact fractions of integers; nothing is derived from a rounded reciprocal.
+  - ``from_json(to_json(plan)) == plan``; JSON with unknown, missing or ill-typed fields,
+    or of another version, is refused.
+  - Equal plans, and only those, have equal fingerprints (up to SHA-256 collisions).
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, for the samplers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from fractions import Fraction
+from typing import Any
+
+from accounting.validation import InputError, check_choice, check_int
+
+#: Bump when the meaning of a field changes or a field is added or removed.
+PLAN_VERSION = 1
+
+DETERMINISTIC = "deterministic"
+PERSISTENT_SHUFFLE = "persistent-shuffle"
+DYNAMIC_SHUFFLE = "dynamic-shuffle"
+POISSON = "poisson"
+TRUNCATED_POISSON = "truncated-poisson"
+BALLS_AND_BINS = "balls-and-bins"
+SAMPLERS = (
+    DETERMINISTIC,
+    PERSISTENT_SHUFFLE,
+    DYNAMIC_SHUFFLE,
+    POISSON,
+    TRUNCATED_POISSON,
+    BALLS_AND_BINS,
+)
+
+
+def canonical_json(value: Any) -> bytes:
+    """Returns the one JSON encoding of ``value`` that fingerprints are taken of."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8")
+
+
+def fingerprint(value: Any) -> str:
+    """Returns the SHA-256 of ``canonical_json(value)``, 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpSgdPlan:
+    """How the batches of one training run are sampled.  All fields are public.
+
+    Attributes:
+      sampler: One of ``SAMPLERS``.
+      num_examples: Slots of the data set, real or ghost; public under the zero-out
+        relation.  At least 1.
+      expected_batch_size: Examples per step in expectation, and the constant that
+        gradients are divided by.  In [1, num_examples].
+      num_steps: Noisy updates in the whole run.  At least 1.
+      num_epochs: Rounds of ``num_steps / num_epochs`` steps each; a dynamic shuffle and
+        balls-and-bins draw anew each round, Poisson sampling does not depend on it.
+        Divides ``num_steps``.
+      truncated_batch_size: For truncated Poisson, the cap on the examples of one step;
+        in [expected_batch_size, num_examples].  None for all other samplers.
+
+    Raises:
+      InputError: name, value, bound.
+
+    Example:
+      >>> plan = DpSgdPlan(
+      ...     sampler="truncated-poisson", num_examples=10_000,
+      ...     expected_batch_size=500, num_steps=40, num_epochs=2,
+      ...     truncated_batch_size=700)
+      >>> plan.sampling_probability
+      Fraction(1, 20)
+      >>> plan.steps_per_epoch
+      20
+    """
+
+    sampler: str
+    num_examples: int
+    expected_batch_size: int
+    num_steps: int
+    num_epochs: int = 1
+    truncated_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("sampler", self.sampler, SAMPLERS)
+        check_int("num_examples", self.num_examples, at_least=1)
+        check_int(
+            "expected_batch_size",
+            self.expected_batch_size,
+            at_least=1,
+            at_most=self.num_examples,
+            remedy="A batch cannot be larger than num_examples.",
+        )
+        check_int("num_steps", self.num_steps, at_least=1)
+        check_int("num_epochs", self.num_epochs, at_least=1, at_most=self.num_steps)
+        if self.num_steps % self.num_epochs:
+            raise InputError(
+                f"Expected num_epochs={self.num_epochs} to divide "
+                f"num_steps={self.num_steps}."
+            )
+        self._check_truncation()
+
+    def _check_truncation(self) -> None:
+        if self.sampler != TRUNCATED_POISSON:
+            if self.truncated_batch_size is not None:
+                raise InputError(
+                    f"Expected truncated_batch_size={self.truncated_batch_size!r} to be "
+                    f"None for sampler={self.sampler!r}."
+                )
+            return
+        if self.truncated_batch_size is None:
+            raise InputError(
+                "Expected truncated_batch_size=None to be an integer for "
+                "sampler='truncated-poisson'."
+            )
+        check_int(
+            "truncated_batch_size",
+            self.truncated_batch_size,
+            at_least=self.expected_batch_size,
+            at_most=self.num_examples,
+        )
+
+    @property
+    def sampling_probability(self) -> Fraction:
+        """Probability that an example is in a given step, before truncation."""
+        return Fraction(self.expected_batch_size, self.num_examples)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one round of ``num_epochs``."""
+        return self.num_steps // self.num_epochs
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this plan, 64 hexadecimal digits."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``version``."""
+        return {"version": PLAN_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> DpSgdPlan:
+        """Returns the plan that ``to_json`` wrote.
+
+        Raises:
+          InputError: unknown or missing fields, ill-typed values, another version.
+        """
+        if not isinstance(fields, dict):
+            raise InputError("Expected a plan to be a JSON object.")
+        names = {field.name for field in dataclasses.fields(cls)} | {"version"}
+        if set(fields) != names:
+            wrong = ", ".join(sorted(set(fields) ^ names))
+            raise InputError(f"Expected the fields of a plan; wrong or missing: {wrong}.")
+        if fields["version"] != PLAN_VERSION:
+            raise InputError(
+                f"Expected plan version={fields['version']!r} to be {PLAN_VERSION}. "
+                "Use the release that wrote it."
+            )
+        return cls(**{name: fields[name] for name in names - {"version"}})
+
+
+def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
+    """Returns ``num_examples / expected_batch_size`` to the nearest integer, at least 1.
+
+    Halves round up, as in the paper's 35,938 steps for 36.8M examples and batches of
+    1,024.
+
+    Example:
+      >>> steps_per_epoch(36_800_000, 1024)
+      35938
+    """
+    check_int("num_examples", num_examples, at_least=1)
+    check_int(
+        "expected_batch_size", expected_batch_size, at_least=1, at_most=num_examples
+    )
+    return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)

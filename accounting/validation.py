@@ -1,0 +1,87 @@
+"""Checks that run before any work, and the one error that a user sees.
+
+Messages name the parameter, its value, the bound and the remedy.  They never hold a
+row, a key, or a realised batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
+
+
+class InputError(ValueError):
+    """A value or a file that the user can mend.  One line; safe to print."""
+
+
+def _fail(name: str, value: object, bound: str, remedy: str) -> None:
+    ending = f" {remedy}" if remedy else ""
+    raise InputError(f"Expected {name}={value!r} {bound}.{ending}")
+
+
+def check_int(
+    name: str,
+    value: int,
+    *,
+    at_least: int | None = None,
+    at_most: int | None = None,
+    remedy: str = "",
+) -> int:
+    """Returns ``value`` if it is an int (not a bool) within the closed bounds.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        _fail(name, value, "to be an integer", remedy)
+    if at_least is not None and value < at_least:
+        _fail(name, value, f">= {at_least}", remedy)
+    if at_most is not None and value > at_most:
+        _fail(name, value, f"<= {at_most}", remedy)
+    return value
+
+
+def check_float(
+    name: str,
+    value: float,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    finite: bool = True,
+    remedy: str = "",
+) -> float:
+    """Returns ``float(value)`` if it is a number within the bounds; refuses NaN.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        _fail(name, value, "to be a number", remedy)
+    if math.isnan(value) or (finite and math.isinf(value)):
+        _fail(name, value, "to be finite" if finite else "to be a number", remedy)
+    if above is not None and not value > above:
+        _fail(name, value, f"> {above:g}", remedy)
+    if at_least is not None and value < at_least:
+        _fail(name, value, f">= {at_least:g}", remedy)
+    if below is not None and not value < below:
+        _fail(name, value, f"< {below:g}", remedy)
+    if at_most is not None and value > at_most:
+        _fail(name, value, f"<= {at_most:g}", remedy)
+    return float(value)
+
+
+def check_choice(
+    name: str, value: str, choices: tuple[str, ...], *, remedy: str = ""
+) -> str:
+    """Returns ``value`` if it is one of ``choices``.
+
+    Raises:
+      InputError: name, value, the choices, remedy.
+    """
+    if value not in choices:
+        _fail(name, value, f"to be one of {', '.join(choices)}", remedy)
+    return value

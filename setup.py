@@ -1,0 +1,55 @@
+"""Packaging.  Tool settings live in pyproject.toml, exact versions in deploy/lock/."""
+
+import pathlib
+
+from setuptools import setup
+
+ROOT = pathlib.Path(__file__).parent
+
+# A Beam worker samples, packs and writes: it needs no TensorFlow.
+BASE = ["click>=8.1", "numpy>=1.26,<2", "rich>=13"]
+PIPELINES = [
+    "apache-beam>=2.75,<3",
+    "google-crc32c>=1.5",
+    "protobuf>=5",
+    "pyarrow>=18",
+    "randomgen>=2.1",
+]
+ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
+TRAIN = [
+    # TF Privacy 0.9.0 needs Keras 2; TensorFlow 2.21 has it as tf-keras.
+    "tensorflow>=2.21,<2.22",
+    "tensorflow-privacy==0.9.0",
+    "tf-keras>=2.21,<2.22",
+]
+DEV = [
+    "hypothesis>=6.100",
+    "import-linter>=2",
+    "mpmath>=1.3",
+    "mypy>=1.10",
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "ruff>=0.6",
+    "uv>=0.5",
+]
+
+setup(
+    name="dpsgd",
+    version="0.1.0",
+    description="Private training on Poisson-subsampled batches of any data set size.",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.12",
+    packages=["accounting", "pipelines", "trainer"],
+    py_modules=["dpsgd"],
+    install_requires=BASE,
+    extras_require={
+        "pipelines": PIPELINES,
+        "accounting": ACCOUNTING,
+        "train": [*PIPELINES, *ACCOUNTING, *TRAIN],
+        "dev": DEV,
+        "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *DEV],
+    },
+    entry_points={"console_scripts": ["dpsgd=dpsgd:main"]},
+)
