@@ -6,9 +6,9 @@ the trainer refuses batches that do not satisfy it, and epsilon is computed from
 
 Formal guarantees:
   - Every field is public; a plan may be logged, printed and published.
-  - Rates are exact fractions of integers; nothing is derived from a rounded reciprocal.
-  - ``from_json(to_json(plan)) == plan``; JSON with unknown, missing or ill-typed fields,
-    or of another version, is refused.
+  - Rates are exact fractions of integers; none is a rounded reciprocal.
+  - ``from_json(to_json(plan)) == plan``; JSON with unknown, missing or
+    ill-typed fields, or of another version, is refused.
   - Equal plans, and only those, have equal fingerprints (up to SHA-256 collisions).
 
 References:
@@ -116,8 +116,8 @@ class DpSgdPlan:
         if self.sampler != TRUNCATED_POISSON:
             if self.truncated_batch_size is not None:
                 raise InputError(
-                    f"Expected truncated_batch_size={self.truncated_batch_size!r} to be "
-                    f"None for sampler={self.sampler!r}."
+                    f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
+                    f"be None for sampler={self.sampler!r}."
                 )
             return
         if self.truncated_batch_size is None:
@@ -163,7 +163,9 @@ class DpSgdPlan:
         names = {field.name for field in dataclasses.fields(cls)} | {"version"}
         if set(fields) != names:
             wrong = ", ".join(sorted(set(fields) ^ names))
-            raise InputError(f"Expected the fields of a plan; wrong or missing: {wrong}.")
+            raise InputError(
+                f"Expected the fields of a plan; wrong or missing: {wrong}."
+            )
         if fields["version"] != PLAN_VERSION:
             raise InputError(
                 f"Expected plan version={fields['version']!r} to be {PLAN_VERSION}. "
@@ -173,7 +175,7 @@ class DpSgdPlan:
 
 
 def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
-    """Returns ``num_examples / expected_batch_size`` to the nearest integer, at least 1.
+    """Returns ``num_examples / expected_batch_size`` to the nearest integer.
 
     Halves round up, as in the paper's 35,938 steps for 36.8M examples and batches of
     1,024.

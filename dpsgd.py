@@ -1,0 +1,80 @@
+"""The command line: one command, whose parts are imported when they are used.
+
+dpsgd plan | synth | prepare | batches | verify | train | account | demo
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from accounting.validation import InputError
+
+__version__ = "0.1.0"
+
+#: name -> (where the click command lives, its one line in the list of commands).
+COMMANDS = {
+    "demo": ("demo", "All of it on synthetic data, with a report and plots."),
+    "synth": ("pipelines.commands:synth", "Write Criteo-format text with a signal."),
+    "prepare": ("pipelines.commands:prepare", "Turn raw text into numeric Parquet."),
+    "plan": ("accounting.commands:plan_command", "Noise for each way of batching."),
+    "batches": ("pipelines.commands:batches", "Sample and write batches with Beam."),
+    "verify": ("pipelines.commands:verify", "Hold batches against their checksums."),
+    "train": ("trainer.commands:train_command", "Train on batches, with DP-SGD."),
+    "account": ("trainer.commands:account", "The epsilon of a run, or of a plan."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx  # the list does not depend on it
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports the module of ``cmd_name`` and returns its command."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        module, name = COMMANDS[cmd_name][0].split(":")
+        return getattr(importlib.import_module(module), name)
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Writes the list from ``COMMANDS``, so that ``--help`` imports nothing."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(__version__, prog_name="dpsgd")
+def cli() -> None:
+    """Private training on Poisson batches of any data set, and an honest epsilon.
+
+    \b
+    Example, from raw text to a private model:
+      dpsgd prepare --input 'train.txt' --format criteo-tsv --out data
+      dpsgd batches --input data/train --out batches --sampler truncated-poisson \\
+          --batch-size 1024 --epochs 1 --epsilon 3 --delta 1e-7
+      dpsgd train --batches batches --eval data/test --out run \\
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 1
+      dpsgd account run
+    """
+
+
+def main() -> None:
+    """Runs the command line; an error that the user can mend is one line."""
+    try:
+        cli(standalone_mode=True)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Batch format, version 1: one TFRecord is one physical batch of fixed-width columns.
+
+A record is a ``tf.train.Example`` with one bytes feature per column, the raw
+little-endian buffer of an array of shape ``(physical_batch_size, *column.shape)``; a
+bytes feature ``weight`` (float32, 1 for a real row, 0 for padding); and the int64
+features ``step`` and ``part``.  Padding rows are all zero bits and stand at the end.  A
+reader parses once per batch, never per example.
+
+Formal guarantees:
+  - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
+  - Equal batches have equal bytes (features are written in the order of their names).
+  - Every record is framed with the masked CRC-32C of TFRecord; a flipped bit anywhere
+    in a record is an error.
+
+Public: column names, types and shapes.  Sensitive: everything else here.
+
+References:
+  TFRecord framing: tensorflow/core/lib/io/record_writer.h.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from accounting.validation import InputError, check_choice
+
+#: Bump when a reader of the old version would misread the new one.
+FORMAT_VERSION = 1
+
+DTYPES = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+RESERVED_NAMES = ("weight", "step", "part")
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_MASK_DELTA = 0xA282EAD8
+
+
+class CorruptRecordError(InputError):
+    """A batch file does not hold what was written to it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """Name, NumPy type and per-example shape of one column.  All public.
+
+    Raises:
+      InputError: a type that is not fixed-width numeric, or a reserved name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice(f"dtype of column {self.name}", self.dtype, DTYPES)
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if self.name in RESERVED_NAMES:
+            raise InputError(
+                f"Expected column name={self.name!r} not to be one of "
+                f"{', '.join(RESERVED_NAMES)}. Rename the column."
+            )
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Little-endian dtype of one example, a sub-array dtype if it has a shape."""
+        scalar = np.dtype(self.dtype).newbyteorder("<")
+        return np.dtype((scalar, self.shape)) if self.shape else scalar
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhysicalBatch:
+    """One record.  Sensitive.
+
+    Attributes:
+      step: The step that this batch belongs to.
+      part: Its index among the physical batches of that step, from 0.
+      columns: name -> array of shape (physical_batch_size, *column.shape).
+      weight: float32 of shape (physical_batch_size,), 1 real, 0 padding.
+    """
+
+    step: int
+    part: int
+    columns: Mapping[str, np.ndarray]
+    weight: np.ndarray
+
+    def __repr__(self) -> str:
+        # The contents, and how many rows are real, must not reach a log by accident.
+        return f"PhysicalBatch(step={self.step}, part={self.part})"
+
+
+def row_dtype(columns: Sequence[Column]) -> np.dtype[Any]:
+    """Returns the packed structured dtype of one row of ``columns``."""
+    return np.dtype([(column.name, column.numpy_dtype) for column in columns])
+
+
+@functools.cache
+def _example_class() -> Any:
+    # A private descriptor pool: TensorFlow registers the same messages in the default
+    # one, and this module must work with and without it.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="tensorflow", syntax="proto3"
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+
+    def add(message: Any, name: str, number: int, kind: int, **more: Any) -> None:
+        message.field.add(name=name, number=number, type=kind, **more)
+
+    repeated, single = field.LABEL_REPEATED, field.LABEL_OPTIONAL
+    for name, kind in (
+        ("BytesList", field.TYPE_BYTES),
+        ("Int64List", field.TYPE_INT64),
+    ):
+        add(file.message_type.add(name=name), "value", 1, kind, label=repeated)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for name, number, kind in (
+        ("bytes_list", 1, "BytesList"),
+        ("int64_list", 3, "Int64List"),
+    ):
+        add(
+            feature, name, number, field.TYPE_MESSAGE,
+            label=single, type_name=f".tensorflow.{kind}", oneof_index=0,
+        )  # fmt: skip
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    add(entry, "key", 1, field.TYPE_STRING, label=single)
+    add(
+        entry, "value", 2, field.TYPE_MESSAGE,
+        label=single, type_name=".tensorflow.Feature",
+    )  # fmt: skip
+    add(
+        features, "feature", 1, field.TYPE_MESSAGE,
+        label=repeated, type_name=".tensorflow.Features.FeatureEntry",
+    )  # fmt: skip
+    add(
+        file.message_type.add(name="Example"), "features", 1, field.TYPE_MESSAGE,
+        label=single, type_name=".tensorflow.Features",
+    )  # fmt: skip
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName("tensorflow.Example")
+    return message_factory.GetMessageClass(descriptor)
+
+
+def encode_batch(
+    rows: np.ndarray, *, step: int, part: int, physical_batch_size: int
+) -> bytes:
+    """Returns the record of ``rows``, padded with weight-0 rows.
+
+    Args:
+      rows: Structured array of at most ``physical_batch_size`` rows.  Sensitive.
+      step: Step of the batch.
+      part: Index of the record within the step.
+      physical_batch_size: Rows of the record, real and padding.
+    """
+    if len(rows) > physical_batch_size:
+        raise ValueError("More rows than physical_batch_size.")
+    example = _example_class()()
+    feature = example.features.feature
+    padding = physical_batch_size - len(rows)
+    for name in rows.dtype.names or ():
+        values = np.ascontiguousarray(rows[name])
+        zeros = bytes(padding * rows.dtype[name].itemsize)
+        feature[name].bytes_list.value.append(values.tobytes() + zeros)
+    weight = np.zeros(physical_batch_size, "<f4")
+    weight[: len(rows)] = 1
+    feature["weight"].bytes_list.value.append(weight.tobytes())
+    feature["step"].int64_list.value.append(step)
+    feature["part"].int64_list.value.append(part)
+    return example.SerializeToString(deterministic=True)
+
+
+def _buffer(feature: Any, name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
+    values = feature[name].bytes_list.value if name in feature else ()
+    if len(values) != 1 or len(values[0]) != count * dtype.itemsize:
+        raise CorruptRecordError(
+            f"Expected column {name} to hold {count} values of {dtype.base}."
+        )
+    # A sub-array dtype cannot be read from a buffer: read scalars, then shape.
+    return np.frombuffer(values[0], dtype.base).reshape(count, *dtype.shape)
+
+
+def _integer(feature: Any, name: str) -> int:
+    values = feature[name].int64_list.value if name in feature else ()
+    if len(values) != 1 or values[0] < 0:
+        raise CorruptRecordError(f"Expected one value of {name}.")
+    return values[0]
+
+
+def decode_batch(
+    record: bytes, columns: Sequence[Column], physical_batch_size: int
+) -> PhysicalBatch:
+    """Returns the batch in ``record``; arrays share its memory and are read-only.
+
+    Raises:
+      CorruptRecordError: not a record of these columns and this size.
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        feature = _example_class().FromString(record).features.feature
+    except DecodeError:
+        raise CorruptRecordError("Expected a tf.train.Example.") from None
+    return PhysicalBatch(
+        step=_integer(feature, "step"),
+        part=_integer(feature, "part"),
+        columns={
+            column.name: _buffer(
+                feature, column.name, column.numpy_dtype, physical_batch_size
+            )
+            for column in columns
+        },
+        weight=_buffer(feature, "weight", np.dtype("<f4"), physical_batch_size),
+    )
+
+
+def _masked_crc(data: bytes | memoryview) -> int:
+    import google_crc32c
+
+    crc = google_crc32c.value(bytes(data))
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def write_record(file: IO[bytes], record: bytes) -> None:
+    """Appends ``record`` to ``file`` in TFRecord framing."""
+    length = _LENGTH.pack(len(record))
+    file.write(length + _CRC.pack(_masked_crc(length)))
+    file.write(record)
+    file.write(_CRC.pack(_masked_crc(record)))
+
+
+def iterate_records(data: bytes) -> Iterator[bytes]:
+    """Yields the records of the contents of one TFRecord file.
+
+    Raises:
+      CorruptRecordError: a checksum does not match, or the file ends within a record.
+    """
+    view, position = memoryview(data), 0
+    while position < len(view):
+        header = bytes(view[position : position + 12])
+        if len(header) < 12 or _CRC.unpack(header[8:])[0] != _masked_crc(header[:8]):
+            raise CorruptRecordError(f"Expected a record at byte {position}.")
+        start = position + 12
+        end = start + _LENGTH.unpack(header[:8])[0]
+        record, crc = bytes(view[start:end]), bytes(view[end : end + 4])
+        if len(crc) < 4 or _CRC.unpack(crc)[0] != _masked_crc(record):
+            raise CorruptRecordError(f"Expected an intact record at byte {position}.")
+        yield record
+        position = end + 4

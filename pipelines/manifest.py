@@ -1,0 +1,236 @@
+"""The manifest beside the batches (public), and the checksums beside it (sensitive).
+
+    OUT/manifest.json             plan, columns, physical batch size, files; public
+    OUT/batches-*.tfrecord        the batches; sensitive
+    OUT/private/checksums.json    digest, size and real rows of every file; sensitive
+    OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
+
+Formal guarantees:
+  - ``Manifest`` holds public values only: nothing in it depends on which example was
+    sampled when, and the files it names depend on the plan alone.
+  - ``batches_id`` commits to the sampling key: two sets of batches of one plan but of
+    different keys have different manifests.
+  - An edited manifest no longer matches the digest in the checksums.
+  - Files appear under their final name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+from typing import Any
+
+from accounting.plan import DpSgdPlan, fingerprint
+from accounting.validation import InputError, check_int
+from pipelines.batch_format import FORMAT_VERSION, Column
+
+MANIFEST_NAME = "manifest.json"
+PRIVATE_NAME = "private"
+CHECKSUMS_NAME = "checksums.json"
+KEY_NAME = "sampling.key"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchFile:
+    """A file of batches and the contiguous range of steps that it holds."""
+
+    name: str
+    first_step: int
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder of batches holds.  All fields are public.
+
+    Attributes:
+      plan: How the batches were sampled.
+      columns: Columns of every record, in the order of the packed row.
+      physical_batch_size: Rows of every record, real and padding.
+      batches_id: Commitment to the sampling key and the input's blocks, 32 hex digits.
+      files: In step order, together holding every step of the plan exactly once.
+
+    Raises:
+      InputError: files that do not hold every step once, or an impossible size.
+    """
+
+    plan: DpSgdPlan
+    columns: tuple[Column, ...]
+    physical_batch_size: int
+    batches_id: str
+    files: tuple[BatchFile, ...]
+
+    def __post_init__(self) -> None:
+        check_int("physical_batch_size", self.physical_batch_size, at_least=1)
+        next_step = 0
+        for file in self.files:
+            if file.first_step != next_step or file.num_steps < 1:
+                raise InputError(
+                    f"Expected file {file.name} to start at step {next_step}."
+                )
+            next_step += file.num_steps
+        if next_step != self.plan.num_steps:
+            raise InputError(
+                f"Expected files for num_steps={self.plan.num_steps}; they hold "
+                f"{next_step}."
+            )
+
+    @property
+    def parts_per_step(self) -> int | None:
+        """Records of every step; None where it is data dependent (untruncated)."""
+        if self.plan.truncated_batch_size is None:
+            return None
+        return -(-self.plan.truncated_batch_size // self.physical_batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this manifest, 64 hexadecimal digits."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {
+            "format": "dpsgd-batches",
+            "version": FORMAT_VERSION,
+            "plan": self.plan.to_json(),
+            "columns": [
+                {**dataclasses.asdict(column), "shape": list(column.shape)}
+                for column in self.columns
+            ],
+            "physical_batch_size": self.physical_batch_size,
+            "batches_id": self.batches_id,
+            "files": [dataclasses.asdict(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Manifest:
+        """Returns the manifest that ``to_json`` wrote.
+
+        Raises:
+          InputError: not a manifest, another version, or inconsistent.
+        """
+        if not isinstance(fields, dict) or fields.get("format") != "dpsgd-batches":
+            raise InputError('Expected a manifest with format="dpsgd-batches".')
+        if fields.get("version") != FORMAT_VERSION:
+            raise InputError(
+                f"Expected batch format version={fields.get('version')!r} to be "
+                f"{FORMAT_VERSION}. Use the release that wrote it."
+            )
+        try:
+            manifest = cls(
+                plan=DpSgdPlan.from_json(fields["plan"]),
+                columns=tuple(Column(**column) for column in fields["columns"]),
+                physical_batch_size=fields["physical_batch_size"],
+                batches_id=fields["batches_id"],
+                files=tuple(BatchFile(**file) for file in fields["files"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(f"Expected a complete manifest: {error}.") from None
+        if manifest.to_json() != fields:
+            raise InputError("Expected no unknown fields in the manifest.")
+        return manifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileChecksum:
+    """What one batch file holds.  Sensitive: it depends on the examples."""
+
+    size: int
+    sha256: str
+    num_records: int
+    num_real: int
+
+
+def write_atomically(path: pathlib.Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes ``data`` under a temporary name, flushes it to disk, and renames it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def pretty_json(value: Any) -> bytes:
+    """Returns ``value`` as indented JSON with sorted keys, for people."""
+    return (
+        json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    ).encode()
+
+
+def read_json(path: pathlib.Path, *, remedy: str = "") -> Any:
+    """Returns the JSON value in the file at ``path``.
+
+    Raises:
+      InputError: no such file, or not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"Expected {path} to exist. {remedy}".strip()) from None
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Expected {path} to be a JSON file: {type(error).__name__}."
+        ) from None
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
+    """Returns the manifest of a folder of batches.
+
+    Raises:
+      InputError: missing, unfinished or damaged.
+    """
+    path = pathlib.Path(directory) / MANIFEST_NAME
+    remedy = "The folder holds no finished batches; run `dpsgd batches` to the end."
+    return Manifest.from_json(read_json(path, remedy=remedy))
+
+
+def write_manifest(
+    directory: str | os.PathLike[str],
+    manifest: Manifest,
+    checksums: dict[str, FileChecksum],
+) -> None:
+    """Writes the checksums, then the manifest: a manifest means a finished job."""
+    root = pathlib.Path(directory)
+    data = pretty_json(manifest.to_json())
+    private = {
+        "manifest_sha256": hashlib.sha256(data).hexdigest(),
+        "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
+    }
+    (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
+    path = root / PRIVATE_NAME / CHECKSUMS_NAME
+    write_atomically(path, pretty_json(private), mode=0o600)
+    write_atomically(root / MANIFEST_NAME, data)
+
+
+def read_checksums(directory: str | os.PathLike[str]) -> dict[str, FileChecksum]:
+    """Returns the checksums of a folder, after holding its manifest against them.
+
+    Raises:
+      InputError: missing or damaged, or the manifest was edited.
+    """
+    root = pathlib.Path(directory)
+    path = root / PRIVATE_NAME / CHECKSUMS_NAME
+    private = read_json(path, remedy="Without it the batches cannot be verified.")
+    try:
+        data = (root / MANIFEST_NAME).read_bytes()
+    except OSError:
+        raise InputError(f"Expected {root / MANIFEST_NAME} to exist.") from None
+    try:
+        if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
+            raise InputError(
+                f"Expected {root / MANIFEST_NAME} to be as it was written; it was "
+                "edited. Restore it, or make the batches again."
+            )
+        return {name: FileChecksum(**sums) for name, sums in private["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"Expected {path} to hold checksums.") from None
