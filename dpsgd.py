@@ -17,11 +17,23 @@ __version__ = "0.1.0"
 #: name -> (where the click command lives, its one line in the list of commands).
 COMMANDS = {
     "demo": ("demo", "All of it on synthetic data, with a report and plots."),
-    "synth": ("pipelines.commands:synth", "Write Criteo-format text with a signal."),
-    "prepare": ("pipelines.commands:prepare", "Turn raw text into numeric Parquet."),
+    "synth": (
+        "pipelines.data_commands:synth",
+        "Write Criteo-format text with a signal.",
+    ),
+    "prepare": (
+        "pipelines.data_commands:prepare",
+        "Turn raw text into numeric Parquet.",
+    ),
     "plan": ("accounting.commands:plan_command", "Noise for each way of batching."),
-    "batches": ("pipelines.commands:batches", "Sample and write batches with Beam."),
-    "verify": ("pipelines.commands:verify", "Hold batches against their checksums."),
+    "batches": (
+        "pipelines.batch_commands:batches",
+        "Sample and write batches with Beam.",
+    ),
+    "verify": (
+        "pipelines.batch_commands:verify",
+        "Hold batches against their checksums.",
+    ),
     "train": ("trainer.commands:train_command", "Train on batches, with DP-SGD."),
     "account": ("trainer.commands:account", "The epsilon of a run, or of a plan."),
 }

@@ -198,7 +198,7 @@ def _buffer(feature: Any, name: str, dtype: np.dtype[Any], count: int) -> np.nda
             f"Expected column {name} to hold {count} values of {dtype.base}."
         )
     # A sub-array dtype cannot be read from a buffer: read scalars, then shape.
-    return np.frombuffer(values[0], dtype.base).reshape(count, *dtype.shape)
+    return np.frombuffer(values[0], dtype.base).reshape((count, *dtype.shape))
 
 
 def _integer(feature: Any, name: str) -> int:

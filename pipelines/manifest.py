@@ -33,6 +33,10 @@ PRIVATE_NAME = "private"
 CHECKSUMS_NAME = "checksums.json"
 KEY_NAME = "sampling.key"
 
+#: Key of the Parquet schema metadata under which the input describes itself, as a JSON
+#: object of public values.
+DATASET_METADATA_KEY = b"dpsgd.dataset"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchFile:
@@ -52,6 +56,8 @@ class Manifest:
       columns: Columns of every record, in the order of the packed row.
       physical_batch_size: Rows of every record, real and padding.
       batches_id: Commitment to the sampling key and the input's blocks, 32 hex digits.
+      dataset: What the input said of itself in its Parquet metadata (see
+        ``DATASET_METADATA_KEY``), such as the number of buckets of a hashed column.
       files: In step order, together holding every step of the plan exactly once.
 
     Raises:
@@ -63,6 +69,7 @@ class Manifest:
     physical_batch_size: int
     batches_id: str
     files: tuple[BatchFile, ...]
+    dataset: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_int("physical_batch_size", self.physical_batch_size, at_least=1)
@@ -103,6 +110,7 @@ class Manifest:
             ],
             "physical_batch_size": self.physical_batch_size,
             "batches_id": self.batches_id,
+            "dataset": self.dataset,
             "files": [dataclasses.asdict(file) for file in self.files],
         }
 
@@ -126,6 +134,7 @@ class Manifest:
                 columns=tuple(Column(**column) for column in fields["columns"]),
                 physical_batch_size=fields["physical_batch_size"],
                 batches_id=fields["batches_id"],
+                dataset=fields["dataset"],
                 files=tuple(BatchFile(**file) for file in fields["files"]),
             )
         except (KeyError, TypeError) as error:
