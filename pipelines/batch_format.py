@@ -192,7 +192,7 @@ def encode_batch(
 
 
 def _buffer(feature: Any, name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
-    values = feature[name].bytes_list.value if name in feature else ()
+    values: Any = feature[name].bytes_list.value if name in feature else ()
     if len(values) != 1 or len(values[0]) != count * dtype.itemsize:
         raise CorruptRecordError(
             f"Expected column {name} to hold {count} values of {dtype.base}."
@@ -202,7 +202,7 @@ def _buffer(feature: Any, name: str, dtype: np.dtype[Any], count: int) -> np.nda
 
 
 def _integer(feature: Any, name: str) -> int:
-    values = feature[name].int64_list.value if name in feature else ()
+    values: Any = feature[name].int64_list.value if name in feature else ()
     if len(values) != 1 or values[0] < 0:
         raise CorruptRecordError(f"Expected one value of {name}.")
     return values[0]
