@@ -1,0 +1,313 @@
+"""``dpsgd batches`` and ``dpsgd verify``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accounting.plan import (
+    POISSON,
+    SAMPLERS,
+    TRUNCATED_POISSON,
+    DpSgdPlan,
+    steps_per_epoch,
+)
+from accounting.validation import InputError
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from pipelines.poisson_batching import Estimate
+    from pipelines.transforms import Layout
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class ByteSize(click.ParamType):
+    """A number of bytes such as 2GiB, 512MiB or 1000000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        """Returns the number of bytes, or fails with the forms that are read."""
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).lower())
+        if not match:
+            self.fail(f"{value!r} is not a size such as 2GiB.", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _beam_options(arguments: list[str]) -> PipelineOptions:
+    """Beam's options from what is left of the command line; refuses unknown ones."""
+    import argparse
+
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> Any:
+            raise InputError(f"Expected options of Beam: {message}.")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for options in PipelineOptions.__subclasses__():
+        with contextlib.suppress(argparse.ArgumentError):
+            options._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise InputError(
+            f"Expected {unknown[0]} to be an option of dpsgd batches or of Beam. "
+            "See `dpsgd batches --help`."
+        )
+    return PipelineOptions(arguments)
+
+
+def _truncated_batch_size(
+    value: str, *, num_examples: int, batch_size: int, num_steps: int,
+    epsilon: float, delta: float | None,
+) -> int:  # fmt: skip
+    """The cap that the user gave, or the smallest that costs no epsilon to speak of."""
+    if value != "auto":
+        try:
+            return int(value)
+        except ValueError:
+            raise InputError(
+                f"Expected --truncated-batch-size={value} to be `auto` or an integer."
+            ) from None
+    from accounting import bounds
+
+    return bounds.smallest_truncated_batch_size(
+        num_examples=num_examples,
+        expected_batch_size=batch_size,
+        num_steps=num_steps,
+        epsilon=epsilon,
+        delta=0.1 / num_examples if delta is None else delta,
+    )
+
+
+def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
+    batch_size, epochs = options["batch_size"], options["epochs"]
+    if (options["num_steps"] is None) == (epochs is None):
+        raise InputError("Expected exactly one of --epochs and --num-steps.")
+    if epochs is None:
+        num_steps, num_epochs = options["num_steps"], 1
+    else:
+        num_steps = epochs * steps_per_epoch(num_examples, batch_size)
+        num_epochs = epochs
+    truncated = None
+    if options["sampler"] == TRUNCATED_POISSON:
+        truncated = _truncated_batch_size(
+            options["truncated_batch_size"],
+            num_examples=num_examples,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            epsilon=options["epsilon"],
+            delta=options["delta"],
+        )
+    return DpSgdPlan(
+        sampler=options["sampler"],
+        num_examples=num_examples,
+        expected_batch_size=batch_size,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        truncated_batch_size=truncated,
+    )
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"
+
+
+def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
+    plan = layout.plan
+    return {
+        "sampler": plan.sampler,
+        "num_examples": plan.num_examples,
+        "expected_batch_size": plan.expected_batch_size,
+        "num_steps": plan.num_steps,
+        "truncated_batch_size": plan.truncated_batch_size,
+        "physical_batch_size": layout.physical_batch_size,
+        "files": layout.num_groups,
+        "passes": cost.passes,
+        "expected_padding": round(cost.padding, 4),
+        "shuffle_bytes": cost.shuffle_bytes,
+        "output_bytes": cost.output_bytes,
+    }
+
+
+def _show(title: str, rows: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for name, value in rows.items():
+        text = _size(value) if name.endswith("_bytes") else str(value)
+        if name == "expected_padding":
+            text = f"{value:.1%}"
+        table.add_row(name.replace("_", " "), text)
+    Console().print(table)
+
+
+@contextlib.contextmanager
+def _bars(**totals: int) -> Iterator[Callable[[str, int], None]]:
+    """Progress bars on standard error; yields advance(name, amount)."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=sys.stderr)) as bars:
+        tasks = {
+            name: bars.add_task(name.replace("_", " "), total=total)
+            for name, total in totals.items()
+        }
+        yield lambda name, amount: bars.advance(tasks[name], amount)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+@click.option("--input", "source", required=True, help="Folder or glob of Parquet.")
+@click.option("--out", required=True, help="New folder, or that of the same job.")
+@click.option(
+    "--sampler",
+    default=TRUNCATED_POISSON,
+    show_default=True,
+    type=click.Choice([s for s in SAMPLERS if s in (POISSON, TRUNCATED_POISSON)]),
+)
+@click.option("--batch-size", type=int, required=True, help="Expected rows per step.")
+@click.option("--epochs", type=int, help="Steps are epochs x rows / batch size.")
+@click.option("--num-steps", type=int, help="Steps, instead of --epochs.")
+@click.option(
+    "--truncated-batch-size",
+    default="auto",
+    show_default=True,
+    help="Cap on the rows of a step; auto is the smallest that costs no epsilon.",
+)
+@click.option(
+    "--epsilon",
+    type=float,
+    default=8.0,
+    show_default=True,
+    help="For auto: the largest epsilon that the batches are meant for.",
+)
+@click.option(
+    "--delta", type=float, help="For auto: the smallest delta.  [default: 0.1 / rows]"
+)
+@click.option("--physical-batch-size", type=int, help="Rows of one record.")
+@click.option(
+    "--key-file", help="Sampling key, mode 0600; made if missing. [OUT/private]"
+)
+@click.option(
+    "--memory-limit",
+    type=ByteSize(),
+    default="4GiB",
+    show_default=True,
+    help="On the local runner; more data means more passes over the input.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
+    """Samples and writes the batches of a whole training run, with Apache Beam.
+
+    Every example flips its own coin for every step; a truncated step keeps a random
+    subset.  The result is a folder of TFRecords, each record a batch of fixed size in
+    which a weight of 0 marks padding, and a manifest that the trainer and the
+    accountant read.  A killed job is finished by the same command.
+
+    Every other option goes to Beam, such as --runner=FlinkRunner; without --runner the
+    job runs in this process.
+
+    \b
+    Example:
+      dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
+    """
+    from pipelines import progress
+    from pipelines.parquet_blocks import list_blocks
+    from pipelines.poisson_batching import estimate, make_layout, write_batches
+
+    beam_options = _beam_options(ctx.args)
+    local = beam_options.get_all_options().get("runner") is None
+    memory_limit = options["memory_limit"] if local else None
+    dataset = list_blocks(source)
+    plan = _make_plan(dataset.num_examples, options)
+    layout = make_layout(plan, dataset, options["physical_batch_size"])
+    cost = estimate(layout, memory_limit)
+    summary = _summary(layout, cost)
+    if options["dry_run"]:
+        _show("Would write", summary, options["as_json"])
+        return
+    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of clouds it lacks
+    totals = {"blocks": cost.passes * len(dataset.blocks), "steps": plan.num_steps}
+    with _bars(**totals) as advance, progress.listen(advance):
+        manifest = write_batches(
+            dataset=dataset,
+            layout=layout,
+            out=out,
+            key_file=options["key_file"],
+            memory_limit=memory_limit,
+            options=beam_options,
+        )
+    _show(
+        f"Batches in {out}",
+        {**summary, "manifest_fingerprint": manifest.fingerprint},
+        options["as_json"],
+    )
+
+
+@click.command()
+@click.argument("directory")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(directory: str, as_json: bool) -> None:
+    """Holds every byte of a folder of batches against manifest and checksums.
+
+    \b
+    Example:
+      dpsgd verify batches
+    """
+    from pipelines import verify as checks
+    from pipelines.manifest import read_manifest
+
+    total = len(read_manifest(directory).files)
+    with _bars(files=total) as advance:
+        result = checks.verify(directory, progress=lambda _: advance("files", 1))
+    if as_json:
+        fields = {**vars(result), "findings": list(result.findings)}
+        click.echo(json.dumps(fields, indent=2))
+    else:
+        for finding in result.findings:
+            click.echo(f"found: {finding}")
+    if result.findings:
+        raise InputError(
+            f"Expected {directory} to be intact; findings: {len(result.findings)}. "
+            "Make the batches again, or restore the files."
+        )
+    if not as_json:
+        click.echo(f"intact: {result.num_files} files, {result.num_steps} steps")

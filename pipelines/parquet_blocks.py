@@ -1,0 +1,243 @@
+"""Parquet row groups as blocks: listed once, read as packed rows.
+
+A block is one row group of one file.  Its name, ``file#row-group`` with the file's path
+relative to the input, is its identity: the sampler's randomness depends on it and on
+nothing else about where or when the block is read.
+
+Formal guarantees:
+  - Blocks are listed in the order of names and numbers, on every machine the same.
+  - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
+    raises: a file whose footer is not the one that was listed is refused.
+  - Columns that are not fixed-width numbers, and nulls, are refused before any work, or
+    at the latest when the block is read; no message holds a value.
+
+Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+
+from accounting.validation import InputError
+from pipelines.batch_format import DTYPES, Column, row_dtype
+from pipelines.manifest import DATASET_METADATA_KEY
+
+_WILDCARDS = "*?["
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """One row group.  ``footer_sha256`` is sensitive: it covers column statistics."""
+
+    path: str
+    name: str
+    row_group: int
+    num_rows: int
+    ordinal: int
+    footer_sha256: str
+
+    @property
+    def label(self) -> str:
+        """The identity of the block, from which its randomness derives."""
+        return f"{self.name}#{self.row_group}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What the input holds.  ``digest`` is sensitive: it covers column statistics."""
+
+    columns: tuple[Column, ...]
+    blocks: tuple[Block, ...]
+    description: dict[str, Any]
+
+    @property
+    def num_examples(self) -> int:
+        """Rows of all blocks."""
+        return sum(block.num_rows for block in self.blocks)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names, sizes and footers of all files."""
+        lines = [
+            f"{block.label} {block.num_rows} {block.footer_sha256}\n"
+            for block in self.blocks
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    except Exception as error:
+        raise InputError(
+            f"Expected input file {path} to be readable: {type(error).__name__}."
+        ) from None
+
+
+def _footer_digest(file: IO[bytes], path: str) -> str:
+    file.seek(0, 2)
+    size = file.tell()
+    file.seek(max(0, size - 8))
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little") + 8
+    if tail[4:] != b"PAR1" or length > size:
+        raise InputError(f"Expected {path} to be a Parquet file.")
+    file.seek(size - length)
+    digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
+    file.seek(0)
+    return digest
+
+
+def _column(field: pa.Field) -> Column:
+    kind, shape = field.type, []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    name = {"bool": "uint8", "halffloat": "float16", "float": "float32"}.get(
+        str(kind), {"double": "float64"}.get(str(kind), str(kind))
+    )
+    if name not in DTYPES:
+        raise InputError(
+            f"Expected column {field.name} of type {field.type} to be a fixed-width "
+            "number or a fixed-size list of them. Turn text into numbers with "
+            "`dpsgd prepare`, or drop the column."
+        )
+    return Column(name=field.name, dtype=name, shape=tuple(shape))
+
+
+def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
+    text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"Expected the {DATASET_METADATA_KEY.decode()} metadata of {path} to be a "
+            "JSON object."
+        )
+    return value
+
+
+def list_paths(pattern: str) -> list[tuple[str, str]]:
+    """Returns sorted (path, name relative to the input) of the files of ``pattern``.
+
+    Args:
+      pattern: A folder, whose ``*.parquet`` files are meant, or a glob.
+
+    Raises:
+      InputError: no file.
+    """
+    if not any(character in pattern for character in _WILDCARDS):
+        is_file = pattern.endswith(".parquet")
+        pattern = pattern if is_file else FileSystems.join(pattern, "*.parquet")
+    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
+    prefix = fixed[: fixed.rfind("/") + 1]
+    found = FileSystems.match([pattern])[0].metadata_list
+    if not found:
+        raise InputError(
+            f"Expected Parquet files at --input {pattern}; there are none."
+        )
+    paths = sorted(metadata.path for metadata in found)
+    return [(path, path.removeprefix(prefix)) for path in paths]
+
+
+def list_blocks(pattern: str) -> Dataset:
+    """Returns the blocks, columns and self-description of the input.
+
+    Raises:
+      InputError: no rows, unreadable or differing files, or unusable columns.
+    """
+    blocks: list[Block] = []
+    schema = None
+    for path, name in list_paths(pattern):
+        with _open(path) as file:
+            footer = _footer_digest(file, path)
+            parquet = pq.ParquetFile(file)
+            schema = schema or parquet.schema_arrow
+            if parquet.schema_arrow != schema:
+                raise InputError(
+                    f"Expected the columns of {path} to equal those of the first file."
+                )
+            for row_group in range(parquet.num_row_groups):
+                num_rows = parquet.metadata.row_group(row_group).num_rows
+                blocks.append(
+                    Block(
+                        path=path,
+                        name=name,
+                        row_group=row_group,
+                        num_rows=num_rows,
+                        ordinal=len(blocks),
+                        footer_sha256=footer,
+                    )
+                )
+    assert schema is not None  # list_paths returns at least one file
+    if not any(block.num_rows for block in blocks):
+        raise InputError(f"Expected rows in --input {pattern}; there are none.")
+    return Dataset(
+        columns=tuple(_column(field) for field in schema),
+        blocks=tuple(blocks),
+        description=_description(schema, pattern),
+    )
+
+
+def _values(array: pa.Array, column: Column) -> np.ndarray:
+    """Returns the NumPy array of shape (rows, *column.shape) of an Arrow array."""
+    num_rows = len(array)
+    while True:
+        if array.null_count:
+            raise InputError(
+                f"Expected column {column.name} to hold no nulls. Fill them, for "
+                "example with NaN, or drop the rows."
+            )
+        if not pa.types.is_fixed_size_list(array.type):
+            break
+        array = array.flatten()
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    return array.to_numpy().reshape((num_rows, *column.shape))
+
+
+def pack_rows(table: pa.Table, columns: tuple[Column, ...]) -> np.ndarray:
+    """Returns the rows of ``table`` as a packed structured array.  Sensitive.
+
+    Raises:
+      InputError: a column holds nulls.
+    """
+    rows = np.empty(table.num_rows, row_dtype(columns))
+    for column in columns:
+        chunks = table.column(column.name)
+        array = (
+            chunks.chunk(0)
+            if chunks.num_chunks == 1
+            else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
+        )
+        rows[column.name] = _values(array, column)
+    return rows
+
+
+def read_block(block: Block, columns: tuple[Column, ...]) -> np.ndarray:
+    """Returns the rows of ``block``, packed.  Sensitive.
+
+    Raises:
+      InputError: the file is gone or is not the one that was listed.
+    """
+    with _open(block.path) as file:
+        if _footer_digest(file, block.path) != block.footer_sha256:
+            raise InputError(
+                f"Expected input file {block.path} not to change during the job. "
+                "Restore it, or start again in an empty --out folder."
+            )
+        names = [column.name for column in columns]
+        table = pq.ParquetFile(file).read_row_group(block.row_group, columns=names)
+    return pack_rows(table, columns)

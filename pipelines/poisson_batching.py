@@ -1,0 +1,342 @@
+"""The job: from Parquet to a folder of verified batches, in passes that fit in memory.
+
+    OUT/private/job.json     what is being made; its presence means unfinished
+    OUT/private/files/       checksums of finished files, until the manifest is written
+
+Formal guarantees:
+  - Nothing is written before every option, the input's columns and the key are checked.
+  - Existing output is never replaced: a folder that is neither empty nor the unfinished
+    state of the very same job (plan, layout, input, key) is refused.
+  - A job that was killed is finished by the same command; files that were complete are
+    not written again, and the result is byte-identical to an undisturbed run.
+  - On one machine the shuffle of one pass stays within ``memory_limit``.
+
+Public: plan, layout, number of passes.  Sensitive: the key and ``private/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from accounting.plan import DpSgdPlan, fingerprint
+from accounting.validation import InputError, check_int
+from pipelines.batch_format import row_dtype
+from pipelines.keys import commitment, read_key_file, read_or_create_key_file
+from pipelines.manifest import (
+    KEY_NAME,
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    FileChecksum,
+    Manifest,
+    pretty_json,
+    read_json,
+    write_atomically,
+    write_manifest,
+)
+from pipelines.parquet_blocks import Dataset
+from pipelines.sampling import check_sampler
+from pipelines.transforms import Layout, WriteBatches, checksum_path
+
+#: Rows of a record unless the user says otherwise: some MB, one record per small step.
+DEFAULT_PHYSICAL_BATCH_SIZE = 8192
+#: A reducer holds about this much; several of them keep a few workers busy.
+_GROUP_BYTES = 32 << 20
+_LEAST_GROUPS = 16
+#: Peak memory of the local runner per byte of shuffle, and without any; measured.
+_LOCAL_BYTES_PER_SHUFFLED = 3
+_LOCAL_BASE_BYTES = 512 << 20
+#: Steps and priorities that travel with each row.
+_OVERHEAD_BYTES = 12
+
+JOB_NAME = "job.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a job will cost.  Public: expectations over the sampling.
+
+    Attributes:
+      shuffle_bytes: Expected bytes between map and reduce, over all passes.
+      output_bytes: Bytes of the columns and weights of all records.
+      padding: Expected fraction of rows that are padding.
+      passes: Times the input is read.
+    """
+
+    shuffle_bytes: int
+    output_bytes: int
+    padding: float
+    passes: int
+
+
+def make_layout(
+    plan: DpSgdPlan, dataset: Dataset, physical_batch_size: int | None = None
+) -> Layout:
+    """Returns the layout that depends on public values only, never on the engine.
+
+    Raises:
+      InputError: a bad size, or a sampler that is not there.
+    """
+    check_sampler(plan)
+    largest = plan.truncated_batch_size or plan.expected_batch_size
+    if physical_batch_size is None:
+        # The fewest records per step, of equal size.
+        parts = -(-largest // DEFAULT_PHYSICAL_BATCH_SIZE)
+        physical_batch_size = -(-largest // parts)
+    check_int("physical_batch_size", physical_batch_size, at_least=1)
+    step_bytes = largest * row_dtype(dataset.columns).itemsize
+    steps = min(_GROUP_BYTES // step_bytes, plan.num_steps // _LEAST_GROUPS)
+    return Layout(
+        plan=plan,
+        columns=dataset.columns,
+        physical_batch_size=physical_batch_size,
+        steps_per_group=max(1, steps),
+    )
+
+
+def groups_per_pass(layout: Layout, memory_limit: int | None) -> int:
+    """Returns how many ranges of steps one pass may hold on one machine.
+
+    Raises:
+      InputError: a limit that holds not even one range.
+    """
+    if memory_limit is None:
+        return layout.num_groups
+    group_bytes = layout.steps_per_group * _step_shuffle_bytes(layout)
+    needed = _LOCAL_BASE_BYTES + _LOCAL_BYTES_PER_SHUFFLED * group_bytes
+    if memory_limit < needed:
+        raise InputError(
+            f"Expected memory_limit={memory_limit} >= {needed} bytes, which one range "
+            "of steps needs. Raise --memory-limit, or lower --batch-size."
+        )
+    room = memory_limit - _LOCAL_BASE_BYTES
+    return max(1, room // (_LOCAL_BYTES_PER_SHUFFLED * group_bytes))
+
+
+def _step_shuffle_bytes(layout: Layout) -> int:
+    row_bytes = row_dtype(layout.columns).itemsize + _OVERHEAD_BYTES
+    return layout.plan.expected_batch_size * row_bytes
+
+
+def estimate(layout: Layout, memory_limit: int | None) -> Estimate:
+    """Returns the expected cost of a job, before it starts."""
+    plan, size = layout.plan, layout.physical_batch_size
+    largest = plan.truncated_batch_size or plan.expected_batch_size
+    rows = -(-largest // size) * size
+    per_pass = groups_per_pass(layout, memory_limit)
+    return Estimate(
+        shuffle_bytes=plan.num_steps * _step_shuffle_bytes(layout),
+        output_bytes=plan.num_steps * rows * (row_dtype(layout.columns).itemsize + 4),
+        padding=1 - plan.expected_batch_size / rows,
+        passes=-(-layout.num_groups // per_pass),
+    )
+
+
+@contextlib.contextmanager
+def _exclusive(path: pathlib.Path) -> Iterator[None]:
+    """Holds the job file locked; the lock goes with the process, however it ends."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(
+                f"Expected no other job to write {path.parent.parent}. Wait for it, or "
+                "choose another --out."
+            ) from None
+        yield
+
+
+def _check_out(out: pathlib.Path) -> None:
+    if (out / PRIVATE_NAME / JOB_NAME).exists():
+        return  # unfinished: open_job compares it with this job
+    if (out / MANIFEST_NAME).exists():
+        raise InputError(
+            f"Expected --out {out} to be empty; it holds finished batches."
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"Expected --out {out} to be an empty or new folder.")
+
+
+def open_job(
+    out: pathlib.Path, layout: Layout, dataset: Dataset, key_file: pathlib.Path | None
+) -> tuple[pathlib.Path, str]:
+    """Makes or re-opens the folder of a job; returns (key file, batches_id).
+
+    Raises:
+      InputError: the folder holds something else, or the key file is refused.
+    """
+    _check_out(out)
+    private = out / PRIVATE_NAME
+    path = private / JOB_NAME
+    if key_file is not None:
+        key = read_or_create_key_file(key_file)
+    out.mkdir(parents=True, exist_ok=True)
+    private.mkdir(mode=0o700, exist_ok=True)
+    if key_file is None:
+        key_file = private / KEY_NAME
+        key = read_or_create_key_file(key_file)
+    state = {
+        "layout": fingerprint(_layout_json(layout)),
+        "input": dataset.digest,
+        "key": commitment(key, "job"),
+    }
+    if not path.exists():
+        write_atomically(path, pretty_json(state), mode=0o600)
+    _check_same_job(out, read_json(path), state)
+    batches_id = commitment(key, "batches", state["layout"], state["input"])
+    return key_file, batches_id
+
+
+def _layout_json(layout: Layout) -> dict[str, Any]:
+    fields = dataclasses.asdict(layout)
+    return {**fields, "plan": layout.plan.to_json()}
+
+
+def _check_same_job(out: pathlib.Path, found: Any, state: dict[str, str]) -> None:
+    names = {"layout": "options or columns", "input": "input", "key": "sampling key"}
+    for field, name in names.items():
+        if not isinstance(found, dict) or found.get(field) != state[field]:
+            raise InputError(
+                f"Expected the unfinished job in --out {out} to have the same {name}. "
+                "Finish it with its own options, or choose another --out."
+            )
+
+
+def _finished(out: pathlib.Path, layout: Layout) -> dict[int, FileChecksum]:
+    """Groups whose file is complete, with the checksums that their writers left."""
+    done = {}
+    for group in range(layout.num_groups):
+        name = layout.file(group).name
+        path = pathlib.Path(checksum_path(str(out), name))
+        with contextlib.suppress(FileNotFoundError):
+            checksum = FileChecksum(**json.loads(path.read_bytes()))
+            if (out / name).stat().st_size == checksum.size:
+                done[group] = checksum
+    return done
+
+
+def _passes(pending: list[int], per_pass: int) -> Iterator[range]:
+    """Contiguous runs of pending groups, of at most ``per_pass`` each."""
+    start = 0
+    for index in range(1, len(pending) + 1):
+        full = index - start == per_pass
+        broken = index < len(pending) and pending[index] != pending[index - 1] + 1
+        if index == len(pending) or full or broken:
+            yield range(pending[start], pending[index - 1] + 1)
+            start = index
+
+
+def _run_pass(
+    layout: Layout,
+    dataset: Dataset,
+    out: pathlib.Path,
+    key_file: pathlib.Path,
+    groups: range,
+    options: PipelineOptions,
+) -> None:
+    local = options.get_all_options().get("runner") is None
+    pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
+    _ = (
+        pipeline
+        | "Blocks" >> beam.Create(dataset.blocks)
+        | "WriteBatches" >> WriteBatches(layout, str(out), str(key_file), groups)
+    )
+    try:
+        pipeline.run().wait_until_finish()
+    except Exception as error:
+        raise _one_line(error) from error
+
+
+def _one_line(error: Exception) -> Exception:
+    """The InputError that a worker raised, which Beam hands over as a traceback."""
+    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", str(error), re.M)
+    return InputError(found[-1]) if found else error
+
+
+def write_batches(
+    *,
+    dataset: Dataset,
+    layout: Layout,
+    out: str | os.PathLike[str],
+    key_file: str | os.PathLike[str] | None = None,
+    memory_limit: int | None = None,
+    options: PipelineOptions | None = None,
+) -> Manifest:
+    """Writes the batches of ``layout`` to ``out``, resuming an unfinished same job.
+
+    Args:
+      dataset: From ``list_blocks``.
+      layout: From ``make_layout``.
+      out: An empty or new folder, or that of the same job, unfinished.
+      key_file: The sampling key; made if missing.  By default in ``out``/private.
+      memory_limit: Bytes for the local runner; None for engines that spill to disk.
+      options: Beam's options; without a runner, Beam's in-process runner.
+
+    Returns:
+      The manifest, which is also written.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    root = pathlib.Path(out)
+    if dataset.num_examples != layout.plan.num_examples:
+        raise InputError(
+            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
+            f"input, {dataset.num_examples}."
+        )
+    per_pass = groups_per_pass(layout, memory_limit)
+    key_path, batches_id = open_job(root, layout, dataset, _path(key_file))
+    with _exclusive(root / PRIVATE_NAME / JOB_NAME):
+        read_key_file(key_path)
+        done = _finished(root, layout)
+        pending = [g for g in range(layout.num_groups) if g not in done]
+        for groups in _passes(pending, per_pass):
+            _run_pass(
+                layout, dataset, root, key_path, groups, options or PipelineOptions()
+            )
+        return _finish(root, layout, dataset, batches_id)
+
+
+def _path(path: str | os.PathLike[str] | None) -> pathlib.Path | None:
+    return None if path is None else pathlib.Path(path).absolute()
+
+
+def _finish(
+    out: pathlib.Path, layout: Layout, dataset: Dataset, batches_id: str
+) -> Manifest:
+    """Writes checksums and manifest, once every file is there."""
+    done = _finished(out, layout)
+    if len(done) < layout.num_groups:
+        # Some releases of Beam report success while files are missing.
+        raise InputError(
+            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are there. "
+            "Run the same command again to finish."
+        )
+    files = tuple(layout.file(group) for group in range(layout.num_groups))
+    manifest = Manifest(
+        plan=layout.plan,
+        columns=layout.columns,
+        physical_batch_size=layout.physical_batch_size,
+        batches_id=batches_id,
+        dataset=dataset.description,
+        files=files,
+    )
+    checksums = {file.name: done[group] for group, file in enumerate(files)}
+    write_manifest(out, manifest, checksums)
+    (out / PRIVATE_NAME / JOB_NAME).unlink()
+    shutil.rmtree(out / PRIVATE_NAME / "files")
+    for leftover in out.glob(".batches-*"):  # of workers that were killed
+        leftover.unlink()
+    return manifest

@@ -1,0 +1,102 @@
+"""Holds a folder of batches against its manifest and checksums.
+
+Formal guarantees, if ``verify`` returns no findings:
+  - the manifest is the one that was written, and every file that it names is there,
+    byte for byte as written; no other batch file is in the folder;
+  - the files hold every step of the plan once, in order, with all of its parts;
+  - every record has its real rows first, weights of 0 and 1 only, and zero padding.
+
+Public: the findings, which name files and steps.  Sensitive: everything that is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines.batch_format import PhysicalBatch
+from pipelines.manifest import (
+    BatchFile,
+    FileChecksum,
+    Manifest,
+    read_checksums,
+    read_manifest,
+)
+from pipelines.reader import decode_file, read_file
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was checked, and each thing that is wrong, as one line.  All public."""
+
+    num_files: int
+    num_steps: int
+    findings: tuple[str, ...]
+
+
+def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
+    num_real = int(np.count_nonzero(batch.weight))
+    ordered = (batch.weight[:num_real] == 1).all()
+    empty = not any(np.any(values[num_real:]) for values in batch.columns.values())
+    if not ordered or not empty:
+        raise InputError(
+            f"Expected step {batch.step} of {file.name} to hold real rows of weight 1, "
+            "then padding of zeros."
+        )
+
+
+def _check_file(
+    root: pathlib.Path, file: BatchFile, manifest: Manifest, checksum: FileChecksum
+) -> None:
+    data = read_file(root / file.name, checksum)
+    num_records = num_real = 0
+    for batch in decode_file(data, file, manifest):
+        _check_padding(batch, file)
+        num_records += 1
+        num_real += int(np.count_nonzero(batch.weight))
+    if (num_records, num_real) != (checksum.num_records, checksum.num_real):
+        raise InputError(f"Expected {file.name} to hold as many rows as were written.")
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    *,
+    progress: Callable[[int], None] = lambda num_files: None,
+) -> Verification:
+    """Checks every byte of a folder of batches; goes on after a finding.
+
+    Args:
+      directory: A folder that ``dpsgd batches`` wrote.
+      progress: Called with the number of files checked so far.
+
+    Raises:
+      InputError: no readable manifest or checksums to check against.
+    """
+    root = pathlib.Path(directory)
+    manifest = read_manifest(root)
+    checksums = read_checksums(root)
+    findings = []
+    for count, file in enumerate(manifest.files, start=1):
+        try:
+            if file.name not in checksums:
+                raise InputError(f"Expected a checksum for batch file {file.name}.")
+            _check_file(root, file, manifest, checksums[file.name])
+        except InputError as error:
+            findings.append(str(error))
+        progress(count)
+    known = {file.name for file in manifest.files}
+    for path in sorted(root.glob("*.tfrecord")):
+        if path.name not in known:
+            findings.append(
+                f"Expected no batch file {path.name}: it is not of this job."
+            )
+    return Verification(
+        num_files=len(manifest.files),
+        num_steps=manifest.plan.num_steps,
+        findings=tuple(findings),
+    )
