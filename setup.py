@@ -30,6 +30,7 @@ DEV = [
     "pytest>=8",
     "pytest-xdist>=3.5",
     "ruff>=0.6",
+    "setuptools>=70,<82",  # 82 drops pkg_resources, which Beam workers still boot with
     "uv>=0.5",
 ]
 
