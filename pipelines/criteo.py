@@ -1,0 +1,900 @@
+"""Criteo text to numeric Parquet, in two passes and in bounded memory.
+
+    label, 13 integers, 26 categories     tab-separated, no header, missing is empty
+
+    OUT/train/part-00000.parquet ...      label int8
+    OUT/val/part-00000.parquet ...        integers float32[13], NaN where missing
+    OUT/test/part-00000.parquet ...       categories int32[26], 0 where missing
+
+The first pass checks every line and counts; the second one writes.  Nothing is written
+before every line is known to be good or to be left out, and the chronological split is
+exact without holding the data.
+
+Formal guarantees:
+  - Rows keep their order; the splits are contiguous, and the end of each is
+    ``round_half_up(rows * cumulative share)``.
+  - A category depends on its own bytes, its column and the options alone: with hashing
+    or a vocabulary file, the columns that are written tell nothing about other rows.
+  - Equal input and options give equal columns, whatever the number of threads, the
+    machine, or how the text is cut into files and blocks.
+  - A missing value is 0 in ``categories`` and NaN in ``integers``; a present one never
+    is.  Hashed values lie in [1, num_buckets), listed ones in [2, len(list) + 2).
+  - ``out`` appears complete or not at all.
+  - No message holds content of a line.
+
+A vocabulary counted from the training data is itself a release about every row, which
+the accounting of DP-SGD does not cover.  Hence hashing by default, vocabularies only
+from a file that the user vouches for as public, and none counted here.
+
+The text is parsed by NumPy on bytes rather than by ``pyarrow.csv``: its reader quotes
+cells in conversion errors, stops at the first of them, and knows no line numbers when
+it runs on several threads.
+
+Public: options, the schema and its metadata.  Sensitive: everything read and written.
+
+References:
+  Criteo Display Advertising Challenge (2014).
+  Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators", for
+  the 64-bit finaliser.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import glob
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError, check_choice, check_int
+from pipelines.manifest import DATASET_METADATA_KEY, read_json
+
+NUM_INTEGERS = 13
+NUM_CATEGORIES = 26
+NUM_FIELDS = 1 + NUM_INTEGERS + NUM_CATEGORIES
+
+SPLITS = ("train", "val", "test")
+ON_BAD_ROW = ("fail", "skip")
+DEFAULT_NUM_BUCKETS = 1024
+#: A row group is the sampling block of the batch job, which holds a few at a time.
+DEFAULT_ROW_GROUP_ROWS = 131_072
+#: About 4 million rows, 200 MB, per file.
+ROW_GROUPS_PER_FILE = 32
+
+#: Bump when a string may get another bucket.
+HASH_NAME = "dpsgd-mix64-v1"
+
+#: ``on_progress(phase, bytes done, bytes in all)``.
+Progress = Callable[[str, int, int], None]
+
+# Small enough for the temporaries of a block to stay in the cache of a core.
+_BLOCK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 24
+_REPORTED_LINES = 5
+
+# Eight bytes before and after the text may be read as part of a word; a line end before
+# the first line makes it like the others.
+_BEFORE = b"\0\0\0\0\0\0\0\n"
+_AFTER = b"\0\0\0\0\0\0\0\0"
+
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = b"\t\n\r-0"
+_MAX_DIGITS = 18  # the most that always fit in int64
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """A file of lines, as it was when it was listed."""
+
+    path: str
+    size: int
+    modified_ns: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How text becomes Parquet.  All fields are public.
+
+    Attributes:
+      num_buckets: Values of each of the 26 categories, 0 for missing among them.
+      split: Shares of train, val and test, in any unit.
+      on_bad_row: "fail" refuses an input with a malformed line, "skip" leaves it out.
+      row_group_rows: Rows of a row group, but for the last one of a split.
+      row_groups_per_file: Row groups of a file, but for the last one of a split.
+      vocabulary: For each category the strings that get a value of their own, or None
+        where it is hashed.  ``num_buckets`` does not matter where it is given.
+
+    Raises:
+      InputError: a value out of bounds.
+    """
+
+    num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
+    split: tuple[int, int, int] = (80, 10, 10)
+    on_bad_row: str = "fail"
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
+    row_groups_per_file: int = ROW_GROUPS_PER_FILE
+    vocabulary: tuple[tuple[str, ...] | None, ...] = (None,) * NUM_CATEGORIES
+
+    def __post_init__(self) -> None:
+        if not len(self.num_buckets) == len(self.vocabulary) == NUM_CATEGORIES:
+            raise InputError(
+                f"Expected one or {NUM_CATEGORIES} values of --buckets; there are "
+                f"{len(self.num_buckets)}."
+            )
+        for buckets in self.num_buckets:
+            check_int("--buckets", buckets, at_least=2, at_most=2**31 - 1)
+        if len(self.split) != len(SPLITS):
+            raise InputError(
+                f"Expected --split to be three shares, not {len(self.split)}. Write "
+                "train, val and test, such as 80,10,10."
+            )
+        for name, share in zip(SPLITS, self.split, strict=True):
+            check_int(f"{name} share of --split", share, at_least=int(name == "train"))
+        check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
+        check_int("--row-group-rows", self.row_group_rows, at_least=1)
+        check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Distinct values of each category, missing and unlisted ones included."""
+        return tuple(
+            buckets if strings is None else len(strings) + 2
+            for buckets, strings in zip(self.num_buckets, self.vocabulary, strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareSummary:
+    """What ``prepare`` read and wrote."""
+
+    num_files: int
+    num_rows: dict[str, int]
+    num_bad_lines: int
+    bad_lines: tuple[str, ...]
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Columns of consecutive rows.  Sensitive.
+
+    Attributes:
+      label: int8 of shape (rows,), 0 or 1.
+      integers: float32 of shape (rows, 13), NaN where missing.
+      categories: int32 of shape (rows, 26), 0 where missing.
+    """
+
+    label: np.ndarray
+    integers: np.ndarray
+    categories: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, rows: slice) -> Rows:
+        """Returns a view of a range of rows."""
+        return Rows(
+            label=self.label[rows],
+            integers=self.integers[rows],
+            categories=self.categories[rows],
+        )
+
+    def __repr__(self) -> str:
+        # The contents must not reach a log by accident.
+        return f"Rows({len(self)})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParsedBlock:
+    """What a block of lines holds.  Sensitive.
+
+    Attributes:
+      num_lines: Lines, good and bad.
+      bad_lines: Indices of the malformed lines, increasing.
+      bad_reasons: What is wrong with each, see ``bad_reason``.
+      rows: The good lines in their order; None if only checked.
+    """
+
+    num_lines: int
+    bad_lines: np.ndarray
+    bad_reasons: np.ndarray
+    rows: Rows | None
+
+
+def bad_reason(code: int) -> str:
+    """Returns the words for a value of ``ParsedBlock.bad_reasons``."""
+    if code == 1:
+        return f"not {NUM_FIELDS} fields"
+    if code == 2:
+        return "label is not 0 or 1"
+    return f"integer {code - 2} is not an integer of at most {_MAX_DIGITS} digits"
+
+
+# --- From bytes to numbers --------------------------------------------------------
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """Returns the splitmix64 finaliser of uint64 values, a bijection."""
+    state = state ^ (state >> np.uint64(30))
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+_SALTS = _mix(np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+
+
+def _words(data: bytes) -> np.ndarray:
+    """Returns the little-endian word that starts at each byte, a view of ``data``."""
+    return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+
+
+def _hash_fields(
+    words: np.ndarray, starts: np.ndarray, ends: np.ndarray, salts: np.ndarray
+) -> np.ndarray:
+    """Returns a 64-bit hash of each field, of any bytes and any length.
+
+    The hash of bytes s is ``h = salt ^ len(s) * golden`` followed by
+    ``h = mix(h ^ word)`` for each little-endian word of s, the last one zero-padded;
+    an empty s counts as one zero word.  Eight hexadecimal digits are one word.
+    """
+    lengths = ends - starts
+    states = salts ^ (lengths.astype(np.uint64) * np.uint64(_GOLDEN))
+    states = _mix(states ^ (words[starts] & _LOW_BYTES[np.minimum(lengths, 8)]))
+    longer = np.nonzero(lengths > 8)
+    offset = 8
+    while longer[0].size:
+        rest = lengths[longer] - offset
+        word = words[starts[longer] + offset] & _LOW_BYTES[np.minimum(rest, 8)]
+        states[longer] = _mix(states[longer] ^ word)
+        longer = tuple(index[rest > 8] for index in longer)
+        offset += 8
+    return states
+
+
+def _eight_digits(
+    words: np.ndarray, num_digits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers that the last ``num_digits`` characters spell, and validity.
+
+    Multiplies neighbouring digits, pairs and quadruples together within each word.
+    """
+    mask = ~_LOW_BYTES[8 - num_digits]
+    zeros = np.uint64(0x3030303030303030)
+    words = (words & mask) | (zeros & ~mask)
+    high = np.uint64(0xF0F0F0F0F0F0F0F0)
+    carry = words + np.uint64(0x0606060606060606)
+    valid = ((words & high) == zeros) & ((carry & high) == zeros)
+    words -= zeros
+    words = (words * np.uint64(10) + (words >> np.uint64(8))) & np.uint64(
+        0x00FF00FF00FF00FF
+    )
+    words = (words * np.uint64(100) + (words >> np.uint64(16))) & np.uint64(
+        0x0000FFFF0000FFFF
+    )
+    words = words * np.uint64(10_000) + (words >> np.uint64(32))
+    return (words & np.uint64(0xFFFFFFFF)).astype(np.int64), valid
+
+
+def _parse_integers(
+    words: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the float32 nearest to each field, NaN if empty, and its validity."""
+    lengths = ends - starts
+    negative = (words[starts] & np.uint64(0xFF)) == _MINUS
+    digits = lengths - negative
+    numbers, valid = _eight_digits(words[ends - 8], np.minimum(digits, 8))
+    for offset in (8, 16):
+        longer = np.nonzero((digits > offset) & (digits <= _MAX_DIGITS))
+        more, good = _eight_digits(
+            words[ends[longer] - 8 - offset], np.minimum(digits[longer] - offset, 8)
+        )
+        numbers[longer] += more * 10**offset
+        valid[longer] &= good
+    valid &= (digits > 0) & (digits <= _MAX_DIGITS)
+    numbers[negative] *= -1
+    values = numbers.astype(np.float32)
+    missing = lengths == 0
+    values[missing] = np.nan
+    return values, valid | missing
+
+
+def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns where the fields of lines with the right number of them start and end.
+
+    Returns:
+      starts and ends, of shape (such lines, NUM_FIELDS), and for every line whether it
+      is such a line.
+    """
+    delimiters = np.flatnonzero((text == _TAB) | (text == _NEWLINE))
+    line_ends = np.flatnonzero(text[delimiters] == _NEWLINE)
+    complete = np.diff(line_ends) == NUM_FIELDS
+    last = line_ends[1:][complete]
+    index = last[:, None] + np.arange(1 - NUM_FIELDS, 1)
+    starts, ends = delimiters[index - 1] + 1, delimiters[index]
+    returned = text[ends[:, -1] - 1] == _RETURN
+    ends[:, -1] -= returned
+    return starts, ends, complete
+
+
+class CategoryEncoder:
+    """Maps the strings of each category to int32 values, as the options say."""
+
+    def __init__(self, options: PrepareOptions) -> None:
+        self._ranges = np.array(options.num_buckets, np.uint64) - np.uint64(1)
+        self._listed = {
+            column: self._sorted_hashes(column, strings)
+            for column, strings in enumerate(options.vocabulary)
+            if strings is not None
+        }
+
+    @staticmethod
+    def _sorted_hashes(
+        column: int, strings: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        encoded = [string.encode() for string in strings]
+        lengths = np.array([len(string) for string in encoded], np.int64)
+        ends = np.cumsum(lengths)
+        words = _words(b"".join(encoded) + _AFTER)
+        hashes = _hash_fields(words, ends - lengths, ends, _SALTS[column])
+        order = np.argsort(hashes)
+        return hashes[order], order.astype(np.int32) + 2
+
+    def encode(
+        self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    ) -> np.ndarray:
+        """Returns int32 values of fields of shape (rows, 26)."""
+        hashes = _hash_fields(words, starts, ends, _SALTS)
+        buckets = (hashes >> np.uint64(32)) * self._ranges >> np.uint64(32)
+        values = buckets.astype(np.int32) + 1
+        for column, (listed, numbers) in self._listed.items():
+            # Two strings share a hash with probability 2**-64: below that of a bad bit.
+            found = np.searchsorted(listed, hashes[:, column])
+            found = np.minimum(found, len(listed) - 1)
+            known = listed[found] == hashes[:, column]
+            values[:, column] = np.where(known, numbers[found], 1)
+        values[starts == ends] = 0
+        return values
+
+
+def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
+    """Parses complete lines.
+
+    Args:
+      data: Bytes that end in a line end.  Sensitive.
+      encoder: What makes numbers of categories; None only checks the lines.
+    """
+    padded = _BEFORE + data + _AFTER
+    words, text = _words(padded), np.frombuffer(padded, np.uint8)
+    starts, ends, complete = _locate_fields(text)
+    label = text[starts[:, 0]] - np.uint8(_ZERO)
+    good_label = (label <= 1) & (ends[:, 0] - starts[:, 0] == 1)
+    at = slice(1, 1 + NUM_INTEGERS)
+    integers, valid = _parse_integers(words, starts[:, at], ends[:, at])
+    # The first thing wrong with a line, from the left, is what is reported.
+    reasons = np.where(complete, 0, 1)
+    first_invalid = np.where(valid.all(axis=1), 0, 3 + valid.argmin(axis=1))
+    reasons[complete] = np.where(good_label, first_invalid, 2)
+    bad = np.flatnonzero(reasons)
+    rows = None
+    if encoder is not None:
+        at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
+        categories = encoder.encode(words, starts[:, at], ends[:, at])
+        good = reasons[complete] == 0
+        rows = Rows(
+            label=label[good].astype(np.int8),
+            integers=integers[good],
+            categories=categories[good],
+        )
+    return ParsedBlock(
+        num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
+    )
+
+
+# --- Reading ----------------------------------------------------------------------
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    parts = re.split(r"([0-9]+)", path)
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def list_files(pattern: str) -> list[InputFile]:
+    """Returns the input in order: by name, with numbers by value (day_2, day_10).
+
+    Args:
+      pattern: A file, a folder, whose visible files are meant, or a glob.
+
+    Raises:
+      InputError: no file, one that cannot be read, or nothing in them.
+    """
+    if os.path.isdir(pattern):
+        pattern = os.path.join(glob.escape(pattern), "*")
+    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    paths = sorted((path for path in paths if not os.path.isdir(path)), key=_natural)
+    if not paths:
+        raise InputError(
+            f"Expected --input={pattern!r} to match a file. Quote a glob, so that the "
+            "shell leaves it alone."
+        )
+    files = []
+    for path in paths:
+        if not os.path.isfile(path) or not os.access(path, os.R_OK):
+            raise InputError(
+                f"Expected input file {path} to be a file that can be read."
+            )
+        status = os.stat(path)
+        files.append(
+            InputFile(path=path, size=status.st_size, modified_ns=status.st_mtime_ns)
+        )
+    if not any(file.size for file in files):
+        raise InputError(f"Expected lines in --input={pattern!r}; it is empty.")
+    return files
+
+
+def _changed() -> InputError:
+    return InputError(
+        "Expected --input not to change while it is read. Run it again when nothing "
+        "writes to it."
+    )
+
+
+def _check_unchanged(file: InputFile, status: os.stat_result) -> None:
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
+        raise _changed()
+
+
+def read_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
+    """Yields whole lines, about 1 MiB at a time, and the bytes of the file so far.
+
+    The last line of the file is given a line end if it has none.
+
+    Raises:
+      InputError: unreadable, changed since it was listed, or not lines of text.
+    """
+    try:
+        with open(file.path, "rb") as raw, contextlib.ExitStack() as stack:
+            _check_unchanged(file, os.fstat(raw.fileno()))
+            stream: Any = raw
+            if file.path.endswith(".gz"):
+                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            rest = b""
+            while chunk := stream.read(_BLOCK_BYTES):
+                cut = chunk.rfind(b"\n") + 1
+                if cut:
+                    yield rest + chunk[:cut], raw.tell()
+                    rest = b""
+                rest += chunk[cut:]
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise InputError(
+                        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in "
+                        f"{file.path}. Is it text?"
+                    )
+            if rest:
+                yield rest + b"\n", raw.tell()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(
+            f"Expected input file {file.path} to be readable to its end: "
+            f"{type(error).__name__}."
+        ) from None
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    depth: int,
+) -> Iterator[_Result]:
+    """Yields ``function(item)`` in order, with at most ``depth`` of them in work."""
+    pending: collections.deque[Future[_Result]] = collections.deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= depth:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Reader:
+    """Parses the files, as often as asked, on several threads."""
+
+    files: Sequence[InputFile]
+    num_threads: int
+    on_progress: Progress
+
+    def parse(
+        self, phase: str, encoder: CategoryEncoder | None
+    ) -> Iterator[tuple[InputFile, ParsedBlock]]:
+        """Yields the blocks of all files in order."""
+        total, before = sum(file.size for file in self.files), 0
+
+        def work(item: tuple[bytes, int]) -> tuple[ParsedBlock, int]:
+            return parse_block(item[0], encoder), item[1]
+
+        with ThreadPoolExecutor(self.num_threads) as pool:
+            for file in self.files:
+                blocks = read_blocks(file)
+                for block, done in _in_order(pool, work, blocks, 2 * self.num_threads):
+                    self.on_progress(phase, before + done, total)
+                    yield file, block
+                before += file.size
+        self.on_progress(phase, total, total)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Count:
+    """What the first pass learns."""
+
+    num_good: int = 0
+    num_bad: int = 0
+    bad_lines: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, path: str, lines_before: int, block: ParsedBlock) -> None:
+        num_bad = len(block.bad_lines)
+        self.num_good += block.num_lines - num_bad
+        self.num_bad += num_bad
+        room = _REPORTED_LINES - len(self.bad_lines)
+        for line, reason in zip(
+            block.bad_lines[:room], block.bad_reasons[:room], strict=True
+        ):
+            number = lines_before + int(line) + 1
+            self.bad_lines.append(f"{path}:{number}: {bad_reason(int(reason))}")
+
+
+def _check_lines(reader: _Reader) -> _Count:
+    count = _Count()
+    lines: collections.Counter[str] = collections.Counter()
+    for file, block in reader.parse("check", None):
+        count.add(file.path, lines[file.path], block)
+        lines[file.path] += block.num_lines
+    return count
+
+
+def _refuse_bad_lines(count: _Count, options: PrepareOptions) -> None:
+    if not count.num_bad or options.on_bad_row == "skip":
+        return
+    total = count.num_good + count.num_bad
+    more = ", ..." if count.num_bad > len(count.bad_lines) else ""
+    raise InputError(
+        f"Expected well-formed lines; {count.num_bad} of {total} are malformed: "
+        f"{', '.join(count.bad_lines)}{more}. Mend them, or leave them out with "
+        "--on-bad-row skip."
+    )
+
+
+# --- Writing ----------------------------------------------------------------------
+
+
+def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
+    """Returns the rows of each split: differences of half-up rounded boundaries.
+
+    Example:
+      >>> split_counts(1999, (80, 10, 10))
+      (1599, 200, 200)
+    """
+    total, shares, bounds = sum(split), 0, [0]
+    for share in split:
+        shares += share
+        bounds.append((2 * num_rows * shares + total) // (2 * total))
+    return tuple(after - before for before, after in itertools.pairwise(bounds))
+
+
+def dataset_schema(options: PrepareOptions) -> pa.Schema:
+    """Returns the columns of the prepared data, and what they say of themselves."""
+
+    def array(kind: pa.DataType, size: int) -> pa.DataType:
+        return pa.list_(pa.field("item", kind, nullable=False), size)
+
+    listed = [strings is not None for strings in options.vocabulary]
+    description = {
+        "name": "criteo",
+        "num_buckets": list(options.sizes),
+        "hash": HASH_NAME,
+        "categories": [
+            "public-vocabulary" if is_listed else "hashed" for is_listed in listed
+        ],
+        "split": list(options.split),
+    }
+    return pa.schema(
+        [
+            pa.field("label", pa.int8(), nullable=False),
+            pa.field("integers", array(pa.float32(), NUM_INTEGERS), nullable=False),
+            pa.field("categories", array(pa.int32(), NUM_CATEGORIES), nullable=False),
+        ],
+        metadata={DATASET_METADATA_KEY: json.dumps(description).encode()},
+    )
+
+
+def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """Returns ``rows`` as a table of ``schema``, without a copy if they allow it."""
+
+    def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+    return pa.Table.from_arrays(
+        [
+            pa.array(rows.label),
+            array(rows.integers, schema.field("integers").type),
+            array(rows.categories, schema.field("categories").type),
+        ],
+        schema=schema,
+    )
+
+
+class _Stream:
+    """Hands out rows of consecutive blocks in other sizes than they came in."""
+
+    def __init__(self, blocks: Iterable[Rows]) -> None:
+        self._blocks = iter(blocks)
+        self._rest: Rows | None = None
+
+    def take(self, num_rows: int) -> Rows:
+        """Returns the next ``num_rows`` rows.
+
+        Raises:
+          InputError: fewer are left.
+        """
+        parts: list[Rows] = []
+        while num_rows:
+            block = next(self._blocks, None) if self._rest is None else self._rest
+            if block is None:
+                raise _changed()
+            parts.append(block[:num_rows])
+            self._rest = block[num_rows:] if len(block) > num_rows else None
+            num_rows -= len(parts[-1])
+        return _concatenate(parts)
+
+    def finish(self) -> None:
+        """Reads on to the end.
+
+        Raises:
+          InputError: there are more rows.
+        """
+        if self._rest is not None or any(len(block) for block in self._blocks):
+            raise _changed()
+
+
+def _concatenate(parts: Sequence[Rows]) -> Rows:
+    empty = Rows(
+        label=np.empty(0, np.int8),
+        integers=np.empty((0, NUM_INTEGERS), np.float32),
+        categories=np.empty((0, NUM_CATEGORIES), np.int32),
+    )
+    names = [field.name for field in dataclasses.fields(Rows)]
+    parts = parts or [empty]
+    return Rows(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in names
+        }
+    )
+
+
+class _SplitWriter:
+    """Writes the row groups of one split to its numbered files."""
+
+    def __init__(
+        self, folder: pathlib.Path, schema: pa.Schema, options: PrepareOptions
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._schema, self._options = folder, schema, options
+        self._num_groups = 0
+        self._writer: Any = None
+
+    def _next_file(self) -> None:
+        self._finish_file()
+        number = self._num_groups // self._options.row_groups_per_file
+        path = self._folder / f"part-{number:05d}.parquet"
+        self._writer = pq.ParquetWriter(
+            path, self._schema, compression="zstd", compression_level=1
+        )
+
+    def _finish_file(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def write(self, rows: Rows) -> None:
+        """Appends one row group."""
+        if self._num_groups % self._options.row_groups_per_file == 0:
+            self._next_file()
+        table = rows_table(rows, self._schema)
+        self._writer.write_table(table, row_group_size=len(rows))
+        self._num_groups += 1
+
+    def close(self) -> None:
+        """Finishes the last file; a split without rows gets a file without rows."""
+        if not self._num_groups:
+            self._next_file()
+        self._finish_file()
+
+
+def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path of a folder that can be made, or that is empty.
+
+    Raises:
+      InputError: there is something already.
+    """
+    path = pathlib.Path(out)
+    try:
+        is_free = not os.path.lexists(path) or not any(path.iterdir())
+    except OSError:
+        is_free = False
+    if not is_free:
+        raise InputError(
+            f"Expected --out {path} to be a new or an empty folder. Choose another, or "
+            "remove it."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Gives a temporary folder that becomes ``out``, or goes, when the context ends.
+
+    Raises:
+      InputError: ``out`` is in use, or cannot be written.
+    """
+    path = check_output(out)
+    staged = path.absolute().with_name(
+        f".{path.absolute().name}.{secrets.token_hex(8)}"
+    )
+    try:
+        staged.mkdir(parents=True)
+        yield staged
+        os.rename(staged, path)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise InputError(
+            f"Expected to be able to write --out {path}: {reason}."
+        ) from None
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write_split(
+    writer: _SplitWriter, stream: _Stream, num_rows: int, row_group_rows: int
+) -> None:
+    # One thread encodes a row group while the next one is parsed and put together.
+    with ThreadPoolExecutor(1) as pool:
+        pieces = (
+            stream.take(min(row_group_rows, num_rows - first))
+            for first in range(0, num_rows, row_group_rows)
+        )
+        for _ in _in_order(pool, writer.write, pieces, 2):
+            pass
+
+
+def _write_all(
+    root: pathlib.Path, reader: _Reader, counts: Sequence[int], options: PrepareOptions
+) -> None:
+    blocks = reader.parse("write", CategoryEncoder(options))
+    stream = _Stream(block.rows for _, block in blocks if block.rows is not None)
+    schema = dataset_schema(options)
+    for name, count in zip(SPLITS, counts, strict=True):
+        with contextlib.closing(_SplitWriter(root / name, schema, options)) as writer:
+            _write_split(writer, stream, count, options.row_group_rows)
+    stream.finish()
+
+
+def _ignore_progress(phase: str, done: int, total: int) -> None:
+    del phase, done, total  # nobody listens
+
+
+def prepare(
+    pattern: str,
+    out: str | os.PathLike[str],
+    options: PrepareOptions,
+    *,
+    num_threads: int | None = None,
+    on_progress: Progress = _ignore_progress,
+) -> PrepareSummary:
+    """Turns Criteo text into Parquet; see the module for what it guarantees.
+
+    Args:
+      pattern: A file, a folder or a glob; names that end in ``.gz`` are unpacked.
+      out: A new or empty folder.
+      options: What to write.
+      num_threads: Threads that parse; as many as there are cores by default.
+      on_progress: Called with "check" and "write", bytes read, and bytes in all.
+
+    Raises:
+      InputError: see ``list_files``, ``check_output``, ``PrepareOptions``; malformed
+        lines; no row for the training data.
+    """
+    files = list_files(pattern)
+    check_output(out)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    reader = _Reader(
+        files=files,
+        num_threads=num_threads or cores or os.cpu_count() or 1,
+        on_progress=on_progress,
+    )
+    count = _check_lines(reader)
+    _refuse_bad_lines(count, options)
+    counts = split_counts(count.num_good, options.split)
+    if not counts[0]:
+        raise InputError(
+            f"Expected --split to leave rows for train; {count.num_good} well-formed "
+            "rows leave none. Give more input, or a larger share."
+        )
+    with staged_folder(out) as root:
+        _write_all(root, reader, counts, options)
+        written = sum(path.stat().st_size for path in root.glob("*/*"))
+    return PrepareSummary(
+        num_files=len(files),
+        num_rows=dict(zip(SPLITS, counts, strict=True)),
+        num_bad_lines=count.num_bad,
+        bad_lines=tuple(count.bad_lines),
+        bytes_read=sum(file.size for file in files),
+        bytes_written=written,
+    )
+
+
+# --- Vocabulary -------------------------------------------------------------------
+
+
+def read_vocabulary(
+    path: str | os.PathLike[str],
+) -> tuple[tuple[str, ...] | None, ...]:
+    """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
+
+    Columns that it does not name, C1 to C26, are None.
+
+    Raises:
+      InputError: not such a file, or a list with an empty, repeated or odd string.
+    """
+    fields = read_json(pathlib.Path(path))
+    names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
+    if not isinstance(fields, dict) or not set(fields) <= set(names):
+        raise InputError(
+            f'Expected {path} to hold a JSON object with keys among "C1" to '
+            f'"C{NUM_CATEGORIES}".'
+        )
+    return tuple(
+        _vocabulary_column(name, fields[name]) if name in fields else None
+        for name in names
+    )
+
+
+def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
+    if not isinstance(strings, list) or not all(
+        isinstance(string, str) and string and not set(string) & set("\t\r\n")
+        for string in strings
+    ):
+        raise InputError(
+            f"Expected vocabulary {name} to be a list of strings, none of them empty "
+            "or with tabs or line ends."
+        )
+    if not strings or len(set(strings)) < len(strings):
+        raise InputError(f"Expected vocabulary {name} to hold strings, each once.")
+    return tuple(strings)
