@@ -1,0 +1,175 @@
+"""The one entry for every question about the privacy of a plan.
+
+Epsilon, delta and noise multiplier of a `DpSgdPlan`, for the zero-out relation (an
+example is replaced by a ghost that contributes zero; `REPLACE_SPECIAL` in
+dp_accounting), for the worse of both directions.  Answers are intervals whose type says
+what is a guarantee; see `accounting.intervals`.
+
+Example:
+  >>> from accounting.plan import DpSgdPlan
+  >>> plan = DpSgdPlan(
+  ...     sampler="poisson", num_examples=60_000, expected_batch_size=600,
+  ...     num_steps=1000, num_epochs=10)
+  >>> round(epsilon(plan, noise_multiplier=1.1, delta=1e-5).guarantee, 2)
+  1.66
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from types import ModuleType
+
+from accounting import plan as plans
+from accounting import truncated_poisson
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float
+
+__all__ = [
+    "Bounds",
+    "NoiseBounds",
+    "delta",
+    "delta_curve",
+    "epsilon",
+    "epsilon_curve",
+    "noise_multiplier",
+    "smallest_truncated_batch_size",
+]
+
+_MODULES = {
+    plans.DETERMINISTIC: "accounting.deterministic",
+    plans.POISSON: "accounting.poisson",
+    plans.TRUNCATED_POISSON: "accounting.truncated_poisson",
+}
+
+
+def _module(plan: DpSgdPlan) -> ModuleType:
+    if plan.sampler not in _MODULES:
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} to be one that can be accounted for: "
+            f"{', '.join(_MODULES)}."
+        )
+    return importlib.import_module(_MODULES[plan.sampler])
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Returns ``epsilon`` if it is a finite number >= 0."""
+    return check_float("epsilon", epsilon, at_least=0.0)
+
+
+def check_delta(delta: float) -> float:
+    """Returns ``delta`` if it is strictly between 0 and 1."""
+    remedy = "Choose it well below 1 / num_examples."
+    return check_float("delta", delta, above=0.0, below=1.0, remedy=remedy)
+
+
+def check_noise_multiplier(noise_multiplier: float) -> float:
+    """Returns ``noise_multiplier`` if it is a finite number >= 0."""
+    return check_float("noise_multiplier", noise_multiplier, at_least=0.0)
+
+
+def epsilon(plan: DpSgdPlan, *, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_noise_multiplier(noise_multiplier)
+    check_delta(delta)
+    return _module(plan).epsilon(plan, float(noise_multiplier), float(delta))
+
+
+def delta(plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_noise_multiplier(noise_multiplier)
+    check_epsilon(epsilon)
+    return _module(plan).delta(plan, float(noise_multiplier), float(epsilon))
+
+
+def epsilon_curve(
+    plan: DpSgdPlan, *, noise_multiplier: float, deltas: Iterable[float]
+) -> list[Bounds]:
+    """Returns bounds on epsilon at each of ``deltas``."""
+    return [
+        epsilon(plan, noise_multiplier=noise_multiplier, delta=point)
+        for point in deltas
+    ]
+
+
+def delta_curve(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilons: Iterable[float]
+) -> list[Bounds]:
+    """Returns bounds on delta at each of ``epsilons``: the privacy profile."""
+    return [
+        delta(plan, noise_multiplier=noise_multiplier, epsilon=point)
+        for point in epsilons
+    ]
+
+
+def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
+
+    ``sufficient`` is at most 0.01 % above what the bounds used here can prove, rounded
+    up, and verified to meet the target before it is returned.
+
+    Raises:
+      InputError: a value out of range, or a target that no noise meets.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    result = _module(plan).noise_multiplier(plan, float(epsilon), float(delta))
+    if result.sufficient is not None and math.isinf(result.sufficient):
+        raise InputError(_out_of_reach(plan, epsilon, delta))
+    return result
+
+
+def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
+    if plan.truncated_batch_size is None:
+        return (
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "
+            "noise multiplier. Raise epsilon or delta."
+        )
+    least = smallest_truncated_batch_size(
+        num_examples=plan.num_examples,
+        expected_batch_size=plan.expected_batch_size,
+        num_steps=plan.num_steps,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return (
+        f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
+        f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
+    )
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Returns the least cap on a step's examples that costs next to nothing.
+
+    The least B with ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``; what a
+    smaller one costs is ``epsilon(plan, ...)`` of a plan with that B.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    return truncated_poisson.smallest_truncated_batch_size(
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+        epsilon=float(epsilon),
+        delta=float(delta),
+    )

@@ -1,0 +1,103 @@
+"""The least noise that meets a target: bisection that ends on the private side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+#: Relative width of the bracket at which the search ends.
+TOLERANCE = 1e-4
+_LEAST, _MOST = 1e-6, 1e12
+
+
+def smallest_noise(
+    log_excess: Callable[[float], float],
+    guess: float,
+    *,
+    tolerance: float = TOLERANCE,
+    stride: float = 1.5,
+) -> float:
+    """Returns the least noise multiplier with ``log_excess <= 0``, rounded up.
+
+    ``log_excess`` is the logarithm of delta over its target; it need not be exactly
+    monotone.  The value returned is one at which it was evaluated and is at most 0, so
+    no property of the search can make the result insufficient.  The search starts at
+    ``guess`` and brackets the answer in strides of this factor, squared each time.
+
+    Returns:
+      0 if no noise at all is enough; infinity if no noise is.
+    """
+    if log_excess(0.0) <= 0:
+        return 0.0
+    low, high = _bracket(log_excess, min(max(guess, 2 * _LEAST), _MOST / 2), stride)
+    if high[1] > 0:
+        return math.inf
+    while high[0] > low[0] * (1 + tolerance):
+        middle = _next_point(low, high, tolerance)
+        value = log_excess(middle)
+        if value > 0:
+            low = (middle, value)
+        else:
+            high = (middle, value)
+    # To six digits, upwards; kept only if it is verified again.
+    rounded = _round_up(high[0], 6)
+    return rounded if log_excess(rounded) <= 0 else high[0]
+
+
+def _bracket(
+    log_excess: Callable[[float], float], guess: float, factor: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    low = high = (guess, log_excess(guess))
+    while low[1] <= 0 and low[0] > _LEAST:
+        high = low
+        point = low[0] / factor
+        low, factor = (point, log_excess(point)), factor**2
+    while high[1] > 0 and high[0] < _MOST:
+        low = high
+        point = high[0] * factor
+        high, factor = (point, log_excess(point)), factor**2
+    return low, high
+
+
+def _next_point(
+    low: tuple[float, float], high: tuple[float, float], tolerance: float
+) -> float:
+    """Returns where to look next: a secant step in logarithms, kept inside."""
+    width = math.log(high[0] / low[0])
+    share = low[1] / (low[1] - high[1]) if math.isfinite(high[1]) else 0.5
+    # A little beyond the secant's root, on alternating sides, so that both ends move.
+    nudge = 0.25 * tolerance / width
+    share = share - nudge if share > 0.5 else share + nudge
+    return low[0] * math.exp(width * min(max(share, 0.02), 0.98))
+
+
+def _round_up(value: float, digits: int) -> float:
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return math.ceil(value * scale) / scale
+
+
+def log_ratio(value: float, target: float) -> float:
+    """Returns ``ln(value / target)``, finite for a value of 0."""
+    return math.log(max(value, 1e-300) / target)
+
+
+def smallest_noise_in_two(
+    delta: Callable[[float, float], float],
+    target: float,
+    guess: float,
+    coarse: float,
+    fine: float,
+) -> float:
+    """Returns `smallest_noise` for ``delta(noise_multiplier, fineness) <= target``.
+
+    Searches with the coarse bound, and then a little around with the fine one; only the
+    fine one decides.
+    """
+    start = smallest_noise(
+        lambda noise: log_ratio(delta(noise, coarse), target), guess, tolerance=1e-3
+    )
+    if start in (0.0, math.inf):
+        return start
+    return smallest_noise(
+        lambda noise: log_ratio(delta(noise, fine), target), start, stride=1.0005
+    )

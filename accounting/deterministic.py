@@ -1,0 +1,40 @@
+"""Deterministic batches: every example in exactly one step of each epoch.
+
+Exact.  An example is used in E steps in all, with independent noise each time: one
+Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the steps are.
+
+References:
+  Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
+"""
+
+from __future__ import annotations
+
+import math
+
+from accounting import gaussian
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+
+METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns the exact delta at ``epsilon``."""
+    value = gaussian.gaussian_delta(
+        noise_multiplier / math.sqrt(plan.num_epochs), epsilon
+    )
+    return Bounds(upper=value, lower=value, method=METHOD)
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns the exact epsilon at ``delta``."""
+    value = gaussian.gaussian_epsilon(
+        noise_multiplier / math.sqrt(plan.num_epochs), delta
+    )
+    return Bounds(upper=value, lower=value, method=METHOD)
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns the noise multiplier that ``(epsilon, delta)`` needs, rounded up."""
+    value = gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_epochs)
+    return NoiseBounds(sufficient=value, necessary=value, method=METHOD)

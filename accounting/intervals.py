@@ -1,0 +1,109 @@
+"""What an accountant answers: an interval whose type says what is a guarantee.
+
+A number that bounds a privacy loss from below shows what is impossible, and proves no
+privacy.  Here it has another name than the number that does, and asking an answer for
+its guarantee raises if it has none: a lower bound can never be printed as a promise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting.validation import InputError
+
+EXACT = "exact"
+UPPER = "upper bound"
+LOWER = "lower bound only"
+BOTH = "upper and lower bound"
+
+
+def _kind(guarantee: float | None, impossibility: float | None) -> str:
+    if guarantee is None:
+        return LOWER
+    if impossibility is None:
+        return UPPER
+    return EXACT if guarantee == impossibility else BOTH
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Bounds on epsilon or on delta.
+
+    Attributes:
+      upper: The mechanism is private with this value: the guarantee.  None if nothing
+        is proven; infinite if the proof gives no finite value.
+      lower: No proof can give less than this value.  None if not computed.
+      method: How ``upper`` was found, or ``lower`` where there is only that.
+      lower_method: How ``lower`` was found, if it was.
+    """
+
+    upper: float | None
+    lower: float | None = None
+    method: str
+    lower_method: str | None = None
+
+    @property
+    def guarantee(self) -> float:
+        """The value that is proven.
+
+        Raises:
+          InputError: there is only a lower bound.
+        """
+        if self.upper is None:
+            raise InputError(
+                f"Expected a guarantee, but method={self.method!r} gives a lower bound "
+                "only. Use Poisson, truncated Poisson or balls-and-bins batches."
+            )
+        return self.upper
+
+    @property
+    def kind(self) -> str:
+        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
+        return _kind(self.upper, self.lower)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {**dataclasses.asdict(self), "kind": self.kind}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseBounds:
+    """Bounds on the noise multiplier that a target needs.
+
+    Attributes:
+      sufficient: With this much noise the target is proven: the guarantee.  None if
+        nothing is proven.
+      necessary: With less noise the target is false.  None if not computed.
+      method: How ``sufficient`` was found, or ``necessary`` where there is only that.
+      necessary_method: How ``necessary`` was found, if it was.
+    """
+
+    sufficient: float | None
+    necessary: float | None = None
+    method: str
+    necessary_method: str | None = None
+
+    @property
+    def guarantee(self) -> float:
+        """The noise multiplier that is proven to suffice.
+
+        Raises:
+          InputError: it is only known how much is necessary.
+        """
+        if self.sufficient is None:
+            raise InputError(
+                f"Expected a guarantee, but method={self.method!r} gives only how much "
+                "noise is necessary. Use Poisson, truncated Poisson or balls-and-bins "
+                "batches."
+            )
+        return self.sufficient
+
+    @property
+    def kind(self) -> str:
+        """One of ``EXACT``, ``UPPER``, ``LOWER`` and ``BOTH``."""
+        return _kind(self.sufficient, self.necessary)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {**dataclasses.asdict(self), "kind": self.kind}

@@ -1,0 +1,143 @@
+"""Poisson subsampling: each example is in each step independently with probability q.
+
+Under the zero-out relation (an example is replaced by a ghost that contributes zero),
+T steps are tightly dominated, in each direction, by the T-fold composition of the pair
+``((1-q) N(0, s^2) + q N(1, s^2), N(0, s^2))`` or its reverse.
+
+Formal guarantees:
+  - ``delta(...).upper`` and ``epsilon(...).upper`` are true bounds for both directions:
+    discretisation, truncation and rounding are all added on the private side.
+  - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
+    those of revealing at which steps the example took part.
+
+References:
+  Zhu, Dong and Wang (2022), arXiv:2106.08567; Chua et al. (2024), arXiv:2411.04205.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from accounting import gaussian
+from accounting.calibration import smallest_noise_in_two
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+
+if TYPE_CHECKING:
+    from accounting.pairs import Step
+    from accounting.profiles import Profile
+
+METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
+EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+_PARTICIPATION = "probability of taking part at all"
+#: Below this the loss of one step spans so much that closed-form bounds serve better.
+_LEAST_NOISE = 0.005
+
+
+def probability(plan: DpSgdPlan) -> float:
+    """Returns the sampling probability, rounded up: more sampling, less privacy."""
+    exact = plan.sampling_probability
+    rounded = float(exact)
+    return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
+
+
+def steps(sampling_probability: float, noise_multiplier: float) -> tuple[Step, Step]:
+    """Returns one step in both directions, as mixtures with a single component."""
+    from accounting import pairs
+
+    return (
+        [(1.0, pairs.remove_pair(sampling_probability, noise_multiplier))],
+        [(1.0, pairs.add_pair(sampling_probability, noise_multiplier))],
+    )
+
+
+def log_never(plan: DpSgdPlan) -> float:
+    """Returns the logarithm of the probability that an example is in no step."""
+    rate = probability(plan)
+    return plan.num_steps * math.log1p(-rate) if rate < 1.0 else -math.inf
+
+
+def _participation_delta(plan: DpSgdPlan, epsilon: float) -> float:
+    # Reveal the output entirely whenever the example takes part: exact without noise.
+    never = log_never(plan)
+    added = -math.expm1(min(0.0, epsilon + never))
+    return max(-math.expm1(never), added) if epsilon <= 0.0 else -math.expm1(never)
+
+
+def _participation_epsilon(plan: DpSgdPlan, delta: float) -> float:
+    never = log_never(plan)
+    if -math.expm1(never) > delta:
+        return math.inf
+    return max(0.0, math.log1p(-delta) - never)
+
+
+def composes(plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    """Whether numerical composition is worth its while: else closed forms answer."""
+    return probability(plan) < 1.0 and _LEAST_NOISE <= noise_multiplier < math.inf
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    return delta_at(plan, noise_multiplier, epsilon, None)
+
+
+def delta_at(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+) -> Bounds:
+    """Returns `delta` with the given fineness of the grid."""
+    closed = gaussian.gaussian_delta(
+        noise_multiplier / math.sqrt(plan.num_steps), epsilon
+    )
+    if plan.sampling_probability == 1:
+        return Bounds(upper=closed, lower=closed, method=EXACT_METHOD)
+    options = [(closed, EXACT_METHOD)]
+    options.append((_participation_delta(plan, epsilon), _PARTICIPATION))
+    if composes(plan, noise_multiplier):
+        profile = _profile(plan, noise_multiplier, fineness)
+        options.insert(0, (profile.delta(epsilon), METHOD))
+    value, method = min(options, key=lambda option: option[0])
+    return Bounds(upper=value, method=method)
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    closed = gaussian.gaussian_epsilon(
+        noise_multiplier / math.sqrt(plan.num_steps), delta
+    )
+    if plan.sampling_probability == 1:
+        return Bounds(upper=closed, lower=closed, method=EXACT_METHOD)
+    options = [(closed, EXACT_METHOD)]
+    options.append((_participation_epsilon(plan, delta), _PARTICIPATION))
+    if composes(plan, noise_multiplier):
+        profile = _profile(plan, noise_multiplier, None)
+        options.insert(0, (profile.epsilon(delta), METHOD))
+    value, method = min(options, key=lambda option: option[0])
+    return Bounds(upper=value, method=method)
+
+
+def _profile(
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
+) -> Profile:
+    from accounting import profiles
+
+    return profiles.Profile(
+        directions=steps(probability(plan), noise_multiplier),
+        num_steps=plan.num_steps,
+        fineness=fineness or profiles.FINE,
+    )
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+    from accounting import profiles
+
+    value = smallest_noise_in_two(
+        lambda noise, fineness: delta_at(plan, noise, epsilon, fineness).guarantee,
+        target=delta,
+        guess=1.0,
+        coarse=profiles.COARSE,
+        fine=profiles.MEDIUM,
+    )
+    method = delta_at(plan, value, epsilon, profiles.MEDIUM).method
+    return NoiseBounds(sufficient=value, method=method)

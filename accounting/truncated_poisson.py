@@ -1,0 +1,203 @@
+"""Truncated Poisson subsampling: at most B examples of a step are kept, at random.
+
+Two valid upper bounds; the smaller is used, and named:
+
+  - Additive: ``delta(eps) <= delta_Poisson(eps) + (1 + e^eps) T Pr[Bin(n, q) > B]``.
+    Couple the truncated sampler with the untruncated one: they differ with probability
+    at most ``eta = T Pr[Bin(n, q) > B]`` for either data set, so
+    ``Pr[M(D) in S] <= Pr[M_P(D) in S] + eta <= e^eps Pr[M_P(D') in S] + delta_P + eta
+    <= e^eps (Pr[M(D') in S] + eta) + delta_P + eta``.
+  - Mixture: one step is dominated by the public mixture of the Poisson pair (when fewer
+    than B other examples were sampled) and a subsampled pair of twice the sensitivity
+    (when at least B were: taking part then evicts another example).
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
+  and section 5.3 of Google's "Privacy Loss Distributions".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from accounting import poisson
+from accounting.calibration import smallest_noise_in_two
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+
+if TYPE_CHECKING:
+    from accounting.profiles import Profile
+
+ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
+MIXTURE = "truncated mixture (Ganesh 2025)"
+#: What the truncation may take of a target delta when the batch size is ours to choose.
+_SHARE_OF_DELTA = 1e-5
+#: Relative error allowed for the incomplete beta function behind the binomial tail.
+_TAIL_SLACK = 1 + 1e-9
+
+
+def tail_probability(
+    num_trials: int, sampling_probability: float, threshold: int
+) -> float:
+    """Returns ``Pr[Bin(num_trials, sampling_probability) > threshold]``, rounded up."""
+    from scipy import special
+
+    if threshold >= num_trials:
+        return 0.0
+    if threshold < 0:
+        return 1.0
+    tail = special.betainc(threshold + 1, num_trials - threshold, sampling_probability)
+    return min(1.0, float(tail) * _TAIL_SLACK)
+
+
+def truncation_probability(plan: DpSgdPlan) -> float:
+    """Returns the probability that one given step is truncated."""
+    assert plan.truncated_batch_size is not None
+    return tail_probability(
+        plan.num_examples, poisson.probability(plan), plan.truncated_batch_size
+    )
+
+
+def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
+    """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction."""
+    probability = truncation_probability(plan)
+    if probability == 0.0:
+        return 0.0
+    exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(probability)
+    return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
+
+
+def _mixture(
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
+) -> Profile:
+    """Returns the profile of the mixture."""
+    from accounting import pairs, profiles
+
+    rate, size = poisson.probability(plan), plan.truncated_batch_size
+    assert size is not None
+    crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
+    remove, add = poisson.steps(rate, noise_multiplier)
+    if crowded > 0.0:
+        kept = truncation_probability(plan) * size / (plan.num_examples * crowded)
+        # Twice the sensitivity is half the noise.  The probability of being kept is
+        # rounded up by the slack of one tail over the other.
+        kept = min(1.0, kept * _TAIL_SLACK)
+        evicting = pairs.replace_pair(kept, noise_multiplier / 2)
+        remove = [(1 - crowded, remove[0][1]), (crowded, evicting)]
+        add = [(1 - crowded, add[0][1]), (crowded, evicting)]
+    return profiles.Profile(
+        directions=(remove, add),
+        num_steps=plan.num_steps,
+        fineness=fineness or profiles.FINE,
+    )
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    return _delta(plan, noise_multiplier, epsilon, None)
+
+
+def _delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+) -> Bounds:
+    untruncated = poisson.delta_at(plan, noise_multiplier, epsilon, fineness).guarantee
+    additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
+    if additive <= untruncated * (1 + 1e-6) or not _can_mix(plan, noise_multiplier):
+        return Bounds(upper=additive, method=ADDITIVE)
+    mixture = _mixture(plan, noise_multiplier, fineness).delta(epsilon)
+    if additive <= mixture:
+        return Bounds(upper=additive, method=ADDITIVE)
+    return Bounds(upper=mixture, method=MIXTURE)
+
+
+def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    return poisson.composes(plan, noise_multiplier / 2)
+
+
+def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of the additive bound; infinite if the truncation alone
+    costs more than ``delta``.
+    """
+    epsilon = 0.0
+    for _ in range(50):
+        correction = truncation_delta(plan, epsilon)
+        if correction >= delta:
+            return math.inf
+        # Climbs to the least epsilon with delta_P(epsilon) <= delta - correction.
+        needed = poisson.epsilon(plan, noise_multiplier, delta - correction).guarantee
+        if needed <= epsilon:
+            return epsilon
+        # A step beyond, so that the climb ends on the private side.
+        epsilon = needed * (1 + 1e-7)
+    return math.inf
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    additive = additive_epsilon(plan, noise_multiplier, delta)
+    if not _can_mix(plan, noise_multiplier):
+        return Bounds(upper=additive, method=ADDITIVE)
+    if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
+        return Bounds(upper=additive, method=ADDITIVE)
+    mixture = _mixture(plan, noise_multiplier, None).epsilon(delta)
+    if additive <= mixture:
+        return Bounds(upper=additive, method=ADDITIVE)
+    return Bounds(upper=mixture, method=MIXTURE)
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Returns the least B whose additive correction is at most 1e-5 of ``delta``.
+
+    Example:
+      >>> smallest_truncated_batch_size(
+      ...     num_examples=36_800_000, expected_batch_size=65_536, num_steps=562,
+      ...     epsilon=5.0, delta=2.7e-8)
+      67754
+    """
+    plan = DpSgdPlan(
+        sampler="poisson",
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+    )
+    rate = poisson.probability(plan)
+    allowed = math.log(_SHARE_OF_DELTA * delta) - math.log(num_steps)
+    allowed -= epsilon + math.log1p(math.exp(-epsilon))
+
+    def is_enough(size: int) -> bool:
+        tail = tail_probability(num_examples, rate, size)
+        return tail == 0.0 or math.log(tail) <= allowed
+
+    low, high = expected_batch_size, num_examples
+    if is_enough(low):
+        return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+    from accounting import profiles
+
+    value = smallest_noise_in_two(
+        lambda noise, fineness: _delta(plan, noise, epsilon, fineness).guarantee,
+        target=delta,
+        guess=1.0,
+        coarse=profiles.COARSE,
+        fine=profiles.MEDIUM,
+    )
+    method = _delta(plan, value, epsilon, profiles.MEDIUM).method
+    return NoiseBounds(sufficient=value, method=method)
