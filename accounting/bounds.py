@@ -45,6 +45,11 @@ _MODULES = {
 }
 
 
+def samplers() -> tuple[str, ...]:
+    """Returns the samplers that can be accounted for."""
+    return tuple(_MODULES)
+
+
 def _module(plan: DpSgdPlan) -> ModuleType:
     if plan.sampler not in _MODULES:
         raise InputError(

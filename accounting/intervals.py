@@ -8,6 +8,7 @@ its guarantee raises if it has none: a lower bound can never be printed as a pro
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from accounting.validation import InputError
@@ -24,6 +25,15 @@ def _kind(guarantee: float | None, impossibility: float | None) -> str:
     if impossibility is None:
         return UPPER
     return EXACT if guarantee == impossibility else BOTH
+
+
+def _to_json(result: Any, kind: str) -> dict[str, Any]:
+    # JSON has no infinity: null, as for a bound that is not there.
+    fields = dataclasses.asdict(result)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fields[name] = None
+    return {**fields, "kind": kind}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +73,8 @@ class Bounds:
         return _kind(self.upper, self.lower)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict."""
-        return {**dataclasses.asdict(self), "kind": self.kind}
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return _to_json(self, self.kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,5 +115,5 @@ class NoiseBounds:
         return _kind(self.sufficient, self.necessary)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict."""
-        return {**dataclasses.asdict(self), "kind": self.kind}
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return _to_json(self, self.kind)

@@ -1,0 +1,175 @@
+"""``dpsgd plan``: what each way of making batches costs, before any work starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accounting import bounds
+from accounting import plan as plans
+from accounting.validation import InputError, check_int
+
+if TYPE_CHECKING:
+    from accounting.comparison import Answer, Question
+
+
+@click.command(name="plan")
+@click.option("--num-examples", type=int, required=True, help="Slots of the data set.")
+@click.option(
+    "--batch-size",
+    type=int,
+    required=True,
+    help="Expected examples of a step; gradients are divided by it.",
+)
+@click.option("--epochs", type=int, help="Rounds over the data.")
+@click.option(
+    "--num-steps", type=int, help="Steps in all, instead of whole epochs of n/b steps."
+)
+@click.option("--epsilon", type=float, help="Target; the answer is the noise.")
+@click.option(
+    "--noise-multiplier", type=float, help="Given noise; the answer is epsilon."
+)
+@click.option("--delta", type=float, required=True, help="Well below 1/num-examples.")
+@click.option(
+    "--sampler",
+    "samplers",
+    multiple=True,
+    type=click.Choice(plans.SAMPLERS),
+    help="One or more; all by default.",
+)
+@click.option(
+    "--truncated-batch-size",
+    default="auto",
+    show_default=True,
+    help="Cap on the examples of a step, or the least that costs nothing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Also draw it, e.g. a.png."
+)
+def plan_command(**flags: Any) -> None:
+    """Noise (or epsilon) of each way of making batches, side by side.
+
+    Every answer is for the zero-out relation: an example is replaced by a ghost that
+    contributes zero.  A lower bound is no guarantee and is never shown as one.
+
+    \b
+    Example, one epoch of 36.8 million examples at epsilon 5:
+      dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
+          --epsilon 5 --delta 2.7e-8
+    """
+    from accounting import comparison
+
+    question = _question(flags)
+    samplers = flags["samplers"] or bounds.samplers()
+    rows = [comparison.answer(question, sampler) for sampler in samplers]
+    if flags["plot"] is not None:
+        from accounting import plots
+
+        plots.draw_comparison(question, rows, flags["plot"])
+    if flags["as_json"]:
+        click.echo(json.dumps(_to_json(question, rows), indent=2))
+    else:
+        _print_table(question, rows)
+
+
+def _question(flags: dict[str, Any]) -> Question:
+    from accounting.comparison import Question
+
+    if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
+        raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
+    num_examples, batch_size = flags["num_examples"], flags["batch_size"]
+    per_epoch = plans.steps_per_epoch(num_examples, batch_size)
+    epochs, num_steps = flags["epochs"], flags["num_steps"]
+    if epochs is None and num_steps is None:
+        raise InputError("Expected --epochs or --num-steps.")
+    if num_steps is None:
+        num_steps = per_epoch * check_int("epochs", epochs, at_least=1)
+    if epochs is None:
+        epochs = max(1, round(num_steps / per_epoch))
+        epochs = epochs if num_steps % epochs == 0 else 1
+    return Question(
+        num_examples=num_examples,
+        expected_batch_size=batch_size,
+        num_steps=num_steps,
+        num_epochs=epochs,
+        delta=flags["delta"],
+        epsilon=flags["epsilon"],
+        noise_multiplier=flags["noise_multiplier"],
+        truncated_batch_size=_truncation(flags["truncated_batch_size"]),
+    )
+
+
+def _truncation(text: str) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"Expected truncated_batch_size={text!r} to be 'auto' or an integer."
+        ) from None
+
+
+def _to_json(question: Question, rows: list[Answer]) -> dict[str, Any]:
+    import dataclasses
+
+    from accounting import statement
+
+    return {
+        "question": dataclasses.asdict(question),
+        "neighboring_relation": statement.RELATION,
+        "answers": [row.to_json() for row in rows],
+    }
+
+
+def _print_table(question: Question, rows: list[Answer]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    noise = question.epsilon is not None
+    target = (
+        f"epsilon={question.epsilon:g}"
+        if noise
+        else f"noise multiplier {question.noise_multiplier:g}"
+    )
+    table = Table()
+    table.add_column("sampler", no_wrap=True)
+    table.add_column("noise" if noise else "epsilon", justify="right", no_wrap=True)
+    table.add_column("bound")
+    table.add_column("truncated at", justify="right")
+    table.add_column("padding", justify="right")
+    for row in rows:
+        table.add_row(*_cells(row))
+    click.echo(
+        f"{target}, delta={question.delta:g}, zero-out relation\n"
+        f"n={question.num_examples:,} examples, b={question.expected_batch_size:,} "
+        f"per step, T={question.num_steps:,} steps, {question.num_epochs:,} epoch(s)"
+    )
+    Console().print(table)
+
+
+def _cells(row: Answer) -> list[str]:
+    size = row.plan.truncated_batch_size
+    padding = row.padding
+    return [
+        row.plan.sampler,
+        *_value_cells(row),
+        "" if size is None else f"{size:,}",
+        "" if padding is None else f"{padding:.1%}",
+    ]
+
+
+def _value_cells(row: Answer) -> tuple[str, str]:
+    if row.noise_multiplier is not None:
+        noise = row.noise_multiplier
+        if noise.sufficient is None:
+            return f">= {noise.necessary:.6g}", f"{noise.kind}: no guarantee"
+        return f"{noise.sufficient:.6g}", noise.kind
+    assert row.epsilon is not None
+    if row.epsilon.upper is None:
+        return f">= {row.epsilon.lower:.4f}", f"{row.epsilon.kind}: no guarantee"
+    return f"{row.epsilon.upper:.4f}", row.epsilon.kind

@@ -1,0 +1,221 @@
+"""The privacy statement of a run: what is claimed, by which theorem, and what is not.
+
+Epsilon never travels alone: the statement carries delta, neighbouring relation,
+sampler, noise, the kind of bound, its source, the accountant and its version, how it
+discretises and on which side it errs, and the list of outputs that it does not cover.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from importlib import metadata
+from typing import Any
+
+from accounting import bounds, intervals
+from accounting import plan as plans
+from accounting.plan import DpSgdPlan
+from accounting.validation import check_float
+
+STATEMENT_VERSION = 1
+RELATION = "REPLACE_SPECIAL"
+RELATION_TEXT = (
+    "zero-out: one example is replaced by a ghost that keeps its slot and contributes "
+    "zero; the number of slots is public"
+)
+
+_SAMPLING = {
+    plans.DETERMINISTIC: "fixed batches, every example in one step of each epoch",
+    plans.PERSISTENT_SHUFFLE: "batches of one shuffle, repeated in every epoch",
+    plans.DYNAMIC_SHUFFLE: "batches of a fresh shuffle in every epoch",
+    plans.POISSON: "Poisson subsampling, each example in each step independently",
+    plans.TRUNCATED_POISSON: (
+        "Poisson subsampling, each example in each step independently; a step with "
+        "more than truncated_batch_size examples keeps a uniformly random subset of them"
+    ),
+    plans.BALLS_AND_BINS: (
+        "balls and bins, each example in one uniformly random step of each epoch"
+    ),
+}
+_DISCRETIZATION = {
+    plans.POISSON: (
+        "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
+    ),
+    plans.TRUNCATED_POISSON: (
+        "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
+    ),
+    plans.DETERMINISTIC: "none, closed form",
+}
+_PESSIMISM = (
+    "every approximation (grid, truncated tails, wrap-around, rounding) is added to "
+    "the upper bound"
+)
+
+#: Outputs of a training run that no statement of this kind covers.
+NOT_COVERED = (
+    "training losses and metrics, clip fractions and batch statistics",
+    "gradient norms",
+    "realised batch sizes and weights, and which example was in which step",
+    "hyper-parameter search and earlier runs on the same data",
+    "the evaluation set, and everything computed from it",
+    "the sampling key and the noise key, which must stay secret",
+)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """A privacy claim with everything that is needed to check it.
+
+    Attributes:
+      plan: What was executed.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+      l2_norm_clip: Bound on the norm of one example's gradient; None if not said.
+      delta: Of the claim.
+      epsilon: Bounds at ``delta``.
+    """
+
+    plan: DpSgdPlan
+    noise_multiplier: float
+    l2_norm_clip: float | None
+    delta: float
+    epsilon: bounds.Bounds
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether a finite epsilon is proven."""
+        return self.epsilon.upper is not None and math.isfinite(self.epsilon.upper)
+
+    @property
+    def mechanism(self) -> str:
+        """The mechanism in words."""
+        return (
+            "DP-SGD: per-example gradients clipped to l2_norm_clip, summed, Gaussian "
+            "noise of standard deviation noise_multiplier * l2_norm_clip added once "
+            "per step, divided by the constant expected_batch_size"
+        )
+
+    @property
+    def claim(self) -> str:
+        """The claim in one sentence; says so if there is none."""
+        if self.is_guarantee:
+            return (
+                f"The released model is ({_up(self.epsilon.guarantee)}, "
+                f"{self.delta:g})-differentially private under the zero-out relation, "
+                f"{self._bound}."
+            )
+        if self.epsilon.upper is None:
+            return (
+                "No guarantee is claimed: no upper bound is known for these batches. "
+                f"Epsilon is at least {_down(self.epsilon.lower)} "
+                f"at delta {self.delta:g}."
+            )
+        return (
+            f"No guarantee is claimed: no finite epsilon is proven at {self.delta:g}."
+        )
+
+    @property
+    def _bound(self) -> str:
+        if self.epsilon.kind == intervals.EXACT:
+            return "exactly"
+        if self.epsilon.lower is None:
+            return "an upper bound"
+        return f"an upper bound; no proof can go below {_down(self.epsilon.lower)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return {
+            "version": STATEMENT_VERSION,
+            "claim": self.claim,
+            "is_guarantee": self.is_guarantee,
+            "epsilon": _finite(self.epsilon.upper),
+            "epsilon_lower_bound": _finite(self.epsilon.lower),
+            "delta": self.delta,
+            "bound": self.epsilon.kind,
+            "theorem": self.epsilon.method,
+            "lower_bound_theorem": self.epsilon.lower_method,
+            "neighboring_relation": RELATION,
+            "neighboring_relation_text": RELATION_TEXT,
+            "privacy_unit": "one example",
+            "mechanism": self.mechanism,
+            "sampling": _SAMPLING[self.plan.sampler],
+            "plan": self.plan.to_json(),
+            "plan_fingerprint": self.plan.fingerprint,
+            "sampling_probability": str(self.plan.sampling_probability),
+            "noise_multiplier": self.noise_multiplier,
+            "l2_norm_clip": self.l2_norm_clip,
+            "accountant": f"dpsgd {_version('dpsgd')}",
+            "reference_accountant": f"dp-accounting {_version('dp-accounting')}",
+            "discretization": _DISCRETIZATION[self.plan.sampler],
+            "pessimism": _PESSIMISM,
+            "not_covered": list(NOT_COVERED),
+        }
+
+    def to_text(self) -> str:
+        """Returns the statement for people, a few lines."""
+        fields = self.to_json()
+        plan = self.plan
+        lines = [
+            self.claim,
+            f"  mechanism   {fields['mechanism']}.",
+            f"  sampling    {fields['sampling']}.",
+            f"  relation    {RELATION_TEXT} ({RELATION}).",
+            f"  unit        {fields['privacy_unit']}; n={plan.num_examples:,} slots.",
+            f"  steps       T={plan.num_steps:,} in {plan.num_epochs:,} epoch(s), "
+            f"q={plan.sampling_probability}, "
+            f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
+            f"  noise       multiplier {self.noise_multiplier:.9g}, clip "
+            f"{'not stated' if self.l2_norm_clip is None else self.l2_norm_clip}.",
+            f"  bound       {fields['bound']}: {fields['theorem']}.",
+            f"  accountant  {fields['accountant']}, tested against "
+            f"{fields['reference_accountant']}; {fields['discretization']}; "
+            f"{_PESSIMISM}.",
+            "  not covered",
+        ]
+        return "\n".join(lines + [f"    - {item}" for item in NOT_COVERED]) + "\n"
+
+    def _cap(self) -> str:
+        size = self.plan.truncated_batch_size
+        return "" if size is None else f", at most B={size:,}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _up(value: float) -> str:
+    # Four decimals, upwards: the printed number is still proven.
+    return f"{math.ceil(value * 1e4) / 1e4:.4f}"
+
+
+def _down(value: float | None) -> str:
+    return f"{math.floor((value or 0.0) * 1e4) / 1e4:.4f}"
+
+
+def privacy_statement(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    l2_norm_clip: float | None = None,
+) -> PrivacyStatement:
+    """Returns the statement for a run that executed ``plan``.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    if l2_norm_clip is not None:
+        check_float("l2_norm_clip", l2_norm_clip, above=0.0)
+    return PrivacyStatement(
+        plan=plan,
+        noise_multiplier=float(noise_multiplier),
+        l2_norm_clip=l2_norm_clip,
+        delta=float(delta),
+        epsilon=bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta),
+    )
