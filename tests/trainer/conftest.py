@@ -1,0 +1,162 @@
+"""Small batches, held-out data and models that the tests of the trainer share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from pipelines.batch_format import Column, encode_batch, row_dtype, write_record
+from pipelines.manifest import (
+    DATASET_METADATA_KEY,
+    BatchFile,
+    FileChecksum,
+    Manifest,
+    write_manifest,
+)
+
+NUM_BUCKETS = [7] * 26
+DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}
+COLUMNS = (
+    Column(name="label", dtype="int8"),
+    Column(name="integers", dtype="float32", shape=(13,)),
+    Column(name="categories", dtype="int32", shape=(26,)),
+)
+
+
+def make_rows(num_rows: int, seed: int = 0) -> np.ndarray:
+    """Rows whose label depends on the first integer and the first category."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros(num_rows, row_dtype(COLUMNS))
+    integers = random.geometric(0.2, (num_rows, 13)).astype("f4") - 3
+    integers[random.random(integers.shape) < 0.1] = np.nan
+    rows["integers"] = integers
+    rows["categories"] = random.integers(0, 7, (num_rows, 26))
+    score = np.nan_to_num(integers[:, 0]) / 2 + rows["categories"][:, 0] - 4
+    rows["label"] = random.random(num_rows) < 1 / (1 + np.exp(-score))
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchFolder:
+    """Batches on disk and what is in them."""
+
+    path: pathlib.Path
+    manifest: Manifest
+    steps: list[np.ndarray]
+
+
+def write_batches(
+    path: pathlib.Path,
+    steps: Sequence[np.ndarray],
+    *,
+    expected_batch_size: int = 8,
+    truncated_batch_size: int | None = 16,
+    physical_batch_size: int = 16,
+    num_examples: int = 200,
+    steps_per_file: int = 4,
+    batches_id: str = "0" * 32,
+) -> BatchFolder:
+    """Writes the rows of each step as the batch job would."""
+    path.mkdir(parents=True)
+    plan = DpSgdPlan(
+        sampler=POISSON if truncated_batch_size is None else TRUNCATED_POISSON,
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=len(steps),
+        truncated_batch_size=truncated_batch_size,
+    )
+    files, checksums = [], {}
+    for first in range(0, len(steps), steps_per_file):
+        chosen = steps[first : first + steps_per_file]
+        name = f"batches-{first:08d}.tfrecord"
+        buffer = io.BytesIO()
+        num_records = 0
+        for step, rows in enumerate(chosen, first):
+            size = truncated_batch_size or max(1, len(rows))
+            for part in range(-(-size // physical_batch_size)):
+                start = part * physical_batch_size
+                record = encode_batch(
+                    rows[start : start + physical_batch_size],
+                    step=step,
+                    part=part,
+                    physical_batch_size=physical_batch_size,
+                )
+                write_record(buffer, record)
+                num_records += 1
+        data = buffer.getvalue()
+        (path / name).write_bytes(data)
+        files.append(BatchFile(name=name, first_step=first, num_steps=len(chosen)))
+        checksums[name] = FileChecksum(
+            size=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            num_records=num_records,
+            num_real=sum(map(len, chosen)),
+        )
+    manifest = Manifest(
+        plan=plan,
+        columns=COLUMNS,
+        physical_batch_size=physical_batch_size,
+        batches_id=batches_id,
+        files=tuple(files),
+        dataset=DATASET,
+    )
+    write_manifest(path, manifest, checksums)
+    return BatchFolder(path, manifest, list(steps))
+
+
+def write_held_out(path: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
+    """Writes rows as the Parquet files of `dpsgd prepare`."""
+    path.mkdir(parents=True)
+    arrays = []
+    for column in COLUMNS:
+        values = pa.array(rows[column.name].reshape(-1))
+        if column.shape:
+            values = pa.FixedSizeListArray.from_arrays(values, column.shape[0])
+        arrays.append(values)
+    table = pa.table(dict(zip([c.name for c in COLUMNS], arrays, strict=True)))
+    table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(DATASET)})
+    pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
+    return path
+
+
+@pytest.fixture
+def rows() -> Callable[..., np.ndarray]:
+    """``rows(num_rows, seed=0)``."""
+    return make_rows
+
+
+@pytest.fixture
+def batch_folder(tmp_path: pathlib.Path) -> Callable[..., BatchFolder]:
+    """``batch_folder(steps, name="batches", **plan)``."""
+
+    def make(
+        steps: Sequence[np.ndarray], name: str = "batches", **more: object
+    ) -> BatchFolder:
+        return write_batches(tmp_path / name, steps, **more)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def small_batches(batch_folder: Callable[..., BatchFolder]) -> BatchFolder:
+    """Ten steps of data-dependent size, of which one is empty."""
+    random = np.random.default_rng(1)
+    sizes = [int(size) for size in random.binomial(40, 0.2, 10)]
+    sizes[3] = 0
+    return batch_folder([make_rows(size, seed) for seed, size in enumerate(sizes)])
+
+
+@pytest.fixture
+def held_out(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of 300 held-out examples in three row groups."""
+    return write_held_out(tmp_path / "held_out", make_rows(300, seed=99))

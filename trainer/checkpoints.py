@@ -1,0 +1,105 @@
+"""Checkpoints: the state of a run after some step, complete or absent.
+
+Formal guarantees:
+  - ``load`` returns exactly what the last finished ``save`` was given, bit for bit; a
+    save that was killed leaves the one before it.
+  - A file that was cut short, edited, or saved under another key or by a run of another
+    plan, manifest, model or setting is refused.
+
+The state between two steps is weights and optimizer slots, which follow from released
+noisy sums; it stays in ``private`` all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import io
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines.keys import KEY_BYTES, derive
+from pipelines.manifest import PRIVATE_NAME, write_atomically
+
+CHECKPOINT_NAME = "checkpoint.npz"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """What a run needs to go on.
+
+    Attributes:
+      num_steps_executed: Steps that are done.
+      arrays: Weights and optimizer variables, in a fixed order.
+      points: The curve so far.
+    """
+
+    num_steps_executed: int
+    arrays: tuple[np.ndarray, ...]
+    points: tuple[dict[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Saves and loads the checkpoint of one run.
+
+    Attributes:
+      run: The folder of the run.
+      run_key: Sub-key of the noise key for this run; authenticates.  Sensitive.
+    """
+
+    run: pathlib.Path
+    run_key: bytes = dataclasses.field(repr=False)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where the checkpoint is."""
+        return self.run / PRIVATE_NAME / CHECKPOINT_NAME
+
+    def save(self, state: State) -> None:
+        """Replaces the checkpoint by ``state``."""
+        buffer = io.BytesIO()
+        header = {"num_steps": state.num_steps_executed, "points": state.points}
+        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
+        np.savez(buffer, header=text, **arrays)
+        data = buffer.getvalue()
+        write_atomically(self.path, self._mac(data) + data, mode=0o600)
+
+    def load(self) -> State | None:
+        """Returns the checkpoint; None if there is none.
+
+        Raises:
+          InputError: damaged, or of another run.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        mac, data = data[:KEY_BYTES], data[KEY_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(data)):
+            raise InputError(
+                f"Expected {self.path} to be a checkpoint of this run; it is damaged, "
+                "or of another plan, manifest, key, model or setting. Give the same "
+                "command as before, or start again in an empty --out folder."
+            )
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            values = [arrays[f"array_{i}"] for i in range(len(arrays.files) - 1)]
+        return State(
+            num_steps_executed=header["num_steps"],
+            arrays=tuple(values),
+            points=tuple(header["points"]),
+        )
+
+    def remove(self) -> None:
+        """Removes the checkpoint of a finished run."""
+        self.path.unlink(missing_ok=True)
+
+    def _mac(self, data: bytes) -> bytes:
+        return derive(self.run_key, "checkpoint", hashlib.sha256(data).hexdigest())

@@ -1,0 +1,167 @@
+"""Sums of clipped per-example gradients of one physical batch.
+
+    sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
+
+Formal guarantees:
+  - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to
+    float32 rounding) that depends on this row and the weights of the model alone.
+  - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
+  - A real row whose gradient is not finite, or whose norm overflows float32,
+    contributes exactly nothing, as a ghost would.  That is a bounded function of the
+    row, so that the sensitivity is unchanged; it is reported nowhere, since how many
+    rows it befell is a count of examples.
+  - Both paths agree with a loop over the examples.
+
+Two paths.  ``registry`` takes per-example norms from TF Privacy's layer registry and
+back-propagates a second time through the weighted loss; no per-example gradient is
+ever held.  It is exact only where every layer with weights is one that the registry
+knows and is used once: of a layer used twice the registry adds the squared norms of the
+two uses, which may fall short of the norm of their sum.  ``vectorized`` is for all
+other models and holds physical_batch_size gradients.
+
+Public: the path.  Sensitive: every input and output.
+
+References:
+  Goodfellow (2015), arXiv:1510.01799; Lee and Kifer (2020), arXiv:2009.03106.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accounting.validation import check_choice
+from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.settings import LABEL
+from trainer.tf_privacy import clip_grads, gradient_clipping_utils, layer_registry, tf
+
+REGISTRY = "registry"
+VECTORIZED = "vectorized"
+
+#: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable.
+GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
+
+
+def choose_path(model: TrainableModel) -> str:
+    """Returns the fastest path that is exact for ``model``."""
+    registry = layer_registry.make_default_layer_registry()
+    network = model.network
+    if not gradient_clipping_utils.has_internal_compute_graph(network):
+        return VECTORIZED
+    layers = [layer for layer in network.layers if layer.trainable_variables]
+    known = all(registry.is_elem(layer) for layer in layers)
+    used_once = all(len(layer._inbound_nodes) == 1 for layer in layers)
+    references = [v.ref() for layer in layers for v in layer.trainable_variables]
+    unshared = len(set(references)) == len(references) == len(model.variables)
+    frozen = any(layer.non_trainable_variables for layer in layers)
+    exact = known and used_once and unshared and not frozen
+    return REGISTRY if exact else VECTORIZED
+
+
+def clipped_sum(
+    model: TrainableModel, *, l2_norm_clip: float, path: str | None = None
+) -> GradientSum:
+    """Returns the function that sums the clipped gradients of a physical batch.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      path: "registry" or "vectorized"; the fastest exact one if None.
+    """
+    path = path or choose_path(model)
+    check_choice("path", path, (REGISTRY, VECTORIZED))
+    make = {REGISTRY: _registry_sum, VECTORIZED: _vectorized_sum}[path]
+    return make(model, l2_norm_clip)
+
+
+def plain_sum(model: TrainableModel) -> GradientSum:
+    """Returns the function that sums gradients without clipping.  Not private."""
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        return _weighted_gradient(model, columns, weight > 0, tf.ones_like(weight))
+
+    return gradient_sum
+
+
+def _keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
+    """Returns the columns with zeros in the rows that are not ``kept``."""
+    return {
+        name: tf.where(_align(kept, value), value, tf.zeros_like(value))
+        for name, value in columns.items()
+    }
+
+
+def _align(rows: Any, value: Any) -> Any:
+    """Returns (batch,) values shaped (batch, 1, ..., 1) to broadcast with ``value``."""
+    return tf.reshape(rows, [-1] + [1] * (len(value.shape) - 1))
+
+
+def _clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> Any:
+    """Returns the factor of each row: 0 for rows that may not contribute."""
+    counted = real & tf.math.is_finite(norms)
+    scale = (
+        tf.ones_like(norms)
+        if math.isinf(l2_norm_clip)
+        else clip_grads.compute_clip_weights(l2_norm_clip, norms)
+    )
+    return counted, tf.where(counted, scale, 0.0)
+
+
+def _weighted_gradient(
+    model: TrainableModel, columns: Mapping[str, Any], kept: Any, scale: Any
+) -> list[Any]:
+    """Returns the gradient of the sum of ``scale`` times the loss of kept rows."""
+    # 0 times NaN is NaN in the matrix products of back-propagation: what may not
+    # contribute must not enter the forward pass either.
+    safe = _keep_rows(columns, kept)
+    with tf.GradientTape() as tape:
+        losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
+        total = tf.reduce_sum(tf.where(kept, losses * scale, 0.0))
+    return tape.gradient(
+        total, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+
+
+def _registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
+    registry = layer_registry.make_default_layer_registry()
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = weight > 0
+        safe = _keep_rows(columns, real)
+        norms = clip_grads.compute_gradient_norms(
+            model.network,
+            registry,
+            model.inputs(safe),
+            safe[LABEL],
+            per_example_loss_fn=lambda y, z, _: binary_cross_entropy(y, z),
+        )
+        counted, scale = _clip_scale(norms, real, l2_norm_clip)
+        return _weighted_gradient(model, safe, counted, scale)
+
+    return gradient_sum
+
+
+def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
+    def example_gradient(example: Mapping[str, Any]) -> list[Any]:
+        row = {name: tf.expand_dims(value, 0) for name, value in example.items()}
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(binary_cross_entropy(row[LABEL], model.logits(row)))
+        gradients = tape.gradient(
+            loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = weight > 0
+        stacked = tf.vectorized_map(example_gradient, _keep_rows(columns, real))
+        squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
+        counted, scale = _clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
+        return [
+            tf.reduce_sum(
+                tf.where(_align(counted, g), g * _align(scale, g), tf.zeros_like(g)), 0
+            )
+            for g in stacked
+        ]
+
+    return gradient_sum

@@ -1,0 +1,76 @@
+"""The trained model, in forms that load without this package.
+
+    RUN/model.keras    Keras 2 (the package tf-keras): columns -> probability
+    RUN/saved_model/   TensorFlow alone: ``signatures["serving_default"](**columns)``
+
+Formal guarantees:
+  - Neither form needs code of this package, for models of Keras layers.
+  - Both give the probability of label 1, of shape (batch, 1), from raw columns.
+  - Both hold the weights and nothing else of the training, such as optimizer state.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from pipelines.manifest import Manifest
+from trainer.models import TrainableModel
+from trainer.run_record import KERAS_MODEL_NAME, SAVED_MODEL_NAME
+from trainer.tf_privacy import keras, tf
+
+PROBABILITY = "probability"
+
+
+def probability_model(model: TrainableModel, manifest: Manifest) -> Any:
+    """Returns a Keras model of named columns that gives probabilities."""
+    columns = {column.name: column for column in manifest.columns}
+    inputs = {
+        name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
+        for name in model.network.input_names
+    }
+    logits = keras.layers.Reshape((1,))(model.network(inputs))
+    output = keras.layers.Activation("sigmoid", name=PROBABILITY)(logits)
+    return keras.Model(inputs, output, name=model.network.name)
+
+
+def export(model: TrainableModel, manifest: Manifest, run: pathlib.Path) -> None:
+    """Writes both forms into the folder ``run``."""
+    network = probability_model(model, manifest)
+    _appear(
+        run / KERAS_MODEL_NAME, lambda path: network.save(path, save_format="keras")
+    )
+    _appear(run / SAVED_MODEL_NAME, lambda path: _save_tensorflow(network, path))
+
+
+def _save_tensorflow(network: Any, path: str) -> None:
+    module = tf.Module()
+    module.variables_ = network.variables
+    signature = {
+        name: tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for name, tensor in network.input.items()
+    }
+
+    def serve(**columns: Any) -> dict[str, Any]:
+        return {PROBABILITY: network(columns)}
+
+    concrete = tf.function(serve).get_concrete_function(**signature)
+    tf.saved_model.save(module, path, signatures={"serving_default": concrete})
+
+
+def _appear(path: pathlib.Path, save: Callable[[str], object]) -> None:
+    """Saves under a temporary name, then renames: ``path`` is complete or absent."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+    try:
+        save(os.fspath(temporary))
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,331 @@
+"""Models: the click model for Criteo-format columns, and models that users bring.
+
+A model maps a dict of columns (all but ``label``) to one logit per example, of shape
+(batch,) or (batch, 1).  Its loss is the binary cross-entropy of that logit and the
+column ``label`` in {0, 1}, per example.  Preprocessing is part of the model, so that
+the exported model takes columns as they are.
+
+A model of one's own is ``--model module:function``, where ``function(manifest)``
+returns such a Keras model:
+
+    def small(manifest):
+        integers = keras.Input((13,), name="integers")
+        return keras.Model(integers, keras.layers.Dense(1)(integers))
+
+Formal guarantees:
+  - ``check_model`` refuses a model in which the output of one example depends on
+    another example, which draws random numbers, or which changes in a forward pass;
+    the clipping of per-example gradients would mean nothing for it.
+  - Any column value gives a finite logit of the click model with finite weights:
+    missing, negative and infinite integers and ids out of range included.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, section 5: embeddings, log of the integers,
+  fully connected layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError, check_int
+from pipelines.manifest import Manifest
+from trainer.settings import LABEL
+from trainer.tf_privacy import keras, tf
+
+INTEGERS = "integers"
+CATEGORIES = "categories"
+NUM_INTEGERS = 13
+NUM_CATEGORIES = 26
+
+#: Layers whose output for one example depends on the others, or on chance.
+_MIXING = ("BatchNormalization", "SyncBatchNormalization", "Normalization")
+_RANDOM = ("Dropout", "GaussianNoise", "GaussianDropout", "AlphaDropout")
+
+#: Rows of the batch on which ``check_model`` tries a model.
+_PROBE_ROWS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainableModel:
+    """A Keras model that gives logits, and what is public about it.
+
+    Attributes:
+      network: The Keras model, from a dict of columns to logits.
+      description: Name and sizes, for the run record.
+    """
+
+    network: Any
+    description: dict[str, Any]
+
+    def logits(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
+        """Returns float32 logits of shape (batch,)."""
+        outputs = self.network(self.inputs(columns), training=training)
+        return tf.reshape(outputs, (-1,))
+
+    def inputs(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the columns that the network takes."""
+        return {name: columns[name] for name in self.network.input_names}
+
+    @property
+    def variables(self) -> list[Any]:
+        """The trainable variables, in the order that noise and gradients have."""
+        return list(self.network.trainable_variables)
+
+
+def binary_cross_entropy(labels: Any, logits: Any) -> Any:
+    """Returns the loss of each example, shape (batch,)."""
+    return tf.nn.sigmoid_cross_entropy_with_logits(
+        tf.cast(labels, tf.float32), tf.reshape(logits, (-1,))
+    )
+
+
+def criteo_model(
+    manifest: Manifest, *, embedding_dim: int, hidden: Sequence[int]
+) -> Any:
+    """Returns the click model: embeddings, logarithms, and fully connected layers.
+
+    One table holds the embeddings of all features, each feature in rows of its own:
+    one gather instead of 26.
+
+    Raises:
+      InputError: batches of other columns, or impossible sizes.
+    """
+    num_buckets = criteo_num_buckets(manifest)
+    check_int("embedding_dim", embedding_dim, at_least=1)
+    for size in hidden:
+        check_int("hidden", size, at_least=1)
+    integers = keras.Input((NUM_INTEGERS,), dtype="float32", name=INTEGERS)
+    categories = keras.Input((NUM_CATEGORIES,), dtype="int32", name=CATEGORIES)
+    values = keras.layers.Concatenate(name="features")(
+        [*_encode_integers(integers), _embed(categories, num_buckets, embedding_dim)]
+    )
+    for index, size in enumerate(hidden):
+        layer = keras.layers.Dense(size, activation="relu", name=f"hidden_{index}")
+        values = layer(values)
+    logit = keras.layers.Dense(1, name="logit")(values)
+    return keras.Model({INTEGERS: integers, CATEGORIES: categories}, logit, name="pctr")
+
+
+def _encode_integers(integers: Any) -> list[Any]:
+    """Returns the signed log1p of the integers, and which of them are missing."""
+    missing = tf.math.is_nan(integers)
+    limit = np.finfo(np.float32).max
+    known = tf.clip_by_value(tf.where(missing, 0.0, integers), -limit, limit)
+    logarithm = tf.sign(known) * tf.math.log1p(tf.abs(known))
+    return [logarithm, tf.cast(missing, tf.float32)]
+
+
+def _embed(categories: Any, num_buckets: Sequence[int], dim: int) -> Any:
+    last = [count - 1 for count in num_buckets]
+    offsets = np.cumsum([0, *num_buckets[:-1]]).tolist()
+    ids = tf.minimum(tf.maximum(categories, 0), last) + offsets
+    table = keras.layers.Embedding(sum(num_buckets), dim, name="embeddings")
+    return keras.layers.Reshape((len(last) * dim,), name="embedded")(table(ids))
+
+
+def criteo_num_buckets(manifest: Manifest) -> list[int]:
+    """Returns the number of buckets of each categorical column.
+
+    Raises:
+      InputError: the batches are not of Criteo-format data.
+    """
+    num_buckets = manifest.dataset.get("num_buckets")
+    if (
+        manifest.dataset.get("name") != "criteo"
+        or not isinstance(num_buckets, list)
+        or len(num_buckets) != NUM_CATEGORIES
+    ):
+        raise InputError(
+            "Expected batches of data that `dpsgd prepare --format criteo-tsv` wrote. "
+            "For other data give --model module:function."
+        )
+    for count in num_buckets:
+        check_int("num_buckets", count, at_least=1)
+    found = {column.name: (column.dtype, column.shape) for column in manifest.columns}
+    wanted = {
+        LABEL: ("int8", ()),
+        INTEGERS: ("float32", (NUM_INTEGERS,)),
+        CATEGORIES: ("int32", (NUM_CATEGORIES,)),
+    }
+    for name, kind in wanted.items():
+        if found.get(name) != kind:
+            raise InputError(
+                f"Expected column {name} of type {kind[0]} and shape {kind[1]}. "
+                "Make the batches from what `dpsgd prepare` wrote."
+            )
+    return num_buckets
+
+
+def load_function(spec: str) -> Callable[[Manifest], Any]:
+    """Returns the function that ``module:function`` names.
+
+    Raises:
+      InputError: no such module or function.
+    """
+    module_name, _, name = spec.partition(":")
+    remedy = "Give --model as module:function, importable from the current folder."
+    if not module_name or not name:
+        raise InputError(f"Expected model={spec!r} to name a function. {remedy}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"Expected model={spec!r} to be importable; there is no module "
+            f"{error.name!r}. {remedy}"
+        ) from None
+    if not callable(function):
+        raise InputError(f"Expected model={spec!r} to name a function. {remedy}")
+    return function
+
+
+def make_model(
+    manifest: Manifest,
+    *,
+    model: str = "criteo",
+    embedding_dim: int,
+    hidden: Sequence[int],
+) -> TrainableModel:
+    """Returns the model that ``model`` names, checked.
+
+    Args:
+      manifest: What the batches hold.
+      model: "criteo", or "module:function".
+      embedding_dim: Size of an embedding of the click model.
+      hidden: Sizes of the hidden layers of the click model.
+
+    Raises:
+      InputError: no such model, or one that cannot be trained privately.
+    """
+    description: dict[str, Any] = {"name": model}
+    if model == "criteo":
+        network = criteo_model(manifest, embedding_dim=embedding_dim, hidden=hidden)
+        description |= {"embedding_dim": embedding_dim, "hidden": list(hidden)}
+    else:
+        network = load_function(model)(manifest)
+    if not isinstance(network, keras.Model):
+        raise InputError(f"Expected model={model!r} to return a tf_keras.Model.")
+    sizes = [int(np.prod(v.shape)) for v in network.trainable_variables]
+    description["num_parameters"] = sum(sizes)
+    trainable = TrainableModel(network=network, description=description)
+    check_model(trainable, manifest)
+    return trainable
+
+
+def check_model(model: TrainableModel, manifest: Manifest) -> None:
+    """Accepts a model whose per-example gradients mean what clipping needs.
+
+    Raises:
+      InputError: examples are mixed, chance is used, state changes, the outputs are not
+        one logit per example, or an example of zeros has no finite gradient.
+    """
+    _check_inputs(model, manifest)
+    _check_layers(model.network)
+    _check_behaviour(model, manifest)
+
+
+def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
+    names = {column.name for column in manifest.columns}
+    if LABEL not in names:
+        raise InputError(f"Expected a column {LABEL!r} among the batches' columns.")
+    for name in model.network.input_names:
+        if name not in names or name == LABEL:
+            raise InputError(
+                f"Expected input {name!r} of the model to be a column of the batches: "
+                f"{', '.join(sorted(names - {LABEL}))}."
+            )
+    if not model.variables:
+        raise InputError("Expected the model to have trainable variables.")
+
+
+def _check_layers(network: Any) -> None:
+    for layer in network._flatten_layers():
+        kinds = {kind.__name__ for kind in type(layer).__mro__}
+        if kinds & set(_MIXING):
+            raise InputError(
+                f"Expected no layer that mixes examples; {layer.name} is a "
+                f"{type(layer).__name__}. Use LayerNormalization, or none."
+            )
+        if any(name in kind for kind in kinds for name in _RANDOM):
+            raise InputError(
+                f"Expected no layer that draws random numbers; {layer.name} is a "
+                f"{type(layer).__name__}. Remove it: the noise regularises."
+            )
+    if network.losses:
+        raise InputError(
+            "Expected no regularisation losses in the model. Remove regularisers and "
+            "add_loss; they are not part of the clipped gradient."
+        )
+
+
+def _probe_columns(manifest: Manifest, *, seed: int) -> dict[str, Any]:
+    # Made-up values: small non-negative integers are valid for ids and numbers alike.
+    random = np.random.default_rng(seed)
+    return {
+        column.name: tf.constant(
+            random.integers(0, 2, (_PROBE_ROWS, *column.shape)).astype(column.dtype)
+        )
+        for column in manifest.columns
+    }
+
+
+def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
+    columns = _probe_columns(manifest, seed=0)
+    others = _probe_columns(manifest, seed=1)
+    mixed = {
+        name: tf.concat([columns[name][:1], others[name][1:]], 0) for name in columns
+    }
+    before = [v.numpy() for v in model.network.non_trainable_variables]
+    logits = [model.logits(c, training=True) for c in (columns, mixed, columns)]
+    if any(tuple(value.shape) != (_PROBE_ROWS,) for value in logits):
+        raise InputError("Expected the model to give one logit per example.")
+    if not np.array_equal(logits[0], logits[2]):
+        raise InputError(
+            "Expected the model to give the same output for the same examples twice. "
+            "Remove what draws random numbers or keeps state."
+        )
+    if not np.allclose(logits[0][0], logits[1][0], rtol=1e-4, atol=1e-5):
+        raise InputError(
+            "Expected the output for one example not to depend on the others. Remove "
+            "what mixes examples, such as a mean over the batch."
+        )
+    after = [v.numpy() for v in model.network.non_trainable_variables]
+    if not all(map(np.array_equal, before, after)):
+        raise InputError("Expected a forward pass to change no variable of the model.")
+    _check_zero_row(model, columns)
+
+
+def _check_zero_row(model: TrainableModel, columns: Mapping[str, Any]) -> None:
+    # Rows that may not contribute are replaced by zeros; 0 times their gradient must
+    # be 0.
+    zeros = {name: tf.zeros_like(value) for name, value in columns.items()}
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(binary_cross_entropy(zeros[LABEL], model.logits(zeros)))
+    for gradient in tape.gradient(loss, model.variables):
+        if (
+            gradient is not None
+            and not np.isfinite(tf.convert_to_tensor(gradient)).all()
+        ):
+            raise InputError(
+                "Expected a finite gradient of the model for an example of zeros, "
+                "which stands for a padded row."
+            )
+
+
+def architecture(model: TrainableModel) -> str:
+    """Returns a text that differs between models of different architecture."""
+    shapes = [(v.dtype.name, tuple(v.shape)) for v in model.network.variables]
+    try:
+        config = model.network.to_json()
+    except NotImplementedError:  # a subclassed model without get_config
+        config = type(model.network).__qualname__
+    return f"{model.description} {shapes} {config}"

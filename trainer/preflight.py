@@ -1,0 +1,216 @@
+"""Everything that can be refused before any work, without TensorFlow.
+
+Formal guarantees:
+  - ``check`` writes nothing.
+  - What it returns is consistent: the manifest is as it was written, the batch files
+    are there, the held-out examples have its columns, the noise multiplier meets the
+    target for its plan, and the output folder is new, or of an unfinished run.
+
+Public: all but the digest of the checksums, which commits to the examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from typing import Any
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError, check_int
+from pipelines.manifest import (
+    CHECKSUMS_NAME,
+    PRIVATE_NAME,
+    Manifest,
+    read_checksums,
+    read_json,
+    read_manifest,
+)
+from trainer import privacy
+from trainer.held_out import HeldOut
+from trainer.run_record import RECORD_NAME, RUN_NAMES, RunRecord
+from trainer.settings import LABEL, NON_PRIVATE, TrainSettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``dpsgd train`` is asked to do.
+
+    Attributes:
+      settings: What to train, and how.
+      batches: Folder that ``dpsgd batches`` wrote.
+      held_out: Folder of Parquet files with the columns of the batches.
+      run: Folder for the results; new or empty, or of this run, unfinished.
+      noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
+        None.
+      checkpoint_every: Steps between checkpoints; by time if None.
+    """
+
+    settings: TrainSettings
+    batches: pathlib.Path
+    held_out: pathlib.Path
+    run: pathlib.Path
+    noise_key_file: pathlib.Path | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every is not None:
+            check_int("checkpoint_every", self.checkpoint_every, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A request that can be carried out.
+
+    Attributes:
+      request: What was checked.
+      manifest: Of the batches.
+      held_out: The held-out examples.
+      noise_multiplier: Given, or computed from the target; None without noise.
+      statement: The privacy of the run once it is complete; None if it is not private,
+        or if no delta was given.
+      batches_digest: SHA-256 over the digests of all batch files.  Sensitive.
+      resumes: Whether the run folder holds this run, unfinished.
+    """
+
+    request: Request
+    manifest: Manifest
+    held_out: HeldOut
+    noise_multiplier: float | None
+    statement: Any
+    batches_digest: str = dataclasses.field(repr=False)
+    resumes: bool
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise on a sum of clipped gradients."""
+        clip = self.request.settings.l2_norm_clip
+        if self.noise_multiplier is None or clip is None:
+            return 0.0
+        return self.noise_multiplier * clip
+
+    def identity(self) -> dict[str, Any]:
+        """Returns all that the run is a function of, but for model code and key."""
+        settings = dataclasses.asdict(self.request.settings)
+        return {
+            "settings": settings,
+            "noise_multiplier": self.noise_multiplier,
+            "manifest": self.manifest.fingerprint,
+            "batches": self.batches_digest,
+        }
+
+
+def check(request: Request) -> Checked:
+    """Returns the checked request.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    manifest = read_manifest(request.batches)
+    _check_columns(manifest)
+    check_files(request.batches, manifest)
+    held_out = HeldOut(request.held_out, manifest)
+    resumes = _check_run_folder(request.run)
+    _check_key_place(request)
+    noise_multiplier = _noise_multiplier(request.settings, manifest)
+    return Checked(
+        request=request,
+        manifest=manifest,
+        held_out=held_out,
+        noise_multiplier=noise_multiplier,
+        statement=_statement(request.settings, manifest, noise_multiplier),
+        batches_digest=_batches_digest(request.batches),
+        resumes=resumes,
+    )
+
+
+def _check_columns(manifest: Manifest) -> None:
+    labels = [column for column in manifest.columns if column.name == LABEL]
+    if not labels or labels[0].shape != ():
+        raise InputError(
+            f"Expected a column {LABEL!r} of one number per example in the batches, "
+            "which is what is predicted. Rename it in the input."
+        )
+
+
+def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
+    """Accepts a folder whose batch files are all there and of their size.
+
+    Digests are checked as the files are read; this finds a missing file at once.
+
+    Raises:
+      InputError: a file is missing, or of another size.
+    """
+    checksums = read_checksums(directory)
+    for file in manifest.files:
+        path = pathlib.Path(directory) / file.name
+        if file.name not in checksums:
+            raise InputError(f"Expected a checksum for batch file {file.name}.")
+        if not path.is_file() or path.stat().st_size != checksums[file.name].size:
+            raise InputError(
+                f"Expected batch file {path} to be as it was written; it is missing or "
+                "was changed. Restore it, or make the batches again."
+            )
+
+
+def _check_run_folder(run: pathlib.Path) -> bool:
+    """Returns whether the folder holds an unfinished run."""
+    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+        return False
+    refusal = f"Expected --out {run} to be new or empty. Choose another folder."
+    names = {path.name for path in run.iterdir()} if run.is_dir() else {""}
+    # A kill may leave temporary files, whose names start with a dot.
+    if PRIVATE_NAME not in names or any(
+        name not in RUN_NAMES and not name.startswith(".") for name in names
+    ):
+        raise InputError(refusal)
+    if RECORD_NAME in names:
+        record = RunRecord.from_json(read_json(run / RECORD_NAME))
+        if record.complete:
+            raise InputError(f"{refusal} It holds a finished run.")
+    return True
+
+
+def _check_key_place(request: Request) -> None:
+    path = request.noise_key_file
+    if path is not None and path.resolve().is_relative_to(request.run.resolve()):
+        raise InputError(
+            f"Expected --noise-key-file {path} outside of --out {request.run}; leave "
+            "it away to keep the key in the run's private folder."
+        )
+
+
+def _noise_multiplier(settings: TrainSettings, manifest: Manifest) -> float | None:
+    if settings.method == NON_PRIVATE:
+        return None
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    assert settings.target_epsilon is not None  # checked by the settings
+    assert settings.target_delta is not None
+    return privacy.noise_multiplier(
+        manifest.plan, epsilon=settings.target_epsilon, delta=settings.target_delta
+    )
+
+
+def _statement(
+    settings: TrainSettings, manifest: Manifest, noise_multiplier: float | None
+) -> Any:
+    if noise_multiplier is None or settings.target_delta is None:
+        return None
+    return privacy.plan_statement(
+        manifest.plan,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=settings.l2_norm_clip,
+        delta=settings.target_delta,
+    )
+
+
+def _batches_digest(directory: str | os.PathLike[str]) -> str:
+    path = pathlib.Path(directory) / PRIVATE_NAME / CHECKSUMS_NAME
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def identity_fingerprint(identity: dict[str, Any], model: str) -> str:
+    """Returns the SHA-256 of a run's identity and its model's architecture."""
+    return fingerprint({**identity, "model": model})

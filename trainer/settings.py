@@ -1,0 +1,113 @@
+"""What a training run is asked to do: frozen, public, checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting.validation import InputError, check_choice, check_float, check_int
+
+#: The column that is predicted, in {0, 1}; all others are inputs.
+LABEL = "label"
+
+DP_SGD = "dp-sgd"
+NON_PRIVATE = "non-private"
+METHODS = (DP_SGD, NON_PRIVATE)
+
+OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
+
+#: Points of the training curve where ``eval_every`` is not given.
+_CURVE_POINTS = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Everything but the batches, the held-out examples and the key.  All public.
+
+    Attributes:
+      method: "dp-sgd", or "non-private": the same batches without clip and noise.
+      target_epsilon: Privacy to reach, from which the noise multiplier is computed;
+        needs ``target_delta``.  None if ``noise_multiplier`` is given.
+      target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.  Above 0.
+      optimizer: One of ``OPTIMIZERS``, with Keras's defaults.
+      learning_rate: Above 0.
+      model: "criteo", or "module:function".
+      embedding_dim: Size of an embedding of the click model.
+      hidden: Sizes of its hidden layers.
+      init_seed: Seed of the initial weights, which are public.
+      eval_every: Steps between points of the curve; a tenth of the run if None.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    method: str = DP_SGD
+    target_epsilon: float | None = None
+    target_delta: float | None = None
+    noise_multiplier: float | None = None
+    l2_norm_clip: float | None = None
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    model: str = "criteo"
+    embedding_dim: int = 8
+    hidden: tuple[int, ...] = (64, 32)
+    init_seed: int = 0
+    eval_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_float("learning_rate", self.learning_rate, above=0)
+        check_int("embedding_dim", self.embedding_dim, at_least=1)
+        for size in self.hidden:
+            check_int("hidden", size, at_least=1)
+        check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
+        if self.eval_every is not None:
+            check_int("eval_every", self.eval_every, at_least=1)
+        if self.target_delta is not None:
+            check_float("delta", self.target_delta, above=0, below=1)
+        if self.method == NON_PRIVATE:
+            self._check_non_private()
+        else:
+            self._check_private()
+
+    def _check_non_private(self) -> None:
+        given = (
+            self.target_epsilon,
+            self.target_delta,
+            self.noise_multiplier,
+            self.l2_norm_clip,
+        )
+        if any(value is not None for value in given):
+            raise InputError(
+                "Expected no --epsilon, --delta, --noise-multiplier or --l2-norm-clip "
+                "for method='non-private', which has none of them."
+            )
+
+    def _check_private(self) -> None:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise InputError(
+                "Expected either --epsilon with --delta, or --noise-multiplier."
+            )
+        if self.target_epsilon is not None:
+            check_float("epsilon", self.target_epsilon, above=0)
+            if self.target_delta is None:
+                raise InputError(
+                    f"Expected --delta beside epsilon={self.target_epsilon}. Usual is "
+                    "at most one over the number of examples."
+                )
+        if self.noise_multiplier is not None:
+            check_float("noise_multiplier", self.noise_multiplier, at_least=0)
+        if self.l2_norm_clip is None:
+            raise InputError("Expected --l2-norm-clip for method='dp-sgd'. Try 1.")
+        check_float("l2_norm_clip", self.l2_norm_clip, above=0)
+
+    def eval_steps(self, num_steps: int) -> int:
+        """Returns the steps between two points of the curve."""
+        return self.eval_every or max(1, num_steps // _CURVE_POINTS)
+
+    def describe_optimizer(self) -> dict[str, Any]:
+        """Returns the optimizer's name and settings, for the run record."""
+        return {"name": self.optimizer, "learning_rate": self.learning_rate}

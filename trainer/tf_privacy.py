@@ -1,0 +1,68 @@
+"""TensorFlow, Keras 2 and TF Privacy, imported in the one way that works.
+
+Every module of this package that needs TensorFlow takes ``tf``, ``keras`` and the parts
+of TF Privacy from here, so that the settings below are made before the first import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from accounting.validation import InputError
+
+
+@contextlib.contextmanager
+def _quiet_standard_error() -> Iterator[None]:
+    # TensorFlow's native libraries write a dozen lines about CUDA and oneDNN while they
+    # load, before any log level is read.  Import errors are Python exceptions, so that
+    # nothing a user needs is lost.
+    sys.stderr.flush()
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+# TF Privacy 0.9.0 is written for Keras 2, which TensorFlow 2.16 and later have only as
+# the package tf-keras, and only if this is set before TensorFlow is imported.
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# tensorflow_privacy/__init__.py imports estimators, which TensorFlow no longer has; it
+# looks for this attribute itself and then imports nothing.
+sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
+
+with _quiet_standard_error():
+    import tensorflow as tf
+    import tf_keras as keras
+    from tensorflow_privacy.privacy.fast_gradient_clipping import (
+        clip_grads,
+        gradient_clipping_utils,
+        layer_registry,
+    )
+
+    tf.config.list_physical_devices()  # the rest of those lines
+
+if tf.keras.Model is not keras.Model:
+    raise InputError(
+        "Expected TensorFlow to use Keras 2. Set TF_USE_LEGACY_KERAS=1 before the "
+        "first import of TensorFlow, or import trainer before it."
+    )
+
+# AutoGraph warns of functions of Python itself whose source it cannot find.
+tf.get_logger().setLevel("ERROR")
+
+__all__ = [
+    "clip_grads",
+    "gradient_clipping_utils",
+    "keras",
+    "layer_registry",
+    "tf",
+]

@@ -1,0 +1,362 @@
+"""A training run from checked request to exported model.
+
+Formal guarantees:
+  - Nothing is written before everything was checked; then one folder is.
+  - The run consumes every step of the plan once and in order, or ends with an error.
+  - Killed at any moment and started again with the same request, it goes on from its
+    last checkpoint and ends with bit-identical weights, metrics and statement: batches
+    and noise are functions of their keys and the step, and TensorFlow is told to be
+    deterministic.  A replayed step is the same release, not a second one.
+  - The noise of two runs is independent unless they agree in batches, plan, settings
+    and architecture; also where they share a noise key.
+  - The record says "complete" last, when all results are written.
+  - Neither losses, gradient norms nor numbers of real rows are computed for people.
+
+Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines import keys
+from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
+from trainer import clipping, models, plots, preflight, privacy, run_record
+from trainer.batches import BatchSource, element_spec
+from trainer.checkpoints import Checkpoints, State
+from trainer.dp_step import Step
+from trainer.export import export
+from trainer.noise import NoiseStream
+from trainer.preflight import Checked, Request
+from trainer.progress import Reporter, Silent
+from trainer.run_record import RunRecord, StepLedger
+from trainer.settings import NON_PRIVATE, TrainSettings
+from trainer.tf_privacy import keras, tf
+
+#: Seconds between checkpoints where ``checkpoint_every`` is not given.
+_CHECKPOINT_SECONDS = 60.0
+
+_PACKAGES = (
+    "dp-accounting",
+    "numpy",
+    "randomgen",
+    "tensorflow",
+    "tensorflow-privacy",
+    "tf-keras",
+)
+_NOT_PRIVATE = (
+    "This run is not private: gradients were not clipped and no noise was added. "
+    "No epsilon can be stated."
+)
+
+
+class StoppedError(InputError):
+    """The run was asked to stop, and can be continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a finished run is.  Public, if the held-out examples need no protection.
+
+    Attributes:
+      run: The folder.
+      metrics: Of the held-out examples, at the end.
+      statement: The privacy statement as JSON; None if there is none.
+    """
+
+    run: pathlib.Path
+    metrics: dict[str, Any]
+    statement: dict[str, Any] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {
+            "run": str(self.run),
+            "metrics": self.metrics,
+            "privacy": self.statement,
+        }
+
+
+def train(request: Request, reporter: Reporter | None = None) -> Summary:
+    """Trains, evaluates, exports and states the privacy of one run.
+
+    Raises:
+      InputError: before any work if the request is refused; later if the batches are
+        not what their manifest says.
+      StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
+    """
+    checked = preflight.check(request)
+    reporter = reporter or Silent()
+    model = _make_model(checked)
+    session = _Session(checked, model, _open_run(checked), reporter)
+    with session.recorded(), _stop_signals() as stop:
+        session.run_steps(stop)
+        return session.finish()
+
+
+def make_optimizer(settings: TrainSettings) -> Any:
+    """Returns the Keras optimizer of ``settings``."""
+    makers = {
+        "sgd": keras.optimizers.SGD,
+        "momentum": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+        "adagrad": keras.optimizers.Adagrad,
+        "adam": keras.optimizers.Adam,
+        "nadam": keras.optimizers.Nadam,
+        "rmsprop": keras.optimizers.RMSprop,
+    }
+    return makers[settings.optimizer](settings.learning_rate)
+
+
+def _make_model(checked: Checked) -> models.TrainableModel:
+    settings = checked.request.settings
+    # Names of layers count up in a process; a resumed run must see the same ones.
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(settings.init_seed)
+    tf.config.experimental.enable_op_determinism()
+    return models.make_model(
+        checked.manifest,
+        model=settings.model,
+        embedding_dim=settings.embedding_dim,
+        hidden=settings.hidden,
+    )
+
+
+def _open_run(checked: Checked) -> bytes:
+    """Makes the folder and returns the noise key."""
+    request = checked.request
+    private = request.run / PRIVATE_NAME
+    if not checked.resumes:
+        request.run.mkdir(parents=True, exist_ok=True)
+        private.mkdir(mode=0o700)
+    path = request.noise_key_file or private / run_record.NOISE_KEY_NAME
+    return keys.read_or_create_key_file(path)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT instead of dying of them between two steps."""
+    received: list[int] = []
+    handlers: dict[int, Any] = {}
+    for number in map(int, (signal.SIGTERM, signal.SIGINT)):
+        # Only the main thread may; in another, the default stays.
+        with contextlib.suppress(ValueError):
+            handlers[number] = signal.signal(
+                number, lambda received_now, _: received.append(received_now)
+            )
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class _Session:
+    def __init__(
+        self,
+        checked: Checked,
+        model: models.TrainableModel,
+        noise_key: bytes,
+        reporter: Reporter,
+    ) -> None:
+        self._checked = checked
+        self._request = checked.request
+        self._settings = checked.request.settings
+        self._plan = checked.manifest.plan
+        self._model = model
+        self._noise_key = noise_key
+        self._reporter = reporter
+        self._optimizer = make_optimizer(self._settings)
+        self._step = Step(
+            model.variables,
+            self._gradient_sum(),
+            self._optimizer,
+            expected_batch_size=self._plan.expected_batch_size,
+        )
+        self._predict = _make_predict(model, checked)
+        identity = preflight.identity_fingerprint(
+            checked.identity(), models.architecture(model)
+        )
+        self._run_key = keys.derive(noise_key, "run", identity)
+        self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
+        self._points: list[dict[str, Any]] = []
+        self._done = 0
+        self._restore()
+
+    def _gradient_sum(self) -> clipping.GradientSum:
+        clip = self._settings.l2_norm_clip
+        if clip is None:
+            return clipping.plain_sum(self._model)
+        path = clipping.choose_path(self._model)
+        self._reporter.say(f"per-example gradients: {path}")
+        return clipping.clipped_sum(self._model, l2_norm_clip=clip, path=path)
+
+    # -- state ---------------------------------------------------------------------
+
+    def _state_variables(self) -> list[Any]:
+        return [*self._model.network.variables, *self._optimizer.variables]
+
+    def _restore(self) -> None:
+        state = self._checkpoints.load()
+        if state is None:
+            self._save()
+            return
+        variables = self._state_variables()
+        for variable, value in zip(variables, state.arrays, strict=True):
+            variable.assign(value)
+        self._points = list(state.points)
+        self._done = state.num_steps_executed
+        self._reporter.say(f"continuing after step {self._done}")
+
+    def _save(self) -> None:
+        self._checkpoints.save(
+            State(
+                num_steps_executed=self._done,
+                arrays=tuple(v.numpy() for v in self._state_variables()),
+                points=tuple(self._points),
+            )
+        )
+        self._saved_at = time.monotonic()
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self._request.checkpoint_every
+        if every is not None:
+            return self._done % every == 0
+        return time.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keeps a record in the folder, also when the run ends early."""
+        self._write_record(complete=False)
+        try:
+            yield
+        except BaseException:
+            self._write_record(complete=False)
+            raise
+
+    def _record(self, *, complete: bool) -> RunRecord:
+        private = self._settings.method != NON_PRIVATE
+        return RunRecord(
+            method=self._settings.method,
+            num_steps_executed=self._done,
+            complete=complete,
+            noise_multiplier=self._checked.noise_multiplier if private else None,
+            l2_norm_clip=self._settings.l2_norm_clip,
+            expected_batch_size=self._plan.expected_batch_size,
+            target_delta=self._settings.target_delta,
+            manifest_fingerprint=self._checked.manifest.fingerprint,
+            batches_id=self._checked.manifest.batches_id,
+            optimizer=self._settings.describe_optimizer(),
+            model=self._model.description,
+            versions={name: metadata.version(name) for name in _PACKAGES},
+        )
+
+    def _write_record(self, *, complete: bool) -> None:
+        run_record.write_run(
+            self._request.run,
+            self._record(complete=complete),
+            self._checked.manifest,
+            self._noise_key,
+        )
+
+    # -- steps ---------------------------------------------------------------------
+
+    def run_steps(self, stop: list[int]) -> None:
+        """Consumes the steps that are left."""
+        ledger = StepLedger(self._plan.num_steps, first_step=self._done)
+        source = BatchSource(
+            self._request.batches, self._checked.manifest, first_step=self._done
+        )
+        self._reporter.start(self._plan.num_steps, done=self._done)
+        with self._noise() as noise:
+            draws = iter(noise)
+            for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
+                for batch in parts:
+                    ledger.enter(int(batch["step"]), part=int(batch["part"]))
+                    if int(batch["part"]) == 0:
+                        self._step.begin(next(draws))
+                    self._step.add(batch["columns"], batch["weight"])
+                self._step.finish()
+                self._done = ledger.num_executed
+                self._after_step(stop)
+        ledger.finish()
+        self._reporter.stop()
+
+    def _noise(self) -> NoiseStream:
+        return NoiseStream(
+            self._run_key,
+            steps=range(self._done, self._plan.num_steps),
+            shapes=self._step.shapes,
+            noise_stddev=self._checked.noise_stddev,
+        )
+
+    def _after_step(self, stop: list[int]) -> None:
+        last = self._done == self._plan.num_steps
+        if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
+            metrics = self._checked.held_out.evaluate(self._predict)
+            self._points.append({"step": self._done, **metrics.to_json()})
+        if self._checkpoint_is_due() or stop or last:
+            self._save()
+        self._reporter.advance(self._done)
+        if stop and not last:
+            raise StoppedError(
+                f"Stopped after step {self._done} of {self._plan.num_steps}. Give the "
+                "same command to continue."
+            )
+
+    # -- results -------------------------------------------------------------------
+
+    def finish(self) -> Summary:
+        """Writes all results; the record last."""
+        run, record = self._request.run, self._record(complete=True)
+        self._reporter.say("exporting the model")
+        export(self._model, self._checked.manifest, run)
+        statement = self._write_statement(record)
+        metrics = {k: v for k, v in self._points[-1].items() if k != "step"}
+        metrics = {"examples": "held-out", "method": record.method, **metrics}
+        for name, value in (
+            (run_record.METRICS_NAME, metrics),
+            (run_record.CURVE_NAME, {"examples": "held-out", "points": self._points}),
+        ):
+            write_atomically(run / name, pretty_json(value))
+        title = f"{record.method}, {self._plan.sampler} batches"
+        plots.plot_curve(self._points, run / run_record.CURVE_PLOT_NAME, title=title)
+        self._write_record(complete=True)
+        self._checkpoints.remove()
+        return Summary(run=run, metrics=metrics, statement=statement)
+
+    def _write_statement(self, record: RunRecord) -> dict[str, Any] | None:
+        run = self._request.run
+        if record.method == NON_PRIVATE:
+            text = _NOT_PRIVATE
+            fields: dict[str, Any] = {"private": False, "reason": _NOT_PRIVATE}
+        elif record.target_delta is None:
+            return None
+        else:
+            statement = privacy.run_statement(
+                record, self._checked.manifest, delta=None
+            )
+            text, fields = statement.to_text(), statement.to_json()
+        write_atomically(run / run_record.PRIVACY_NAME, pretty_json(fields))
+        data = text.rstrip("\n").encode() + b"\n"
+        write_atomically(run / run_record.PRIVACY_TEXT_NAME, data)
+        return fields
+
+
+def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
+    columns = {
+        name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+        for name, spec in element_spec(checked.manifest)["columns"].items()
+    }
+    logits = tf.function(lambda rows: model.logits(rows), input_signature=[columns])
+    return lambda rows: np.asarray(logits(dict(rows)))
