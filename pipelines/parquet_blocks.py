@@ -239,5 +239,12 @@ def read_block(block: Block, columns: tuple[Column, ...]) -> np.ndarray:
                 "Restore it, or start again in an empty --out folder."
             )
         names = [column.name for column in columns]
-        table = pq.ParquetFile(file).read_row_group(block.row_group, columns=names)
+        try:
+            table = pq.ParquetFile(file).read_row_group(block.row_group, columns=names)
+        except (pa.ArrowException, OSError) as error:
+            # Arrow's own message may quote what it could not read.
+            raise InputError(
+                f"Expected row group {block.row_group} of {block.path} to be readable "
+                f"and to hold no nulls: {type(error).__name__}."
+            ) from None
     return pack_rows(table, columns)

@@ -1,0 +1,93 @@
+"""Small Parquet inputs and finished batches for the tests of the pipeline."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.plan import DpSgdPlan
+from pipelines.keys import create_key_file
+from pipelines.parquet_blocks import list_blocks
+from pipelines.poisson_batching import make_layout, write_batches
+from pipelines.transforms import Layout
+
+
+def write_table(path: pathlib.Path, first: int, count: int, row_group: int) -> None:
+    """Rows whose ``id`` says which they are, beside a list and a narrow column."""
+    ids = np.arange(first, first + count)
+    table = pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "pair": pa.FixedSizeListArray.from_arrays(
+                pa.array((np.repeat(ids, 2) / 2).astype("f4")), 2
+            ),
+            "label": pa.array((ids % 2).astype("i1")),
+        }
+    )
+    pq.write_table(table, path, row_group_size=row_group)
+
+
+@pytest.fixture(scope="session")
+def input_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """100 rows in two files of 60 and 40, in row groups of 25.  Not to be changed."""
+    folder = tmp_path_factory.mktemp("input")
+    write_table(folder / "part-0.parquet", 0, 60, 25)
+    write_table(folder / "part-1.parquet", 60, 40, 25)
+    return folder
+
+
+MakeLayout = Callable[..., Layout]
+
+
+@pytest.fixture(scope="session")
+def make_small_layout(input_folder: pathlib.Path) -> MakeLayout:
+    """Layouts over ``input_folder``: 40 steps of 10 expected rows, capped at 14."""
+
+    def make(physical_batch_size: int | None = None, **changes: object) -> Layout:
+        fields = {
+            "sampler": "truncated-poisson",
+            "num_examples": 100,
+            "expected_batch_size": 10,
+            "num_steps": 40,
+            "truncated_batch_size": 14,
+            **changes,
+        }
+        plan = DpSgdPlan(**fields)  # type: ignore[arg-type]
+        return make_layout(plan, list_blocks(str(input_folder)), physical_batch_size)
+
+    return make
+
+
+@pytest.fixture
+def key_file(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A key file outside of every output folder."""
+    create_key_file(tmp_path / "sampling.key")
+    return tmp_path / "sampling.key"
+
+
+@pytest.fixture(scope="session")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+) -> pathlib.Path:
+    """A finished folder of batches: 40 steps, two records each.  Not to be changed."""
+    out = tmp_path_factory.mktemp("finished") / "batches"
+    write_batches(
+        dataset=list_blocks(str(input_folder)),
+        layout=make_small_layout(physical_batch_size=8),
+        out=out,
+    )
+    return out
+
+
+@pytest.fixture
+def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
+    """A copy of ``finished``, to be damaged."""
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))

@@ -1,0 +1,359 @@
+"""Guarantees of pipelines.transforms and pipelines.poisson_batching."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.validation import InputError
+from pipelines import poisson_batching, transforms
+from pipelines.keys import create_key_file, insecure_key, read_key_file
+from pipelines.manifest import read_manifest
+from pipelines.parquet_blocks import Dataset, list_blocks, read_block
+from pipelines.poisson_batching import estimate, groups_per_pass, write_batches
+from pipelines.reader import read_batches
+from pipelines.sampling import sample_block
+from pipelines.transforms import Layout, pack_element, split_by_group
+from pipelines.verify import verify
+
+MakeLayout = Callable[..., Layout]
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Every public file and every batch, by name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
+
+
+@pytest.fixture
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    return list_blocks(str(input_folder))
+
+
+def ids_by_step(folder: pathlib.Path) -> dict[int, list[int]]:
+    """The ids of the real rows of each step, in order."""
+    steps: dict[int, list[int]] = {}
+    for batch in read_batches(folder):
+        ids = batch.columns["id"][batch.weight == 1]
+        steps.setdefault(batch.step, []).extend(ids.tolist())
+        pairs = batch.columns["pair"][batch.weight == 1]
+        assert (pairs == np.stack([ids, ids], 1) / 2).all(), "a row was torn apart"
+    return steps
+
+
+def expected_ids(dataset: Dataset, layout: Layout, key: bytes) -> dict[int, list[int]]:
+    """The same by a per-row loop over the sampler's choices: no Beam, no packing."""
+    steps: dict[int, list[tuple[int, int]]] = {
+        step: [] for step in range(layout.plan.num_steps)
+    }
+    for block in dataset.blocks:
+        rows = read_block(block, dataset.columns)
+        chosen = sample_block(layout.plan, key, block.label, block.num_rows)
+        for row, step, priority in zip(
+            chosen.row, chosen.step, chosen.priority, strict=True
+        ):
+            steps[int(step)].append((int(priority), int(rows["id"][row])))
+    cap = layout.plan.truncated_batch_size
+    return {s: [i for _, i in sorted(found)][:cap] for s, found in steps.items()}
+
+
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "poisson"])
+def test_batches_hold_what_the_sampler_chose(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    sampler: str,
+) -> None:
+    cap = 11 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(4, sampler=sampler, truncated_batch_size=cap)
+    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
+    expected = expected_ids(dataset, layout, read_key_file(key_file))
+    assert ids_by_step(tmp_path / "o") == expected
+    sizes = [len(ids) for ids in expected.values()]
+    assert max(sizes) == 11 if cap else max(sizes) > 11, "truncation was not reached"
+    assert verify(tmp_path / "o").findings == ()
+
+
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "poisson"])
+def test_every_step_is_written_also_when_no_example_chose_it(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    sampler: str,
+) -> None:
+    cap = 3 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        sampler=sampler, expected_batch_size=1, num_steps=500, truncated_batch_size=cap
+    )
+    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o")
+    steps = ids_by_step(tmp_path / "o")
+    assert sorted(steps) == list(range(500))
+    # (1 - 1/100)^100 = 0.37 of 500 steps are empty; none of them with chance 1e-99.
+    assert sum(not ids for ids in steps.values()) > 100
+
+
+def test_bytes_do_not_depend_on_the_order_of_arrival(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(4)
+    elements: dict[int, list[tuple[int, bytes]]] = {}
+    for block in dataset.blocks:
+        rows = read_block(block, dataset.columns)
+        chosen = sample_block(layout.plan, insecure_key(0), block.label, len(rows))
+        # Equal priorities everywhere: arrival must not decide ties either.
+        chosen.priority[:] = 0
+        for group, part in split_by_group(
+            chosen, layout.steps_per_group, range(layout.num_groups)
+        ):
+            elements.setdefault(group, []).append(
+                (block.ordinal, pack_element(rows, part))
+            )
+    for order in ("listed", "reversed"):
+        write = transforms._WriteGroupFn(layout, str(tmp_path / order))
+        for group, pieces in elements.items():
+            arriving = pieces if order == "listed" else pieces[::-1]
+            assert list(write.process((group, iter(arriving)))) == [
+                layout.file(group).name
+            ]
+    assert len(contents(tmp_path / "listed")) == layout.num_groups
+    assert contents(tmp_path / "listed") == contents(tmp_path / "reversed")
+
+
+def test_bytes_depend_on_the_key_and_not_on_workers_or_passes(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = make_small_layout(8)
+
+    def run(name: str, key: pathlib.Path = key_file, **options: object) -> dict:
+        out = tmp_path / name
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key, **options)
+        return contents(out)
+
+    one = run("one")
+    two_workers = PipelineOptions(
+        ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
+    )
+    assert run("workers", options=two_workers) == one
+    reordered = dataclasses.replace(dataset, blocks=dataset.blocks[::-1])
+    monkeypatch.setattr(Dataset, "digest", dataset.digest)
+    write_batches(
+        dataset=reordered, layout=layout, out=tmp_path / "r", key_file=key_file
+    )
+    assert contents(tmp_path / "r") == one
+    limit = poisson_batching._LOCAL_BASE_BYTES + 3 * 3 * 1000
+    assert estimate(layout, limit).passes > 1
+    assert run("passes", memory_limit=limit) == one
+    create_key_file(tmp_path / "other.key")
+    other = run("other", key=tmp_path / "other.key")
+    assert set(other) == set(one)
+    assert not any(other[name] == one[name] for name in one)
+
+
+def test_a_limit_below_one_range_of_steps_is_refused(
+    make_small_layout: MakeLayout,
+) -> None:
+    with pytest.raises(InputError, match="memory_limit=1000"):
+        groups_per_pass(make_small_layout(), 1000)
+
+
+_RUN = """
+import sys
+from accounting.plan import DpSgdPlan
+from pipelines.parquet_blocks import list_blocks
+from pipelines.poisson_batching import make_layout, write_batches
+source, out, key = sys.argv[1:]
+dataset = list_blocks(source)
+plan = DpSgdPlan(sampler="truncated-poisson", num_examples=100, expected_batch_size=10,
+                 num_steps=40, truncated_batch_size=14)
+layout = make_layout(plan, dataset, 8)
+print("started", flush=True)
+write_batches(dataset=dataset, layout=layout, out=out, key_file=key)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_job_is_finished_by_the_same_command(
+    tmp_path: pathlib.Path,
+    root: pathlib.Path,
+    input_folder: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    """SIGKILL as soon as k files are there, for several k; then run it again."""
+    whole = tmp_path / "whole"
+    layout = make_small_layout(8)
+    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+    out = tmp_path / "killed"
+    command = [sys.executable, "-c", _RUN, str(input_folder), str(out), str(key_file)]
+    kept: dict[str, int] = {}
+    for least in (1, 6, 12):
+        process = subprocess.Popen(
+            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while len(list(out.glob("*.tfrecord"))) < least and process.poll() is None:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for name, changed in kept.items():
+            assert (out / name).stat().st_mtime_ns == changed, "written twice"
+        finished = poisson_batching._finished(out, layout)
+        kept = {
+            layout.file(g).name: (out / layout.file(g).name).stat().st_mtime_ns
+            for g in finished
+        }
+        # A file under its final name is complete, killed or not.
+        for path in out.glob("*.tfrecord"):
+            assert path.read_bytes() == (whole / path.name).read_bytes()
+    if not (out / "manifest.json").exists():
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
+    assert contents(out) == contents(whole)
+    assert sorted(os.listdir(out / "private")) == ["checksums.json"]
+
+
+def test_existing_output_is_never_replaced(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    batches: pathlib.Path,
+) -> None:
+    before = contents(batches)
+    with pytest.raises(InputError, match="it holds finished batches"):
+        write_batches(dataset=dataset, layout=make_small_layout(8), out=batches)
+    assert contents(batches) == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="empty or new folder"):
+        write_batches(
+            dataset=dataset, layout=make_small_layout(8), out=tmp_path / "full"
+        )
+    assert os.listdir(tmp_path / "full") == ["thesis.txt"]
+
+
+def test_an_unfinished_job_of_other_options_input_or_key_is_refused(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, out = make_small_layout(8), tmp_path / "o"
+    poisson_batching.open_job(out, layout, dataset, key_file)
+    create_key_file(tmp_path / "other.key")
+
+    def resume(**changes: object) -> None:
+        options = {"dataset": dataset, "layout": layout, "key_file": key_file}
+        write_batches(out=out, **{**options, **changes})  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match="the same options or columns"):
+        resume(layout=make_small_layout(9))
+    with pytest.raises(InputError, match="the same sampling key"):
+        resume(key_file=tmp_path / "other.key")
+    block = dataclasses.replace(dataset.blocks[0], footer_sha256="0" * 64)
+    changed = dataclasses.replace(dataset, blocks=(block, *dataset.blocks[1:]))
+    with pytest.raises(InputError, match="the same input"):
+        resume(dataset=changed)
+    resume()
+    assert verify(out).findings == ()
+
+
+def test_two_jobs_do_not_write_one_folder(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    layout, out = make_small_layout(8), tmp_path / "o"
+    poisson_batching.open_job(out, layout, dataset, key_file)
+    with (
+        poisson_batching._exclusive(out / "private" / "job.json"),
+        pytest.raises(InputError, match="no other job"),
+    ):
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
+
+
+def test_a_workers_error_is_one_line_and_resumable(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+) -> None:
+    copy = tmp_path / "input"
+    copy.mkdir()
+    for path in input_folder.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    dataset, layout = list_blocks(str(copy)), make_small_layout(8)
+    lost = (copy / "part-1.parquet").read_bytes()
+    (copy / "part-1.parquet").unlink()
+    out = tmp_path / "o"
+    with pytest.raises(InputError, match="to be readable") as error:
+        write_batches(dataset=dataset, layout=layout, out=out)
+    assert "\n" not in str(error.value)
+    assert not (out / "manifest.json").exists()
+    (copy / "part-1.parquet").write_bytes(lost)
+    write_batches(dataset=dataset, layout=layout, out=out)
+    assert verify(out).findings == ()
+
+
+def test_success_with_missing_files_is_noticed(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(poisson_batching, "_run_pass", lambda *arguments: None)
+    with pytest.raises(InputError, match="0 are there"):
+        write_batches(dataset=dataset, layout=make_small_layout(8), out=tmp_path / "o")
+    assert not (tmp_path / "o" / "manifest.json").exists()
+
+
+def test_the_pipeline_holds_no_key(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    """The key is in neither the pipeline proto nor any public file, in any spelling."""
+    import apache_beam as beam
+
+    key = read_key_file(key_file)
+    layout = make_small_layout(8)
+    pipeline = beam.Pipeline()
+    _ = (
+        pipeline
+        | beam.Create(dataset.blocks)
+        | transforms.WriteBatches(layout, str(tmp_path / "o"), str(key_file))
+    )
+    proto = pipeline.to_runner_api().SerializeToString()
+    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
+    public = (tmp_path / "o" / "manifest.json").read_bytes()
+    for secret in (key, key.hex().encode(), key[::-1], str(list(key)).encode()):
+        assert secret not in proto
+        assert secret not in public
+
+
+def test_the_number_of_real_rows_is_not_in_the_manifest(
+    finished: pathlib.Path, tmp_path: pathlib.Path, dataset: Dataset,
+    make_small_layout: MakeLayout, key_file: pathlib.Path,
+) -> None:  # fmt: skip
+    """Two keys, so other batch sizes: the manifests differ in the commitment alone."""
+    layout = make_small_layout(8)
+    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
+    one = read_manifest(finished).to_json()
+    other = read_manifest(tmp_path / "o").to_json()
+    assert one.pop("batches_id") != other.pop("batches_id")
+    assert one == other

@@ -1,0 +1,240 @@
+"""Guarantees of pipelines.reader, pipelines.manifest and pipelines.verify."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.batch_format import iterate_records, write_record
+from pipelines.manifest import (
+    Manifest,
+    read_checksums,
+    read_manifest,
+    write_manifest,
+)
+from pipelines.reader import read_batches
+from pipelines.verify import verify
+
+Fault = Callable[[pathlib.Path], None]
+
+
+def test_every_step_is_read_once_in_order(batches: pathlib.Path) -> None:
+    order = [(batch.step, batch.part) for batch in read_batches(batches)]
+    assert order == [(step, part) for step in range(40) for part in range(2)]
+
+
+@pytest.mark.parametrize("first_step", [0, 1, 17, 39, 40])
+def test_a_resumed_reader_starts_where_it_is_told(
+    batches: pathlib.Path, first_step: int
+) -> None:
+    rest = [batch.step for batch in read_batches(batches, first_step=first_step)]
+    assert sorted(set(rest)) == list(range(first_step, 40))
+
+
+@pytest.mark.parametrize("first_step", [-1, 41, 1.0])
+def test_a_start_outside_the_plan_is_refused(
+    batches: pathlib.Path, first_step: int
+) -> None:
+    with pytest.raises(InputError, match="first_step"):
+        read_batches(batches, first_step=first_step)
+
+
+def test_manifest_round_trip(batches: pathlib.Path) -> None:
+    manifest = read_manifest(batches)
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.parts_per_step == 2
+
+
+def test_the_manifest_holds_public_values_only(batches: pathlib.Path) -> None:
+    fields = json.loads((batches / "manifest.json").read_bytes())
+    assert set(fields) == {
+        "format", "version", "plan", "columns", "physical_batch_size", "batches_id",
+        "dataset", "files",
+    }  # fmt: skip
+    assert {tuple(file) for file in fields["files"]} == {
+        ("first_step", "name", "num_steps")
+    }
+    private = batches / "private"
+    assert private.stat().st_mode & 0o077 == 0
+    assert (private / "checksums.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"format": "other"},
+        {"extra": 1},
+        {"files": []},
+        {"physical_batch_size": 0},
+        {"plan": {}},
+        {"columns": [{"name": "x", "dtype": "string", "shape": []}]},
+    ],
+)
+def test_a_manifest_that_is_not_one_is_refused(
+    batches: pathlib.Path, change: dict[str, object]
+) -> None:
+    fields = read_manifest(batches).to_json()
+    with pytest.raises(InputError):
+        Manifest.from_json({**fields, **change})
+
+
+def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(folder.glob("*.tfrecord"))
+
+
+def flip_a_byte(folder: pathlib.Path) -> None:
+    path = files_of(folder)[3]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(folder: pathlib.Path) -> None:
+    path = files_of(folder)[-1]
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def remove(folder: pathlib.Path) -> None:
+    files_of(folder)[0].unlink()
+
+
+def duplicate(folder: pathlib.Path) -> None:
+    shutil.copy(files_of(folder)[0], files_of(folder)[1])
+
+
+def swap(folder: pathlib.Path) -> None:
+    one, other = files_of(folder)[:2]
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+
+
+def edit_manifest(folder: pathlib.Path) -> None:
+    path = folder / "manifest.json"
+    text = path.read_text()
+    edited = text.replace('"expected_batch_size": 10', '"expected_batch_size": 9')
+    path.write_text(edited)
+
+
+def drop_checksums(folder: pathlib.Path) -> None:
+    (folder / "private" / "checksums.json").unlink()
+
+
+def drop_manifest(folder: pathlib.Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def _rewrite(folder: pathlib.Path, edit: Callable[[list[bytes]], list[bytes]]) -> None:
+    """Replaces the records of a file, and its checksum, as a faulty writer would."""
+    manifest, checksums = read_manifest(folder), read_checksums(folder)
+    path = files_of(folder)[2]
+    file = io.BytesIO()
+    records = edit(list(iterate_records(path.read_bytes())))
+    for record in records:
+        write_record(file, record)
+    path.write_bytes(file.getvalue())
+    checksums[path.name] = dataclasses.replace(
+        checksums[path.name],
+        size=len(file.getvalue()),
+        sha256=hashlib.sha256(file.getvalue()).hexdigest(),
+        num_records=len(records),
+    )
+    write_manifest(folder, manifest, checksums)
+
+
+def skip_a_step(folder: pathlib.Path) -> None:
+    _rewrite(folder, lambda records: records[2:])
+
+
+def repeat_a_step(folder: pathlib.Path) -> None:
+    _rewrite(folder, lambda records: records[:2] + records)
+
+
+def reorder_steps(folder: pathlib.Path) -> None:
+    _rewrite(folder, lambda records: records[2:] + records[:2])
+
+
+def drop_a_part(folder: pathlib.Path) -> None:
+    _rewrite(folder, lambda records: records[:1] + records[2:])
+
+
+def drop_the_end(folder: pathlib.Path) -> None:
+    _rewrite(folder, lambda records: records[:-1])
+
+
+def append_a_step(folder: pathlib.Path) -> None:
+    extra = list(iterate_records(files_of(folder)[3].read_bytes()))[:2]
+    _rewrite(folder, lambda records: records + extra)
+
+
+def edit_a_record(folder: pathlib.Path) -> None:
+    """A well-framed record with another weight, as an editor of data would write."""
+    real, padded = np.array([1, 0], "<f4"), np.array([1, 1], "<f4")
+    _rewrite(
+        folder,
+        lambda records: [r.replace(real.tobytes(), padded.tobytes()) for r in records],
+    )
+
+
+CHANGED = "to be as it was written; it was changed"
+IN_ORDER = "in order; found step"
+FAULTS: list[tuple[Fault, str]] = [
+    (flip_a_byte, CHANGED),
+    (truncate, CHANGED),
+    (remove, "to be readable: FileNotFoundError"),
+    (duplicate, CHANGED),
+    (swap, CHANGED),
+    (edit_manifest, "it was edited"),
+    (drop_checksums, "Without it the batches cannot be verified"),
+    (drop_manifest, "run `dpsgd batches` to the end"),
+    (skip_a_step, IN_ORDER),
+    (repeat_a_step, IN_ORDER),
+    (reorder_steps, IN_ORDER),
+    (drop_a_part, IN_ORDER),
+    (drop_the_end, "to end with step"),
+    (append_a_step, IN_ORDER),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS)
+def test_no_fault_passes_the_reader(
+    batches: pathlib.Path, fault: Fault, message: str
+) -> None:
+    fault(batches)
+    with pytest.raises(InputError, match=message) as error:
+        list(read_batches(batches))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [*FAULTS, (edit_a_record, "weight 1, then padding|as many rows as were written")],
+)
+def test_no_fault_passes_verify(
+    batches: pathlib.Path, fault: Fault, message: str
+) -> None:
+    fault(batches)
+    try:
+        findings = "\n".join(verify(batches).findings)
+    except InputError as error:
+        findings = str(error)
+    assert re.search(message, findings), findings
+
+
+def test_verify_finds_every_damaged_file_and_strangers(batches: pathlib.Path) -> None:
+    assert verify(batches).findings == ()
+    flip_a_byte(batches)
+    remove(batches)
+    (batches / "batches-999.tfrecord").write_bytes(b"")
+    assert len(verify(batches).findings) == 3
