@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting import bounds
+from accounting import bounds, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.manifest import Manifest
@@ -32,8 +32,6 @@ def plan_statement(
     delta: float,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``."""
-    from accounting import statement
-
     return statement.privacy_statement(
         plan,
         noise_multiplier=noise_multiplier,

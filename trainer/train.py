@@ -59,6 +59,7 @@ _NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
     "No epsilon can be stated."
 )
+_NO_DELTA = "No delta was given; `dpsgd account RUN --delta D` states epsilon."
 
 
 class StoppedError(InputError):
@@ -72,12 +73,14 @@ class Summary:
     Attributes:
       run: The folder.
       metrics: Of the held-out examples, at the end.
-      statement: The privacy statement as JSON; None if there is none.
+      statement: The privacy statement as JSON; None if no delta was given.
+      text: The same for people.
     """
 
     run: pathlib.Path
     metrics: dict[str, Any]
     statement: dict[str, Any] | None
+    text: str
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
@@ -96,13 +99,27 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
         not what their manifest says.
       StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
     """
-    checked = preflight.check(request)
-    reporter = reporter or Silent()
+    return run_checked(preflight.check(request), reporter or Silent())
+
+
+def run_checked(checked: Checked, reporter: Reporter) -> Summary:
+    """Does what ``train`` does, for a request that was checked already."""
     model = _make_model(checked)
+    reporter.say(_describe(checked, model))
     session = _Session(checked, model, _open_run(checked), reporter)
     with session.recorded(), _stop_signals() as stop:
         session.run_steps(stop)
         return session.finish()
+
+
+def _describe(checked: Checked, model: models.TrainableModel) -> str:
+    plan, noise = checked.manifest.plan, checked.noise_multiplier
+    return (
+        f"{checked.request.settings.method} on {plan.sampler} batches: "
+        f"{plan.num_steps} steps of {plan.expected_batch_size} expected examples of "
+        f"{plan.num_examples}, {model.description['num_parameters']} parameters"
+        + (f", noise multiplier {noise:.6g}" if noise is not None else "")
+    )
 
 
 def make_optimizer(settings: TrainSettings) -> Any:
@@ -321,7 +338,7 @@ class _Session:
         run, record = self._request.run, self._record(complete=True)
         self._reporter.say("exporting the model")
         export(self._model, self._checked.manifest, run)
-        statement = self._write_statement(record)
+        text, statement = self._write_statement(record)
         metrics = {k: v for k, v in self._points[-1].items() if k != "step"}
         metrics = {"examples": "held-out", "method": record.method, **metrics}
         for name, value in (
@@ -333,15 +350,15 @@ class _Session:
         plots.plot_curve(self._points, run / run_record.CURVE_PLOT_NAME, title=title)
         self._write_record(complete=True)
         self._checkpoints.remove()
-        return Summary(run=run, metrics=metrics, statement=statement)
+        return Summary(run=run, metrics=metrics, statement=statement, text=text)
 
-    def _write_statement(self, record: RunRecord) -> dict[str, Any] | None:
+    def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any] | None]:
         run = self._request.run
         if record.method == NON_PRIVATE:
             text = _NOT_PRIVATE
             fields: dict[str, Any] = {"private": False, "reason": _NOT_PRIVATE}
         elif record.target_delta is None:
-            return None
+            return _NO_DELTA, None
         else:
             statement = privacy.run_statement(
                 record, self._checked.manifest, delta=None
@@ -350,7 +367,7 @@ class _Session:
         write_atomically(run / run_record.PRIVACY_NAME, pretty_json(fields))
         data = text.rstrip("\n").encode() + b"\n"
         write_atomically(run / run_record.PRIVACY_TEXT_NAME, data)
-        return fields
+        return text, fields
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:

@@ -1,0 +1,224 @@
+"""``dpsgd train`` and ``dpsgd account``; the latter runs without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accounting import plan as plans
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_int
+from trainer.settings import DP_SGD, METHODS, OPTIMIZERS, TrainSettings
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def _sizes(
+    context: click.Context, parameter: click.Parameter, text: str
+) -> tuple[int, ...]:
+    del context, parameter  # the text says it all
+    try:
+        return tuple(int(size) for size in text.split(",") if size)
+    except ValueError:
+        raise InputError(
+            f"Expected hidden={text!r} to be integers separated by commas, as 64,32."
+        ) from None
+
+
+@click.command(name="train")
+@click.option(
+    "--batches",
+    type=_FOLDER,
+    required=True,
+    help="Folder that `dpsgd batches` wrote.",
+)
+@click.option(
+    "--eval",
+    "held_out",
+    type=_FOLDER,
+    required=True,
+    help="Held-out examples: a split that `dpsgd prepare` wrote.",
+)
+@click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=DP_SGD,
+    show_default=True,
+    help="non-private: the same batches without clip and noise.",
+)
+@click.option("--epsilon", type=float, help="Target; the noise follows from it.")
+@click.option("--delta", type=float, help="Well below one over the examples.")
+@click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
+@click.option(
+    "--l2-norm-clip", type=float, help="Bound on the norm of one example's gradient."
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(OPTIMIZERS),
+    default="adam",
+    show_default=True,
+)
+@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
+@click.option(
+    "--model",
+    default="criteo",
+    show_default=True,
+    help="Or module:function, which takes the manifest and returns a Keras model.",
+)
+@click.option("--embedding-dim", type=int, default=8, show_default=True)
+@click.option(
+    "--hidden",
+    default="64,32",
+    show_default=True,
+    callback=_sizes,
+    help="Sizes of the hidden layers.",
+)
+@click.option(
+    "--init-seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the initial weights, which are public.",
+)
+@click.option(
+    "--noise-key-file",
+    type=_FILE,
+    help="Made if missing.  Default: OUT/private/noise.key.",
+)
+@click.option(
+    "--eval-every", type=int, help="Steps between evaluations.  Default: a tenth."
+)
+@click.option(
+    "--checkpoint-every",
+    type=int,
+    help="Steps between checkpoints.  Default: every minute.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def train_command(**flags: Any) -> None:
+    """Train on batches with DP-SGD; evaluate, export, and state epsilon.
+
+    A run that was interrupted goes on when the same command is given again.
+
+    \b
+    Example:
+      dpsgd train --batches batches --eval data/test --out run \\
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 1
+    """
+    as_json = flags.pop("as_json")
+    request = _request(flags)
+    from trainer.preflight import check
+    from trainer.progress import Terminal
+
+    with Terminal() as reporter:
+        checked = check(request)
+        # TensorFlow takes seconds to load: what can be refused was refused before.
+        reporter.say("loading TensorFlow")
+        from trainer.train import run_checked
+
+        summary = run_checked(checked, reporter)
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), indent=2))
+        return
+    auc = summary.metrics["auc"]
+    click.echo(
+        f"held-out AUC {'undefined' if auc is None else f'{auc:.4f}'}, "
+        f"log loss {summary.metrics['log_loss']:.4f}"
+    )
+    click.echo(summary.text.rstrip("\n"))
+    click.echo(f"results in {summary.run}")
+
+
+def _request(flags: dict[str, Any]) -> Any:
+    from trainer.preflight import Request
+
+    folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
+    rest = {name: flags.pop(name) for name in ("noise_key_file", "checkpoint_every")}
+    settings = TrainSettings(
+        target_epsilon=flags.pop("epsilon"), target_delta=flags.pop("delta"), **flags
+    )
+    return Request(settings=settings, **folders, **rest)
+
+
+@click.command(name="account")
+@click.argument("run", type=_FOLDER, required=False)
+@click.option("--delta", type=float, help="Default for a run: the one it was for.")
+@click.option("--noise-key-file", type=_FILE, help="If it is not in the run.")
+@click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of a plan.")
+@click.option("--num-examples", type=int, help="Slots of the data set.")
+@click.option("--batch-size", type=int, help="Expected examples of a step.")
+@click.option("--truncated-batch-size", type=int, help="For truncated Poisson.")
+@click.option("--num-steps", type=int, help="Steps in all.")
+@click.option("--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps.")
+@click.option("--noise-multiplier", type=float, help="Noise over the clip norm.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def account(run: Path | None, as_json: bool, **flags: Any) -> None:
+    """State the epsilon of a run from what it executed, or that of a plan.
+
+    \b
+    Example, of a run, and of a plan that nobody has executed:
+      dpsgd account run
+      dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
+          --epochs 10 --noise-multiplier 1.1 --delta 1e-5
+    """
+    statement = _account_plan(flags) if run is None else _account_run(run, flags)
+    if as_json:
+        click.echo(json.dumps(statement.to_json(), indent=2))
+    else:
+        click.echo(statement.to_text().rstrip("\n"))
+
+
+def _account_run(run: Path, flags: dict[str, Any]) -> Any:
+    from trainer import privacy
+    from trainer.run_record import read_run
+
+    for name, value in flags.items():
+        if value is not None and name not in ("delta", "noise_key_file"):
+            raise InputError(
+                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
+                "and record say what was executed."
+            )
+    record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
+    return privacy.run_statement(record, manifest, delta=flags["delta"])
+
+
+def _account_plan(flags: dict[str, Any]) -> Any:
+    from trainer import privacy
+
+    for name in ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta"):
+        if flags[name] is None:
+            raise InputError(
+                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
+                "a plan. See `dpsgd account --help`."
+            )
+    if flags["noise_key_file"] is not None:
+        raise InputError("Expected no --noise-key-file without a run.")
+    return privacy.plan_statement(
+        _plan(flags),
+        noise_multiplier=flags["noise_multiplier"],
+        l2_norm_clip=None,
+        delta=flags["delta"],
+    )
+
+
+def _plan(flags: dict[str, Any]) -> DpSgdPlan:
+    num_steps, epochs = flags["num_steps"], flags["epochs"]
+    if (num_steps is None) == (epochs is None):
+        raise InputError("Expected exactly one of --num-steps and --epochs.")
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
+        num_steps = epochs * plans.steps_per_epoch(
+            flags["num_examples"], flags["batch_size"]
+        )
+    return DpSgdPlan(
+        sampler=flags["sampler"],
+        num_examples=flags["num_examples"],
+        expected_batch_size=flags["batch_size"],
+        num_steps=num_steps,
+        num_epochs=epochs or 1,
+        truncated_batch_size=flags["truncated_batch_size"],
+    )
