@@ -129,7 +129,7 @@ class PrepareOptions:
     """
 
     num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
-    split: tuple[int, int, int] = (80, 10, 10)
+    split: tuple[int, ...] = (80, 10, 10)
     on_bad_row: str = "fail"
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
     row_groups_per_file: int = ROW_GROUPS_PER_FILE
@@ -831,6 +831,8 @@ def prepare(
       InputError: see ``list_files``, ``check_output``, ``PrepareOptions``; malformed
         lines; no row for the training data.
     """
+    if num_threads is not None:
+        check_int("--threads", num_threads, at_least=1)
     files = list_files(pattern)
     check_output(out)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
