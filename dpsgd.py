@@ -16,7 +16,10 @@ __version__ = "0.1.0"
 
 #: name -> (where the click command lives, its one line in the list of commands).
 COMMANDS = {
-    "demo": ("demo", "All of it on synthetic data, with a report and plots."),
+    "demo": (
+        "trainer.demo:demo",
+        "All of it on synthetic data, with a report and plots.",
+    ),
     "synth": (
         "pipelines.data_commands:synth",
         "Write Criteo-format text with a signal.",

@@ -1,0 +1,77 @@
+"""What the code owes its readers: short functions, documented contracts, real names."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PACKAGES = ("accounting", "pipelines", "trainer")
+SOURCES = [
+    ROOT / "dpsgd.py",
+    *(path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))),
+]
+DOCTESTED = ("accounting.plan", "accounting.bounds")
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def body_lines(node: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    documented = ast.get_docstring(node, clean=False)
+    first = node.body[0]
+    skipped = first.end_lineno - first.lineno + 1 if documented else 0
+    return node.end_lineno - node.lineno + 1 - skipped
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_functions_are_short_and_public_ones_documented(path: pathlib.Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "the module has no docstring"
+    for node in functions(tree):
+        assert body_lines(node) <= 60, f"{node.name} is too long"
+    public = [
+        node
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+    ]
+    for node in public:
+        assert ast.get_docstring(node), f"{node.name} has no docstring"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_package_init_imports_nothing(package: str) -> None:
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    assert all(isinstance(node, ast.Expr) for node in tree.body)
+
+
+@pytest.mark.parametrize("module", DOCTESTED)
+def test_docstring_examples_run(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_one_version(root: pathlib.Path) -> None:
+    import dpsgd
+
+    setup = (root / "setup.py").read_text()
+    assert f'version="{dpsgd.__version__}"' in setup
+    changelog = (root / "CHANGELOG.md").read_text()
+    assert f"## {dpsgd.__version__}" in changelog
+
+
+def test_nothing_names_a_machine(root: pathlib.Path) -> None:
+    """Paths of one developer's machine have no place in the project."""
+    for path in [*SOURCES, root / "README.md", root / "Makefile"]:
+        text = path.read_text()
+        for prefix in ("/" + "root/", "/" + "home/", "/" + "work/"):
+            assert prefix not in text, f"{path.name} names {prefix}"

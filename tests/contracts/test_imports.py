@@ -1,0 +1,148 @@
+"""Who may import what, and that looking something up stays fast."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = {
+    "apache_beam",
+    "tensorflow",
+    "tf_keras",
+    "tensorflow_privacy",
+    "scipy",
+    "dp_accounting",
+    "matplotlib",
+    "pyarrow",
+    "numpy",
+}
+FRAMEWORKS = {"apache_beam", "tensorflow", "tf_keras", "tensorflow_privacy"}
+
+_PROBE = """
+import runpy, sys
+sys.argv = {argv!r}
+try:
+    {code}
+except SystemExit:
+    pass
+print("LOADED", *sorted({{name.split(".")[0] for name in sys.modules}}))
+"""
+
+
+def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after ``code``."""
+    probe = _PROBE.format(argv=["dpsgd", *arguments], code=code)
+    result = subprocess.run(
+        [sys.executable, "-c", probe],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(result.stdout.rsplit("LOADED", 1)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("accounting", HEAVY),
+        ("pipelines", HEAVY),
+        ("trainer", HEAVY),
+        ("dpsgd", HEAVY),
+        ("accounting.plan", HEAVY),
+        ("accounting.validation", HEAVY),
+        ("accounting.bounds", FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"}),
+        ("accounting.commands", FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"}),
+        ("accounting.statement", FRAMEWORKS | {"matplotlib"}),
+        ("pipelines.sampling", FRAMEWORKS),
+        ("pipelines.batch_format", FRAMEWORKS),
+        ("pipelines.manifest", FRAMEWORKS),
+        ("pipelines.keys", FRAMEWORKS),
+        ("pipelines.reader", FRAMEWORKS),
+        ("pipelines.verify", FRAMEWORKS),
+        ("pipelines.data_commands", FRAMEWORKS),
+        ("pipelines.batch_commands", FRAMEWORKS),
+        ("pipelines.transforms", {"tensorflow", "tf_keras", "tensorflow_privacy"}),
+        ("pipelines.poisson_batching", {"tensorflow", "tf_keras", "trainer"}),
+        ("trainer.run_record", FRAMEWORKS),
+        ("trainer.commands", FRAMEWORKS),
+        ("trainer.train", {"apache_beam"}),
+    ],
+)
+def test_a_module_loads_no_more_than_it_may(
+    root: pathlib.Path, module: str, forbidden: set[str]
+) -> None:
+    assert not loaded(root, f"import {module}") & forbidden
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("plan", "--help"),
+        ("account", "--help"),
+        ("train", "--help"),
+        ("batches", "--help"),
+        ("prepare", "--help"),
+        ("synth", "--help"),
+        ("verify", "--help"),
+        ("demo", "--help"),
+    ],
+)
+def test_help_loads_nothing_heavy(
+    root: pathlib.Path, arguments: tuple[str, ...]
+) -> None:
+    names = loaded(root, "runpy.run_module('dpsgd', run_name='__main__')", *arguments)
+    assert not names & (HEAVY - {"numpy"})
+
+
+PLAN = (
+    "--num-examples=36800000", "--batch-size=1024", "--epochs=1", "--delta=2.7e-8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", *PLAN, "--epsilon=5", "--sampler=truncated-poisson"),
+        ("account", *PLAN, "--sampler=poisson", "--noise-multiplier=0.5"),
+    ],
+)
+def test_plan_and_account_load_no_framework(
+    root: pathlib.Path, arguments: tuple[str, ...]
+) -> None:
+    names = loaded(root, "runpy.run_module('dpsgd', run_name='__main__')", *arguments)
+    assert not names & FRAMEWORKS
+
+
+@pytest.mark.parametrize("command", ["plan", "account"])
+def test_plan_and_account_start_in_under_three_seconds(
+    root: pathlib.Path, command: str
+) -> None:
+    """Processor time, so that a busy machine does not fail it; measured: 0.3 s."""
+    before = os.times()
+    start = time.monotonic()
+    subprocess.run(
+        [sys.executable, "dpsgd.py", command, "--help"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    after = os.times()
+    used = after.children_user + after.children_system
+    used -= before.children_user + before.children_system
+    assert used < 3 or time.monotonic() - start < 3
+
+
+def test_the_import_contracts_hold(root: pathlib.Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c"
+         "; c(standalone_mode=True)"],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout

@@ -1,0 +1,241 @@
+"""The whole path on real rows, command by command, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+BUDGET = ("--epsilon=3", "--delta=1e-4")
+TRAIN = (
+    "train", "--batches=batches", "--eval=data/test", "--l2-norm-clip=1", *BUDGET,
+    "--embedding-dim=2", "--hidden=8", "--optimizer=sgd", "--learning-rate=0.1",
+)  # fmt: skip
+
+
+def dpsgd(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in ``folder``."""
+    return subprocess.run(
+        [sys.executable, "-m", "dpsgd", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def succeed(folder: pathlib.Path, *arguments: str) -> str:
+    """Runs a command that must succeed; returns standard output."""
+    result = dpsgd(folder, *arguments)
+    assert result.returncode == 0, f"{arguments}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def refuse(folder: pathlib.Path, *arguments: str) -> str:
+    """Runs a command that must fail; returns its one line."""
+    result = dpsgd(folder, *arguments)
+    assert result.returncode == 2, f"{arguments}\n{result.stdout}\n{result.stderr}"
+    errors = re.findall(r"^error: (.*)$", result.stderr, re.M)
+    assert len(errors) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return errors[0]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    criteo_sample: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """A folder with data, batches and a finished run.  Not to be changed."""
+    folder = tmp_path_factory.mktemp("criteo")
+    succeed(
+        folder, "prepare", f"--input={criteo_sample}", "--format=criteo-tsv",
+        "--out=data", "--buckets=200", "--row-group-rows=500",
+    )  # fmt: skip
+    succeed(
+        folder, "batches", "--input=data/train", "--out=batches", "--batch-size=100",
+        "--epochs=2", "--physical-batch-size=64", *BUDGET,
+    )  # fmt: skip
+    succeed(folder, *TRAIN, "--out=run")
+    return folder
+
+
+@pytest.fixture
+def copy(finished: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy of ``finished``, to be damaged."""
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_the_chain_agrees_from_text_to_epsilon(finished: pathlib.Path) -> None:
+    manifest = json.loads((finished / "batches/manifest.json").read_bytes())
+    plan = manifest["plan"]
+    # 1,999 rows; 80 % train; two epochs of 16 steps.
+    assert plan["num_examples"] == 1599
+    assert plan["num_steps"] == 32
+    stated = json.loads(succeed(finished, "account", "run", "--json"))
+    written = json.loads((finished / "run/privacy.json").read_bytes())
+    assert stated == written
+    text = json.dumps(stated)
+    for value in ("zero-out", "truncated", "upper"):
+        assert value in text
+    metrics = json.loads((finished / "run/metrics.json").read_bytes())
+    assert metrics["num_examples"] == 200
+    assert 0 < metrics["log_loss"] < 5
+
+
+def test_the_epsilon_is_that_of_an_independent_accountant(
+    finished: pathlib.Path,
+) -> None:
+    """dp_accounting's own PLD of the Poisson part: the truncation adds next to none."""
+    import dp_accounting
+    from dp_accounting import pld
+
+    record = json.loads((finished / "run/run_record.json").read_bytes())
+    plan = json.loads((finished / "batches/manifest.json").read_bytes())["plan"]
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(
+            plan["expected_batch_size"] / plan["num_examples"],
+            dp_accounting.GaussianDpEvent(record["noise_multiplier"]),
+        ),
+        plan["num_steps"],
+    )
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4)
+    assert 2.99 < accountant.compose(event).get_epsilon(1e-4) < 3.01
+
+
+def test_the_command_line_works_as_installed(finished: pathlib.Path) -> None:
+    assert succeed(finished, "verify", "batches").startswith("intact: ")
+    assert "dpsgd" in succeed(finished, "--version")
+
+
+def edit(path: str, change: Callable[[str], str]) -> Callable[[pathlib.Path], None]:
+    """A fault that rewrites a text file."""
+
+    def fault(folder: pathlib.Path) -> None:
+        target = folder / path
+        before = target.read_text()
+        target.write_text(change(before))
+        assert target.read_text() != before, "the fault changed nothing"
+
+    return fault
+
+
+def flip_a_byte(folder: pathlib.Path) -> None:
+    path = sorted((folder / "batches").glob("*.tfrecord"))[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 4
+    path.write_bytes(data)
+
+
+def other_batches(folder: pathlib.Path) -> None:
+    shutil.rmtree(folder / "batches")
+    succeed(
+        folder, "batches", "--input=data/train", "--out=batches", "--batch-size=100",
+        "--epochs=2", "--physical-batch-size=64", *BUDGET,
+    )  # fmt: skip
+
+
+def fewer_steps(text: str) -> str:
+    fields = json.loads(text)
+    fields["steps_executed"] = 31
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("fault", "command"),
+    [
+        (flip_a_byte, ("verify", "batches")),
+        (flip_a_byte, (*TRAIN, "--out=again")),
+        (edit("batches/manifest.json", lambda t: t.replace(": 100", ": 99")),
+         (*TRAIN, "--out=again")),
+        (edit("run/manifest.json", lambda t: t.replace(": 100", ": 99")),
+         ("account", "run")),
+        (edit("run/run_record.json", lambda t: t.replace("0.", "9.", 1)),
+         ("account", "run")),
+        (edit("run/run_record.json", fewer_steps), ("account", "run")),
+    ],
+)  # fmt: skip
+def test_the_chain_refuses_to_lie(
+    copy: pathlib.Path,
+    fault: Callable[[pathlib.Path], None],
+    command: tuple[str, ...],
+) -> None:
+    fault(copy)
+    refuse(copy, *command)
+
+
+def test_a_run_does_not_continue_on_other_batches(copy: pathlib.Path) -> None:
+    """Same plan, other key: the manifest differs in the commitment alone."""
+    other_batches(copy)
+    refuse(copy, *TRAIN, "--out=run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prepare", "--input=absent.txt", "--out=new"), "absent.txt"),
+        (("batches", "--input=absent", "--out=new", "--batch-size=9", "--epochs=1"),
+         "absent"),
+        (("batches", "--input=data/train", "--out=new", "--batch-size=1600",
+          "--epochs=1"), "expected_batch_size=1600"),
+        (("batches", "--input=data/train", "--out=new", "--batch-size=100",
+          "--epochs=1", "--truncated-batch-size=90"), "truncated_batch_size=90"),
+        (("batches", "--input=data/train", "--out=new", "--batch-size=100"),
+         "--epochs and --num-steps"),
+        (("batches", "--input=data/train", "--out=batches", "--batch-size=100",
+          "--epochs=1"), "it holds finished batches"),
+        (("batches", "--input=data/train", "--out=new", "--batch-size=100",
+          "--epochs=1", "--memory=4"), "--memory=4"),
+        (("verify", "data"), "manifest.json to exist"),
+        ((*TRAIN, "--out=data"), "data"),
+        (("train", "--batches=data", "--eval=data/test", "--out=new",
+          "--l2-norm-clip=1", *BUDGET), "manifest.json to exist"),
+        (("account", "batches"), "run_record.json"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_line_and_leaves_nothing(
+    finished: pathlib.Path, arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refuse(finished, *arguments)
+    assert not (finished / "new").exists()
+
+
+def test_a_key_that_others_can_read_is_refused(copy: pathlib.Path) -> None:
+    key = copy / "sampling.key"
+    key.write_text("ab" * 32)
+    key.chmod(0o644)
+    line = refuse(
+        copy, "batches", "--input=data/train", "--out=new", "--batch-size=100",
+        "--epochs=1", "--key-file=sampling.key",
+    )  # fmt: skip
+    assert "chmod 600" in line
+    assert "ab" * 32 not in line
+    assert not (copy / "new").exists()
+
+
+def test_nothing_public_holds_a_key_or_a_count_of_real_rows(
+    finished: pathlib.Path,
+) -> None:
+    secrets = [path.read_text().strip() for path in finished.glob("*/private/*.key")]
+    assert len(secrets) == 2
+    checksums = json.loads((finished / "batches/private/checksums.json").read_bytes())
+    counts = {str(file["num_real"]) for file in checksums["files"].values()}
+    for path in finished.rglob("*.*"):
+        inside = path.relative_to(finished).parts
+        if not path.is_file() or "private" in inside or inside[0] == "data":
+            continue
+        data = path.read_bytes()
+        assert not any(secret.encode() in data for secret in secrets), path
+        if path.suffix == ".json":
+            numbers = set(re.findall(r"[\d.e-]+", data.decode()))
+            assert not numbers & {c for c in counts if int(c) > 64}, path
