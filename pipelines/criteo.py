@@ -82,8 +82,9 @@ HASH_NAME = "dpsgd-mix64-v1"
 #: ``on_progress(phase, bytes done, bytes in all)``.
 Progress = Callable[[str, int, int], None]
 
-# Small enough for the temporaries of a block to stay in the cache of a core.
-_BLOCK_BYTES = 1 << 20
+# Small enough for the temporaries of a block to stay in the cache of a core, and for
+# the allocator to keep their memory: a MiB takes twice as long per row.
+_BLOCK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24
 _REPORTED_LINES = 5
 
@@ -192,8 +193,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.label)
 
-    def __getitem__(self, rows: slice) -> Rows:
-        """Returns a view of a range of rows."""
+    def __getitem__(self, rows: slice | np.ndarray) -> Rows:
+        """Returns a view of a range of rows, or a copy of those of a mask."""
         return Rows(
             label=self.label[rows],
             integers=self.integers[rows],
@@ -245,11 +246,17 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 
 _SALTS = _mix(np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+_SALTS = _SALTS[:, None]  # fields come as (columns, rows)
 
 
 def _words(data: bytes) -> np.ndarray:
     """Returns the little-endian word that starts at each byte, a view of ``data``."""
     return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+
+
+def _first_bytes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the words with all but their first ``lengths`` bytes zeroed."""
+    return words & _LOW_BYTES[np.minimum(lengths, 8)]
 
 
 def _hash_fields(
@@ -262,16 +269,19 @@ def _hash_fields(
     an empty s counts as one zero word.  Eight hexadecimal digits are one word.
     """
     lengths = ends - starts
-    states = salts ^ (lengths.astype(np.uint64) * np.uint64(_GOLDEN))
-    states = _mix(states ^ (words[starts] & _LOW_BYTES[np.minimum(lengths, 8)]))
-    longer = np.nonzero(lengths > 8)
-    offset = 8
-    while longer[0].size:
+    states = lengths.astype(np.uint64)
+    states *= np.uint64(_GOLDEN)
+    states ^= salts
+    states ^= _first_bytes(words[starts], lengths)
+    states = _mix(states)
+    flat, starts, lengths = states.reshape(-1), starts.reshape(-1), lengths.reshape(-1)
+    longer, offset = np.flatnonzero(lengths > 8), 8
+    while longer.size:
         rest = lengths[longer] - offset
-        word = words[starts[longer] + offset] & _LOW_BYTES[np.minimum(rest, 8)]
-        states[longer] = _mix(states[longer] ^ word)
-        longer = tuple(index[rest > 8] for index in longer)
-        offset += 8
+        flat[longer] = _mix(
+            flat[longer] ^ _first_bytes(words[starts[longer] + offset], rest)
+        )
+        longer, offset = longer[rest > 8], offset + 8
     return states
 
 
@@ -282,61 +292,72 @@ def _eight_digits(
 
     Multiplies neighbouring digits, pairs and quadruples together within each word.
     """
-    mask = ~_LOW_BYTES[8 - num_digits]
-    zeros = np.uint64(0x3030303030303030)
-    words = (words & mask) | (zeros & ~mask)
-    high = np.uint64(0xF0F0F0F0F0F0F0F0)
-    carry = words + np.uint64(0x0606060606060606)
-    valid = ((words & high) == zeros) & ((carry & high) == zeros)
-    words -= zeros
-    words = (words * np.uint64(10) + (words >> np.uint64(8))) & np.uint64(
-        0x00FF00FF00FF00FF
-    )
-    words = (words * np.uint64(100) + (words >> np.uint64(16))) & np.uint64(
-        0x0000FFFF0000FFFF
-    )
-    words = words * np.uint64(10_000) + (words >> np.uint64(32))
-    return (words & np.uint64(0xFFFFFFFF)).astype(np.int64), valid
+    # Zero characters, and zeros for those before the number.
+    digits = (words ^ np.uint64(0x3030303030303030)) & ~_LOW_BYTES[8 - num_digits]
+    carry = digits + np.uint64(0x0606060606060606)
+    valid = ((digits | carry) & np.uint64(0xF0F0F0F0F0F0F0F0)) == 0
+    for base, bits, mask in (
+        (10, 8, 0x00FF00FF00FF00FF),
+        (100, 16, 0x0000FFFF0000FFFF),
+        (10_000, 32, 0x00000000FFFFFFFF),
+    ):
+        high = digits >> np.uint64(bits)
+        digits *= np.uint64(base)
+        digits += high
+        digits &= np.uint64(mask)
+    return digits.astype(np.int64), valid
 
 
 def _parse_integers(
     words: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the float32 nearest to each field, NaN if empty, and its validity."""
+    shape, starts, ends = starts.shape, starts.reshape(-1), ends.reshape(-1)
     lengths = ends - starts
-    negative = (words[starts] & np.uint64(0xFF)) == _MINUS
+    negative = words[starts].astype(np.uint8) == _MINUS
     digits = lengths - negative
     numbers, valid = _eight_digits(words[ends - 8], np.minimum(digits, 8))
     for offset in (8, 16):
-        longer = np.nonzero((digits > offset) & (digits <= _MAX_DIGITS))
+        longer = np.flatnonzero((digits > offset) & (digits <= _MAX_DIGITS))
         more, good = _eight_digits(
             words[ends[longer] - 8 - offset], np.minimum(digits[longer] - offset, 8)
         )
         numbers[longer] += more * 10**offset
         valid[longer] &= good
     valid &= (digits > 0) & (digits <= _MAX_DIGITS)
-    numbers[negative] *= -1
+    np.negative(numbers, out=numbers, where=negative)
     values = numbers.astype(np.float32)
     missing = lengths == 0
     values[missing] = np.nan
-    return values, valid | missing
+    return values.reshape(shape), (valid | missing).reshape(shape)
 
 
 def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns where the fields of lines with the right number of them start and end.
 
     Returns:
-      starts and ends, of shape (such lines, NUM_FIELDS), and for every line whether it
+      starts and ends, of shape (NUM_FIELDS, such lines), and for every line whether it
       is such a line.
     """
-    delimiters = np.flatnonzero((text == _TAB) | (text == _NEWLINE))
-    line_ends = np.flatnonzero(text[delimiters] == _NEWLINE)
-    complete = np.diff(line_ends) == NUM_FIELDS
-    last = line_ends[1:][complete]
-    index = last[:, None] + np.arange(1 - NUM_FIELDS, 1)
-    starts, ends = delimiters[index - 1] + 1, delimiters[index]
-    returned = text[ends[:, -1] - 1] == _RETURN
-    ends[:, -1] -= returned
+    is_end = text == _NEWLINE
+    delimiters = np.flatnonzero((text == _TAB) | is_end)
+    num_lines = np.count_nonzero(is_end) - 1
+    if (
+        len(delimiters) == num_lines * NUM_FIELDS + 1
+        and is_end[delimiters[::NUM_FIELDS]].all()
+    ):
+        complete = np.ones(num_lines, bool)
+        before, after = delimiters[:-1], delimiters[1:]
+    else:
+        line_ends = np.flatnonzero(is_end[delimiters])
+        complete = np.diff(line_ends) == NUM_FIELDS
+        last = line_ends[1:][complete]
+        index = last[:, None] + np.arange(1 - NUM_FIELDS, 1)
+        before, after = delimiters[index - 1], delimiters[index]
+    starts = np.ascontiguousarray(before.reshape(-1, NUM_FIELDS).T)
+    starts += 1
+    ends = np.ascontiguousarray(after.reshape(-1, NUM_FIELDS).T)
+    ends[-1] -= text[ends[-1] - 1] == _RETURN
     return starts, ends, complete
 
 
@@ -344,7 +365,7 @@ class CategoryEncoder:
     """Maps the strings of each category to int32 values, as the options say."""
 
     def __init__(self, options: PrepareOptions) -> None:
-        self._ranges = np.array(options.num_buckets, np.uint64) - np.uint64(1)
+        self._ranges = np.array(options.num_buckets, np.uint64)[:, None] - np.uint64(1)
         self._listed = {
             column: self._sorted_hashes(column, strings)
             for column, strings in enumerate(options.vocabulary)
@@ -361,23 +382,25 @@ class CategoryEncoder:
         words = _words(b"".join(encoded) + _AFTER)
         hashes = _hash_fields(words, ends - lengths, ends, _SALTS[column])
         order = np.argsort(hashes)
-        return hashes[order], order.astype(np.int32) + 2
+        return hashes[order], order.astype(np.uint64) + np.uint64(2)
 
     def encode(
         self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> np.ndarray:
-        """Returns int32 values of fields of shape (rows, 26)."""
+        """Returns int32 values of shape (rows, 26) of fields of shape (26, rows)."""
         hashes = _hash_fields(words, starts, ends, _SALTS)
-        buckets = (hashes >> np.uint64(32)) * self._ranges >> np.uint64(32)
-        values = buckets.astype(np.int32) + 1
+        buckets = hashes >> np.uint64(32)
+        buckets *= self._ranges
+        buckets >>= np.uint64(32)
+        buckets += np.uint64(1)
         for column, (listed, numbers) in self._listed.items():
             # Two strings share a hash with probability 2**-64: below that of a bad bit.
-            found = np.searchsorted(listed, hashes[:, column])
+            found = np.searchsorted(listed, hashes[column])
             found = np.minimum(found, len(listed) - 1)
-            known = listed[found] == hashes[:, column]
-            values[:, column] = np.where(known, numbers[found], 1)
-        values[starts == ends] = 0
-        return values
+            known = listed[found] == hashes[column]
+            buckets[column] = np.where(known, numbers[found], 1)
+        buckets[starts == ends] = 0
+        return buckets.T.astype(np.int32, order="C")
 
 
 def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
@@ -390,25 +413,25 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
     padded = _BEFORE + data + _AFTER
     words, text = _words(padded), np.frombuffer(padded, np.uint8)
     starts, ends, complete = _locate_fields(text)
-    label = text[starts[:, 0]] - np.uint8(_ZERO)
-    good_label = (label <= 1) & (ends[:, 0] - starts[:, 0] == 1)
+    label = text[starts[0]] - np.uint8(_ZERO)
+    good_label = (label <= 1) & (ends[0] - starts[0] == 1)
     at = slice(1, 1 + NUM_INTEGERS)
-    integers, valid = _parse_integers(words, starts[:, at], ends[:, at])
+    integers, valid = _parse_integers(words, starts[at], ends[at])
     # The first thing wrong with a line, from the left, is what is reported.
+    first_invalid = np.where(valid.all(axis=0), 0, 3 + valid.argmin(axis=0))
     reasons = np.where(complete, 0, 1)
-    first_invalid = np.where(valid.all(axis=1), 0, 3 + valid.argmin(axis=1))
     reasons[complete] = np.where(good_label, first_invalid, 2)
     bad = np.flatnonzero(reasons)
     rows = None
     if encoder is not None:
         at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
-        categories = encoder.encode(words, starts[:, at], ends[:, at])
-        good = reasons[complete] == 0
         rows = Rows(
-            label=label[good].astype(np.int8),
-            integers=integers[good],
-            categories=categories[good],
+            label=label.view(np.int8),
+            integers=np.ascontiguousarray(integers.T),
+            categories=encoder.encode(words, starts[at], ends[at]),
         )
+        if len(bad):
+            rows = rows[reasons[complete] == 0]
     return ParsedBlock(
         num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
     )
@@ -468,7 +491,7 @@ def _check_unchanged(file: InputFile, status: os.stat_result) -> None:
 
 
 def read_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
-    """Yields whole lines, about 1 MiB at a time, and the bytes of the file so far.
+    """Yields whole lines, about 256 KiB at a time, and the bytes of the file so far.
 
     The last line of the file is given a line end if it has none.
 
