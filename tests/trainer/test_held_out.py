@@ -1,0 +1,97 @@
+"""Metrics of held-out examples, and the files they come from."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from trainer.held_out import HeldOut, auc, log_loss
+
+
+def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 200)
+    scores = random.integers(0, 12, 200).astype("f4")  # many ties
+    positive, negative = scores[labels > 0], scores[labels == 0]
+    above = (positive[:, None] > negative).mean()
+    ties = (positive[:, None] == negative).mean()
+    assert auc(labels, scores) == pytest.approx(above + ties / 2, abs=1e-12)
+
+
+def test_auc_by_hand() -> None:
+    assert auc(np.array([0, 0, 1, 1]), np.array([1.0, 2, 3, 4])) == 1.0
+    assert auc(np.array([1, 1, 0, 0]), np.array([1.0, 2, 3, 4])) == 0.0
+    assert auc(np.array([0, 1]), np.array([1.0, 1.0])) == 0.5
+    assert auc(np.array([1, 1]), np.array([1.0, 2.0])) is None
+
+
+def test_log_loss_by_hand_and_for_huge_logits() -> None:
+    assert log_loss(np.array([1, 0]), np.zeros(2)) == pytest.approx(np.log(2))
+    assert log_loss(np.array([1]), np.array([-1e4])) == pytest.approx(1e4)
+    assert log_loss(np.array([0]), np.array([-1e4])) == 0.0
+
+
+def test_all_rows_are_read_in_order(
+    small_batches: Any, held_out: Any, rows: Any
+) -> None:
+    batches = list(HeldOut(held_out, small_batches.manifest).batches())
+    wanted = rows(300, seed=99)
+    for name in wanted.dtype.names:
+        found = np.concatenate([batch[name] for batch in batches])
+        assert found.dtype == wanted.dtype[name].base
+        np.testing.assert_array_equal(found, wanted[name])
+
+
+def test_metrics_are_those_of_the_predictions(
+    small_batches: Any, held_out: Any
+) -> None:
+    source = HeldOut(held_out, small_batches.manifest)
+    metrics = source.evaluate(lambda columns: 2.0 * columns["label"] - 1.0)
+    assert metrics.auc == 1.0
+    assert metrics.num_examples == 300
+    assert metrics.log_loss == pytest.approx(np.log1p(np.exp(-1)))
+
+
+def _rewrite(folder: pathlib.Path, change: Any) -> None:
+    path = folder / "part-00000.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["label"]), "column label"),
+        (lambda t: t.set_column(0, "label", t["label"].cast(pa.int16())), "int8"),
+        (lambda t: t.replace_schema_metadata({}), "description differs"),
+        (lambda t: t.slice(0, 0), "has none"),
+    ],
+)
+def test_files_that_do_not_match_the_batches_are_refused(
+    change: Any, message: str, small_batches: Any, held_out: Any
+) -> None:
+    _rewrite(held_out, change)
+    with pytest.raises(InputError, match=message):
+        HeldOut(held_out, small_batches.manifest)
+
+
+def test_nulls_are_refused(small_batches: Any, held_out: Any) -> None:
+    nulls = pa.array([None] * 300, pa.int8())
+    _rewrite(held_out, lambda t: t.set_column(0, "label", nulls))
+    with pytest.raises(InputError, match=r"label.*nulls"):
+        list(HeldOut(held_out, small_batches.manifest).batches())
+
+
+def test_no_files_and_bad_files_are_refused(
+    small_batches: Any, held_out: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match="there are none"):
+        HeldOut(tmp_path / "nothing", small_batches.manifest)
+    (held_out / "part-00000.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(InputError, match="Parquet"):
+        HeldOut(held_out, small_batches.manifest)

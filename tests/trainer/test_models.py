@@ -1,0 +1,186 @@
+"""The click model, and what is refused before it could break the privacy."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.models import (
+    TrainableModel,
+    architecture,
+    check_model,
+    make_model,
+)
+from trainer.tf_privacy import keras, tf
+
+
+@pytest.fixture
+def manifest(small_batches: Any) -> Any:
+    return small_batches.manifest
+
+
+def _click_model(manifest: Any, **sizes: Any) -> TrainableModel:
+    return make_model(manifest, **{"embedding_dim": 3, "hidden": (5, 4), **sizes})
+
+
+def test_any_column_value_gives_a_finite_logit(manifest: Any) -> None:
+    model = _click_model(manifest)
+    values = [np.nan, np.inf, -np.inf, 0, -1, 3.4e38, -3.4e38, 1e-45, 2, 3, 4, 5, 6]
+    ids = [-(2**31), 2**31 - 1, -1, 7] + [0] * 22
+    columns = {
+        "integers": tf.constant([values], tf.float32),
+        "categories": tf.constant([ids], tf.int32),
+    }
+    assert np.isfinite(model.logits(columns)).all()
+
+
+def test_integers_enter_as_logarithms_and_missing_ones_are_told(manifest: Any) -> None:
+    model = _click_model(manifest)
+    features = keras.Model(
+        model.network.input, model.network.get_layer("features").output
+    )
+    integers = np.zeros((1, 13), "f4")
+    integers[0, :4] = [np.e - 1, -(np.e - 1), np.nan, 0]
+    found = features({"integers": integers, "categories": np.zeros((1, 26), "i4")})
+    np.testing.assert_allclose(found[0, :4], [1, -1, 0, 0], atol=1e-6)
+    np.testing.assert_array_equal(found[0, 13:17], [0, 0, 1, 0])
+
+
+def test_features_have_rows_of_their_own_in_the_table(manifest: Any) -> None:
+    model = _click_model(manifest)
+    table = model.network.get_layer("embeddings").embeddings
+    assert table.shape == (26 * 7, 3)
+    embedded = keras.Model(
+        model.network.input, model.network.get_layer("embedded").output
+    )
+    ids = np.arange(26)[None, :].astype("i4") % 7
+    found = embedded({"integers": np.zeros((1, 13), "f4"), "categories": ids})
+    rows = np.arange(26) * 7 + ids[0]
+    np.testing.assert_array_equal(
+        np.reshape(found, (26, 3)), table.numpy()[rows]
+    )  # fmt: skip
+
+
+def test_sizes_are_described(manifest: Any) -> None:
+    model = _click_model(manifest)
+    assert model.description["num_parameters"] == sum(
+        int(np.prod(v.shape)) for v in model.variables
+    )
+    assert architecture(model) != architecture(_click_model(manifest, hidden=(5,)))
+
+
+def test_data_of_another_kind_is_refused(manifest: Any) -> None:
+    other = dataclasses.replace(manifest, dataset={})
+    with pytest.raises(InputError, match="--model"):
+        _click_model(other)
+    short = dataclasses.replace(manifest, columns=manifest.columns[:2])
+    with pytest.raises(InputError, match="categories"):
+        _click_model(short)
+
+
+def _with(layer: Callable[[], Any]) -> Any:
+    integers = keras.Input((13,), name="integers")
+    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    values = layer()(keras.layers.Dense(4)(values))
+    return keras.Model(integers, keras.layers.Dense(1)(values))
+
+
+class _BatchMean(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values - tf.reduce_mean(values, 0, keepdims=True)
+
+
+class _Chance(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values + tf.random.normal(tf.shape(values))
+
+
+class _Counter(keras.layers.Layer):
+    def build(self, _: Any) -> None:
+        self.count = self.add_weight("count", (), trainable=False)
+
+    def call(self, values: Any) -> Any:
+        self.count.assign_add(1.0)
+        return values
+
+
+class _Nested(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.BatchNormalization()])
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        return self.inner(values, training=training)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (keras.layers.BatchNormalization, "mixes examples"),
+        (_Nested, "mixes examples"),
+        (_BatchMean, "not to depend on the others"),
+        (lambda: keras.layers.Dropout(0.5), "random"),
+        (lambda: keras.layers.GaussianNoise(0.5), "random"),
+        (_Chance, "twice"),
+        (_Counter, "change no variable"),
+        (lambda: keras.layers.Dense(4, kernel_regularizer="l2"), "regularisation"),
+        (lambda: keras.layers.Activation(lambda v: tf.math.log(v * 0)), "finite"),
+    ],
+)
+def test_a_model_whose_clipping_would_mean_nothing_is_refused(
+    layer: Callable[[], Any], message: str, manifest: Any
+) -> None:
+    model = TrainableModel(network=_with(layer), description={})
+    with pytest.raises(InputError, match=message):
+        check_model(model, manifest)
+
+
+def test_a_model_of_independent_examples_is_accepted(manifest: Any) -> None:
+    for layer in (keras.layers.LayerNormalization, lambda: keras.layers.Dense(3)):
+        check_model(TrainableModel(network=_with(layer), description={}), manifest)
+
+
+def test_wrong_inputs_and_outputs_are_refused(manifest: Any) -> None:
+    other = keras.Input((13,), name="numbers")
+    wide = keras.Input((13,), name="integers")
+    label = keras.Input((), name="label")
+    for network, message in (
+        (keras.Model(other, keras.layers.Dense(1)(other)), "'numbers'"),
+        (keras.Model(label, keras.layers.Dense(1)(label[:, None])), "'label'"),
+        (keras.Model(wide, keras.layers.Dense(2)(wide)), "one logit"),
+        (keras.Model(wide, tf.reduce_sum(wide, 1)), "trainable"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_model(TrainableModel(network=network, description={}), manifest)
+
+
+def test_a_model_of_ones_own(
+    manifest: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_models.py").write_text(
+        "import tf_keras as keras\n"
+        "def small(manifest):\n"
+        "    categories = keras.Input((26,), dtype='int32', name='categories')\n"
+        "    values = keras.layers.Embedding(7, 2)(categories)\n"
+        "    values = keras.layers.Flatten()(values)\n"
+        "    return keras.Model(categories, keras.layers.Dense(1)(values))\n"
+        "def number(manifest):\n"
+        "    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = _click_model(manifest, model="my_models:small")
+    assert model.description == {"name": "my_models:small", "num_parameters": 67}
+    for spec, message in (
+        ("my_models:other", "function"),
+        ("no_such_module:small", "no_such_module"),
+        ("my_models", "module:function"),
+        ("my_models:number", "tf_keras.Model"),
+    ):
+        with pytest.raises(InputError, match=message):
+            _click_model(manifest, model=spec)

@@ -1,0 +1,97 @@
+"""Noise: its law, and that it depends on (key, step, variable) and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+
+from pipelines.keys import insecure_key
+from trainer.noise import NoiseStream, standard_normal, step_noise
+
+KEY = insecure_key(1)
+OTHER_KEY = insecure_key(2)
+
+
+def test_same_key_step_and_variable_give_the_same_bits() -> None:
+    first = standard_normal(KEY, 3, 1, (5, 7))
+    again = standard_normal(KEY, 3, 1, (5, 7))
+    assert first.dtype == np.float32
+    assert first.shape == (5, 7)
+    assert first.tobytes() == again.tobytes()
+
+
+def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
+    n = 20_000
+    labels = itertools.product((KEY, OTHER_KEY), (0, 1, 10), (0, 1, 10))
+    streams = np.stack([standard_normal(*label, (n,)) for label in labels])
+    correlation = np.corrcoef(streams) - np.eye(len(streams))
+    # 153 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
+
+
+def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
+    n, stddev = 400_000, 2.5
+    values = step_noise(KEY, 0, [(n,)], stddev)[0] / stddev
+    # The variance of n normals is 1 +- sqrt(2/n): five deviations are 1.1 %, so that a
+    # standard deviation off by 2 % fails with probability > 0.999.
+    assert abs(values.var() - 1) < 5 * math.sqrt(2 / n)
+    assert abs(values.mean()) < 5 / math.sqrt(n)
+    for point in (0.5, 1, 2, 3):
+        expected = math.erfc(point / math.sqrt(2))
+        deviation = math.sqrt(expected * (1 - expected) / n)
+        assert abs((np.abs(values) > point).mean() - expected) < 5 * deviation
+
+
+def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = standard_normal(KEY, 0, 0, (1000,))
+    monkeypatch.setattr("trainer.noise._CHUNK", 64)
+    assert standard_normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
+
+
+def test_scalars_and_empty_shapes() -> None:
+    assert standard_normal(KEY, 0, 0, ()).shape == ()
+    assert standard_normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
+
+
+def test_no_noise_is_exactly_zero() -> None:
+    assert not step_noise(KEY, 0, [(3,)], 0.0)[0].any()
+
+
+def test_stream_yields_every_step_once_in_order_for_slow_and_fast_readers() -> None:
+    shapes = [(3,), (2, 2)]
+    wanted = [step_noise(KEY, step, shapes, 0.5) for step in range(4, 12)]
+    for pause in (0.0, 0.01):
+        found = []
+        with NoiseStream(
+            KEY, steps=range(4, 12), shapes=shapes, noise_stddev=0.5
+        ) as stream:
+            for noise in stream:
+                time.sleep(pause)
+                found.append(noise)
+        assert len(found) == len(wanted)
+        for left, right in zip(found, wanted, strict=True):
+            assert all(map(np.array_equal, left, right))
+
+
+def test_stream_ends_when_its_reader_leaves() -> None:
+    with NoiseStream(
+        KEY, steps=range(10**9), shapes=[(2,)], noise_stddev=1.0
+    ) as stream:
+        next(iter(stream))
+    assert not stream._thread.is_alive()
+
+
+def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("planted")
+
+    monkeypatch.setattr("trainer.noise.step_noise", fail)
+    with (
+        NoiseStream(KEY, steps=range(2), shapes=[(2,)], noise_stddev=1.0) as stream,
+        pytest.raises(MemoryError, match="planted"),
+    ):
+        next(iter(stream))

@@ -1,0 +1,52 @@
+"""What a run may be asked to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from trainer.settings import TrainSettings
+
+PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
+
+
+def test_either_a_target_or_a_noise_multiplier() -> None:
+    TrainSettings(**PRIVATE)
+    TrainSettings(target_epsilon=3.0, target_delta=1e-5, l2_norm_clip=1.0)
+    TrainSettings(method="non-private")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise_multiplier": None}, "--epsilon"),
+        ({"target_epsilon": 3.0}, "either"),
+        ({"noise_multiplier": None, "target_epsilon": 3.0}, "--delta"),
+        ({"l2_norm_clip": None}, "--l2-norm-clip"),
+        ({"l2_norm_clip": 0.0}, "l2_norm_clip=0"),
+        ({"l2_norm_clip": float("inf")}, "finite"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
+        ({"target_delta": 0.0}, "delta=0"),
+        ({"target_delta": 1.0}, "delta=1"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"optimizer": "magic"}, "optimizer"),
+        ({"method": "magic"}, "method"),
+        ({"method": "non-private"}, "non-private"),
+        ({"hidden": (0,)}, "hidden=0"),
+        ({"embedding_dim": 0}, "embedding_dim=0"),
+        ({"eval_every": 0}, "eval_every=0"),
+        ({"init_seed": -1}, "init_seed=-1"),
+    ],
+)
+def test_impossible_requests_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainSettings(**{**PRIVATE, **changes})
+
+
+def test_the_curve_has_ten_points_unless_told_otherwise() -> None:
+    assert TrainSettings(**PRIVATE).eval_steps(1000) == 100
+    assert TrainSettings(**PRIVATE).eval_steps(3) == 1
+    assert TrainSettings(**PRIVATE, eval_every=7).eval_steps(1000) == 7
