@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
+import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -47,12 +49,15 @@ class ByteSize(click.ParamType):
 
 def _beam_options(arguments: list[str]) -> PipelineOptions:
     """Beam's options from what is left of the command line; refuses unknown ones."""
-    import argparse
+    # Beam warns of every cloud whose client is not installed.
+    logging.getLogger().setLevel(logging.ERROR)
+    from apache_beam.options.pipeline_options import (
+        PipelineOptions,
+        _BeamArgumentParser,
+    )
 
-    from apache_beam.options.pipeline_options import PipelineOptions
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> Any:
+    class Parser(_BeamArgumentParser):
+        def error(self, message: str) -> NoReturn:
             raise InputError(f"Expected options of Beam: {message}.")
 
     parser = Parser(add_help=False, allow_abbrev=False)
@@ -80,9 +85,9 @@ def _truncated_batch_size(
             raise InputError(
                 f"Expected --truncated-batch-size={value} to be `auto` or an integer."
             ) from None
-    from accounting import bounds
+    from accounting.bounds import smallest_truncated_batch_size
 
-    return bounds.smallest_truncated_batch_size(
+    return smallest_truncated_batch_size(
         num_examples=num_examples,
         expected_batch_size=batch_size,
         num_steps=num_steps,
@@ -251,7 +256,12 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     """
     from pipelines import progress
     from pipelines.parquet_blocks import list_blocks
-    from pipelines.poisson_batching import estimate, make_layout, write_batches
+    from pipelines.poisson_batching import (
+        check_out,
+        estimate,
+        make_layout,
+        write_batches,
+    )
 
     beam_options = _beam_options(ctx.args)
     local = beam_options.get_all_options().get("runner") is None
@@ -264,7 +274,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     if options["dry_run"]:
         _show("Would write", summary, options["as_json"])
         return
-    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of clouds it lacks
+    check_out(pathlib.Path(out))
     totals = {"blocks": cost.passes * len(dataset.blocks), "steps": plan.num_steps}
     with _bars(**totals) as advance, progress.listen(advance):
         manifest = write_batches(

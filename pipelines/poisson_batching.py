@@ -158,7 +158,12 @@ def _exclusive(path: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _check_out(out: pathlib.Path) -> None:
+def check_out(out: pathlib.Path) -> None:
+    """Refuses a folder that holds anything but an unfinished job.
+
+    Raises:
+      InputError: what the folder holds.
+    """
     if (out / PRIVATE_NAME / JOB_NAME).exists():
         return  # unfinished: open_job compares it with this job
     if (out / MANIFEST_NAME).exists():
@@ -177,7 +182,7 @@ def open_job(
     Raises:
       InputError: the folder holds something else, or the key file is refused.
     """
-    _check_out(out)
+    check_out(out)
     private = out / PRIVATE_NAME
     path = private / JOB_NAME
     if key_file is not None:
@@ -321,8 +326,8 @@ def _finish(
     if len(done) < layout.num_groups:
         # Some releases of Beam report success while files are missing.
         raise InputError(
-            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are there. "
-            "Run the same command again to finish."
+            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are "
+            "there. Run the same command again to finish."
         )
     files = tuple(layout.file(group) for group in range(layout.num_groups))
     manifest = Manifest(

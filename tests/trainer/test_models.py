@@ -48,7 +48,7 @@ def test_integers_enter_as_logarithms_and_missing_ones_are_told(manifest: Any) -
     integers = np.zeros((1, 13), "f4")
     integers[0, :4] = [np.e - 1, -(np.e - 1), np.nan, 0]
     found = features({"integers": integers, "categories": np.zeros((1, 26), "i4")})
-    np.testing.assert_allclose(found[0, :4], [1, -1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(found[0, :4], [0.25, -0.25, 0, 0], atol=1e-6)
     np.testing.assert_array_equal(found[0, 13:17], [0, 0, 1, 0])
 
 
@@ -117,6 +117,17 @@ class _Nested(keras.Model):
 
     def call(self, values: Any, training: bool = False) -> Any:
         return self.inner(values, training=training)
+
+
+def test_a_last_layer_of_zeros_hides_no_mixing(manifest: Any) -> None:
+    network = _with(_BatchMean)
+    for variable in network.layers[-1].trainable_variables:
+        variable.assign(tf.zeros_like(variable))
+    before = [variable.numpy() for variable in network.trainable_variables]
+    with pytest.raises(InputError, match="not to depend on the others"):
+        check_model(TrainableModel(network=network, description={}), manifest)
+    for variable, value in zip(network.trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
 
 
 @pytest.mark.parametrize(
