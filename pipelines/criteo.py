@@ -354,9 +354,9 @@ def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
         last = line_ends[1:][complete]
         index = last[:, None] + np.arange(1 - NUM_FIELDS, 1)
         before, after = delimiters[index - 1], delimiters[index]
-    starts = np.ascontiguousarray(before.reshape(-1, NUM_FIELDS).T)
+    starts = before.reshape(-1, NUM_FIELDS).T.copy()
     starts += 1
-    ends = np.ascontiguousarray(after.reshape(-1, NUM_FIELDS).T)
+    ends = after.reshape(-1, NUM_FIELDS).T.copy()
     ends[-1] -= text[ends[-1] - 1] == _RETURN
     return starts, ends, complete
 
