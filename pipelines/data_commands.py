@@ -58,7 +58,8 @@ def _bars(labels: Sequence[str]) -> Iterator[Callable[[str, int, int], None]]:
     try:
         yield update
     finally:
-        bars.stop()
+        if bars.live.is_started:  # otherwise it would print an empty line
+            bars.stop()
 
 
 def _show(title: str, fields: dict[str, Any], as_json: bool) -> None:
