@@ -49,8 +49,10 @@ class ByteSize(click.ParamType):
 
 def _beam_options(arguments: list[str]) -> PipelineOptions:
     """Beam's options from what is left of the command line; refuses unknown ones."""
-    # Beam warns of every cloud whose client is not installed.
-    logging.getLogger().setLevel(logging.ERROR)
+    # Beam warns of every cloud whose client is not installed, and its workers reset
+    # the level of the root logger: so the handler filters.
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    logging.getLogger().handlers[0].setLevel(logging.ERROR)
     from apache_beam.options.pipeline_options import (
         PipelineOptions,
         _BeamArgumentParser,

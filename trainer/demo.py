@@ -47,7 +47,7 @@ def stages(
         ("hold them against their checksums", ["verify", f"{out}/batches"]),
         ("train without privacy, to compare", [
             "train", *train, f"--out={out}/non-private", "--method=non-private",
-            "--optimizer=adam", "--learning-rate=0.001",
+            "--optimizer=momentum", "--learning-rate=0.1",
         ]),
         ("train with differential privacy", [
             "train", *train, f"--out={out}/private", *budget, "--l2-norm-clip=10",
