@@ -47,12 +47,18 @@ class ByteSize(click.ParamType):
         return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _beam_options(arguments: list[str]) -> PipelineOptions:
-    """Beam's options from what is left of the command line; refuses unknown ones."""
-    # Beam warns of every cloud whose client is not installed, and its workers reset
-    # the level of the root logger: so the handler filters.
+def _quiet_beam() -> None:
+    """Lets errors alone reach the terminal.
+
+    Beam warns of every cloud whose client is not installed, and its workers reset the
+    level of the root logger: so the handler filters.
+    """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     logging.getLogger().handlers[0].setLevel(logging.ERROR)
+
+
+def _beam_options(arguments: list[str]) -> PipelineOptions:
+    """Beam's options from what is left of the command line; refuses unknown ones."""
     from apache_beam.options.pipeline_options import (
         PipelineOptions,
         _BeamArgumentParser,
@@ -256,6 +262,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     Example:
       dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
     """
+    _quiet_beam()
     from pipelines import progress
     from pipelines.parquet_blocks import list_blocks
     from pipelines.poisson_batching import (
