@@ -19,6 +19,7 @@ from typing import Any
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError, check_int
+from pipelines.keys import read_key_file
 from pipelines.manifest import (
     CHECKSUMS_NAME,
     PRIVATE_NAME,
@@ -29,7 +30,7 @@ from pipelines.manifest import (
 )
 from trainer import privacy
 from trainer.held_out import HeldOut
-from trainer.run_record import RECORD_NAME, RUN_NAMES, RunRecord
+from trainer.run_record import NOISE_KEY_NAME, RECORD_NAME, RUN_NAMES, RunRecord
 from trainer.settings import LABEL, NON_PRIVATE, TrainSettings
 
 
@@ -112,7 +113,7 @@ def check(request: Request) -> Checked:
     check_files(request.batches, manifest)
     held_out = HeldOut(request.held_out, manifest)
     resumes = _check_run_folder(request.run)
-    _check_key_place(request)
+    _check_key(request)
     noise_multiplier = _noise_multiplier(request.settings, manifest)
     return Checked(
         request=request,
@@ -172,13 +173,17 @@ def _check_run_folder(run: pathlib.Path) -> bool:
     return True
 
 
-def _check_key_place(request: Request) -> None:
+def _check_key(request: Request) -> None:
     path = request.noise_key_file
-    if path is not None and path.resolve().is_relative_to(request.run.resolve()):
+    if path is None:
+        path = request.run / PRIVATE_NAME / NOISE_KEY_NAME
+    elif path.resolve().is_relative_to(request.run.resolve()):
         raise InputError(
             f"Expected --noise-key-file {path} outside of --out {request.run}; leave "
             "it away to keep the key in the run's private folder."
         )
+    if path.exists():
+        read_key_file(path)
 
 
 def _noise_multiplier(settings: TrainSettings, manifest: Manifest) -> float | None:

@@ -5,6 +5,7 @@ This is the only module of the trainer that calls the accountant.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from accounting import bounds, statement
@@ -24,6 +25,7 @@ def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> float:
     return bounds.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
 
 
+@functools.lru_cache
 def plan_statement(
     plan: DpSgdPlan,
     *,
@@ -31,7 +33,10 @@ def plan_statement(
     l2_norm_clip: float | None,
     delta: float,
 ) -> Any:
-    """Returns the privacy statement of a run that executes ``plan``."""
+    """Returns the privacy statement of a run that executes ``plan``.
+
+    Kept for each question: a run asks before its first step and after its last.
+    """
     return statement.privacy_statement(
         plan,
         noise_multiplier=noise_multiplier,

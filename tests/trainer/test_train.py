@@ -1,0 +1,469 @@
+"""Whole runs: what they write, what they refuse, and what a crash may not change."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.keys import create_key_file
+from trainer import checkpoints, privacy
+from trainer.dp_step import Step
+from trainer.preflight import Request
+from trainer.progress import Silent, Terminal
+from trainer.run_record import RUN_NAMES, read_run
+from trainer.settings import TrainSettings
+from trainer.tf_privacy import keras
+from trainer.train import StoppedError, train
+
+SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Planted(BaseException):
+    """A crash: no handler expects it."""
+
+
+def _private(**changes: Any) -> TrainSettings:
+    fields = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "target_delta": 1e-3}
+    return TrainSettings(**{**SMALL, **fields, **changes})
+
+
+@pytest.fixture
+def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
+    create_key_file(tmp_path / "noise.key")
+
+    def make(name: str = "run", **changes: Any) -> Request:
+        fields = {
+            "settings": _private(),
+            "batches": small_batches.path,
+            "held_out": held_out,
+            "run": tmp_path / name,
+            "noise_key_file": tmp_path / "noise.key",
+        }
+        return Request(**{**fields, **changes})
+
+    return make
+
+
+def _weights(run: pathlib.Path) -> list[np.ndarray]:
+    return [v.numpy() for v in keras.models.load_model(run / "model.keras").variables]
+
+
+def _same(left: pathlib.Path, right: pathlib.Path) -> bool:
+    """Whether two finished runs have bit-identical results."""
+    pairs = zip(_weights(left), _weights(right), strict=True)
+    names = ("metrics.json", "curve.json", "privacy.json", "privacy.txt")
+    return all(a.tobytes() == b.tobytes() for a, b in pairs) and all(
+        (left / name).read_bytes() == (right / name).read_bytes() for name in names
+    )
+
+
+# -- what a run writes -----------------------------------------------------------------
+
+
+def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
+    request_for: Any,
+) -> None:
+    request = request_for(noise_key_file=None)
+    summary = train(request)
+    run = request.run
+    assert {path.name for path in run.iterdir()} == set(RUN_NAMES)
+    assert {path.name for path in (run / "private").iterdir()} == {
+        "noise.key",
+        "run_record.mac",
+    }
+    for path in [run / "private", *(run / "private").iterdir()]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    record, manifest = read_run(run)
+    assert record.complete
+    assert record.num_steps_executed == manifest.plan.num_steps == 10
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == json.loads((run / "privacy.json").read_text())
+    assert statement.to_json() == summary.statement
+    metrics = json.loads((run / "metrics.json").read_text())
+    points = json.loads((run / "curve.json").read_text())["points"]
+    assert [point["step"] for point in points] == list(range(1, 11))
+    assert points[-1]["auc"] == metrics["auc"]
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_target_is_met_by_the_noise_that_is_recorded(request_for: Any) -> None:
+    settings = _private(noise_multiplier=None, target_epsilon=2.0)
+    request = request_for(settings=settings)
+    summary = train(request)
+    assert summary.statement is not None
+    assert 1.9 < summary.statement["epsilon"] <= 2.0
+
+
+def test_a_run_without_privacy_says_so(request_for: Any) -> None:
+    settings = TrainSettings(method="non-private", **SMALL)
+    request = request_for(settings=settings)
+    train(request)
+    assert "not private" in (request.run / "privacy.txt").read_text()
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.noise_multiplier is None
+    with pytest.raises(InputError, match="no epsilon"):
+        privacy.run_statement(record, manifest, delta=1e-3)
+
+
+def test_zero_noise_and_a_clip_that_never_bites_equal_the_run_without_privacy(
+    request_for: Any,
+) -> None:
+    plain = TrainSettings(method="non-private", optimizer="sgd", **SMALL)
+    free = _private(noise_multiplier=0.0, l2_norm_clip=1e6, optimizer="sgd")
+    requests = [
+        request_for("plain", settings=plain),
+        request_for("free", settings=free),
+    ]
+    for request in requests:
+        train(request)
+    for left, right in zip(*(_weights(r.run) for r in requests), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_of_several_batches_give_the_run_of_one_batch(
+    request_for: Any, small_batches: Any, batch_folder: Callable[..., Any]
+) -> None:
+    split = batch_folder(small_batches.steps, "split", physical_batch_size=3)
+    settings = _private(noise_multiplier=0.0, optimizer="sgd", learning_rate=1.0)
+    whole = request_for("whole", settings=settings)
+    parts = request_for("parts", settings=settings, batches=split.path)
+    for request in (whole, parts):
+        train(request)
+    for left, right in zip(_weights(whole.run), _weights(parts.run), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_same_key_same_run_other_key_other_noise(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    create_key_file(tmp_path / "other.key")
+    for name in ("first", "again"):
+        train(request_for(name))
+    train(request_for("other", noise_key_file=tmp_path / "other.key"))
+    assert _same(tmp_path / "first", tmp_path / "again")
+    assert not _same(tmp_path / "first", tmp_path / "other")
+
+
+def test_runs_that_share_a_key_but_differ_share_no_noise(
+    request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Common noise would cancel in the difference of two released models.
+    drawn: list[bytes] = []
+    begin = Step.begin
+
+    def spy(self: Step, noise: Any) -> None:
+        drawn.extend(values.tobytes() for values in noise)
+        begin(self, noise)
+
+    monkeypatch.setattr(Step, "begin", spy)
+    train(request_for("first"))
+    train(request_for("second", settings=_private(l2_norm_clip=1.0001)))
+    train(request_for("third", settings=_private(learning_rate=0.01)))
+    num_variables = 5
+    assert len(drawn) == 3 * 10 * num_variables
+    assert len(set(drawn)) == len(drawn)
+
+
+# -- what a run refuses ----------------------------------------------------------------
+
+
+def test_nothing_is_written_where_a_request_is_refused(
+    request_for: Any, tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    open_key = tmp_path / "open.key"
+    create_key_file(open_key)
+    open_key.chmod(0o644)
+    for changes, message in (
+        ({"name": "full"}, "new or empty"),
+        ({"batches": tmp_path / "full"}, r"manifest\.json"),
+        ({"held_out": tmp_path / "full"}, "parquet"),
+        ({"settings": _private(model="nothing:here")}, "nothing"),
+        ({"noise_key_file": tmp_path / "run" / "noise.key"}, "outside"),
+        ({"noise_key_file": open_key}, "0600"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(request_for(**changes))
+        assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_finished_run_is_not_replaced(request_for: Any) -> None:
+    train(request_for())
+    with pytest.raises(InputError, match="finished run"):
+        train(request_for())
+
+
+def test_batches_that_change_during_the_run_end_it(
+    request_for: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(*_: object) -> None:
+        path = small_batches.path / small_batches.manifest.files[2].name
+        data = bytearray(path.read_bytes())
+        data[-30] ^= 1
+        path.write_bytes(data)
+
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "start", lambda *_, **__: edit())
+    request = request_for()
+    with pytest.raises(InputError, match="changed"):
+        train(request, reporter)
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert not record.complete
+    # Steps 0 to 7 were read; that step 7 was whole shows with the batch after it.
+    assert record.num_steps_executed == 7
+    assert not (request.run / "model.keras").exists()
+    with pytest.raises(InputError, match="num_steps_executed=7"):
+        privacy.run_statement(record, manifest, delta=1e-3)
+
+
+# -- what nobody may see ---------------------------------------------------------------
+
+
+def test_no_value_and_no_count_of_real_rows_appears_in_public(
+    request_for: Any,
+    batch_folder: Callable[..., Any],
+    rows: Any,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    canary, count = 12345432, 1237
+    steps = [rows(count), rows(3)]
+    steps[0]["integers"][5] = canary
+    folder = batch_folder(
+        steps, "canary", truncated_batch_size=2048, physical_batch_size=2048,
+        expected_batch_size=1024, num_examples=4096,
+    )  # fmt: skip
+    messages = []
+    request = request_for(batches=folder.path)
+    with Terminal() as reporter:
+        train(request, reporter)
+    # The same data on paths that fail.
+    spoiled = (folder.path / folder.manifest.files[0].name).read_bytes()
+    (folder.path / folder.manifest.files[0].name).write_bytes(spoiled[:-9] + b"x" * 9)
+    with pytest.raises(InputError) as caught:
+        train(request_for("spoiled", batches=folder.path))
+    messages.append(str(caught.value))
+    captured = capfd.readouterr()
+    texts = [captured.out, captured.err, caplog.text, *messages]
+    for run in (request.run, request.run.parent / "spoiled"):
+        public = (p for p in run.rglob("*") if "private" not in p.parts and p.is_file())
+        texts += [path.read_bytes().decode("latin-1") for path in public]
+    pattern = re.compile(rf"(?<![\d.])({canary}|{count}|{count + 3}|{count / 4096})")
+    assert not [text for text in texts if pattern.search(text)]
+
+
+# -- what a crash may not change -------------------------------------------------------
+
+
+@pytest.fixture
+def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``crash(request, step)`` runs until after the given number of steps."""
+
+    def run(request: Request, step: int) -> None:
+        count = 0
+        finish = Step.finish
+
+        def finish_or_crash(self: Step) -> None:
+            nonlocal count
+            if count == step:
+                raise Planted
+            count += 1
+            finish(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Step, "finish", finish_or_crash)
+            with pytest.raises(Planted):
+                train(request)
+
+    return run
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_crashed_run_continues_to_bit_identical_results(
+    optimizer: str, request_for: Any, tmp_path: pathlib.Path, crash: Any
+) -> None:
+    settings = _private(optimizer=optimizer, learning_rate=0.1)
+    train(request_for("whole", settings=settings))
+    request = request_for("broken", settings=settings, checkpoint_every=3)
+    for step in (0, 4, 1, 0):
+        crash(request, step)
+    train(request)
+    assert _same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_replayed_step_draws_the_same_noise(
+    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[bytes] = []
+    begin = Step.begin
+
+    def spy(self: Step, noise: Any) -> None:
+        drawn.append(noise[0].tobytes())
+        begin(self, noise)
+
+    monkeypatch.setattr(Step, "begin", spy)
+    request = request_for(checkpoint_every=100)
+    crash(request, 4)
+    train(request)
+    assert drawn[:5] == drawn[5:10]
+    assert len(set(drawn)) == 10
+
+
+def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
+    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(request_for("whole"))
+    request = request_for("broken", checkpoint_every=2)
+    write, calls = checkpoints.write_atomically, 0
+
+    def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            path.with_name(".checkpoint.npz.half").write_bytes(data[: len(data) // 2])
+            raise Planted
+        write(path, data, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_atomically", write_half)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert _same(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("name", ["export", "pretty_json", "_write_record"])
+def test_a_crash_while_results_are_written_is_mended(
+    name: str, request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import train as module
+
+    train(request_for("whole"))
+    request = request_for("broken")
+
+    def fail(*_: object, **more: Any) -> None:
+        if name != "_write_record" or more["complete"]:
+            raise Planted
+
+    with monkeypatch.context() as patch:
+        target = module._Session if name == "_write_record" else module
+        patch.setattr(target, name, fail)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert _same(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_a_damaged_checkpoint_is_refused(
+    place: int, request_for: Any, crash: Any
+) -> None:
+    request = request_for(checkpoint_every=2)
+    crash(request, 5)
+    path = request.run / "private" / "checkpoint.npz"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged"):
+        train(request)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="damaged"):
+        train(request)
+
+
+def test_a_run_does_not_continue_as_another_one(
+    request_for: Any,
+    crash: Any,
+    tmp_path: pathlib.Path,
+    small_batches: Any,
+    batch_folder: Callable[..., Any],
+) -> None:
+    crash(request_for(checkpoint_every=2), 5)
+    other_plan = batch_folder(small_batches.steps, "plan", num_examples=201)
+    other_rows = [*small_batches.steps[:-1], small_batches.steps[0]]
+    other_data = batch_folder(other_rows, "data")
+    create_key_file(tmp_path / "other.key")
+    for changes in (
+        {"settings": _private(noise_multiplier=0.9)},
+        {"settings": _private(l2_norm_clip=2.0)},
+        {"settings": _private(hidden=(5,))},
+        {"settings": _private(optimizer="sgd")},
+        {"batches": other_plan.path},
+        {"batches": other_data.path},
+        {"noise_key_file": tmp_path / "other.key"},
+    ):
+        with pytest.raises(InputError, match="another plan, manifest, key, model"):
+            train(request_for(**changes))
+    train(request_for(checkpoint_every=2))
+
+
+def test_a_stop_signal_ends_the_run_after_its_step(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    class StopAtThree(Silent):
+        def advance(self, done: int) -> None:
+            if done == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    request = request_for("stopped", checkpoint_every=1000)
+    with pytest.raises(StoppedError, match="step 3 of 10"):
+        train(request, StopAtThree())
+    assert signal.getsignal(signal.SIGTERM) == before
+    train(request)
+    train(request_for("whole"))
+    assert _same(tmp_path / "whole", tmp_path / "stopped")
+
+
+_CHILD = """
+    import os, pathlib, pickle, signal, sys
+    sys.path.insert(0, {root!r})
+    from trainer.progress import Silent
+    from trainer.train import train
+
+    class KillAt(Silent):
+        def advance(self, done):
+            if done == {step}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    train(pickle.loads(pathlib.Path({request!r}).read_bytes()), KillAt())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_twice_ends_bit_identical(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    import pickle
+
+    train(request_for("whole"))
+    (tmp_path / "request.pickle").write_bytes(
+        pickle.dumps(request_for("killed", checkpoint_every=2))
+    )
+    for step, code in ((1, -signal.SIGKILL), (7, -signal.SIGKILL), (99, 0)):
+        child = _CHILD.format(
+            root=str(ROOT), step=step, request=str(tmp_path / "request.pickle")
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(child)], check=False
+        )
+        assert done.returncode == code
+    assert _same(tmp_path / "whole", tmp_path / "killed")
