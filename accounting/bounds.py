@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Iterable
@@ -128,10 +129,25 @@ def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> NoiseB
     """
     check_epsilon(epsilon)
     check_delta(delta)
-    result = _module(plan).noise_multiplier(plan, float(epsilon), float(delta))
+    result = _verified(plan, float(epsilon), float(delta))
     if result.sufficient is not None and math.isinf(result.sufficient):
         raise InputError(_out_of_reach(plan, epsilon, delta))
     return result
+
+
+def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    # The search may use a coarser grid than the answers to other questions: what it
+    # returns must hold there too.
+    module = _module(plan)
+    result = module.noise_multiplier(plan, epsilon, delta)
+    value = result.sufficient
+    if value is None or not 0 < value < math.inf:
+        return result
+    for _ in range(100):
+        if module.delta(plan, value, epsilon).guarantee <= delta:
+            break
+        value *= 1 + 1e-4
+    return dataclasses.replace(result, sufficient=value)
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:

@@ -16,8 +16,9 @@ Error terms, all added to the upper bound (``e`` below is ``_UNIT``):
     fall on some point inside, which only adds to E_r[g]; sums above it would have
     counted at most 1 each, and their probability under P_r is bounded by Chernoff.
   - rounding: each Fourier coefficient f of one step has an absolute error of at most
-    ``e (16 + 4 log2 n)``, its T-th power T |f|^(T-1) times that, and by Cauchy and
-    Parseval E_r[g] at most the root mean square of it times the 2-norm of g.
+    ``e (16 + 4 log2 n)`` times the mass that is transformed (all but the most probable
+    loss), its T-th power T |f|^(T-1) times that, and by Cauchy and Parseval E_r[g] at
+    most the root mean square of it times the 2-norm of g.
   - the masses of one step are accurate to ``16 e`` relative to their sum; composed,
     this multiplies delta by at most ``1 + 32 T e`` (and 1e-9 for the quadrature of
     the rare large losses).
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 MAX_POINTS = 1 << 22
 _UNIT = 2.0**-53
 #: Probability under P_r that the window may miss on either side.
-_WINDOW_TAIL = 1e-12
+_WINDOW_TAIL = 1e-17
 
 
 class WindowTooLargeError(ValueError):
@@ -63,7 +64,6 @@ class TiltedSum:
       low: The smallest sum in the window.
       spacing: Between neighbouring sums.
       masses: Under P_r.
-      tail: Bound on the mass above the window.
       rounding: Bound on the 2-norm of the rounding errors of the masses.
       slack: Factor, at least 1, for the relative error of the masses of one step.
       infinite_mass: Probability of infinite loss at some step.
@@ -74,7 +74,6 @@ class TiltedSum:
     low: float
     spacing: float
     masses: NDArray[np.float64]
-    tail: float
     rounding: float
     slack: float
     infinite_mass: float
@@ -85,13 +84,16 @@ class TiltedSum:
         points = float(len(self.masses))
         if self.order > 0:
             points = min(points, 1 + 1 / (2 * self.order * self.spacing))
-        return self.tail + self.rounding * math.sqrt(points)
+        return 2 * _WINDOW_TAIL + self.rounding * math.sqrt(points)
 
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
-        start = max(0, math.floor((epsilon - self.low) / self.spacing))
-        masses = self.masses[start:]
-        above = self.low + self.spacing * np.arange(start, len(self.masses)) - epsilon
+        start = max(0.0, math.floor((epsilon - self.low) / self.spacing))
+        start = int(min(start, len(self.masses)))
+        # Sums further above than this count less than _WINDOW_TAIL in all.
+        reach = -math.log(_WINDOW_TAIL) / max(self.order, 1e-9) / self.spacing
+        masses = self.masses[start : start + int(min(reach, len(self.masses))) + 2]
+        above = self.low + self.spacing * (start + np.arange(len(masses))) - epsilon
         above = np.maximum(above, 0.0)
         mean = float(np.sum(masses * np.exp(-self.order * above) * -np.expm1(-above)))
         return self._to_delta(max(mean, 0.0) + self._error, epsilon)
@@ -108,59 +110,40 @@ class TiltedSum:
         """
         if self.infinite_mass >= delta:
             return math.inf
-        bound = self._deltas_on_grid()
-        grid = self.low + self.spacing * np.arange(len(bound))
-        private = np.flatnonzero(bound <= delta)
-        if not len(private):
-            return self._epsilon_above(grid[-1], delta)
-        if grid[private[0]] <= 0.0 or private[0] == 0:
-            return self._first_verified(max(0.0, grid[private[0]]), delta)
-        return self._refine(grid[private[0] - 1], grid[private[0]], delta)
-
-    def _deltas_on_grid(self) -> NDArray[np.float64]:
-        # Suffix sums; both exponents are taken relative to the middle of the window.
-        offset = self.spacing * (np.arange(len(self.masses)) - len(self.masses) / 2)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            weighted = self.masses * np.exp(-self.order * offset)
-            above = np.cumsum(weighted[::-1])[::-1]
-            discounted = np.cumsum((weighted * np.exp(-offset))[::-1])[::-1]
-            mean = above - np.exp(offset) * discounted
-            middle = self.low + self.spacing * len(self.masses) / 2
-            scale = math.exp(min(self.log_scale - self.order * middle, 700.0))
-            error = self._error * np.exp(-self.order * offset)
-            bound = scale * self.slack * (mean + error) + self.infinite_mass
-        return np.where(np.isnan(bound), 1.0, bound)
-
-    def _epsilon_above(self, epsilon: float, delta: float) -> float:
-        # Beyond the window only error terms are left, and they fall like e^(-r eps).
-        if self.order == 0.0:
+        low, high = (0.0, self._log_excess(0.0, delta)), self._bracket(delta)
+        if low[1] <= 0:
+            return 0.0
+        if high[1] > 0:
             return math.inf
         for _ in range(200):
-            if self.delta(epsilon) <= delta:
-                return max(0.0, epsilon)
-            epsilon += 1.0 / self.order
-        return math.inf
-
-    def _first_verified(self, epsilon: float, delta: float) -> float:
-        step = self.spacing
-        while self.delta(epsilon) > delta:
-            epsilon, step = epsilon + step, 2 * step
-        return epsilon
-
-    def _refine(self, low: float, high: float, delta: float) -> float:
-        low, high = max(low, 0.0), self._first_verified(max(high, 0.0), delta)
-        if self.delta(low) <= delta:
-            return low
-        for _ in range(40):
-            middle = (low + high) / 2
-            if self.delta(middle) > delta:
-                low = middle
-            else:
-                high = middle
-            if high - low <= 1e-7 * high:
+            width = high[0] - low[0]
+            if width <= 1e-7 * high[0]:
                 break
+            # A secant step, a little off the root so that both ends move.
+            share = low[1] / (low[1] - high[1])
+            share += 2e-8 * high[0] / width * (1 if share < 0.5 else -1)
+            middle = low[0] + width * min(max(share, 0.05), 0.95)
+            point = (middle, self._log_excess(middle, delta))
+            low, high = (point, high) if point[1] > 0 else (low, point)
         # The upper end: the bound was evaluated there and holds.
-        return high
+        return high[0]
+
+    def _log_excess(self, epsilon: float, delta: float) -> float:
+        return math.log(max(self.delta(epsilon), 1e-300) / delta)
+
+    def _bracket(self, delta: float) -> tuple[float, float]:
+        """Returns an epsilon that is large enough, if any is, and its log excess."""
+        if self.order > 0:
+            high = (self.log_scale - math.log(delta)) / self.order
+        else:
+            high = self.low + self.spacing * len(self.masses)
+        high = max(high, 1e-3)
+        for _ in range(200):
+            excess = self._log_excess(high, delta)
+            if excess <= 0:
+                break
+            high *= 1.2
+        return high, excess
 
 
 def compose(step: LossDistribution, num_steps: int, order: float) -> TiltedSum:
@@ -185,7 +168,6 @@ def compose(step: LossDistribution, num_steps: int, order: float) -> TiltedSum:
         low=low * step.spacing,
         spacing=step.spacing,
         masses=masses,
-        tail=_WINDOW_TAIL,
         rounding=rounding,
         slack=1 + 1e-9 + 32 * num_steps * _UNIT,
         infinite_mass=-math.expm1(num_steps * math.log1p(-step.infinite_mass)),
@@ -256,16 +238,24 @@ def _power(
 
     ``start`` counts from ``num_steps`` times the first grid point.
     """
-    pad = -len(masses) % points
-    folded = np.pad(masses, (0, pad)).reshape(-1, points).sum(axis=0)
-    coefficients = np.fft.rfft(folded)
-    absolute = np.abs(coefficients)
+    # With the most probable loss taken out exactly, only the others are transformed:
+    # f = 1 + z, and rounding is relative to their mass, which T multiplies.
+    main = int(np.argmax(masses))
+    others = masses.copy()
+    others[main] = 0.0
+    mass = float(others.sum())
+    folded = np.pad(others, (0, -len(others) % points)).reshape(-1, points).sum(axis=0)
+    z = np.fft.rfft(np.roll(folded, -(main % points))) - mass
+    square = 2 * z.real + z.real**2 + z.imag**2
     with np.errstate(divide="ignore", under="ignore"):
-        log_absolute = np.log(absolute)
+        log_absolute = np.where(
+            square > -0.5, np.log1p(np.maximum(square, -0.5)) / 2, np.log(np.abs(1 + z))
+        )
         powers = np.exp(num_steps * log_absolute)
-        amplification = np.exp(2 * (num_steps - 1) * np.minimum(log_absolute, 0.0))
-    powers = powers * np.exp(1j * (num_steps * np.angle(coefficients)))
-    composed = np.roll(np.fft.irfft(powers, points), -(start % points))
-    coefficient_error = _UNIT * (16 + 4 * math.log2(points))
-    rounding = num_steps * coefficient_error * math.sqrt(float(amplification.mean()))
-    return composed, rounding
+        amplification = np.exp(2 * (num_steps - 1) * np.clip(log_absolute, -1e300, 0.0))
+    powers = powers * np.exp(1j * (num_steps * np.arctan2(z.imag, 1 + z.real)))
+    composed = np.fft.irfft(powers, points)
+    composed = np.roll(composed, -((start - num_steps * main) % points))
+    unit = _UNIT * (16 + 4 * math.log2(points))
+    rounding = unit * (1 + num_steps * min(1.0, 2 * mass))
+    return composed, rounding * math.sqrt(float(amplification.mean()))

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FINE = 3e-6
 MEDIUM = 1e-5
 COARSE = 1e-4
+#: Points of a transform that are aimed at, where the fineness would ask for more.
+_MOST_POINTS = 1 << 20
 _LARGEST_ORDER = 1e9
 _LEAST_TAIL = 1e-280
 
@@ -67,9 +69,10 @@ def _share(tail_mass: float, weight: float) -> float:
 
 
 def _bisect_order(excess: Callable[[float], float]) -> float:
-    # ``excess`` increases with the order.  The result is a choice, not a bound.
+    # ``excess`` increases with the order.  The result is a choice, not a bound: three
+    # digits are enough.
     low, high = -30.0, math.log(_LARGEST_ORDER)
-    for _ in range(50):
+    for _ in range(17):
         middle = (low + high) / 2
         if excess(math.exp(middle)) > 0:
             high = middle
@@ -117,7 +120,8 @@ def _spacing(
         least = min(variance, atoms([(1.0, main)], 1e-20).cumulants(order)[2])
     spacing = min(math.sqrt(6 * fineness * least), 0.02 / (1 + order))
     window = 18 * math.sqrt(num_steps * variance)
-    return max(spacing, window / composition.MAX_POINTS, 1e-300)
+    most = _MOST_POINTS if share == 1.0 else _MOST_POINTS // 4
+    return max(spacing, window / most, 1e-100)
 
 
 def composed(
@@ -130,6 +134,8 @@ def composed(
     for (_, pair), tail in zip(step, tails, strict=True):
         ends = pair.loss(np.array(pair.support(tail)))
         spacing = max(spacing, float(ends[1] - ends[0]) / loss_distributions.MAX_CELLS)
+        # Grid points are counted from 0 in 64-bit integers.
+        spacing = max(spacing, float(np.abs(ends).max()) * 1e-10)
     while True:
         parts = [
             (weight, loss_distributions.discretize(pair, spacing, tail))

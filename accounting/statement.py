@@ -31,7 +31,7 @@ _SAMPLING = {
     plans.POISSON: "Poisson subsampling, each example in each step independently",
     plans.TRUNCATED_POISSON: (
         "Poisson subsampling, each example in each step independently; a step with "
-        "more than truncated_batch_size examples keeps a uniformly random subset of them"
+        "more than truncated_batch_size examples keeps a uniformly random subset"
     ),
     plans.BALLS_AND_BINS: (
         "balls and bins, each example in one uniformly random step of each epoch"
