@@ -1,0 +1,204 @@
+"""The command line: what it imports, what it shows, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.validation import InputError
+from pipelines.keys import create_key_file
+from trainer.commands import account, train_command
+from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
+
+ROOT = pathlib.Path(__file__).parents[2]
+PLAN = [
+    "--sampler=poisson", "--num-examples=60000", "--batch-size=600",
+    "--noise-multiplier=1.1", "--delta=1e-5",
+]  # fmt: skip
+
+
+def _call(command: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+def _error(command: Any, *arguments: str) -> str:
+    result = _call(command, *arguments)
+    assert isinstance(result.exception, InputError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    root = tmp_path / "run"
+    root.mkdir()
+    key = create_key_file(root / "private" / NOISE_KEY_NAME)
+    record = RunRecord(
+        method="dp-sgd",
+        num_steps_executed=10,
+        complete=True,
+        noise_multiplier=1.5,
+        l2_norm_clip=1.0,
+        expected_batch_size=8,
+        target_delta=1e-3,
+        manifest_fingerprint=small_batches.manifest.fingerprint,
+        batches_id=small_batches.manifest.batches_id,
+        optimizer={},
+        model={},
+        versions={},
+    )
+    write_run(root, record, small_batches.manifest, key)
+    return root
+
+
+def test_account_starts_fast_and_loads_neither_tensorflow_nor_beam(
+    run: pathlib.Path,
+) -> None:
+    code = (
+        "import sys, dpsgd\n"
+        "try:\n    dpsgd.cli(['account', sys.argv[1]])\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = {'tensorflow', 'tf_keras', 'apache_beam', 'tensorflow_privacy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "differentially private" in done.stdout
+    # Processor time: wall time depends on what else the machine does.
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 3
+
+
+def test_importing_the_commands_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, trainer.commands\n"
+        "heavy = {'tensorflow', 'apache_beam', 'scipy', 'matplotlib', 'pyarrow'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
+    from accounting import bounds
+    from pipelines.manifest import read_manifest
+
+    found = json.loads(_call(account, str(run), "--json").output)
+    plan = read_manifest(run).plan
+    wanted = bounds.epsilon(plan, noise_multiplier=1.5, delta=1e-3).guarantee
+    assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    assert found["delta"] == 1e-3
+    other = json.loads(_call(account, str(run), "--delta=1e-5", "--json").output)
+    assert other["epsilon"] > found["epsilon"]
+    assert "REPLACE_SPECIAL" in _call(account, str(run)).output
+
+
+def test_account_takes_nothing_from_flags_that_the_run_says(run: pathlib.Path) -> None:
+    for flag in ("--noise-multiplier=9", "--num-steps=1", "--sampler=poisson"):
+        assert "beside a run" in _error(account, str(run), flag)
+
+
+def test_account_refuses_an_edited_run(run: pathlib.Path) -> None:
+    path = run / "run_record.json"
+    path.write_text(path.read_text().replace("1.5", "9.5"))
+    assert "edited" in _error(account, str(run))
+
+
+def test_account_refuses_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
+    assert "dpsgd train" in _error(account, str(tmp_path))
+    assert "--sampler" in _error(account)
+
+
+def test_account_of_a_plan_equals_the_reference() -> None:
+    found = json.loads(_call(account, *PLAN, "--epochs=10", "--json").output)
+    steps = json.loads(_call(account, *PLAN, "--num-steps=1000", "--json").output)
+    assert found["epsilon"] == pytest.approx(steps["epsilon"], rel=1e-6)
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+    )
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
+    accountant.compose(SelfComposedDpEvent(event, 1000))
+    reference = accountant.get_epsilon(1e-5)
+    assert found["epsilon"] == pytest.approx(reference, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--num-steps"),
+        (["--epochs=1", "--num-steps=1"], "exactly one"),
+        (["--epochs=0"], "epochs=0"),
+        (["--epochs=1", "--truncated-batch-size=700"], "truncated_batch_size=700"),
+        (["--epochs=1", "--noise-key-file=x"], "--noise-key-file"),
+        (["--epochs=1", "--delta=2"], "delta=2"),
+    ],
+)
+def test_impossible_plans_are_refused(arguments: list[str], message: str) -> None:
+    assert message in _error(account, *PLAN, *arguments)
+
+
+@pytest.mark.parametrize("command", [train_command, account])
+def test_help_shows_an_example(command: Any) -> None:
+    text = _call(command, "--help").output
+    assert "Example" in text
+    assert f"dpsgd {command.name}" in text
+
+
+def test_train_refuses_before_tensorflow_is_loaded(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    # A fresh process, since this one may have TensorFlow already.
+    code = (
+        "import sys, dpsgd\n"
+        "from accounting.validation import InputError\n"
+        "try:\n    dpsgd.cli(sys.argv[1:])\n"
+        "except InputError as error:\n    print(error)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    common = [
+        "train", f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1",
+    ]  # fmt: skip
+    for arguments, message in (
+        ([*common], "--epsilon"),
+        ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
+        ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
+        ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert message in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_prints_metrics_and_statement(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    result = _call(
+        train_command, f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1", "--epsilon=5",
+        "--delta=1e-3", "--hidden=4", "--embedding-dim=2", "--json",
+    )  # fmt: skip
+    assert result.exception is None, result.output
+    printed = json.loads(result.stdout)
+    assert printed["privacy"]["epsilon"] <= 5
+    assert printed["metrics"]["num_examples"] == 300
