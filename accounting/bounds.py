@@ -41,8 +41,11 @@ __all__ = [
 
 _MODULES = {
     plans.DETERMINISTIC: "accounting.deterministic",
+    plans.PERSISTENT_SHUFFLE: "accounting.shuffle",
+    plans.DYNAMIC_SHUFFLE: "accounting.shuffle",
     plans.POISSON: "accounting.poisson",
     plans.TRUNCATED_POISSON: "accounting.truncated_poisson",
+    plans.BALLS_AND_BINS: "accounting.balls_and_bins",
 }
 
 

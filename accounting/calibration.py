@@ -29,9 +29,42 @@ def smallest_noise(
     """
     if log_excess(0.0) <= 0:
         return 0.0
-    low, high = _bracket(log_excess, min(max(guess, 2 * _LEAST), _MOST / 2), stride)
+    _, high = _search(log_excess, guess, tolerance, stride)
     if high[1] > 0:
         return math.inf
+    # To six digits, upwards; kept only if it is verified again.
+    rounded = _round_up(high[0], 6)
+    return rounded if log_excess(rounded) <= 0 else high[0]
+
+
+def largest_insufficient_noise(
+    log_excess: Callable[[float], float],
+    guess: float,
+    *,
+    tolerance: float = TOLERANCE,
+    stride: float = 1.5,
+) -> float:
+    """Returns a noise multiplier with ``log_excess > 0``, almost the largest.
+
+    Where ``log_excess`` is of a lower bound on delta, no noise multiplier up to this
+    one meets the target: less noise is never more private.  0 if there is none.
+    """
+    if log_excess(0.0) <= 0:
+        return 0.0
+    low, _ = _search(log_excess, guess, tolerance, stride)
+    return low[0] if low[1] > 0 else 0.0
+
+
+def _search(
+    log_excess: Callable[[float], float],
+    guess: float,
+    tolerance: float,
+    stride: float,
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Returns a narrow bracket of evaluated points, if both signs were met."""
+    low, high = _bracket(log_excess, min(max(guess, 2 * _LEAST), _MOST / 2), stride)
+    if low[1] <= 0 or high[1] > 0:
+        return low, high
     while high[0] > low[0] * (1 + tolerance):
         middle = _next_point(low, high, tolerance)
         value = log_excess(middle)
@@ -39,9 +72,7 @@ def smallest_noise(
             low = (middle, value)
         else:
             high = (middle, value)
-    # To six digits, upwards; kept only if it is verified again.
-    rounded = _round_up(high[0], 6)
-    return rounded if log_excess(rounded) <= 0 else high[0]
+    return low, high
 
 
 def _bracket(

@@ -88,6 +88,10 @@ class TiltedSum:
 
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
+        return self._to_delta(max(self._mean(epsilon), 0.0) + self._error, epsilon)
+
+    def _mean(self, epsilon: float) -> float:
+        """Returns ``E_r[g(S - epsilon)]`` up to ``_error``."""
         start = max(0.0, math.floor((epsilon - self.low) / self.spacing))
         start = int(min(start, len(self.masses)))
         # Sums further above than this count less than _WINDOW_TAIL in all.
@@ -95,8 +99,19 @@ class TiltedSum:
         masses = self.masses[start : start + int(min(reach, len(self.masses))) + 2]
         above = self.low + self.spacing * (start + np.arange(len(masses))) - epsilon
         above = np.maximum(above, 0.0)
-        mean = float(np.sum(masses * np.exp(-self.order * above) * -np.expm1(-above)))
-        return self._to_delta(max(mean, 0.0) + self._error, epsilon)
+        return float(np.sum(masses * np.exp(-self.order * above) * -np.expm1(-above)))
+
+    def lower_delta(self, epsilon: float) -> float:
+        """Returns a lower bound on delta at ``epsilon``: every error is taken off.
+
+        Valid if the distribution of one step is dominated by the exact one, not if it
+        dominates it.
+        """
+        mean = self._mean(epsilon) - self._error
+        if mean <= 0.0:
+            return 0.0
+        exponent = self.log_scale - self.order * epsilon + math.log(mean)
+        return math.exp(min(exponent, 0.0)) * (2 - self.slack)
 
     def _to_delta(self, mean: float, epsilon: float) -> float:
         exponent = self.log_scale - self.order * epsilon + math.log(max(mean, 1e-300))

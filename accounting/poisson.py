@@ -17,6 +17,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accounting import gaussian
@@ -25,6 +26,7 @@ from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
+    from accounting.composition import TiltedSum
     from accounting.pairs import Step
     from accounting.profiles import Profile
 
@@ -102,18 +104,32 @@ def delta_at(
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns bounds on epsilon at ``delta``."""
-    closed = gaussian.gaussian_epsilon(
-        noise_multiplier / math.sqrt(plan.num_steps), delta
-    )
-    if plan.sampling_probability == 1:
-        return Bounds(upper=closed, lower=closed, method=EXACT_METHOD)
-    options = [(closed, EXACT_METHOD)]
-    options.append((_participation_epsilon(plan, delta), _PARTICIPATION))
+    value, method = epsilon_function(plan, noise_multiplier, delta)(delta)
+    lower = value if plan.sampling_probability == 1 else None
+    return Bounds(upper=value, lower=lower, method=method)
+
+
+def epsilon_function(
+    plan: DpSgdPlan, noise_multiplier: float, delta: float
+) -> Callable[[float], tuple[float, str]]:
+    """Returns a function of delta that gives an upper bound on epsilon, and its method.
+
+    The numerical part is computed once, and tight near ``delta``.
+    """
+    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    sums: tuple[TiltedSum, ...] = ()
     if composes(plan, noise_multiplier):
-        profile = _profile(plan, noise_multiplier, None)
-        options.insert(0, (profile.epsilon(delta), METHOD))
-    value, method = min(options, key=lambda option: option[0])
-    return Bounds(upper=value, method=method)
+        sums = _profile(plan, noise_multiplier, None).sums_at(delta)
+
+    def upper(point: float) -> tuple[float, str]:
+        options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
+        if plan.sampling_probability < 1:
+            options.append((_participation_epsilon(plan, point), _PARTICIPATION))
+        if sums:
+            options.append((max(total.epsilon(point) for total in sums), METHOD))
+        return min(options, key=lambda option: option[0])
+
+    return upper
 
 
 def _profile(

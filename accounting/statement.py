@@ -45,6 +45,15 @@ _DISCRETIZATION = {
         "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
     ),
     plans.DETERMINISTIC: "none, closed form",
+    plans.PERSISTENT_SHUFFLE: "none, closed forms",
+    plans.DYNAMIC_SHUFFLE: (
+        "none for the upper bound; for the lower, slices of the largest coordinate "
+        "with losses rounded down, sums by a tilted Fourier transform"
+    ),
+    plans.BALLS_AND_BINS: (
+        "sums of likelihood ratios on geometric grids, spread for the upper and merged "
+        "for the lower bound; epochs by a tilted Fourier transform"
+    ),
 }
 _PESSIMISM = (
     "every approximation (grid, truncated tails, wrap-around, rounding) is added to "

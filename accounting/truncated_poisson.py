@@ -119,13 +119,14 @@ def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> 
     """Returns the epsilon of the additive bound; infinite if the truncation alone
     costs more than ``delta``.
     """
+    needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
     epsilon = 0.0
     for _ in range(50):
         correction = truncation_delta(plan, epsilon)
         if correction >= delta:
             return math.inf
         # Climbs to the least epsilon with delta_P(epsilon) <= delta - correction.
-        needed = poisson.epsilon(plan, noise_multiplier, delta - correction).guarantee
+        needed = needed_at(delta - correction)[0]
         if needed <= epsilon:
             return epsilon
         # A step beyond, so that the climb ends on the private side.

@@ -1,0 +1,239 @@
+"""Shuffled batches: no amplification is proven, and a lower bound limits what can be.
+
+Every example is in one step of each epoch, chosen by a shuffle that does not look at
+the data.  Revealing the shuffle leaves one Gaussian mechanism per use, hence the upper
+bound of deterministic batches holds for shuffles, and nothing better is known.  It is
+*not* the bound of Poisson subsampling: that one is refuted, where it is smaller, by the
+lower bounds below.
+
+Lower bounds, from a data set on which all examples but one pull the other way.  In one
+epoch of T steps, in units of the clip norm and relative to the other examples,
+
+    P = mean over t of N(2 e_t, s^2 I),     Q = mean over t of N(e_t, s^2 I),
+
+and the events ``max_t x_t > c``, whose probabilities are closed forms, give
+``delta >= P(event) - e^epsilon Q(event)`` for every c.  A shuffle that is repeated in E
+epochs has ``s / sqrt(E)`` for s.  For a fresh shuffle per epoch, the maxima of the
+epochs are independent: their joint likelihood ratio, after cutting the line of each
+maximum into slices, is composed numerically with every loss rounded down.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Theorems 3.5 (persistent) and 3.8 (dynamic);
+  Chua et al. (2024), arXiv:2403.17673, for the events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accounting import deterministic, gaussian
+from accounting import plan as plans
+from accounting.calibration import largest_insufficient_noise, log_ratio
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from accounting.loss_distributions import LossDistribution
+
+UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
+PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
+DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
+#: Means of the differing example's step under P and under Q.
+MEANS = (2.0, 1.0)
+#: Probabilities are trusted to this relative error, which is taken off lower bounds.
+_RELATIVE_ERROR = 1e-12
+
+
+def largest_log_cdf(
+    points: NDArray[np.float64], mean: float, noise: float, steps: int
+) -> NDArray[np.float64]:
+    """Returns ``ln Pr[max of x <= point]``, x of one mean and ``steps - 1`` zeros."""
+    from scipy import special
+
+    shifted = special.log_ndtr((points - mean) / noise)
+    return shifted + (steps - 1) * special.log_ndtr(points / noise)
+
+
+def event_delta(
+    noise: float, steps: int, epsilon: float, means: tuple[float, float]
+) -> float:
+    """Returns the largest ``P(event) - e^epsilon Q(event)`` found, rounded down."""
+    low, high = -10 * noise, means[0] + 40 * noise
+    best = 0.0
+    for _ in range(6):
+        points = np.linspace(low, high, 501)
+        upper = -np.expm1(largest_log_cdf(points, means[0], noise, steps))
+        lower = -np.expm1(largest_log_cdf(points, means[1], noise, steps))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            scaled = np.exp(np.minimum(epsilon + np.log(lower), 700.0))
+        values = upper * (1 - _RELATIVE_ERROR) - scaled * (1 + _RELATIVE_ERROR)
+        largest = int(np.argmax(values))
+        best = max(best, float(values[largest]))
+        low, high = points[max(largest - 1, 0)], points[min(largest + 1, 500)]
+    return best
+
+
+def composed_delta(
+    noise: float,
+    steps: int,
+    num_epochs: int,
+    epsilon: float,
+    means: tuple[float, float],
+) -> float:
+    """Returns a lower bound on delta of ``num_epochs`` independent epochs."""
+    masses, losses = _slices(noise, steps, num_epochs, means)
+    return lower_composed_delta(masses, losses, num_epochs, epsilon)
+
+
+def lower_composed_delta(
+    masses: NDArray[np.float64],
+    losses: NDArray[np.float64],
+    count: int,
+    epsilon: float,
+) -> float:
+    """Returns a lower bound on delta of ``count`` independent losses of these atoms."""
+    from accounting import composition, loss_distributions, profiles
+
+    loss = profiles.Atoms(masses, losses)
+    order = profiles.order_for_epsilon(loss, count, epsilon)
+    deviation = math.sqrt(count * loss.cumulants(order)[2])
+    reach = float(losses.max() - losses.min())
+    spacing = max(
+        min(1e-4 * epsilon, 1e-3 * deviation) / count,
+        reach / loss_distributions.MAX_CELLS,
+        32 * deviation / composition.MAX_POINTS,
+        1e-10 * float(np.abs(losses).max()),
+    )
+    while True:
+        floored = round_down(masses, losses, spacing)
+        try:
+            total = composition.compose(floored, count, order)
+        except composition.WindowTooLargeError:
+            spacing *= 2
+        else:
+            return total.lower_delta(epsilon) * (1 - 1e-8)
+
+
+def _slices(
+    noise: float, steps: int, num_epochs: int, means: tuple[float, float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns P-masses and losses of slices of the maximum of one epoch.
+
+    Cutting into slices is post-processing, so any slices give a lower bound.
+    """
+    from scipy import special
+
+    tail = math.exp(-45.0) / num_epochs
+    low = noise * float(special.ndtri_exp(math.log(tail) / steps))
+    high = means[0] - noise * float(special.ndtri(tail / steps))
+    count = int(min(max((high - low) / (2e-3 * noise**2), 2000), 50_000))
+    points = np.concatenate(([-np.inf], np.linspace(low, high, count), [np.inf]))
+    masses = []
+    for mean in means:
+        log_cdf = largest_log_cdf(points, mean, noise, steps)
+        # Differences of whichever tail is smaller, so that none cancels.
+        below, above = np.diff(np.exp(log_cdf)), -np.diff(-np.expm1(log_cdf))
+        masses.append(np.where(log_cdf[1:] < -0.7, below, above))
+    upper, lower = masses
+    kept = (upper > 1e-40) & (lower > 1e-40)
+    # Only events made of the slices that are kept are considered: a lower bound still.
+    return upper[kept], np.log(upper[kept] / lower[kept])
+
+
+def round_down(
+    masses: NDArray[np.float64], losses: NDArray[np.float64], spacing: float
+) -> LossDistribution:
+    """Returns the atoms with every loss moved down to the grid: dominated by them."""
+    from accounting.loss_distributions import LossDistribution
+
+    # Less than the relative error of the ratio of two masses, then down to the grid.
+    cells = np.floor((losses - 1e-9) / spacing)
+    first = int(cells.min())
+    size = int(cells.max()) - first + 1
+    grid = np.zeros(size)
+    grid += np.bincount((cells - first).astype(np.int64), masses, size)
+    return LossDistribution(
+        spacing=spacing, first=first, masses=grid, infinite_mass=0.0
+    )
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``."""
+    if noise_multiplier == 0.0:
+        return 1.0
+    steps, epochs = plan.steps_per_epoch, plan.num_epochs
+    if steps == 1:
+        return gaussian.gaussian_delta(noise_multiplier / math.sqrt(epochs), epsilon)
+    if plan.sampler == plans.PERSISTENT_SHUFFLE or epochs == 1:
+        effective = noise_multiplier / math.sqrt(epochs)
+        return event_delta(effective, steps, epsilon, MEANS)
+    return composed_delta(noise_multiplier, steps, epochs, epsilon, MEANS)
+
+
+def _lower_method(plan: DpSgdPlan) -> str:
+    if plan.sampler == plans.PERSISTENT_SHUFFLE:
+        return PERSISTENT_METHOD
+    return DYNAMIC_METHOD
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    upper = deterministic.delta(plan, noise_multiplier, epsilon).guarantee
+    lower = lower_delta(plan, noise_multiplier, epsilon)
+    return Bounds(
+        upper=upper,
+        lower=min(lower, upper),
+        method=UPPER_METHOD,
+        lower_method=_lower_method(plan),
+    )
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    upper = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
+    return Bounds(
+        upper=upper,
+        lower=lower_epsilon(
+            lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
+        ),
+        method=UPPER_METHOD,
+        lower_method=_lower_method(plan),
+    )
+
+
+def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
+    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0."""
+    if lower(0.0) <= delta:
+        return 0.0
+    if math.isinf(upper):
+        return math.inf
+    low, high = 0.0, upper
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        if lower(middle) > delta:
+            low = middle
+        else:
+            high = middle
+    # The lower end: the bound was evaluated there and refutes it.
+    return low
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
+    sufficient = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
+    necessary = largest_insufficient_noise(
+        lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
+        sufficient / 1.1,
+    )
+    return NoiseBounds(
+        sufficient=sufficient,
+        necessary=min(necessary, sufficient),
+        method=UPPER_METHOD,
+        necessary_method=_lower_method(plan),
+    )
