@@ -10,14 +10,13 @@ Formal guarantees:
     contributes exactly nothing, as a ghost would.  That is a bounded function of the
     row, so that the sensitivity is unchanged; it is reported nowhere, since how many
     rows it befell is a count of examples.
-  - Both paths agree with a loop over the examples.
+  - All paths agree with a loop over the examples.
 
-Two paths.  ``registry`` takes per-example norms from TF Privacy's layer registry and
-back-propagates a second time through the weighted loss; no per-example gradient is
-ever held.  It is exact only where every layer with weights is one that the registry
-knows and is used once: of a layer used twice the registry adds the squared norms of the
-two uses, which may fall short of the norm of their sum.  ``vectorized`` is for all
-other models and holds physical_batch_size gradients.
+Three paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose weights are all
+in Dense and Embedding layers that are used once.  ``vectorized`` is for all other
+models and holds physical_batch_size gradients.  ``registry`` takes the norms from TF
+Privacy's layer registry and back-propagates a second time through the weighted loss;
+it is for the models that book-keeping is for, and is there to be compared with.
 
 Public: the path.  Sensitive: every input and output.
 
@@ -27,15 +26,17 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from accounting.validation import check_choice
+from trainer import bookkeeping
 from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.rows import align, clip_scale, keep_rows, zero_others
 from trainer.settings import LABEL
-from trainer.tf_privacy import clip_grads, gradient_clipping_utils, layer_registry, tf
+from trainer.tf_privacy import clip_grads, layer_registry, tf
 
+BOOKKEEPING = "book-keeping"
 REGISTRY = "registry"
 VECTORIZED = "vectorized"
 
@@ -45,18 +46,7 @@ GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
 
 def choose_path(model: TrainableModel) -> str:
     """Returns the fastest path that is exact for ``model``."""
-    registry = layer_registry.make_default_layer_registry()
-    network = model.network
-    if not gradient_clipping_utils.has_internal_compute_graph(network):
-        return VECTORIZED
-    layers = [layer for layer in network.layers if layer.trainable_variables]
-    known = all(registry.is_elem(layer) for layer in layers)
-    used_once = all(len(layer._inbound_nodes) == 1 for layer in layers)
-    references = [v.ref() for layer in layers for v in layer.trainable_variables]
-    unshared = len(set(references)) == len(references) == len(model.variables)
-    frozen = any(layer.non_trainable_variables for layer in layers)
-    exact = known and used_once and unshared and not frozen
-    return REGISTRY if exact else VECTORIZED
+    return BOOKKEEPING if bookkeeping.is_exact(model) else VECTORIZED
 
 
 def clipped_sum(
@@ -67,12 +57,11 @@ def clipped_sum(
     Args:
       model: Checked by ``models.check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      path: "registry" or "vectorized"; the fastest exact one if None.
+      path: "book-keeping", "vectorized" or "registry"; the first that is exact if None.
     """
     path = path or choose_path(model)
-    check_choice("path", path, (REGISTRY, VECTORIZED))
-    make = {REGISTRY: _registry_sum, VECTORIZED: _vectorized_sum}[path]
-    return make(model, l2_norm_clip)
+    check_choice("path", path, tuple(_PATHS))
+    return _PATHS[path](model, l2_norm_clip)
 
 
 def plain_sum(model: TrainableModel) -> GradientSum:
@@ -84,37 +73,13 @@ def plain_sum(model: TrainableModel) -> GradientSum:
     return gradient_sum
 
 
-def _keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
-    """Returns the columns with zeros in the rows that are not ``kept``."""
-    return {
-        name: tf.where(_align(kept, value), value, tf.zeros_like(value))
-        for name, value in columns.items()
-    }
-
-
-def _align(rows: Any, value: Any) -> Any:
-    """Returns (batch,) values shaped (batch, 1, ..., 1) to broadcast with ``value``."""
-    return tf.reshape(rows, [-1] + [1] * (len(value.shape) - 1))
-
-
-def _clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> Any:
-    """Returns the factor of each row: 0 for rows that may not contribute."""
-    counted = real & tf.math.is_finite(norms)
-    scale = (
-        tf.ones_like(norms)
-        if math.isinf(l2_norm_clip)
-        else clip_grads.compute_clip_weights(l2_norm_clip, norms)
-    )
-    return counted, tf.where(counted, scale, 0.0)
-
-
 def _weighted_gradient(
     model: TrainableModel, columns: Mapping[str, Any], kept: Any, scale: Any
 ) -> list[Any]:
     """Returns the gradient of the sum of ``scale`` times the loss of kept rows."""
     # 0 times NaN is NaN in the matrix products of back-propagation: what may not
     # contribute must not enter the forward pass either.
-    safe = _keep_rows(columns, kept)
+    safe = keep_rows(columns, kept)
     with tf.GradientTape() as tape:
         losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
         total = tf.reduce_sum(tf.where(kept, losses * scale, 0.0))
@@ -128,7 +93,7 @@ def _registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = weight > 0
-        safe = _keep_rows(columns, real)
+        safe = keep_rows(columns, real)
         norms = clip_grads.compute_gradient_norms(
             model.network,
             registry,
@@ -136,7 +101,7 @@ def _registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
             safe[LABEL],
             per_example_loss_fn=lambda y, z, _: binary_cross_entropy(y, z),
         )
-        counted, scale = _clip_scale(norms, real, l2_norm_clip)
+        counted, scale = clip_scale(norms, real, l2_norm_clip)
         return _weighted_gradient(model, safe, counted, scale)
 
     return gradient_sum
@@ -154,14 +119,18 @@ def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = weight > 0
-        stacked = tf.vectorized_map(example_gradient, _keep_rows(columns, real))
+        stacked = tf.vectorized_map(example_gradient, keep_rows(columns, real))
         squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
-        counted, scale = _clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
+        counted, scale = clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
         return [
-            tf.reduce_sum(
-                tf.where(_align(counted, g), g * _align(scale, g), tf.zeros_like(g)), 0
-            )
-            for g in stacked
+            tf.reduce_sum(zero_others(g, counted) * align(scale, g), 0) for g in stacked
         ]
 
     return gradient_sum
+
+
+_PATHS: dict[str, Callable[[TrainableModel, float], GradientSum]] = {
+    BOOKKEEPING: bookkeeping.bookkeeping_sum,
+    VECTORIZED: _vectorized_sum,
+    REGISTRY: _registry_sum,
+}

@@ -350,6 +350,6 @@ def architecture(model: TrainableModel) -> str:
     shapes = [(v.dtype.name, tuple(v.shape)) for v in model.network.variables]
     try:
         config = model.network.to_json()
-    except NotImplementedError:  # a subclassed model without get_config
+    except (NotImplementedError, TypeError, ValueError):  # without a config
         config = type(model.network).__qualname__
     return f"{model.description} {shapes} {config}"

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from pipelines.batch_format import Column, encode_batch, row_dtype, write_record
+from pipelines.batch_format import Column, encode_batch, write_record
 from pipelines.manifest import (
     DATASET_METADATA_KEY,
     BatchFile,
@@ -31,12 +31,13 @@ COLUMNS = (
     Column(name="integers", dtype="float32", shape=(13,)),
     Column(name="categories", dtype="int32", shape=(26,)),
 )
+ROW = np.dtype([(column.name, column.numpy_dtype) for column in COLUMNS])
 
 
 def make_rows(num_rows: int, seed: int = 0) -> np.ndarray:
     """Rows whose label depends on the first integer and the first category."""
     random = np.random.default_rng(seed)
-    rows = np.zeros(num_rows, row_dtype(COLUMNS))
+    rows = np.zeros(num_rows, ROW)
     integers = random.geometric(0.2, (num_rows, 13)).astype("f4") - 3
     integers[random.random(integers.shape) < 0.1] = np.nan
     rows["integers"] = integers
@@ -85,8 +86,9 @@ def write_batches(
             size = truncated_batch_size or max(1, len(rows))
             for part in range(-(-size // physical_batch_size)):
                 start = part * physical_batch_size
+                chosen_rows = rows[start : start + physical_batch_size]
                 record = encode_batch(
-                    rows[start : start + physical_batch_size],
+                    {name: chosen_rows[name] for name in ROW.names or ()},
                     step=step,
                     part=part,
                     physical_batch_size=physical_batch_size,

@@ -1,0 +1,208 @@
+"""Clipped sums with one forward and one backward pass, for Dense and Embedding layers.
+
+Of a dense layer ``z = x W + b`` the gradient of example i is ``x_i^T d_i`` and ``d_i``,
+where ``d_i`` is the derivative of its loss by ``z_i``; of an embedding it is ``d_i`` on
+the row that was looked up.  Back-propagation to the ``z`` of all layers gives every
+``d``, from which follow both the norm of each example's gradient and, after scaling,
+the sum of the clipped gradients:
+
+    n_i^2 = sum over layers of  (||x_i||^2 + 1) ||d_i||^2     (dense)
+                                ||d_i||^2                     (one id in one table)
+    s_i   = min(1, C / n_i)
+    sum   = X^T (s * D)         (dense),   rows s_i d_i       (embedding)
+
+No per-example gradient is ever held and nothing is back-propagated twice.
+
+Formal guarantees: those of ``clipping``, for models that ``is_exact`` accepts.
+
+Sensitive: everything here.
+
+References:
+  Goodfellow (2015), arXiv:1510.01799, for the norms; Bu et al. (2023),
+  arXiv:2210.00038, for the sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.rows import align, clip_scale, keep_rows, zero_others
+from trainer.settings import LABEL
+from trainer.tf_privacy import (
+    embedding_squared_norms,
+    gradient_clipping_utils,
+    keras,
+    tf,
+)
+
+#: Ids of an example in one table up to which all pairs are compared for equality.
+_MOST_PAIRED_IDS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Use:
+    """One layer's part in a forward pass.
+
+    Attributes:
+      watched: The tensor by which the loss is differentiated.
+      outputs: What the layer gives.
+      squared_norms: Derivative -> squared norm of each example's gradient.
+      gradients: (derivative times scale, kept rows) -> gradient of each variable.
+    """
+
+    watched: Any
+    outputs: Any
+    squared_norms: Callable[[Any], Any]
+    gradients: Callable[[Any, Any], list[tuple[Any, Any]]]
+
+
+def is_exact(model: TrainableModel) -> bool:
+    """Whether every layer with weights is known here and is used once.
+
+    Of a layer that is used twice the squared norms of the two uses would be added,
+    which may fall short of the squared norm of their sum.
+    """
+    network = model.network
+    if not gradient_clipping_utils.has_internal_compute_graph(network):
+        return False
+    layers = [layer for layer in network.layers if layer.weights]
+    known = all(type(layer) in _USES for layer in layers)
+    used_once = all(len(layer._inbound_nodes) == 1 for layer in layers)
+    references = [v.ref() for layer in layers for v in layer.trainable_variables]
+    unshared = len(set(references)) == len(references) == len(model.variables)
+    frozen = any(layer.non_trainable_variables for layer in layers)
+    # Masks travel beside the tensors that are intercepted here.
+    masked = any(getattr(layer, "mask_zero", False) for layer in layers)
+    return known and used_once and unshared and not frozen and not masked
+
+
+def bookkeeping_sum(
+    model: TrainableModel,
+    l2_norm_clip: float,
+) -> Callable[[Mapping[str, Any], Any], list[Any]]:
+    """Returns the function that sums the clipped gradients of a physical batch.
+
+    Args:
+      model: Accepted by ``is_exact``.
+      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+    """
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = weight > 0
+        uses, slopes = _backward(model, keep_rows(columns, real))
+        squares = [use.squared_norms(d) for use, d in zip(uses, slopes, strict=True)]
+        counted, scale = clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
+        found = {}
+        for use, slope in zip(uses, slopes, strict=True):
+            scaled = zero_others(slope, counted) * align(scale, slope)
+            for variable, gradient in use.gradients(scaled, counted):
+                found[variable.ref()] = gradient
+        return [found[variable.ref()] for variable in model.variables]
+
+    return gradient_sum
+
+
+def _backward(
+    model: TrainableModel, columns: Mapping[str, Any]
+) -> tuple[list[_Use], list[Any]]:
+    """Returns the layers' uses, and the derivative of the loss by what they watch."""
+    tape = tf.GradientTape(watch_accessed_variables=False)
+
+    def call(layer: Any, args: Any, kwargs: Any) -> tuple[Any, _Use | None]:
+        if not layer.weights:
+            return layer(*args, **kwargs), None
+        use = _USES[type(layer)](layer, args[0], tape)
+        return use.outputs, use
+
+    with tape:
+        logits, found = gradient_clipping_utils.model_forward_pass(
+            model.network, model.inputs(columns), call
+        )
+        loss = tf.reduce_sum(binary_cross_entropy(columns[LABEL], logits))
+    uses = [use for use in found if use is not None]
+    slopes = tape.gradient(
+        loss,
+        [use.watched for use in uses],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return uses, slopes
+
+
+def _dense(layer: Any, values: Any, tape: Any) -> _Use:
+    outputs = tf.tensordot(values, layer.kernel, 1)
+    if layer.use_bias:
+        outputs = tf.nn.bias_add(outputs, layer.bias)
+    tape.watch(outputs)
+
+    def squared_norms(slope: Any) -> Any:
+        if len(values.shape) == 2:
+            sizes = tf.reduce_sum(values**2, 1) + float(layer.use_bias)
+            return sizes * tf.reduce_sum(slope**2, 1)
+        # Several positions of one example: ||sum_t x_t^T d_t||^2 by inner products.
+        x, d = _positions(values), _positions(slope)
+        inner = tf.matmul(x, x, transpose_b=True) + float(layer.use_bias)
+        return tf.reduce_sum(inner * tf.matmul(d, d, transpose_b=True), (1, 2))
+
+    def gradients(scaled: Any, counted: Any) -> list[tuple[Any, Any]]:
+        x, d = _flat(zero_others(values, counted)), _flat(scaled)
+        found = [(layer.kernel, tf.matmul(x, d, transpose_a=True))]
+        if layer.use_bias:
+            found.append((layer.bias, tf.reduce_sum(d, 0)))
+        return found
+
+    return _Use(
+        watched=outputs,
+        outputs=layer.activation(outputs) if layer.activation else outputs,
+        squared_norms=squared_norms,
+        gradients=gradients,
+    )
+
+
+def _positions(value: Any) -> Any:
+    """Returns (batch, ..., size) values shaped (batch, positions, size)."""
+    return tf.reshape(value, (tf.shape(value)[0], -1, value.shape[-1]))
+
+
+def _flat(value: Any) -> Any:
+    return tf.reshape(value, (-1, value.shape[-1]))
+
+
+def _embedding(layer: Any, ids: Any, tape: Any) -> _Use:
+    ids = tf.cast(ids, tf.int32)
+    outputs = tf.gather(layer.embeddings, ids)
+    tape.watch(outputs)
+    num_ids = ids.shape[1:].num_elements()  # None where the length varies
+
+    def squared_norms(slope: Any) -> Any:
+        if num_ids == 1:
+            return tf.reduce_sum(_positions(slope) ** 2, (1, 2))
+        if num_ids is None or num_ids > _MOST_PAIRED_IDS:
+            return embedding_squared_norms(_flat(slope), ids)
+        # Derivatives of equal ids add up before the norm is taken.
+        rows, d = tf.reshape(ids, (-1, num_ids)), _positions(slope)
+        equal = tf.cast(rows[:, :, None] == rows[:, None, :], d.dtype)
+        inner = tf.matmul(d, d, transpose_b=True)
+        return tf.maximum(tf.reduce_sum(inner * equal, (1, 2)), 0.0)
+
+    def gradients(scaled: Any, counted: Any) -> list[tuple[Any, Any]]:
+        del counted  # ids are valid in every row
+        indices = tf.reshape(ids, (-1,))
+        shape = tf.constant(layer.embeddings.shape)
+        slices = tf.IndexedSlices(_flat(scaled), indices, shape)
+        return [(layer.embeddings, slices)]
+
+    return _Use(
+        watched=outputs,
+        outputs=outputs,
+        squared_norms=squared_norms,
+        gradients=gradients,
+    )
+
+
+_USES: dict[type, Callable[[Any, Any, Any], _Use]] = {
+    keras.layers.Dense: _dense,
+    keras.layers.Embedding: _embedding,
+}
