@@ -780,6 +780,14 @@ def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
+def _flush_to_disk(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """Gives a temporary folder that becomes ``out``, or goes, when the context ends.
@@ -788,13 +796,14 @@ def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
       InputError: ``out`` is in use, or cannot be written.
     """
     path = check_output(out)
-    staged = path.absolute().with_name(
-        f".{path.absolute().name}.{secrets.token_hex(8)}"
-    )
+    final = path.resolve()
+    staged = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
     try:
         staged.mkdir(parents=True)
         yield staged
-        os.rename(staged, path)
+        for file in staged.rglob("*"):
+            _flush_to_disk(file)
+        os.rename(staged, final)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(

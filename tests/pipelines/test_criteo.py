@@ -289,6 +289,21 @@ def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> No
     assert together.categories.tolist() == alone
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("-", "--1", "1-", "+1", " 1", "1 ", "1.0", "1e5", "0x1", "\u0661", "1_0"),
+        *("/2345678", "1234567:", "x23456789", "123456x8901234567"),
+        *("-x2345678901234567", "1" * 19, "-" + "1" * 19, "1" * 25),
+    ],
+)
+def test_what_is_not_an_integer_is_malformed(field: str) -> None:
+    lines = [["1", *[""] * 12, value, *["a"] * 26] for value in ("1", field)]
+    block = criteo.parse_block(as_bytes(lines), None)
+    assert block.bad_lines.tolist() == [1]
+    assert block.bad_reasons.tolist() == [2 + 13]
+
+
 def test_integers_are_the_nearest_float32() -> None:
     texts = ["-0", "007", "-3", "16777217", "123456789", "999999999999999999"]
     texts += ["-12345678", "1234567890123456", "-123456789012345678"]
@@ -552,6 +567,14 @@ def test_output_in_use_is_refused_and_an_empty_folder_taken(
     prepare(path, out, OPTIONS)
     assert "new or an empty folder" in refused(path, out)
     assert "new or an empty folder" in refused(path, pathlib.Path(path))
+    # A link to a folder is that folder.
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prepare(path, tmp_path / "link", OPTIONS)
+    assert file_bytes(tmp_path / "real") == file_bytes(out)
+    # Before the input is read, which may take long.
+    malformed = text([[CANARY]], "bad.txt")
+    assert "new or an empty folder" in refused(malformed, out)
 
 
 def test_no_partial_output_after_a_failure(
@@ -570,7 +593,7 @@ def test_no_partial_output_after_a_failure(
     path = text(make_lines(60))
     message = refused(path, tmp_path / "out", PrepareOptions(row_group_rows=10))
     assert "No space left on device" in message
-    assert len(calls) == 3
+    assert len(calls) >= 3
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "touched"])
