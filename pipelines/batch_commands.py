@@ -151,7 +151,6 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
         "truncated_batch_size": plan.truncated_batch_size,
         "physical_batch_size": layout.physical_batch_size,
         "files": layout.num_groups,
-        "passes": cost.passes,
         "expected_padding": round(cost.padding, 4),
         "shuffle_bytes": cost.shuffle_bytes,
         "output_bytes": cost.output_bytes,
@@ -242,7 +241,7 @@ def _bars(**totals: int) -> Iterator[Callable[[str, int], None]]:
     type=ByteSize(),
     default="4GiB",
     show_default=True,
-    help="On the local runner; more data means more passes over the input.",
+    help="On the local runner; its shuffle goes through files.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -273,25 +272,23 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     )
 
     beam_options = _beam_options(ctx.args)
-    local = beam_options.get_all_options().get("runner") is None
-    memory_limit = options["memory_limit"] if local else None
     dataset = list_blocks(source)
     plan = _make_plan(dataset.num_examples, options)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
-    cost = estimate(layout, memory_limit)
+    cost = estimate(layout)
     summary = _summary(layout, cost)
     if options["dry_run"]:
         _show("Would write", summary, options["as_json"])
         return
     check_out(pathlib.Path(out))
-    totals = {"blocks": cost.passes * len(dataset.blocks), "steps": plan.num_steps}
+    totals = {"blocks": len(dataset.blocks), "steps": plan.num_steps}
     with _bars(**totals) as advance, progress.listen(advance):
         manifest = write_batches(
             dataset=dataset,
             layout=layout,
             out=out,
             key_file=options["key_file"],
-            memory_limit=memory_limit,
+            memory_limit=options["memory_limit"],
             options=beam_options,
         )
     _show(

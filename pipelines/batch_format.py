@@ -106,9 +106,19 @@ class PhysicalBatch:
         return f"PhysicalBatch(step={self.step}, part={self.part})"
 
 
-def row_dtype(columns: Sequence[Column]) -> np.dtype[Any]:
-    """Returns the packed structured dtype of one row of ``columns``."""
-    return np.dtype([(column.name, column.numpy_dtype) for column in columns])
+def row_bytes(columns: Sequence[Column]) -> int:
+    """Returns the bytes of one row of ``columns``."""
+    return sum(column.numpy_dtype.itemsize for column in columns)
+
+
+def as_items(values: np.ndarray) -> np.ndarray:
+    """Returns ``values`` as a flat array of opaque items, one per row.
+
+    NumPy gathers such items by copying memory, whatever shape a row has.
+    """
+    contiguous = np.ascontiguousarray(values)
+    size = contiguous.itemsize * int(np.prod(contiguous.shape[1:]))
+    return contiguous.reshape(-1).view(f"V{size}")
 
 
 @functools.cache
@@ -164,27 +174,29 @@ def _example_class() -> Any:
 
 
 def encode_batch(
-    rows: np.ndarray, *, step: int, part: int, physical_batch_size: int
+    columns: Mapping[str, np.ndarray], *, step: int, part: int, physical_batch_size: int
 ) -> bytes:
-    """Returns the record of ``rows``, padded with weight-0 rows.
+    """Returns the record of the rows in ``columns``, padded with weight-0 rows.
 
     Args:
-      rows: Structured array of at most ``physical_batch_size`` rows.  Sensitive.
+      columns: name -> little-endian array of shape (rows, ...), of at most
+        ``physical_batch_size`` rows, the same number in each.  Sensitive.
       step: Step of the batch.
       part: Index of the record within the step.
       physical_batch_size: Rows of the record, real and padding.
     """
-    if len(rows) > physical_batch_size:
-        raise ValueError("More rows than physical_batch_size.")
+    num_rows = {len(values) for values in columns.values()}
+    if len(num_rows) != 1 or max(num_rows) > physical_batch_size:
+        raise ValueError("Expected columns of one length <= physical_batch_size.")
+    (num_real,) = num_rows
     example = _example_class()()
     feature = example.features.feature
-    padding = physical_batch_size - len(rows)
-    for name in rows.dtype.names or ():
-        values = np.ascontiguousarray(rows[name])
-        zeros = bytes(padding * rows.dtype[name].itemsize)
-        feature[name].bytes_list.value.append(values.tobytes() + zeros)
+    padding = physical_batch_size - num_real
+    for name, values in columns.items():
+        row = values.itemsize * int(np.prod(values.shape[1:]))
+        feature[name].bytes_list.value.append(values.tobytes() + bytes(padding * row))
     weight = np.zeros(physical_batch_size, "<f4")
-    weight[: len(rows)] = 1
+    weight[:num_real] = 1
     feature["weight"].bytes_list.value.append(weight.tobytes())
     feature["step"].int64_list.value.append(step)
     feature["part"].int64_list.value.append(part)

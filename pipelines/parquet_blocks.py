@@ -1,4 +1,4 @@
-"""Parquet row groups as blocks: listed once, read as packed rows.
+"""Parquet row groups as blocks: listed once, read as columns.
 
 A block is one row group of one file.  Its name, ``file#row-group`` with the file's path
 relative to the input, is its identity: the sampler's randomness depends on it and on
@@ -29,7 +29,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 
 from accounting.validation import InputError
-from pipelines.batch_format import DTYPES, Column, row_dtype
+from pipelines.batch_format import DTYPES, Column
 from pipelines.manifest import DATASET_METADATA_KEY
 
 _WILDCARDS = "*?["
@@ -205,16 +205,19 @@ def _values(array: pa.Array, column: Column) -> np.ndarray:
         array = array.flatten()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    return array.to_numpy().reshape((num_rows, *column.shape))
+    values = array.to_numpy().astype(column.numpy_dtype.base, copy=False)
+    return values.reshape((num_rows, *column.shape))
 
 
-def pack_rows(table: pa.Table, columns: tuple[Column, ...]) -> np.ndarray:
-    """Returns the rows of ``table`` as a packed structured array.  Sensitive.
+def table_columns(
+    table: pa.Table, columns: tuple[Column, ...]
+) -> dict[str, np.ndarray]:
+    """Returns name -> array of shape (rows, *column.shape).  Sensitive.
 
     Raises:
       InputError: a column holds nulls.
     """
-    rows = np.empty(table.num_rows, row_dtype(columns))
+    arrays = {}
     for column in columns:
         chunks = table.column(column.name)
         array = (
@@ -222,12 +225,12 @@ def pack_rows(table: pa.Table, columns: tuple[Column, ...]) -> np.ndarray:
             if chunks.num_chunks == 1
             else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
         )
-        rows[column.name] = _values(array, column)
-    return rows
+        arrays[column.name] = _values(array, column)
+    return arrays
 
 
-def read_block(block: Block, columns: tuple[Column, ...]) -> np.ndarray:
-    """Returns the rows of ``block``, packed.  Sensitive.
+def read_block(block: Block, columns: tuple[Column, ...]) -> dict[str, np.ndarray]:
+    """Returns the columns of ``block``, as ``table_columns`` does.  Sensitive.
 
     Raises:
       InputError: the file is gone or is not the one that was listed.
@@ -247,4 +250,4 @@ def read_block(block: Block, columns: tuple[Column, ...]) -> np.ndarray:
                 f"Expected row group {block.row_group} of {block.path} to be readable "
                 f"and to hold no nulls: {type(error).__name__}."
             ) from None
-    return pack_rows(table, columns)
+    return table_columns(table, columns)

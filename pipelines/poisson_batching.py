@@ -1,17 +1,20 @@
-"""The job: from Parquet to a folder of verified batches, in passes that fit in memory.
+"""The job: from Parquet to a folder of verified batches, resumable.
 
     OUT/private/job.json     what is being made; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
+    OUT/private/spill/       the local runner's shuffle, until then
 
 Formal guarantees:
   - Nothing is written before every option, the input's columns and the key are checked.
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
     state of the very same job (plan, layout, input, key) is refused.
-  - A job that was killed is finished by the same command; files that were complete are
-    not written again, and the result is byte-identical to an undisturbed run.
-  - On one machine the shuffle of one pass stays within ``memory_limit``.
+  - A job that was killed is finished by the same command; blocks that were sampled and
+    files that were complete are not made again, and the result is byte-identical to an
+    undisturbed run.
+  - On the local runner memory stays within ``memory_limit``, whatever the size of the
+    data: the shuffle goes through files, and the input is read once.
 
-Public: plan, layout, number of passes.  Sensitive: the key and ``private/``.
+Public: plan and layout.  Sensitive: the key and ``private/``.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
-from pipelines.batch_format import row_dtype
-from pipelines.keys import commitment, read_key_file, read_or_create_key_file
+from pipelines.batch_format import row_bytes
+from pipelines.keys import commitment, read_or_create_key_file
 from pipelines.manifest import (
     KEY_NAME,
     MANIFEST_NAME,
@@ -48,20 +51,30 @@ from pipelines.manifest import (
 )
 from pipelines.parquet_blocks import Dataset
 from pipelines.sampling import check_sampler
-from pipelines.transforms import Layout, WriteBatches, checksum_path
+from pipelines.transforms import (
+    OVERHEAD_BYTES,
+    Layout,
+    Spill,
+    WriteBatches,
+    checksum_path,
+    group_bytes,
+)
 
 #: Rows of a record unless the user says otherwise: some MB, one record per small step.
 DEFAULT_PHYSICAL_BATCH_SIZE = 8192
-#: A reducer holds about this much; several of them keep a few workers busy.
+#: A reducer holds about this much; enough of them to keep a few workers busy, and few
+#: enough that what a block sends to each is not tiny.
 _GROUP_BYTES = 32 << 20
 _LEAST_GROUPS = 16
-#: Peak memory of the local runner per byte of shuffle, and without any; measured.
-_LOCAL_BYTES_PER_SHUFFLED = 3
-_LOCAL_BASE_BYTES = 512 << 20
-#: Steps and priorities that travel with each row.
-_OVERHEAD_BYTES = 12
+_MOST_GROUPS = 4096
+#: Memory of the local runner: without any data, and per byte of the block or group that
+#: a thread works on (read, packed, encoded, written).  Measured, and rounded up.
+_BASE_BYTES = 512 << 20
+_COPIES = 6
 
 JOB_NAME = "job.json"
+SPILL_NAME = "spill"
+DEFAULT_MEMORY_LIMIT = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,16 +82,15 @@ class Estimate:
     """What a job will cost.  Public: expectations over the sampling.
 
     Attributes:
-      shuffle_bytes: Expected bytes between map and reduce, over all passes.
+      shuffle_bytes: Expected bytes between map and reduce; on the local runner they
+        are on disk, beside the output, until the job ends.
       output_bytes: Bytes of the columns and weights of all records.
       padding: Expected fraction of rows that are padding.
-      passes: Times the input is read.
     """
 
     shuffle_bytes: int
     output_bytes: int
     padding: float
-    passes: int
 
 
 def make_layout(
@@ -96,52 +108,49 @@ def make_layout(
         parts = -(-largest // DEFAULT_PHYSICAL_BATCH_SIZE)
         physical_batch_size = -(-largest // parts)
     check_int("physical_batch_size", physical_batch_size, at_least=1)
-    step_bytes = largest * row_dtype(dataset.columns).itemsize
+    step_bytes = largest * row_bytes(dataset.columns)
+    least = -(-plan.num_steps // _MOST_GROUPS)
     steps = min(_GROUP_BYTES // step_bytes, plan.num_steps // _LEAST_GROUPS)
     return Layout(
         plan=plan,
         columns=dataset.columns,
         physical_batch_size=physical_batch_size,
-        steps_per_group=max(1, steps),
+        steps_per_group=max(1, least, steps),
     )
 
 
-def groups_per_pass(layout: Layout, memory_limit: int | None) -> int:
-    """Returns how many ranges of steps one pass may hold on one machine.
-
-    Raises:
-      InputError: a limit that holds not even one range.
-    """
-    if memory_limit is None:
-        return layout.num_groups
-    group_bytes = layout.steps_per_group * _step_shuffle_bytes(layout)
-    needed = _LOCAL_BASE_BYTES + _LOCAL_BYTES_PER_SHUFFLED * group_bytes
-    if memory_limit < needed:
-        raise InputError(
-            f"Expected memory_limit={memory_limit} >= {needed} bytes, which one range "
-            "of steps needs. Raise --memory-limit, or lower --batch-size."
-        )
-    room = memory_limit - _LOCAL_BASE_BYTES
-    return max(1, room // (_LOCAL_BYTES_PER_SHUFFLED * group_bytes))
-
-
-def _step_shuffle_bytes(layout: Layout) -> int:
-    row_bytes = row_dtype(layout.columns).itemsize + _OVERHEAD_BYTES
-    return layout.plan.expected_batch_size * row_bytes
-
-
-def estimate(layout: Layout, memory_limit: int | None) -> Estimate:
+def estimate(layout: Layout) -> Estimate:
     """Returns the expected cost of a job, before it starts."""
     plan, size = layout.plan, layout.physical_batch_size
+    row = row_bytes(layout.columns)
+    sampled = plan.num_steps * plan.expected_batch_size
     largest = plan.truncated_batch_size or plan.expected_batch_size
     rows = -(-largest // size) * size
-    per_pass = groups_per_pass(layout, memory_limit)
     return Estimate(
-        shuffle_bytes=plan.num_steps * _step_shuffle_bytes(layout),
-        output_bytes=plan.num_steps * rows * (row_dtype(layout.columns).itemsize + 4),
+        shuffle_bytes=sampled * (row + OVERHEAD_BYTES),
+        output_bytes=plan.num_steps * rows * (row + 4),
         padding=1 - plan.expected_batch_size / rows,
-        passes=-(-layout.num_groups // per_pass),
     )
+
+
+def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
+    """Returns how many threads of the local runner fit into ``memory_limit`` bytes.
+
+    Raises:
+      InputError: not even one.
+    """
+    largest_block = max(block.num_rows for block in dataset.blocks)
+    # A block is held as read and as packed, once for each step that a row chose.
+    epochs = layout.plan.num_steps * layout.plan.sampling_probability
+    block = int(largest_block * row_bytes(layout.columns) * (1 + epochs))
+    each = _COPIES * max(block, group_bytes(layout))
+    if memory_limit < _BASE_BYTES + each:
+        raise InputError(
+            f"Expected memory_limit={memory_limit} >= {_BASE_BYTES + each} bytes, "
+            "which one block or one range of steps needs. Raise --memory-limit, lower "
+            "--batch-size, or prepare the input with smaller --row-group-rows."
+        )
+    return min(os.cpu_count() or 1, (memory_limit - _BASE_BYTES) // each)
 
 
 @contextlib.contextmanager
@@ -232,31 +241,45 @@ def _finished(out: pathlib.Path, layout: Layout) -> dict[int, FileChecksum]:
     return done
 
 
-def _passes(pending: list[int], per_pass: int) -> Iterator[range]:
-    """Contiguous runs of pending groups, of at most ``per_pass`` each."""
-    start = 0
-    for index in range(1, len(pending) + 1):
-        full = index - start == per_pass
-        broken = index < len(pending) and pending[index] != pending[index - 1] + 1
-        if index == len(pending) or full or broken:
-            yield range(pending[start], pending[index - 1] + 1)
-            start = index
+def _is_local(options: PipelineOptions) -> bool:
+    """Whether no engine is named; refuses what the local runner does not survive.
+
+    Raises:
+      InputError: several workers of the local runner.
+    """
+    values = options.get_all_options()
+    local = values.get("runner") in (None, "FnApiRunner")
+    if local and values.get("direct_num_workers", 1) != 1:
+        # Beam 2.77 loses elements of more than a megabyte between such workers.
+        raise InputError(
+            f"Expected direct_num_workers={values['direct_num_workers']} to be 1: "
+            "Beam's local runner loses data between workers. One worker uses all cores."
+        )
+    return local
 
 
-def _run_pass(
+def _run_pipeline(
     layout: Layout,
     dataset: Dataset,
     out: pathlib.Path,
     key_file: pathlib.Path,
-    groups: range,
+    groups: list[int],
+    spill: Spill | None,
     options: PipelineOptions,
 ) -> None:
-    local = options.get_all_options().get("runner") is None
-    pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
+    pipeline = beam.Pipeline(FnApiRunner() if spill else None, options=options)
     _ = (
         pipeline
         | "Blocks" >> beam.Create(dataset.blocks)
-        | "WriteBatches" >> WriteBatches(layout, str(out), str(key_file), groups)
+        | "WriteBatches"
+        >> WriteBatches(
+            layout,
+            str(out),
+            str(key_file),
+            num_blocks=len(dataset.blocks),
+            groups=groups,
+            spill=spill,
+        )
     )
     try:
         pipeline.run().wait_until_finish()
@@ -276,7 +299,7 @@ def write_batches(
     layout: Layout,
     out: str | os.PathLike[str],
     key_file: str | os.PathLike[str] | None = None,
-    memory_limit: int | None = None,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
     options: PipelineOptions | None = None,
 ) -> Manifest:
     """Writes the batches of ``layout`` to ``out``, resuming an unfinished same job.
@@ -286,7 +309,7 @@ def write_batches(
       layout: From ``make_layout``.
       out: An empty or new folder, or that of the same job, unfinished.
       key_file: The sampling key; made if missing.  By default in ``out``/private.
-      memory_limit: Bytes for the local runner; None for engines that spill to disk.
+      memory_limit: Bytes for the local runner; engines have their own.
       options: Beam's options; without a runner, Beam's in-process runner.
 
     Returns:
@@ -301,16 +324,20 @@ def write_batches(
             f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
             f"input, {dataset.num_examples}."
         )
-    per_pass = groups_per_pass(layout, memory_limit)
+    options = options or PipelineOptions()
+    spill = None
+    if _is_local(options):
+        threads = local_threads(layout, dataset, memory_limit)
+        folder = root / PRIVATE_NAME / SPILL_NAME
+        spill = Spill(folder=str(folder), num_threads=threads)
     key_path, batches_id = open_job(root, layout, dataset, _path(key_file))
     with _exclusive(root / PRIVATE_NAME / JOB_NAME):
-        read_key_file(key_path)
+        if spill:
+            pathlib.Path(spill.folder).mkdir(mode=0o700, exist_ok=True)
         done = _finished(root, layout)
         pending = [g for g in range(layout.num_groups) if g not in done]
-        for groups in _passes(pending, per_pass):
-            _run_pass(
-                layout, dataset, root, key_path, groups, options or PipelineOptions()
-            )
+        if pending:
+            _run_pipeline(layout, dataset, root, key_path, pending, spill, options)
         return _finish(root, layout, dataset, batches_id)
 
 
@@ -342,6 +369,7 @@ def _finish(
     write_manifest(out, manifest, checksums)
     (out / PRIVATE_NAME / JOB_NAME).unlink()
     shutil.rmtree(out / PRIVATE_NAME / "files")
+    shutil.rmtree(out / PRIVATE_NAME / SPILL_NAME, ignore_errors=True)
     for leftover in out.glob(".batches-*"):  # of workers that were killed
         leftover.unlink()
     return manifest

@@ -3,11 +3,13 @@
     blocks -> sample and pack -> group by range of steps -> order, truncate, pad, write
 
 Elements are blocks, not rows.  The map step emits, for each range of steps, one element
-with all rows of a block that chose a step of that range; the reduce step holds one
-range at a time, some tens of megabytes.
+with all rows of a block that chose a step of that range, be it none; the reduce step
+holds one range at a time, some tens of megabytes.
 
 Formal guarantees:
   - Every step of every asked-for range is written, also when no example chose it.
+  - No element is lost or counted twice: a range is written only from exactly one
+    element of every block, whatever the engine delivered.
   - The bytes of a file depend on (key, plan, input, layout) alone: not on the engine,
     the number of workers, or how often and in which order bundles run.
   - A file is visible under its final name only when it is complete; its checksum is
@@ -19,12 +21,14 @@ Public: the layout.  Sensitive: every element.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import io
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -33,17 +37,27 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
 from pipelines import progress
-from pipelines.batch_format import Column, encode_batch, row_dtype, write_record
+from pipelines.batch_format import (
+    Column,
+    as_items,
+    encode_batch,
+    row_bytes,
+    write_record,
+)
 from pipelines.keys import read_key_file
 from pipelines.manifest import PRIVATE_NAME, BatchFile, FileChecksum
 from pipelines.parquet_blocks import Block, read_block
 from pipelines.sampling import Participations, arrange_steps, sample_block
+from pipelines.spill import read_slice, spill_path, write_spill
 
-#: Ordinal of the empty element that makes a range of steps exist.
-_MARKER = -1
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
+#: Bytes that travel with each packed row.
+OVERHEAD_BYTES = _STEP.itemsize + _PRIORITY.itemsize
+
+Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +66,7 @@ class Layout:
 
     Attributes:
       plan: How batches are sampled.
-      columns: Columns of the packed rows.
+      columns: Columns of the rows.
       physical_batch_size: Rows of every record, real and padding.
       steps_per_group: Consecutive steps that one reducer writes into one file.
     """
@@ -82,83 +96,103 @@ class Layout:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spill:
+    """How the local runner shuffles: a folder, and the threads of map and reduce."""
+
+    folder: str
+    num_threads: int
+
+
 def checksum_path(directory: str, name: str) -> str:
     """Where the checksum of the batch file ``name`` is kept until the job ends."""
     return FileSystems.join(directory, PRIVATE_NAME, "files", f"{name}.json")
 
 
-def pack_element(rows: np.ndarray, chosen: Participations) -> bytes:
-    """Returns steps, priorities and rows of some participations as one buffer."""
+def pack_element(
+    columns: Mapping[str, np.ndarray], chosen: Participations, part: np.ndarray
+) -> bytes:
+    """Returns steps, priorities and columns of some participations as one buffer."""
+    row = chosen.row[part]
     return b"".join(
         [
-            chosen.step.astype(_STEP).tobytes(),
-            chosen.priority.astype(_PRIORITY).tobytes(),
-            rows[chosen.row].tobytes(),
+            chosen.step[part].astype(_STEP).tobytes(),
+            chosen.priority[part].astype(_PRIORITY).tobytes(),
+            *(np.take(items, row).tobytes() for items in columns.values()),
         ]
     )
 
 
 def unpack_elements(
-    elements: Iterable[bytes], dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (step, priority, rows) of the concatenated ``elements``."""
-    steps, priorities = [np.empty(0, _STEP)], [np.empty(0, _PRIORITY)]
-    rows = [np.empty(0, dtype)]
-    size = _STEP.itemsize + _PRIORITY.itemsize + dtype.itemsize
+    elements: Iterable[bytes], columns: tuple[Column, ...]
+) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Returns (step, priority, name -> items) of the concatenated ``elements``."""
+    dtypes: list[np.dtype[Any]] = [_STEP, _PRIORITY]
+    dtypes += [np.dtype(f"V{column.numpy_dtype.itemsize}") for column in columns]
+    size = sum(dtype.itemsize for dtype in dtypes)
+    pieces: list[list[np.ndarray]] = [[np.empty(0, dtype)] for dtype in dtypes]
     for data in elements:
-        count = len(data) // size
-        after_steps = count * _STEP.itemsize
-        after_priorities = after_steps + count * _PRIORITY.itemsize
-        steps.append(np.frombuffer(data, _STEP, count))
-        priorities.append(np.frombuffer(data, _PRIORITY, count, after_steps))
-        rows.append(np.frombuffer(data, dtype, count, after_priorities))
-    return np.concatenate(steps), np.concatenate(priorities), np.concatenate(rows)
+        count, offset = len(data) // size, 0
+        for dtype, column in zip(dtypes, pieces, strict=True):
+            column.append(np.frombuffer(data, dtype, count, offset))
+            offset += count * dtype.itemsize
+    step, priority, *values = (np.concatenate(column) for column in pieces)
+    names = [column.name for column in columns]
+    return step, priority, dict(zip(names, values, strict=True))
 
 
-def split_by_group(
-    chosen: Participations, steps_per_group: int, groups: range
-) -> Iterator[tuple[int, Participations]]:
-    """Yields (group, its participations) for those of ``groups`` that have any."""
-    group = chosen.step // steps_per_group
-    wanted = np.flatnonzero((group >= groups.start) & (group < groups.stop))
-    group = group[wanted] - groups.start
+def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
+    """Returns, for each group, the indices of its participations."""
+    group = chosen.step // layout.steps_per_group
     # Small integers are sorted by radix, in linear time.
-    kind = np.uint16 if len(groups) <= 1 << 16 else np.int64
-    order = wanted[np.argsort(group.astype(kind), kind="stable")]
-    edges = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(groups)))])
-    for index in np.flatnonzero(np.diff(edges)):
-        part = order[edges[index] : edges[index + 1]]
-        yield (
-            groups[index],
-            Participations(chosen.row[part], chosen.step[part], chosen.priority[part]),
-        )
+    kind = np.uint16 if layout.num_groups <= 1 << 16 else np.int64
+    order = np.argsort(group.astype(kind), kind="stable")
+    edges = np.cumsum(np.bincount(group, minlength=layout.num_groups))
+    return np.split(order, edges[:-1])
+
+
+def sample_and_pack(
+    layout: Layout, key: bytes, block: Block, groups: Iterable[int]
+) -> Iterator[tuple[int, bytes]]:
+    """Yields (group, packed rows that chose it) for each of ``groups``.  Sensitive."""
+    columns = read_block(block, layout.columns)
+    items = {name: as_items(values) for name, values in columns.items()}
+    chosen = sample_block(layout.plan, key, block.label, block.num_rows)
+    parts = split_by_group(chosen, layout)
+    for group in groups:
+        yield group, pack_element(items, chosen, parts[group])
 
 
 def encode_steps(
     layout: Layout, group: int, elements: Iterable[bytes]
 ) -> tuple[bytes, FileChecksum]:
     """Returns the contents of the file of ``group`` and their checksum.  Sensitive."""
-    step, priority, rows = unpack_elements(elements, row_dtype(layout.columns))
+    step, priority, columns = unpack_elements(elements, layout.columns)
     size, cap = layout.physical_batch_size, layout.plan.truncated_batch_size
-    file, num_records, num_real = io.BytesIO(), 0, 0
     steps = layout.steps(group)
-    for number, chosen in zip(
-        steps, arrange_steps(step, priority, steps, cap), strict=True
-    ):
-        parts = -(-(cap or max(1, len(chosen))) // size)
+    chosen = arrange_steps(step, priority, steps, cap)
+    order = np.concatenate(chosen)
+    # All rows of the group are put in order at once; batches are then slices.
+    columns = {name: np.take(items, order) for name, items in columns.items()}
+    file, start, num_records = io.BytesIO(), 0, 0
+    for number, rows in zip(steps, chosen, strict=True):
+        end, parts = start + len(rows), -(-(cap or max(1, len(rows))) // size)
         for part in range(parts):
-            real = rows[chosen[part * size : (part + 1) * size]]
+            piece = slice(start + part * size, min(start + (part + 1) * size, end))
             record = encode_batch(
-                real, step=number, part=part, physical_batch_size=size
+                {name: items[piece] for name, items in columns.items()},
+                step=number,
+                part=part,
+                physical_batch_size=size,
             )
             write_record(file, record)
-        num_records, num_real = num_records + parts, num_real + len(chosen)
+        start, num_records = end, num_records + parts
     data = file.getvalue()
     return data, FileChecksum(
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         num_records=num_records,
-        num_real=num_real,
+        num_real=len(order),
     )
 
 
@@ -178,12 +212,56 @@ def write_file(path: str, data: bytes) -> None:
         raise
 
 
-@beam.typehints.with_input_types(Block)
-@beam.typehints.with_output_types(tuple[int, tuple[int, bytes]])
-class _SampleBlockFn(beam.DoFn):
-    """Block -> (group, (ordinal of the block, packed participations))."""
+def write_group(
+    layout: Layout, directory: str, group: int, elements: Iterable[bytes]
+) -> None:
+    """Writes the file of ``group``, then its checksum."""
+    data, checksum = encode_steps(layout, group, elements)
+    name = layout.file(group).name
+    write_file(FileSystems.join(directory, name), data)
+    # Last: a file with a checksum is finished, and is not written again.
+    text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
+    write_file(checksum_path(directory, name), text.encode())
 
-    def __init__(self, layout: Layout, key_file: str, groups: range) -> None:
+
+def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
+    """Refuses a group that is not made of one element of every block.
+
+    Raises:
+      InputError: the engine lost or repeated elements.
+    """
+    if sorted(ordinals) != list(range(num_blocks)):
+        raise InputError(
+            f"Expected the engine to deliver one element of each of {num_blocks} "
+            f"blocks for step group {group}; it delivered {len(ordinals)}. Run the job "
+            "again, on a runner that loses and repeats nothing."
+        )
+
+
+class _BundleFn(beam.DoFn):
+    """Runs the jobs of a bundle on the cores of this machine.
+
+    What a job emits is known before it runs; a bundle ends when all its jobs have.
+    """
+
+    _num_threads = 1
+
+    def start_bundle(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
+        self._jobs: list[concurrent.futures.Future[None]] = []
+
+    def finish_bundle(self) -> None:
+        try:
+            for job in concurrent.futures.as_completed(self._jobs):
+                job.result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+
+class _Mapper:
+    """What both map steps know."""
+
+    def __init__(self, layout: Layout, key_file: str, groups: tuple[int, ...]) -> None:
         self._layout = layout
         self._key_file = key_file
         self._groups = groups
@@ -192,41 +270,84 @@ class _SampleBlockFn(beam.DoFn):
     def setup(self) -> None:
         self._key = read_key_file(self._key_file)
 
-    def process(self, block: Block) -> Iterator[tuple[int, tuple[int, bytes]]]:
-        layout = self._layout
-        rows = read_block(block, layout.columns)
-        chosen = sample_block(layout.plan, self._key, block.label, len(rows))
-        for group, part in split_by_group(chosen, layout.steps_per_group, self._groups):
-            yield group, (block.ordinal, pack_element(rows, part))
+
+@beam.typehints.with_input_types(Block)
+@beam.typehints.with_output_types(Element)
+class _SampleBlockFn(_Mapper, beam.DoFn):
+    """Block -> (group, (ordinal of the block, packed rows)) for every group."""
+
+    def process(self, block: Block) -> Iterator[Element]:
+        pieces = sample_and_pack(self._layout, self._key, block, self._groups)
+        for group, data in pieces:
+            yield group, (block.ordinal, data)
         self._blocks_read.inc()
         progress.advance("blocks")
 
 
+@beam.typehints.with_input_types(Block)
+@beam.typehints.with_output_types(Element)
+class _SpillBlockFn(_Mapper, _BundleFn):
+    """The same, with the packed rows in a file and b"" in their place."""
+
+    def __init__(
+        self, layout: Layout, key_file: str, groups: tuple[int, ...], spill: Spill
+    ) -> None:
+        super().__init__(layout, key_file, groups)
+        self._folder = spill.folder
+        self._num_threads = spill.num_threads
+
+    def _spill_block(self, block: Block) -> None:
+        path = spill_path(self._folder, block.ordinal)
+        if not path.exists():
+            pieces = sample_and_pack(self._layout, self._key, block, self._groups)
+            write_spill(path, dict(pieces), self._layout.num_groups)
+        progress.advance("blocks")
+
+    def process(self, block: Block) -> Iterator[Element]:
+        self._jobs.append(self._pool.submit(self._spill_block, block))
+        self._blocks_read.inc()
+        for group in self._groups:
+            yield group, (block.ordinal, b"")
+
+
 @beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
 @beam.typehints.with_output_types(str)
-class _WriteGroupFn(beam.DoFn):
-    """(group, elements) -> name of the file that now holds the group's steps."""
+class _WriteGroupFn(_BundleFn):
+    """(group, elements) -> name of the file that then holds the group's steps."""
 
-    def __init__(self, layout: Layout, directory: str) -> None:
+    def __init__(
+        self, layout: Layout, directory: str, num_blocks: int, spill: Spill | None
+    ) -> None:
         self._layout = layout
         self._directory = directory
+        self._num_blocks = num_blocks
+        self._folder = spill.folder if spill else None
+        self._num_threads = spill.num_threads if spill else 1
         self._steps_written = Metrics.counter("dpsgd", "steps_written")
+
+    def _write(self, group: int, elements: list[tuple[int, bytes]]) -> None:
+        # Into the order of the blocks, so that arrival decides nothing.
+        elements.sort()
+        folder = self._folder
+        pieces = (
+            data if folder is None else read_slice(spill_path(folder, ordinal), group)
+            for ordinal, data in elements
+        )
+        write_group(self._layout, self._directory, group, pieces)
+        progress.advance("steps", len(self._layout.steps(group)))
 
     def process(
         self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
     ) -> Iterator[str]:
-        group, elements = group_and_elements
-        # Iterated once (Flink cannot twice), then put into the order of the blocks.
-        pieces = [piece for _, piece in sorted(elements)]
-        data, checksum = encode_steps(self._layout, group, pieces)
-        name = self._layout.file(group).name
-        write_file(FileSystems.join(self._directory, name), data)
-        # Last: a file with a checksum is finished, and is not written again.
-        text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
-        write_file(checksum_path(self._directory, name), text.encode())
-        self._steps_written.inc(self._layout.file(group).num_steps)
-        progress.advance("steps", self._layout.file(group).num_steps)
-        yield name
+        group, values = group_and_elements
+        elements = list(values)  # once: Flink does not iterate twice
+        check_delivery([ordinal for ordinal, _ in elements], self._num_blocks, group)
+        if self._folder is None:
+            self._write(group, elements)  # in turn: one group in memory
+        else:
+            self._jobs.append(self._pool.submit(self._write, group, elements))
+        self._steps_written.inc(len(self._layout.steps(group)))
+        yield self._layout.file(group).name
 
 
 @beam.typehints.with_input_types(Block)
@@ -234,17 +355,22 @@ class _WriteGroupFn(beam.DoFn):
 class WriteBatches(beam.PTransform):
     """Samples blocks and writes the batches of some ranges of steps.
 
-    Input: a PCollection of ``Block``.  Output: the names of the files written.
+    Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
+    the files written.
 
     Args:
       layout: How steps are spread over files.
       directory: Where the files go; any file system that Beam knows.
       key_file: Path of the sampling key, readable by the workers.
-      groups: The ranges of steps to write, of ``range(layout.num_groups)``.
+      num_blocks: Elements of the input.
+      groups: The ranges of steps to write; all by default.
+      spill: For the local runner, where the shuffle goes through files; by default
+        rows travel through the engine.
 
     Example:
       >>> _ = (pipeline | beam.Create(dataset.blocks)
-      ...      | WriteBatches(layout, "batches", "sampling.key"))  # doctest: +SKIP
+      ...      | WriteBatches(layout, "batches", "sampling.key",
+      ...                     num_blocks=len(dataset.blocks)))  # doctest: +SKIP
     """
 
     def __init__(
@@ -252,30 +378,35 @@ class WriteBatches(beam.PTransform):
         layout: Layout,
         directory: str,
         key_file: str,
-        groups: range | None = None,
+        *,
+        num_blocks: int,
+        groups: Iterable[int] | None = None,
+        spill: Spill | None = None,
     ) -> None:
         super().__init__()
-        self._layout = layout
-        self._directory = directory
-        self._key_file = key_file
-        self._groups = range(layout.num_groups) if groups is None else groups
+        everything = range(layout.num_groups)
+        chosen = tuple(everything if groups is None else groups)
+        self._sample: beam.DoFn = (
+            _SampleBlockFn(layout, key_file, chosen)
+            if spill is None
+            else _SpillBlockFn(layout, key_file, chosen, spill)
+        )
+        self._write = _WriteGroupFn(layout, directory, num_blocks, spill)
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
         """Wires map, reduce, map."""
-        # A bounded read is one subtask on Flink: spread the blocks first.
-        packed = (
-            blocks
-            | "SpreadBlocks" >> beam.Reshuffle()
-            | "SampleAndPack"
-            >> beam.ParDo(_SampleBlockFn(self._layout, self._key_file, self._groups))
-        )  # (group, (ordinal, packed participations))
-        markers = blocks.pipeline | "EveryGroup" >> beam.Create(
-            [(group, (_MARKER, b"")) for group in self._groups]
-        ).with_output_types(tuple[int, tuple[int, bytes]])
         return (
-            (packed, markers)
-            | "WithEveryGroup" >> beam.Flatten()
-            | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed)])
-            | "OrderTruncatePadWrite"
-            >> beam.ParDo(_WriteGroupFn(self._layout, self._directory))
-        )  # file name
+            blocks
+            # A bounded read is one subtask on Flink: spread the blocks first.
+            | "SpreadBlocks" >> beam.Reshuffle()  # Block
+            | "SampleAndPack" >> beam.ParDo(self._sample)  # Element
+            | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed rows)])
+            | "OrderTruncatePadWrite" >> beam.ParDo(self._write)  # file name
+        )
+
+
+def group_bytes(layout: Layout) -> int:
+    """Bytes of the rows of the largest group that a reducer may be handed."""
+    largest = layout.plan.truncated_batch_size or layout.plan.expected_batch_size
+    row = row_bytes(layout.columns) + OVERHEAD_BYTES
+    return layout.steps_per_group * largest * row

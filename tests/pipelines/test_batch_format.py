@@ -20,7 +20,6 @@ from pipelines.batch_format import (
     decode_batch,
     encode_batch,
     iterate_records,
-    row_dtype,
     write_record,
 )
 
@@ -31,13 +30,20 @@ COLUMNS = (
 )
 
 
-def golden_rows() -> np.ndarray:
-    rows = np.zeros(2, row_dtype(COLUMNS))
+ROW = np.dtype([(column.name, column.numpy_dtype) for column in COLUMNS])
+
+
+def by_column(rows: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: rows[name] for name in rows.dtype.names}
+
+
+def golden_rows() -> dict[str, np.ndarray]:
+    rows = np.zeros(2, ROW)
     rows["label"] = [1, -1]
     rows["integers"] = np.arange(12).reshape(2, 2, 3)
     rows["integers"][1, 0, 0] = np.nan
     rows["ids"] = [[1, 2**64 - 1], [3, 4]]
-    return rows
+    return by_column(rows)
 
 
 def framed(*records: bytes) -> bytes:
@@ -52,12 +58,10 @@ def framed(*records: bytes) -> bytes:
 def test_round_trip_keeps_every_bit(
     data: st.DataObject, count: int, padding: int
 ) -> None:
-    raw = data.draw(
-        hnp.arrays(np.uint8, (count, row_dtype(COLUMNS).itemsize)), label="rows"
-    )
-    rows = raw.view(row_dtype(COLUMNS)).reshape(count)
+    raw = data.draw(hnp.arrays(np.uint8, (count, ROW.itemsize)), label="rows")
+    rows = raw.view(ROW).reshape(count)
     size = max(1, count + padding)
-    record = encode_batch(rows, step=9, part=2, physical_batch_size=size)
+    record = encode_batch(by_column(rows), step=9, part=2, physical_batch_size=size)
     batch = decode_batch(record, COLUMNS, size)
     assert (batch.step, batch.part) == (9, 2)
     assert batch.weight.tolist() == [1] * count + [0] * (size - count)
@@ -82,7 +86,7 @@ GOLDEN_SHA256 = "de6d9cb63e805f1613bac13f65e847effadfbf3cb7f2baf070cec3f56135a85
 
 
 def test_equal_batches_have_equal_bytes_whatever_the_column_order() -> None:
-    reordered = golden_rows()[["ids", "label", "integers"]]
+    reordered = dict(reversed(golden_rows().items()))
     one = encode_batch(golden_rows(), step=3, part=1, physical_batch_size=4)
     assert encode_batch(reordered, step=3, part=1, physical_batch_size=4) == one
 
@@ -162,3 +166,20 @@ def test_a_batch_does_not_print_its_rows() -> None:
     record = encode_batch(golden_rows(), step=3, part=1, physical_batch_size=4)
     text = repr(decode_batch(record, COLUMNS, 4))
     assert text == "PhysicalBatch(step=3, part=1)"
+
+
+def test_columns_of_other_lengths_or_too_many_rows_are_refused() -> None:
+    rows = golden_rows()
+    with pytest.raises(ValueError, match="one length"):
+        encode_batch(
+            {**rows, "label": rows["label"][:1]}, step=0, part=0, physical_batch_size=4
+        )
+    with pytest.raises(ValueError, match="one length"):
+        encode_batch(rows, step=0, part=0, physical_batch_size=1)
+
+
+def test_items_are_rows() -> None:
+    values = np.arange(24, dtype="<i4").reshape(4, 2, 3)
+    for array in (values, values[::-1], np.asfortranarray(values)):
+        items = np.take(batch_format.as_items(array), [2, 0])
+        assert items.tobytes() == array[[2, 0]].tobytes()

@@ -20,10 +20,10 @@ from pipelines import poisson_batching, transforms
 from pipelines.keys import create_key_file, insecure_key, read_key_file
 from pipelines.manifest import read_manifest
 from pipelines.parquet_blocks import Dataset, list_blocks, read_block
-from pipelines.poisson_batching import estimate, groups_per_pass, write_batches
+from pipelines.poisson_batching import local_threads, write_batches
 from pipelines.reader import read_batches
-from pipelines.sampling import sample_block
-from pipelines.transforms import Layout, pack_element, split_by_group
+from pipelines.sampling import Participations, sample_block
+from pipelines.transforms import Layout, sample_and_pack
 from pipelines.verify import verify
 
 MakeLayout = Callable[..., Layout]
@@ -102,34 +102,72 @@ def test_every_step_is_written_also_when_no_example_chose_it(
     assert sum(not ids for ids in steps.values()) > 100
 
 
-def test_bytes_do_not_depend_on_the_order_of_arrival(
-    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
-) -> None:
-    layout = make_small_layout(4)
+def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, bytes]]]:
+    """What the map step emits, by group, in the order of the blocks."""
     elements: dict[int, list[tuple[int, bytes]]] = {}
     for block in dataset.blocks:
-        rows = read_block(block, dataset.columns)
-        chosen = sample_block(layout.plan, insecure_key(0), block.label, len(rows))
-        # Equal priorities everywhere: arrival must not decide ties either.
-        chosen.priority[:] = 0
-        for group, part in split_by_group(
-            chosen, layout.steps_per_group, range(layout.num_groups)
-        ):
-            elements.setdefault(group, []).append(
-                (block.ordinal, pack_element(rows, part))
-            )
-    for order in ("listed", "reversed"):
-        write = transforms._WriteGroupFn(layout, str(tmp_path / order))
-        for group, pieces in elements.items():
-            arriving = pieces if order == "listed" else pieces[::-1]
-            assert list(write.process((group, iter(arriving)))) == [
-                layout.file(group).name
-            ]
+        groups = range(layout.num_groups)
+        for group, data in sample_and_pack(layout, insecure_key(0), block, groups):
+            elements.setdefault(group, []).append((block.ordinal, data))
+    return elements
+
+
+def writer(layout: Layout, folder: pathlib.Path) -> transforms._WriteGroupFn:
+    write = transforms._WriteGroupFn(layout, str(folder), num_blocks=5, spill=None)
+    write.start_bundle()
+    return write
+
+
+def test_bytes_do_not_depend_on_the_order_of_arrival(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def equal_priorities(*arguments: object) -> Participations:
+        chosen = sample_block(*arguments)  # type: ignore[arg-type]
+        return dataclasses.replace(chosen, priority=np.zeros_like(chosen.priority))
+
+    # Arrival must not even decide between rows of the same priority.
+    monkeypatch.setattr(transforms, "sample_block", equal_priorities)
+    layout = make_small_layout(4)
+    for order, direction in (("listed", 1), ("reversed", -1)):
+        write = writer(layout, tmp_path / order)
+        for group, pieces in elements_of(layout, dataset).items():
+            written = list(write.process((group, iter(pieces[::direction]))))
+            assert written == [layout.file(group).name]
     assert len(contents(tmp_path / "listed")) == layout.num_groups
     assert contents(tmp_path / "listed") == contents(tmp_path / "reversed")
 
 
-def test_bytes_depend_on_the_key_and_not_on_workers_or_passes(
+def test_no_element_is_lost_or_counted_twice(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(4)
+    write = writer(layout, tmp_path)
+    pieces = elements_of(layout, dataset)[0]
+    for delivered in (pieces[1:], pieces[:-1], [*pieces, pieces[2]], [pieces[0]] * 5):
+        with pytest.raises(InputError, match="loses and repeats nothing"):
+            list(write.process((0, delivered)))
+    assert contents(tmp_path) == {}
+    list(write.process((0, pieces)))
+    assert len(contents(tmp_path)) == 1
+
+
+def test_several_workers_of_the_local_runner_are_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    with pytest.raises(InputError, match="direct_num_workers=2"):
+        write_batches(
+            dataset=dataset,
+            layout=make_small_layout(8),
+            out=tmp_path / "o",
+            options=PipelineOptions(["--direct_num_workers=2"]),
+        )
+    assert not (tmp_path / "o").exists()
+
+
+def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
     tmp_path: pathlib.Path,
     dataset: Dataset,
     make_small_layout: MakeLayout,
@@ -143,31 +181,24 @@ def test_bytes_depend_on_the_key_and_not_on_workers_or_passes(
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key, **options)
         return contents(out)
 
-    one = run("one")
-    two_workers = PipelineOptions(
-        ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
-    )
-    assert run("workers", options=two_workers) == one
-    reordered = dataclasses.replace(dataset, blocks=dataset.blocks[::-1])
-    monkeypatch.setattr(Dataset, "digest", dataset.digest)
-    write_batches(
-        dataset=reordered, layout=layout, out=tmp_path / "r", key_file=key_file
-    )
-    assert contents(tmp_path / "r") == one
-    limit = poisson_batching._LOCAL_BASE_BYTES + 3 * 3 * 1000
-    assert estimate(layout, limit).passes > 1
-    assert run("passes", memory_limit=limit) == one
+    one = run("one", memory_limit=poisson_batching._BASE_BYTES + (1 << 20))
+    monkeypatch.setattr(poisson_batching, "local_threads", lambda *_: 4)
+    assert run("threads") == one
+    by_value = PipelineOptions(["--runner=BundleBasedDirectRunner"])
+    assert run("by-value", options=by_value) == one
     create_key_file(tmp_path / "other.key")
     other = run("other", key=tmp_path / "other.key")
     assert set(other) == set(one)
     assert not any(other[name] == one[name] for name in one)
 
 
-def test_a_limit_below_one_range_of_steps_is_refused(
-    make_small_layout: MakeLayout,
+def test_a_limit_below_one_block_or_range_of_steps_is_refused(
+    dataset: Dataset, make_small_layout: MakeLayout
 ) -> None:
+    layout = make_small_layout()
     with pytest.raises(InputError, match="memory_limit=1000"):
-        groups_per_pass(make_small_layout(), 1000)
+        local_threads(layout, dataset, 1000)
+    assert local_threads(layout, dataset, 1 << 40) == os.cpu_count()
 
 
 _RUN = """
@@ -315,7 +346,7 @@ def test_success_with_missing_files_is_noticed(
     make_small_layout: MakeLayout,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(poisson_batching, "_run_pass", lambda *arguments: None)
+    monkeypatch.setattr(poisson_batching, "_run_pipeline", lambda *arguments: None)
     with pytest.raises(InputError, match="0 are there"):
         write_batches(dataset=dataset, layout=make_small_layout(8), out=tmp_path / "o")
     assert not (tmp_path / "o" / "manifest.json").exists()
@@ -336,7 +367,12 @@ def test_the_pipeline_holds_no_key(
     _ = (
         pipeline
         | beam.Create(dataset.blocks)
-        | transforms.WriteBatches(layout, str(tmp_path / "o"), str(key_file))
+        | transforms.WriteBatches(
+            layout,
+            str(tmp_path / "o"),
+            str(key_file),
+            num_blocks=len(dataset.blocks),
+        )
     )
     proto = pipeline.to_runner_api().SerializeToString()
     write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
