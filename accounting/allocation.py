@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 #: Cells of a grid, and of one for the early steps of a search.
-NUM_CELLS = 1000
-COARSE_CELLS = 250
+NUM_CELLS = 700
+COARSE_CELLS = 200
 #: Cells of the rehearsal that finds out where the next grid has to be.
 _NUM_SCOUTS = 150
 #: Share of E[R]/t, and of the probability, that a grid may leave out on either side.

@@ -28,6 +28,7 @@ from accounting import deterministic, shuffle
 from accounting.calibration import (
     largest_insufficient_noise,
     log_ratio,
+    lower_epsilon,
     smallest_noise_in_two,
 )
 from accounting.intervals import Bounds, NoiseBounds
@@ -218,7 +219,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
         value = max(_upper_epsilon(one, plan.num_epochs, delta) for one in both)
         options.insert(0, (value, METHOD))
     upper, method = min(options, key=lambda option: option[0])
-    lower = shuffle.lower_epsilon(
+    lower = lower_epsilon(
         lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
     )
     return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)

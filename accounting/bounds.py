@@ -24,6 +24,7 @@ from types import ModuleType
 
 from accounting import plan as plans
 from accounting import truncated_poisson
+from accounting.calibration import lower_epsilon
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
@@ -79,26 +80,50 @@ def check_noise_multiplier(noise_multiplier: float) -> float:
     return check_float("noise_multiplier", noise_multiplier, at_least=0.0)
 
 
-def epsilon(plan: DpSgdPlan, *, noise_multiplier: float, delta: float) -> Bounds:
+def epsilon(
+    plan: DpSgdPlan, *, noise_multiplier: float, delta: float, both: bool = False
+) -> Bounds:
     """Returns bounds on epsilon at ``delta``.
 
-    Raises:
-      InputError: a value out of range.
-    """
-    check_noise_multiplier(noise_multiplier)
-    check_delta(delta)
-    return _module(plan).epsilon(plan, float(noise_multiplier), float(delta))
-
-
-def delta(plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``.
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: In (0, 1).
+      both: Also compute a lower bound for Poisson and truncated Poisson, which shows
+        how much of the upper one is slack and takes seconds; all others have one
+        anyway.
 
     Raises:
       InputError: a value out of range.
     """
-    check_noise_multiplier(noise_multiplier)
-    check_epsilon(epsilon)
-    return _module(plan).delta(plan, float(noise_multiplier), float(epsilon))
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_delta(delta)
+    module = _module(plan)
+    result = module.epsilon(plan, noise, target)
+    if not both or result.lower is not None:
+        return result
+    lower = lower_epsilon(
+        lambda point: module.lower_delta(plan, noise, point), result.guarantee, target
+    )
+    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+
+
+def delta(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, both: bool = False
+) -> Bounds:
+    """Returns bounds on delta at ``epsilon``; ``both`` as for `epsilon`.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    module = _module(plan)
+    result = module.delta(plan, noise, target)
+    if not both or result.lower is not None:
+        return result
+    lower = min(module.lower_delta(plan, noise, target), result.guarantee)
+    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
 
 
 def epsilon_curve(

@@ -132,3 +132,20 @@ def smallest_noise_in_two(
     return smallest_noise(
         lambda noise: log_ratio(delta(noise, fine), target), start, stride=1.0005
     )
+
+
+def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
+    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0."""
+    if lower(0.0) <= delta:
+        return 0.0
+    if math.isinf(upper):
+        return math.inf
+    low, high = 0.0, upper
+    while high - low > 1e-5 * high:
+        middle = (low + high) / 2
+        if lower(middle) > delta:
+            low = middle
+        else:
+            high = middle
+    # The lower end: the bound was evaluated there and refutes it.
+    return low

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from accounting.profiles import Profile
 
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
+LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 _PARTICIPATION = "probability of taking part at all"
 #: Below this the loss of one step spans so much that closed-form bounds serve better.
@@ -157,3 +158,19 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
     method = delta_at(plan, value, epsilon, profiles.MEDIUM).method
     return NoiseBounds(sufficient=value, method=method)
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``; takes about a second."""
+    if plan.sampling_probability == 1:
+        return delta(plan, noise_multiplier, epsilon).guarantee
+    if noise_multiplier == 0.0:
+        # Exact: what is seen is whether the example took part.
+        return _participation_delta(plan, epsilon)
+    if not composes(plan, noise_multiplier):
+        return 0.0
+    from accounting import poisson_lower
+
+    # Rounded down, as less sampling is more private.
+    rate = math.nextafter(float(plan.sampling_probability), 0.0)
+    return poisson_lower.lower_delta(rate, noise_multiplier, plan.num_steps, epsilon)

@@ -1,11 +1,11 @@
 """A lower bound for Poisson subsampling: how much of an upper bound is slack.
 
-The likelihood ratio of T steps is a product of T independent ratios, and the hockey-stick
-divergence is the expectation of a convex function of it.  Merging outcomes of a step,
-or of several, into one at their mean ratio is post-processing and can only lower the
-divergence.  Products are formed by repeated squaring with, after each, the outcomes of
-every cell of a grid merged: the error is of second order in the cell size and adds up
-over the doublings, not over the steps.
+The likelihood ratio of T steps is a product of T independent ratios, and the
+hockey-stick divergence is the expectation of a convex function of it.  Merging outcomes
+of a step, or of several, into one at their mean ratio is post-processing and can only
+lower the divergence.  Products are formed by repeated squaring with, after each, the
+outcomes of every cell of a grid merged: the error is of second order in the cell size
+and adds up over the doublings, not over the steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_NUM_CELLS = 1000
-_NUM_SCOUTS = 150
+_NUM_CELLS = 900
 #: What a grid may leave out of P and of Q on either side: events outside are ignored.
 _TAIL = 1e-20
 
@@ -52,38 +51,65 @@ def _single(sampling_probability: float, noise: float) -> Outcomes:
     return Outcomes(lower * np.exp(losses), lower, losses)
 
 
-def _merge(
-    upper: NDArray[np.float64],
-    lower: NDArray[np.float64],
-    losses: NDArray[np.float64],
-    low: float,
-    width: float,
-    num_cells: int,
-) -> Outcomes:
-    cells = np.floor((losses - low) / width)
-    inside = (cells >= 0) & (cells < num_cells)
-    index = cells[inside].astype(np.int64)
-    merged_upper = np.bincount(index, upper[inside], num_cells)
-    merged_lower = np.bincount(index, lower[inside], num_cells)
-    kept = (merged_upper > 1e-290) & (merged_lower > 1e-290)
-    merged_upper, merged_lower = merged_upper[kept], merged_lower[kept]
-    # Relative to the middle of the cell, so that small losses keep their digits.
-    middle = low + width * (np.flatnonzero(kept) + 0.5)
-    ratio = merged_upper / (merged_lower * np.exp(middle))
-    return Outcomes(merged_upper, merged_lower, middle + np.log(ratio))
+@dataclasses.dataclass(frozen=True)
+class _Cells:
+    """A partition of losses: half evenly spread, half crowded around the bulk.
+
+    A few large losses and many small ones can both matter; any partition is valid.
+    """
+
+    low: float
+    high: float
+    center: float
+    scale: float
+    count: int
+
+    def index(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the cell of each loss; outside ``range(count)`` beyond the ends."""
+        crowded = np.arcsinh((losses - self.center) / self.scale)
+        start, end = np.arcsinh(
+            (np.array([self.low, self.high]) - self.center) / self.scale
+        )
+        even = (losses - self.low) / (self.high - self.low)
+        share = 0.5 * even + 0.5 * (crowded - start) / (end - start)
+        return np.floor(share * self.count)
+
+
+def _merge(outcomes: Outcomes, cells: _Cells) -> Outcomes:
+    index = cells.index(outcomes.losses)
+    # Events outside are ignored: a lower bound still.
+    inside = (index >= 0) & (index < cells.count)
+    places = index[inside].astype(np.int64)
+    count, losses = cells.count, outcomes.losses[inside]
+    upper, lower, middle = np.zeros(count), np.zeros(count), np.zeros(count)
+    upper += np.bincount(places, outcomes.upper[inside], count)
+    lower += np.bincount(places, outcomes.lower[inside], count)
+    middle += np.bincount(places, outcomes.upper[inside] * losses, count)
+    kept = (upper > 1e-290) & (lower > 1e-290)
+    upper, lower, middle = upper[kept], lower[kept], middle[kept] / upper[kept]
+    # Relative to a loss in the cell, so that small losses keep their digits.
+    correction = np.log(upper / (lower * np.exp(middle)))
+    return Outcomes(upper, lower, middle + correction)
 
 
 def _product(left: Outcomes, right: Outcomes) -> Outcomes:
-    upper = np.multiply.outer(left.upper, right.upper).ravel()
-    lower = np.multiply.outer(left.lower, right.lower).ravel()
-    losses = np.add.outer(left.losses, right.losses).ravel()
-    low, high = float(losses.min()), float(losses.max()) + 1e-300
-    width = max((high - low) / _NUM_SCOUTS * (1 + 1e-12), 1e-300)
-    scouts = _merge(upper, lower, losses, low, width, _NUM_SCOUTS + 1)
-    heavy = np.flatnonzero((scouts.upper > _TAIL) | (scouts.lower > _TAIL))
-    low = float(scouts.losses[heavy[0]]) - width
-    high = float(scouts.losses[heavy[-1]]) + width
-    return _merge(upper, lower, losses, low, (high - low) / _NUM_CELLS, _NUM_CELLS)
+    pairs = Outcomes(
+        np.multiply.outer(left.upper, right.upper).ravel(),
+        np.multiply.outer(left.lower, right.lower).ravel(),
+        np.add.outer(left.losses, right.losses).ravel(),
+    )
+    kept = np.flatnonzero((pairs.upper > _TAIL / 1e3) | (pairs.lower > _TAIL / 1e3))
+    losses = pairs.losses[kept]
+    low, high = float(losses.min()), float(losses.max())
+    center = sum(float(one.upper @ one.losses) for one in (left, right))
+    variance = sum(
+        float(one.upper @ (one.losses - one.upper @ one.losses) ** 2)
+        for one in (left, right)
+    )
+    scale = max(math.sqrt(variance), 1e-3 * (high - low) / _NUM_CELLS, 1e-290)
+    reach = max(high - low, scale)
+    cells = _Cells(low - 1e-9 * reach, high + 1e-9 * reach, center, scale, _NUM_CELLS)
+    return _merge(pairs, cells)
 
 
 @functools.lru_cache(maxsize=8)

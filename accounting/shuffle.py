@@ -25,14 +25,17 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting import deterministic, gaussian
 from accounting import plan as plans
-from accounting.calibration import largest_insufficient_noise, log_ratio
+from accounting.calibration import (
+    largest_insufficient_noise,
+    log_ratio,
+    lower_epsilon,
+)
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 
@@ -205,23 +208,6 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
         method=UPPER_METHOD,
         lower_method=_lower_method(plan),
     )
-
-
-def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
-    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0."""
-    if lower(0.0) <= delta:
-        return 0.0
-    if math.isinf(upper):
-        return math.inf
-    low, high = 0.0, upper
-    while high - low > 1e-5 * high:
-        middle = (low + high) / 2
-        if lower(middle) > delta:
-            low = middle
-        else:
-            high = middle
-    # The lower end: the bound was evaluated there and refutes it.
-    return low
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"
+LOWER_METHOD = poisson.LOWER_METHOD + ", less the truncation"
 #: What the truncation may take of a target delta when the batch size is ours to choose.
 _SHARE_OF_DELTA = 1e-5
 #: Relative error allowed for the incomplete beta function behind the binomial tail.
@@ -202,3 +203,12 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
     method = _delta(plan, value, epsilon, profiles.MEDIUM).method
     return NoiseBounds(sufficient=value, method=method)
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``; takes about a second.
+
+    The coupling of the additive bound, the other way round.
+    """
+    untruncated = poisson.lower_delta(plan, noise_multiplier, epsilon)
+    return max(0.0, untruncated - truncation_delta(plan, epsilon))

@@ -1,0 +1,166 @@
+"""Questions the other way round: what fits a privacy budget, and what a user is owed.
+
+Every answer is on the private side: it was itself verified to meet the budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from accounting import bounds
+from accounting import plan as plans
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float, check_int
+
+#: No search looks further than this many steps.
+MOST_STEPS = 10_000_000
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """Returns the largest integer in [0, most] that fits, ``fits`` being monotone."""
+    if fits(most):
+        return most
+    low, high = 0, 1
+    while high < most and fits(high):
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _meets(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, delta: float
+) -> bool:
+    answer = bounds.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
+    return answer.guarantee <= delta
+
+
+def most_steps(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
+) -> int:
+    """Returns the most steps of batches like ``plan``'s that fit the budget.
+
+    Whole epochs of ``plan.steps_per_epoch`` steps for all but Poisson sampling; at most
+    ten million steps; 0 if not even the least fits.
+    """
+    bounds.check_delta(delta)
+    by_epoch = plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON)
+    unit = plan.steps_per_epoch if by_epoch else 1
+
+    def fits(count: int) -> bool:
+        longer = dataclasses.replace(
+            plan, num_steps=count * unit, num_epochs=count if by_epoch else 1
+        )
+        return _meets(longer, noise_multiplier, epsilon, delta)
+
+    return unit * _largest(fits, max(1, MOST_STEPS // unit))
+
+
+def largest_batch_size(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
+) -> int:
+    """Returns the largest expected batch size, hence the largest q, that fits.
+
+    For Poisson and truncated Poisson, with ``plan``'s number of steps; truncation is
+    assumed to leave the same margin above the expected batch size.  0 if none fits.
+    """
+    if plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON):
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} to be 'poisson' or "
+            "'truncated-poisson': the others use every example once per epoch."
+        )
+    bounds.check_delta(delta)
+    margin = (plan.truncated_batch_size or 0) - plan.expected_batch_size
+
+    def fits(size: int) -> bool:
+        cap = None
+        if plan.truncated_batch_size is not None:
+            cap = min(size + margin, plan.num_examples)
+        larger = dataclasses.replace(
+            plan, expected_batch_size=size, truncated_batch_size=cap
+        )
+        return _meets(larger, noise_multiplier, epsilon, delta)
+
+    return _largest(fits, plan.num_examples)
+
+
+def smallest_delta(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+) -> float:
+    """Returns the smallest delta that is proven at ``epsilon``."""
+    answer = bounds.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
+    return answer.guarantee
+
+
+def user_epsilon(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    max_examples_per_user: int,
+) -> float:
+    """Returns an epsilon for all examples of one user, of which there are at most k.
+
+    By group privacy: if the plan is (e, d)-private for one example, it is
+    ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
+    """
+    bounds.check_delta(delta)
+    count = check_int("max_examples_per_user", max_examples_per_user, at_least=1)
+    epsilon = 0.0
+    for _ in range(60):
+        log_share = -math.log(count) if epsilon == 0 else _log_group(epsilon, count)
+        if math.log(delta) + log_share < -680.0:
+            return math.inf
+        share = delta * math.exp(log_share)
+        answer = bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=share)
+        if answer.guarantee <= epsilon:
+            return count * epsilon
+        # A step beyond, so that the climb ends on the private side.
+        epsilon = answer.guarantee * (1 + 1e-5)
+    return math.inf
+
+
+def _log_group(epsilon: float, count: int) -> float:
+    """Returns ``ln((e^epsilon - 1) / (e^(count epsilon) - 1))``."""
+
+    def log_expm1(value: float) -> float:
+        return value + math.log(-math.expm1(-value))
+
+    return log_expm1(epsilon) - log_expm1(count * epsilon)
+
+
+def attack_success(
+    plan: DpSgdPlan, *, noise_multiplier: float, false_positive_rate: float
+) -> float:
+    """Returns an upper bound on the true-positive rate of any membership attack.
+
+    Whoever decides, from the released model and all other examples, whether one
+    example took part, and is wrong about a ghost with probability f, is right about the
+    example with probability at most ``min(e^e f + d, 1 - e^-e (1 - d - f))`` for every
+    (e, d) of the privacy profile; the least over a grid of e is returned.
+
+    References:
+      Kairouz, Oh and Viswanath (2015), arXiv:1311.0776.
+    """
+    rate = check_float(
+        "false_positive_rate", false_positive_rate, at_least=0.0, at_most=1.0
+    )
+
+    def bound(epsilon: float) -> float:
+        delta = smallest_delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
+        return min(
+            math.exp(min(epsilon, 700.0)) * rate + delta,
+            1 - math.exp(-epsilon) * max(0.0, 1 - delta - rate),
+        )
+
+    grid = [0.0, *(0.01 * 1.5**power for power in range(22))]
+    best = min(range(len(grid)), key=[bound(point) for point in grid].__getitem__)
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    fine = [low + (high - low) * share / 12 for share in range(13)]
+    return min(1.0, *(bound(point) for point in fine))
