@@ -224,14 +224,19 @@ def _log_odds(
       ranks: Ranks of shape (26, rows), -1 where missing.
       effects: See ``_effects``.
     """
-    slopes = np.array([integer.slope for integer in _INTEGERS])
+    # One at a time: a product of matrices rounds differently from machine to machine.
+    slopes = [
+        integer.slope * values
+        for integer, values in zip(_INTEGERS, normals, strict=True)
+        if integer.slope
+    ]
     # -1, missing, is the last one, as are all ranks that are not frequent.
     terms = {
         column: effects[column][np.minimum(ranks[column], _NUM_FREQUENT)]
         for column, category in enumerate(_CATEGORIES)
         if category.spread
     }
-    odds = _INTERCEPT + slopes @ normals + sum(terms.values())
+    odds = _INTERCEPT + sum(slopes) + sum(terms.values())
     category, integer, slope = _MIXED
     odds += slope * terms[category] * normals[integer]
     first, second, slope = _PAIRED
