@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ from accounting import plan as plans
 from accounting.validation import InputError, check_int
 
 if TYPE_CHECKING:
-    from accounting.comparison import Answer, Question
+    from accounting.comparison import Answer, Point, Question
 
 
 @click.command(name="plan")
@@ -46,6 +48,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Cap on the examples of a step, or the least that costs nothing.",
 )
+@click.option(
+    "--sweep",
+    type=click.Choice(("batch-size", "epsilon", "epochs")),
+    help="Vary one thing, and show where the order of the samplers flips.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Also draw it, e.g. a.png."
@@ -64,6 +71,9 @@ def plan_command(**flags: Any) -> None:
     from accounting import comparison
 
     question = _question(flags)
+    if flags["sweep"] is not None:
+        _sweep(question, flags)
+        return
     samplers = flags["samplers"] or bounds.samplers()
     rows = [comparison.answer(question, sampler) for sampler in samplers]
     if flags["plot"] is not None:
@@ -74,6 +84,63 @@ def plan_command(**flags: Any) -> None:
         click.echo(json.dumps(_to_json(question, rows), indent=2))
     else:
         _print_table(question, rows)
+
+
+def _sweep(question: Question, flags: dict[str, Any]) -> None:
+    from accounting import comparison
+
+    axis = flags["sweep"]
+    samplers = flags["samplers"] or comparison.SWEEP_SAMPLERS
+    points = comparison.sweep(question, axis, tuple(samplers))
+    if flags["plot"] is not None:
+        from accounting import plots
+
+        caption = f"n={question.num_examples:,}, delta={question.delta:g}, zero-out"
+        plots.draw_sweep(points, axis, caption, flags["plot"])
+    if flags["as_json"]:
+        click.echo(json.dumps(_sweep_json(question, axis, points), indent=2))
+    else:
+        _print_sweep(axis, points)
+
+
+def _sweep_json(question: Question, axis: str, points: list[Point]) -> dict[str, Any]:
+    rows = [
+        {
+            "value": point.value,
+            "answers": [row.to_json() for row in point.rows],
+            "may_need_less_noise_than_poisson": list(point.crossed),
+        }
+        for point in points
+    ]
+    return {**_to_json(question, []), "sweep": axis, "answers": rows}
+
+
+def _print_sweep(axis: str, points: list[Point]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(caption="* below what Poisson needs: the order of the samplers flips")
+    table.add_column(axis, justify="right")
+    for row in points[0].rows:
+        table.add_column(row.plan.sampler, justify="right")
+    for point in points:
+        cells = [
+            _range(row) + ("*" if row.plan.sampler in point.crossed else "")
+            for row in point.rows
+        ]
+        table.add_row(f"{point.value:g}", *cells)
+    click.echo("noise multiplier: suffices, or necessary .. suffices")
+    Console().print(table)
+
+
+def _range(row: Answer) -> str:
+    noise = row.noise_multiplier
+    assert noise is not None
+    if noise.sufficient is None:
+        return f">= {noise.necessary:.4f}"
+    if noise.necessary is None or noise.necessary == noise.sufficient:
+        return f"{noise.sufficient:.4f}"
+    return f"{noise.necessary:.4f} .. {noise.sufficient:.4f}"
 
 
 def _question(flags: dict[str, Any]) -> Question:
@@ -168,8 +235,19 @@ def _value_cells(row: Answer) -> tuple[str, str]:
         noise = row.noise_multiplier
         if noise.sufficient is None:
             return f">= {noise.necessary:.6g}", f"{noise.kind}: no guarantee"
-        return f"{noise.sufficient:.6g}", noise.kind
+        return _both(noise.necessary, noise.sufficient), noise.kind
     assert row.epsilon is not None
     if row.epsilon.upper is None:
         return f">= {row.epsilon.lower:.4f}", f"{row.epsilon.kind}: no guarantee"
-    return f"{row.epsilon.upper:.4f}", row.epsilon.kind
+    return _both(row.epsilon.lower, row.epsilon.upper), row.epsilon.kind
+
+
+def _both(lower: float | None, upper: float) -> str:
+    # What is proven is rounded up, what is known from below is rounded down.
+    if lower is None or lower == upper:
+        return _rounded(upper, math.ceil)
+    return f"{_rounded(lower, math.floor)} .. {_rounded(upper, math.ceil)}"
+
+
+def _rounded(value: float, side: Callable[[float], int]) -> str:
+    return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else "infinite"

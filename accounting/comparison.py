@@ -110,3 +110,95 @@ def answer(question: Question, sampler: str) -> Answer:
         plan, noise_multiplier=question.noise_multiplier, delta=question.delta
     )
     return Answer(plan=plan, noise_multiplier=None, epsilon=epsilon)
+
+
+#: What can be varied, and the values by default (None: around the question's own).
+SWEEPS: dict[str, tuple[float, ...] | None] = {
+    "batch-size": None,
+    "epsilon": (0.5, 1, 2, 3, 4, 6, 8, 10, 16, 32),
+    "epochs": (1, 2, 3, 4, 5, 6, 8, 10),
+}
+#: A sweep shows these unless told otherwise.
+SWEEP_SAMPLERS = (
+    plans.DETERMINISTIC,
+    plans.PERSISTENT_SHUFFLE,
+    plans.DYNAMIC_SHUFFLE,
+    plans.POISSON,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of a sweep: the value that was varied, and the rows there."""
+
+    value: float
+    rows: tuple[Answer, ...]
+
+    @property
+    def crossed(self) -> tuple[str, ...]:
+        """Shuffles that may need *less* noise than Poisson here.
+
+        Their lower bound is below what Poisson needs, so that no order is proven.
+        """
+        noise = {row.plan.sampler: row.noise_multiplier for row in self.rows}
+        poisson = noise.get(plans.POISSON)
+        if poisson is None or poisson.sufficient is None:
+            return ()
+        return tuple(
+            sampler
+            for sampler in (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE)
+            if (row := noise.get(sampler)) is not None
+            and row.necessary is not None
+            and row.necessary < poisson.sufficient
+        )
+
+
+def sweep_values(question: Question, axis: str) -> tuple[float, ...]:
+    """Returns the default values of a sweep."""
+    values = SWEEPS[axis]
+    if values is not None:
+        return values
+    sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
+    return tuple(size for size in sizes if 1 <= int(size) <= question.num_examples / 2)
+
+
+def at(question: Question, axis: str, value: float) -> Question:
+    """Returns ``question`` with one thing varied, over whole epochs."""
+    if axis == "epsilon":
+        return dataclasses.replace(question, epsilon=value)
+    size, epochs = question.expected_batch_size, question.num_epochs
+    if axis == "batch-size":
+        size = int(value)
+    else:
+        epochs = int(value)
+    per_epoch = plans.steps_per_epoch(question.num_examples, size)
+    return dataclasses.replace(
+        question,
+        expected_batch_size=size,
+        num_epochs=epochs,
+        num_steps=per_epoch * epochs,
+        truncated_batch_size=None,
+    )
+
+
+def sweep(
+    question: Question, axis: str, samplers: tuple[str, ...] = SWEEP_SAMPLERS
+) -> list[Point]:
+    """Returns the rows of each sampler at each value of ``axis``.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    if axis not in SWEEPS:
+        raise InputError(f"Expected sweep={axis!r} to be one of {', '.join(SWEEPS)}.")
+    if question.epsilon is None:
+        raise InputError(
+            "Expected a target epsilon for a sweep; got a noise multiplier."
+        )
+    return [
+        Point(
+            value=value,
+            rows=tuple(answer(at(question, axis, value), name) for name in samplers),
+        )
+        for value in sweep_values(question, axis)
+    ]

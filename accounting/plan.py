@@ -143,6 +143,15 @@ class DpSgdPlan:
         return self.num_steps // self.num_epochs
 
     @property
+    def largest_batch_size(self) -> int | None:
+        """Most examples of any step; None where chance alone limits it."""
+        if self.sampler in (POISSON, BALLS_AND_BINS):
+            return None
+        if self.sampler == TRUNCATED_POISSON:
+            return self.truncated_batch_size
+        return -(-self.num_examples // self.steps_per_epoch)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this plan, 64 hexadecimal digits."""
         return fingerprint(self.to_json())
