@@ -132,6 +132,7 @@ def _backward(
 
 
 def _dense(layer: Any, values: Any, tape: Any) -> _Use:
+    values = tf.cast(values, layer.kernel.dtype)
     outputs = tf.tensordot(values, layer.kernel, 1)
     if layer.use_bias:
         outputs = tf.nn.bias_add(outputs, layer.bias)
@@ -190,7 +191,7 @@ def _embedding(layer: Any, ids: Any, tape: Any) -> _Use:
     def gradients(scaled: Any, counted: Any) -> list[tuple[Any, Any]]:
         del counted  # ids are valid in every row
         indices = tf.reshape(ids, (-1,))
-        shape = tf.constant(layer.embeddings.shape)
+        shape = tf.shape(layer.embeddings)
         slices = tf.IndexedSlices(_flat(scaled), indices, shape)
         return [(layer.embeddings, slices)]
 

@@ -86,6 +86,11 @@ def _sizes(
     help="Of the initial weights, which are public.",
 )
 @click.option(
+    "--ema-decay",
+    type=float,
+    help="Also average the weights, as 0.999: free, with metrics of its own.",
+)
+@click.option(
     "--noise-key-file",
     type=_FILE,
     help="Made if missing.  Default: OUT/private/noise.key.",
@@ -129,6 +134,12 @@ def train_command(**flags: Any) -> None:
         f"held-out AUC {'undefined' if auc is None else f'{auc:.4f}'}, "
         f"log loss {summary.metrics['log_loss']:.4f}"
     )
+    if "ema" in summary.metrics:
+        averaged = summary.metrics["ema"]["auc"]
+        click.echo(
+            "of the average of the weights: held-out AUC "
+            f"{'undefined' if averaged is None else f'{averaged:.4f}'}"
+        )
     click.echo(summary.text.rstrip("\n"))
     click.echo(f"results in {summary.run}")
 

@@ -38,13 +38,18 @@ def probability_model(model: TrainableModel, manifest: Manifest) -> Any:
     return keras.Model(inputs, output, name=model.network.name)
 
 
-def export(model: TrainableModel, manifest: Manifest, run: pathlib.Path) -> None:
-    """Writes both forms into the folder ``run``."""
+def export(
+    model: TrainableModel, manifest: Manifest, run: pathlib.Path, *, prefix: str = ""
+) -> None:
+    """Writes both forms into the folder ``run``, under names that start so."""
     network = probability_model(model, manifest)
     _appear(
-        run / KERAS_MODEL_NAME, lambda path: network.save(path, save_format="keras")
+        run / (prefix + KERAS_MODEL_NAME),
+        lambda path: network.save(path, save_format="keras"),
     )
-    _appear(run / SAVED_MODEL_NAME, lambda path: _save_tensorflow(network, path))
+    _appear(
+        run / (prefix + SAVED_MODEL_NAME), lambda path: _save_tensorflow(network, path)
+    )
 
 
 def _save_tensorflow(network: Any, path: str) -> None:

@@ -56,6 +56,8 @@ PRIVACY_NAME = "privacy.json"
 PRIVACY_TEXT_NAME = "privacy.txt"
 KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
+#: Before the names of the exported average of the weights.
+EMA_PREFIX = "ema_"
 
 #: All that a run writes into its folder.
 RUN_NAMES = (
@@ -69,6 +71,8 @@ RUN_NAMES = (
     PRIVACY_TEXT_NAME,
     KERAS_MODEL_NAME,
     SAVED_MODEL_NAME,
+    EMA_PREFIX + KERAS_MODEL_NAME,
+    EMA_PREFIX + SAVED_MODEL_NAME,
 )
 
 

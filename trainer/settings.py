@@ -37,6 +37,7 @@ class TrainSettings:
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
+      ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
       eval_every: Steps between points of the curve; a tenth of the run if None.
 
     Raises:
@@ -54,6 +55,7 @@ class TrainSettings:
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
     init_seed: int = 0
+    ema_decay: float | None = None
     eval_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +66,8 @@ class TrainSettings:
         for size in self.hidden:
             check_int("hidden", size, at_least=1)
         check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
+        if self.ema_decay is not None:
+            check_float("ema_decay", self.ema_decay, at_least=0, below=1)
         if self.eval_every is not None:
             check_int("eval_every", self.eval_every, at_least=1)
         if self.target_delta is not None:
@@ -110,4 +114,8 @@ class TrainSettings:
 
     def describe_optimizer(self) -> dict[str, Any]:
         """Returns the optimizer's name and settings, for the run record."""
-        return {"name": self.optimizer, "learning_rate": self.learning_rate}
+        return {
+            "name": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "ema_decay": self.ema_decay,
+        }

@@ -33,6 +33,7 @@ from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
 from trainer import clipping, models, plots, preflight, privacy, run_record
+from trainer.averaging import MovingAverage
 from trainer.batches import BatchSource, element_spec
 from trainer.checkpoints import Checkpoints, State
 from trainer.dp_step import Step
@@ -165,12 +166,16 @@ def _stop_signals() -> Iterator[list[int]]:
     """Collects SIGTERM and SIGINT instead of dying of them between two steps."""
     received: list[int] = []
     handlers: dict[int, Any] = {}
+
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        # A second signal means at once.
+        signal.signal(number, handlers[number])
+
     for number in map(int, (signal.SIGTERM, signal.SIGINT)):
         # Only the main thread may; in another, the default stays.
         with contextlib.suppress(ValueError):
-            handlers[number] = signal.signal(
-                number, lambda received_now, _: received.append(received_now)
-            )
+            handlers[number] = signal.signal(number, receive)
     try:
         yield received
     finally:
@@ -200,6 +205,10 @@ class _Session:
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
         )
+        decay = self._settings.ema_decay
+        self._average = (
+            MovingAverage(model.variables, decay) if decay is not None else None
+        )
         self._predict = _make_predict(model, checked)
         identity = preflight.identity_fingerprint(
             checked.identity(), models.architecture(model)
@@ -221,7 +230,12 @@ class _Session:
     # -- state ---------------------------------------------------------------------
 
     def _state_variables(self) -> list[Any]:
-        return [*self._model.network.variables, *self._optimizer.variables]
+        average = self._average.variables if self._average is not None else []
+        return [
+            *self._model.network.variables,
+            *self._optimizer.variables,
+            *average,
+        ]
 
     def _restore(self) -> None:
         state = self._checkpoints.load()
@@ -305,6 +319,8 @@ class _Session:
                     self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
                 self._done = ledger.num_executed
+                if self._average is not None:
+                    self._average.update(self._done)
                 self._after_step(stop)
         ledger.finish()
         self._reporter.stop()
@@ -341,6 +357,8 @@ class _Session:
         text, statement = self._write_statement(record)
         metrics = {k: v for k, v in self._points[-1].items() if k != "step"}
         metrics = {"examples": "held-out", "method": record.method, **metrics}
+        if self._average is not None:
+            metrics["ema"] = self._finish_average(self._average)
         for name, value in (
             (run_record.METRICS_NAME, metrics),
             (run_record.CURVE_NAME, {"examples": "held-out", "points": self._points}),
@@ -351,6 +369,12 @@ class _Session:
         self._write_record(complete=True)
         self._checkpoints.remove()
         return Summary(run=run, metrics=metrics, statement=statement, text=text)
+
+    def _finish_average(self, average: MovingAverage) -> dict[str, Any]:
+        with average.swapped():
+            manifest, prefix = self._checked.manifest, run_record.EMA_PREFIX
+            export(self._model, manifest, self._request.run, prefix=prefix)
+            return self._checked.held_out.evaluate(self._predict).to_json()
 
     def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any] | None]:
         run = self._request.run

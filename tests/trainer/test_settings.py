@@ -38,6 +38,7 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
         ({"hidden": (0,)}, "hidden=0"),
         ({"embedding_dim": 0}, "embedding_dim=0"),
         ({"eval_every": 0}, "eval_every=0"),
+        ({"ema_decay": 1.0}, "ema_decay=1"),
         ({"init_seed": -1}, "init_seed=-1"),
     ],
 )

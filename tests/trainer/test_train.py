@@ -81,7 +81,8 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     request = request_for(noise_key_file=None)
     summary = train(request)
     run = request.run
-    assert {path.name for path in run.iterdir()} == set(RUN_NAMES)
+    names = {name for name in RUN_NAMES if not name.startswith("ema_")}
+    assert {path.name for path in run.iterdir()} == names
     assert {path.name for path in (run / "private").iterdir()} == {
         "noise.key",
         "run_record.mac",
@@ -296,11 +297,30 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run
 
 
+def test_the_average_has_a_model_and_a_metric_of_its_own(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    averaged = request_for(
+        "averaged", settings=_private(ema_decay=0.9, learning_rate=0.1)
+    )  # fmt: skip
+    metrics = train(averaged).metrics
+    assert {path.name for path in averaged.run.iterdir()} == set(RUN_NAMES)
+    assert metrics["ema"]["log_loss"] != metrics["log_loss"]
+    last, ema = (
+        keras.models.load_model(averaged.run / name)
+        for name in ("model.keras", "ema_model.keras")
+    )
+    assert any(
+        not np.array_equal(left, right)
+        for left, right in zip(last.get_weights(), ema.get_weights(), strict=True)
+    )
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_crashed_run_continues_to_bit_identical_results(
     optimizer: str, request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
-    settings = _private(optimizer=optimizer, learning_rate=0.1)
+    settings = _private(optimizer=optimizer, learning_rate=0.1, ema_decay=0.9)
     train(request_for("whole", settings=settings))
     request = request_for("broken", settings=settings, checkpoint_every=3)
     for step in (0, 4, 1, 0):
