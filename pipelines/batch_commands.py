@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from accounting.plan import (
-    POISSON,
     SAMPLERS,
     TRUNCATED_POISSON,
     DpSgdPlan,
@@ -211,7 +210,7 @@ def _bars(**totals: int) -> Iterator[Callable[[str, int], None]]:
     "--sampler",
     default=TRUNCATED_POISSON,
     show_default=True,
-    type=click.Choice([s for s in SAMPLERS if s in (POISSON, TRUNCATED_POISSON)]),
+    type=click.Choice(SAMPLERS),
 )
 @click.option("--batch-size", type=int, required=True, help="Expected rows per step.")
 @click.option("--epochs", type=int, help="Steps are epochs x rows / batch size.")

@@ -89,9 +89,8 @@ class Manifest:
     @property
     def parts_per_step(self) -> int | None:
         """Records of every step; None where it is data dependent (untruncated)."""
-        if self.plan.truncated_batch_size is None:
-            return None
-        return -(-self.plan.truncated_batch_size // self.physical_batch_size)
+        largest = self.plan.largest_batch_size
+        return None if largest is None else -(-largest // self.physical_batch_size)
 
     @property
     def fingerprint(self) -> str:

@@ -31,6 +31,7 @@ from apache_beam.io.filesystems import FileSystems
 from accounting.validation import InputError
 from pipelines.batch_format import DTYPES, Column
 from pipelines.manifest import DATASET_METADATA_KEY
+from pipelines.sampling import BlockRows
 
 _WILDCARDS = "*?["
 
@@ -43,6 +44,7 @@ class Block:
     name: str
     row_group: int
     num_rows: int
+    first_row: int
     ordinal: int
     footer_sha256: str
 
@@ -50,6 +52,13 @@ class Block:
     def label(self) -> str:
         """The identity of the block, from which its randomness derives."""
         return f"{self.name}#{self.row_group}"
+
+    @property
+    def rows(self) -> BlockRows:
+        """The block as the sampler sees it."""
+        return BlockRows(
+            name=self.label, num_rows=self.num_rows, first_row=self.first_row
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +168,7 @@ def list_blocks(pattern: str) -> Dataset:
       InputError: no rows, unreadable or differing files, or unusable columns.
     """
     blocks: list[Block] = []
-    schema = None
+    first_row, schema = 0, None
     for path, name in list_paths(pattern):
         with _open(path) as file:
             footer = _footer_digest(file, path)
@@ -177,10 +186,12 @@ def list_blocks(pattern: str) -> Dataset:
                         name=name,
                         row_group=row_group,
                         num_rows=num_rows,
+                        first_row=first_row,
                         ordinal=len(blocks),
                         footer_sha256=footer,
                     )
                 )
+                first_row += num_rows
     assert schema is not None  # list_paths returns at least one file
     if not any(block.num_rows for block in blocks):
         raise InputError(f"Expected rows in --input {pattern}; there are none.")

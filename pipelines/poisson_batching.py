@@ -3,6 +3,7 @@
     OUT/private/job.json     what is being made; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the local runner's shuffle, until then
+    OUT/private/boundaries.npy  of a shuffle, the ranks that start its steps, until then
 
 Formal guarantees:
   - Nothing is written before every option, the input's columns and the key are checked.
@@ -22,7 +23,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import io
 import json
+import math
 import os
 import pathlib
 import re
@@ -31,13 +34,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from pipelines.batch_format import row_bytes
-from pipelines.keys import commitment, read_or_create_key_file
+from pipelines.keys import commitment, read_key_file, read_or_create_key_file
 from pipelines.manifest import (
     KEY_NAME,
     MANIFEST_NAME,
@@ -50,10 +54,11 @@ from pipelines.manifest import (
     write_manifest,
 )
 from pipelines.parquet_blocks import Dataset
-from pipelines.sampling import check_sampler
+from pipelines.sampling import check_sampler, find_boundaries
 from pipelines.transforms import (
     OVERHEAD_BYTES,
     Layout,
+    Secrets,
     Spill,
     WriteBatches,
     checksum_path,
@@ -74,6 +79,7 @@ _COPIES = 6
 
 JOB_NAME = "job.json"
 SPILL_NAME = "spill"
+BOUNDARIES_NAME = "boundaries.npy"
 DEFAULT_MEMORY_LIMIT = 4 << 30
 
 
@@ -102,7 +108,7 @@ def make_layout(
       InputError: a bad size, or a sampler that is not there.
     """
     check_sampler(plan)
-    largest = plan.truncated_batch_size or plan.expected_batch_size
+    largest = _usual_batch_size(plan)
     if physical_batch_size is None:
         # The fewest records per step, of equal size.
         parts = -(-largest // DEFAULT_PHYSICAL_BATCH_SIZE)
@@ -119,13 +125,19 @@ def make_layout(
     )
 
 
+def _usual_batch_size(plan: DpSgdPlan) -> int:
+    """The cap of a step or, where there is none, what next to no step exceeds."""
+    if plan.largest_batch_size is not None:
+        return plan.largest_batch_size
+    return plan.expected_batch_size + 4 * math.isqrt(plan.expected_batch_size)
+
+
 def estimate(layout: Layout) -> Estimate:
     """Returns the expected cost of a job, before it starts."""
     plan, size = layout.plan, layout.physical_batch_size
     row = row_bytes(layout.columns)
     sampled = plan.num_steps * plan.expected_batch_size
-    largest = plan.truncated_batch_size or plan.expected_batch_size
-    rows = -(-largest // size) * size
+    rows = -(-_usual_batch_size(plan) // size) * size
     return Estimate(
         shuffle_bytes=sampled * (row + OVERHEAD_BYTES),
         output_bytes=plan.num_steps * rows * (row + 4),
@@ -262,7 +274,7 @@ def _run_pipeline(
     layout: Layout,
     dataset: Dataset,
     out: pathlib.Path,
-    key_file: pathlib.Path,
+    secrets: Secrets,
     groups: list[int],
     spill: Spill | None,
     options: PipelineOptions,
@@ -275,7 +287,7 @@ def _run_pipeline(
         >> WriteBatches(
             layout,
             str(out),
-            str(key_file),
+            secrets,
             num_blocks=len(dataset.blocks),
             groups=groups,
             spill=spill,
@@ -337,8 +349,23 @@ def write_batches(
         done = _finished(root, layout)
         pending = [g for g in range(layout.num_groups) if g not in done]
         if pending:
-            _run_pipeline(layout, dataset, root, key_path, pending, spill, options)
+            secrets = _secrets(layout, dataset, root, key_path)
+            _run_pipeline(layout, dataset, root, secrets, pending, spill, options)
         return _finish(root, layout, dataset, batches_id)
+
+
+def _secrets(
+    layout: Layout, dataset: Dataset, out: pathlib.Path, key_file: pathlib.Path
+) -> Secrets:
+    """Leaves for the workers what derives from the key and from all blocks together."""
+    rows = [block.rows for block in dataset.blocks]
+    boundaries = find_boundaries(layout.plan, read_key_file(key_file), rows)
+    if boundaries is None:
+        return Secrets(key_file=str(key_file))
+    path, data = out / PRIVATE_NAME / BOUNDARIES_NAME, io.BytesIO()
+    np.save(data, boundaries, allow_pickle=False)
+    write_atomically(path, data.getvalue(), mode=0o600)
+    return Secrets(key_file=str(key_file), boundaries_file=str(path))
 
 
 def _path(path: str | os.PathLike[str] | None) -> pathlib.Path | None:
@@ -370,6 +397,7 @@ def _finish(
     (out / PRIVATE_NAME / JOB_NAME).unlink()
     shutil.rmtree(out / PRIVATE_NAME / "files")
     shutil.rmtree(out / PRIVATE_NAME / SPILL_NAME, ignore_errors=True)
+    (out / PRIVATE_NAME / BOUNDARIES_NAME).unlink(missing_ok=True)
     for leftover in out.glob(".batches-*"):  # of workers that were killed
         leftover.unlink()
     return manifest

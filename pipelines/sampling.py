@@ -9,9 +9,12 @@ which ones, a uniform subset of that size: together, independent coin flips for 
 step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and steps exchanged).
 The cost is that of the rows read and the participations drawn, never rows x steps.
 
+Deterministic batches follow the order of the data; balls-and-bins draws one uniform
+step per row and epoch; shuffles are in ``shuffle``.
+
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
-keyed BLAKE2b (Poisson samplers; within 2**-64 in total variation for a whole data set
-of 2**40 rows):
+keyed BLAKE2b (of Poisson samplers, within 2**-64 in total variation for a whole data
+set of 2**40 rows):
   - inclusion probability: a row takes part in step t with probability
     ``plan.sampling_probability``, for all t in [0, num_steps).
   - independence across steps: the participations of a row in distinct steps are
@@ -21,6 +24,9 @@ of 2**40 rows):
     sampling_probability) in number.
   - uniform truncation: of a step with more than B rows a uniformly random subset of
     size B is kept, whatever the order in which they arrive.
+  - once per epoch: of the other samplers, every row takes part in exactly one step of
+    every epoch; of balls-and-bins a uniformly random one, independent of other rows and
+    epochs.
   - determinism: the same (key, plan, block name, number of rows) gives the same
     participations and priorities, on any machine.
   - separation: other keys, plans or block names give independent choices.
@@ -39,9 +45,21 @@ from fractions import Fraction
 
 import numpy as np
 
-from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.plan import (
+    BALLS_AND_BINS,
+    DETERMINISTIC,
+    DYNAMIC_SHUFFLE,
+    PERSISTENT_SHUFFLE,
+    POISSON,
+    TRUNCATED_POISSON,
+    DpSgdPlan,
+    steps_per_epoch,
+)
 from accounting.validation import InputError
+from pipelines import shuffle
 from pipelines.keys import derive
+from pipelines.shuffle import count_at_or_below
+from pipelines.streams import Stream
 
 _WORD = 1 << 64
 # Digits that leave 128-bit thresholds exact after millions of recurrence steps.
@@ -64,28 +82,6 @@ class Participations:
 
     def __repr__(self) -> str:
         return "Participations(sensitive)"
-
-
-class Stream:
-    """Uniform 64-bit words of ChaCha20 with 20 rounds.  Sensitive."""
-
-    def __init__(self, key: bytes) -> None:
-        from randomgen import ChaCha
-
-        self._generator = ChaCha(key=int.from_bytes(key, "little"), rounds=20)
-
-    def words(self, count: int) -> np.ndarray:
-        """Returns the next ``count`` words, uint64."""
-        return self._generator.random_raw(count)
-
-    def integers(self, bound: int, count: int) -> np.ndarray:
-        """Returns ``count`` exactly uniform integers in [0, bound), int64."""
-        words = self.words(count)
-        # The last, incomplete run of ``bound`` words would favour small integers.
-        limit = np.uint64(_WORD - _WORD % bound - 1)
-        while (rejected := words > limit).any():
-            words[rejected] = self.words(int(rejected.sum()))
-        return (words % np.uint64(bound)).astype(np.int64)
 
 
 @functools.lru_cache(maxsize=8)
@@ -131,14 +127,8 @@ def binomial_counts(
         return np.full(size, num_trials, np.int64)
     high, low = binomial_thresholds(num_trials, probability)
     words = stream.words(size)
-    counts = np.searchsorted(high, words, side="right")
     # A word equal to the high half of a threshold is decided by 64 more bits.
-    first = np.searchsorted(high, words, side="left")
-    for row in np.flatnonzero(first < counts):
-        second = stream.words(1)[0]
-        tied = low[first[row] : counts[row]]
-        counts[row] = first[row] + np.searchsorted(tied, second, side="right")
-    return counts.astype(np.int64)
+    return count_at_or_below(high, low, words, lambda _: stream.words(1)[0])
 
 
 def distinct_steps(
@@ -175,52 +165,132 @@ def uniform_subsets(
     return np.append(row, heavy[heavy_row]), np.append(step, heavy_step)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockRows:
+    """A block as the sampler sees it.
+
+    Attributes:
+      name: Unique within the data set, and the same in every run.
+      num_rows: Rows of the block.
+      first_row: Rows of all blocks before it.
+    """
+
+    name: str
+    num_rows: int
+    first_row: int = 0
+
+
+_Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
+_Sampler = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], _Choices]
+
+
+def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Stream:
+    # The plan is a label too: one key used for two plans must not correlate them.
+    return Stream(derive(sampling_key, "sampling", plan.fingerprint, block.name))
+
+
 def _poisson(
-    plan: DpSgdPlan, stream: Stream, num_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    stream = _block_stream(plan, sampling_key, block)
     counts = binomial_counts(
-        stream, plan.num_steps, plan.sampling_probability, num_rows
+        stream, plan.num_steps, plan.sampling_probability, block.num_rows
     )
-    return uniform_subsets(stream, counts, plan.num_steps)
+    row, step = uniform_subsets(stream, counts, plan.num_steps)
+    return row, step, stream.words(len(row))
 
 
-_Sampler = Callable[[DpSgdPlan, Stream, int], tuple[np.ndarray, np.ndarray]]
-_SAMPLERS: dict[str, _Sampler] = {POISSON: _poisson, TRUNCATED_POISSON: _poisson}
+def _balls_and_bins(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    stream = _block_stream(plan, sampling_key, block)
+    size = plan.num_epochs * block.num_rows
+    row = np.tile(np.arange(block.num_rows), plan.num_epochs)
+    first_step = np.repeat(np.arange(plan.num_epochs), block.num_rows)
+    first_step *= plan.steps_per_epoch
+    step = first_step + stream.integers(plan.steps_per_epoch, size)
+    return row, step, stream.words(size)
+
+
+def _deterministic(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    del sampling_key  # nothing is random
+    position = block.first_row + np.arange(block.num_rows)
+    starts = shuffle.first_positions(plan.num_examples, plan.steps_per_epoch)
+    within = np.searchsorted(starts, position, side="right") - 1
+    epochs = np.arange(plan.num_epochs) * plan.steps_per_epoch
+    row = np.tile(np.arange(block.num_rows), plan.num_epochs)
+    step = (epochs[:, None] + within).ravel()
+    return row, step, np.tile(position.astype(np.uint64), plan.num_epochs)
+
+
+def _shuffle(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    block: BlockRows,
+    boundaries: np.ndarray | None,
+) -> _Choices:
+    if boundaries is None:
+        raise ValueError("A shuffle needs the boundaries of its steps.")
+    return shuffle.shuffled_steps(
+        plan, sampling_key, block.name, block.num_rows, boundaries
+    )
+
+
+_SAMPLERS: dict[str, _Sampler] = {
+    DETERMINISTIC: _deterministic,
+    PERSISTENT_SHUFFLE: _shuffle,
+    DYNAMIC_SHUFFLE: _shuffle,
+    POISSON: _poisson,
+    TRUNCATED_POISSON: _poisson,
+    BALLS_AND_BINS: _balls_and_bins,
+}
 
 
 def check_sampler(plan: DpSgdPlan) -> None:
-    """Refuses a plan that this module cannot sample.
+    """Refuses a plan whose steps its sampler cannot fill.
 
     Raises:
-      InputError: the sampler and those there are.
+      InputError: the steps of an epoch do not use every example once.
     """
-    if plan.sampler not in _SAMPLERS:
+    if plan.sampler in (POISSON, TRUNCATED_POISSON):
+        return
+    needed = steps_per_epoch(plan.num_examples, plan.expected_batch_size)
+    if plan.steps_per_epoch != needed:
         raise InputError(
-            f"Expected sampler={plan.sampler!r} to be one of {', '.join(_SAMPLERS)}: "
-            "the others are accounted for, but not yet sampled."
+            f"Expected steps_per_epoch={plan.steps_per_epoch} to be {needed} for "
+            f"sampler={plan.sampler!r}, which uses every example once per epoch. Give "
+            "--epochs instead of --num-steps."
         )
 
 
+def find_boundaries(
+    plan: DpSgdPlan, sampling_key: bytes, blocks: Sequence[BlockRows]
+) -> np.ndarray | None:
+    """Returns what a sampler must know of all blocks: of a shuffle, boundaries."""
+    if plan.sampler not in (PERSISTENT_SHUFFLE, DYNAMIC_SHUFFLE):
+        return None
+    named = [(block.name, block.num_rows) for block in blocks]
+    return shuffle.find_boundaries(plan, sampling_key, named)
+
+
 def sample_block(
-    plan: DpSgdPlan, sampling_key: bytes, block_name: str, num_rows: int
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    block: BlockRows,
+    boundaries: np.ndarray | None = None,
 ) -> Participations:
     """Returns the participations of the rows of one block.  Sensitive.
 
     Args:
       plan: Public description of the sampling.
       sampling_key: Secret, 32 bytes.
-      block_name: Unique within the data set, and the same in every run.
-      num_rows: Rows of the block.
-
-    Raises:
-      InputError: a sampler that is not there.
+      block: Which rows.
+      boundaries: From ``find_boundaries``.
     """
-    check_sampler(plan)
-    # The plan is a label too: one key used for two plans must not correlate them.
-    key = derive(sampling_key, "sampling", plan.fingerprint, block_name)
-    stream = Stream(key)
-    row, step = _SAMPLERS[plan.sampler](plan, stream, num_rows)
-    return Participations(row=row, step=step, priority=stream.words(len(row)))
+    row, step, priority = _SAMPLERS[plan.sampler](plan, sampling_key, block, boundaries)
+    return Participations(row=row, step=step, priority=priority)
 
 
 def arrange_steps(

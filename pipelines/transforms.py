@@ -14,7 +14,7 @@ Formal guarantees:
     the number of workers, or how often and in which order bundles run.
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.
-  - No key is part of the pipeline: workers read it from ``key_file``.
+  - No key is part of the pipeline: workers read it from a file.
 
 Public: the layout.  Sensitive: every element.
 """
@@ -26,7 +26,7 @@ import dataclasses
 import hashlib
 import io
 import json
-import secrets
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -97,6 +97,19 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """Paths of what workers must know and nobody else; never the values.
+
+    Attributes:
+      key_file: The sampling key.
+      boundaries_file: Of a shuffle, the array from ``sampling.find_boundaries``.
+    """
+
+    key_file: str
+    boundaries_file: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Spill:
     """How the local runner shuffles: a folder, and the threads of map and reduce."""
 
@@ -152,12 +165,16 @@ def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
 
 
 def sample_and_pack(
-    layout: Layout, key: bytes, block: Block, groups: Iterable[int]
+    layout: Layout,
+    key: bytes,
+    block: Block,
+    groups: Iterable[int],
+    boundaries: np.ndarray | None = None,
 ) -> Iterator[tuple[int, bytes]]:
     """Yields (group, packed rows that chose it) for each of ``groups``.  Sensitive."""
     columns = read_block(block, layout.columns)
     items = {name: as_items(values) for name, values in columns.items()}
-    chosen = sample_block(layout.plan, key, block.label, block.num_rows)
+    chosen = sample_block(layout.plan, key, block.rows, boundaries)
     parts = split_by_group(chosen, layout)
     for group in groups:
         yield group, pack_element(items, chosen, parts[group])
@@ -168,15 +185,15 @@ def encode_steps(
 ) -> tuple[bytes, FileChecksum]:
     """Returns the contents of the file of ``group`` and their checksum.  Sensitive."""
     step, priority, columns = unpack_elements(elements, layout.columns)
-    size, cap = layout.physical_batch_size, layout.plan.truncated_batch_size
+    size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
     steps = layout.steps(group)
-    chosen = arrange_steps(step, priority, steps, cap)
+    chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
     order = np.concatenate(chosen)
     # All rows of the group are put in order at once; batches are then slices.
     columns = {name: np.take(items, order) for name, items in columns.items()}
     file, start, num_records = io.BytesIO(), 0, 0
     for number, rows in zip(steps, chosen, strict=True):
-        end, parts = start + len(rows), -(-(cap or max(1, len(rows))) // size)
+        end, parts = start + len(rows), -(-(largest or max(1, len(rows))) // size)
         for part in range(parts):
             piece = slice(start + part * size, min(start + (part + 1) * size, end))
             record = encode_batch(
@@ -199,7 +216,7 @@ def encode_steps(
 def write_file(path: str, data: bytes) -> None:
     """Writes ``data`` under a temporary name beside ``path``, then renames it."""
     folder, name = FileSystems.split(path)
-    temporary = FileSystems.join(folder, f".{name}.{secrets.token_hex(8)}")
+    temporary = FileSystems.join(folder, f".{name}.{uuid.uuid4().hex}")
     try:
         with FileSystems.create(
             temporary, compression_type=CompressionTypes.UNCOMPRESSED
@@ -210,6 +227,12 @@ def write_file(path: str, data: bytes) -> None:
         if FileSystems.exists(temporary):
             FileSystems.delete([temporary])
         raise
+
+
+def read_array(path: str) -> np.ndarray:
+    """Returns the array in a ``.npy`` file of any file system that Beam knows."""
+    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
+        return np.load(io.BytesIO(file.read()), allow_pickle=False)
 
 
 def write_group(
@@ -261,14 +284,21 @@ class _BundleFn(beam.DoFn):
 class _Mapper:
     """What both map steps know."""
 
-    def __init__(self, layout: Layout, key_file: str, groups: tuple[int, ...]) -> None:
+    def __init__(self, layout: Layout, secrets: Secrets, groups: tuple[int, ...]):
         self._layout = layout
-        self._key_file = key_file
+        self._secrets = secrets
         self._groups = groups
         self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
 
     def setup(self) -> None:
-        self._key = read_key_file(self._key_file)
+        self._key = read_key_file(self._secrets.key_file)
+        path = self._secrets.boundaries_file
+        self._boundaries = None if path is None else read_array(path)
+
+    def _pieces(self, block: Block) -> Iterator[tuple[int, bytes]]:
+        return sample_and_pack(
+            self._layout, self._key, block, self._groups, self._boundaries
+        )
 
 
 @beam.typehints.with_input_types(Block)
@@ -277,8 +307,7 @@ class _SampleBlockFn(_Mapper, beam.DoFn):
     """Block -> (group, (ordinal of the block, packed rows)) for every group."""
 
     def process(self, block: Block) -> Iterator[Element]:
-        pieces = sample_and_pack(self._layout, self._key, block, self._groups)
-        for group, data in pieces:
+        for group, data in self._pieces(block):
             yield group, (block.ordinal, data)
         self._blocks_read.inc()
         progress.advance("blocks")
@@ -290,17 +319,16 @@ class _SpillBlockFn(_Mapper, _BundleFn):
     """The same, with the packed rows in a file and b"" in their place."""
 
     def __init__(
-        self, layout: Layout, key_file: str, groups: tuple[int, ...], spill: Spill
+        self, layout: Layout, secrets: Secrets, groups: tuple[int, ...], spill: Spill
     ) -> None:
-        super().__init__(layout, key_file, groups)
+        super().__init__(layout, secrets, groups)
         self._folder = spill.folder
         self._num_threads = spill.num_threads
 
     def _spill_block(self, block: Block) -> None:
         path = spill_path(self._folder, block.ordinal)
         if not path.exists():
-            pieces = sample_and_pack(self._layout, self._key, block, self._groups)
-            write_spill(path, dict(pieces), self._layout.num_groups)
+            write_spill(path, dict(self._pieces(block)), self._layout.num_groups)
         progress.advance("blocks")
 
     def process(self, block: Block) -> Iterator[Element]:
@@ -361,7 +389,7 @@ class WriteBatches(beam.PTransform):
     Args:
       layout: How steps are spread over files.
       directory: Where the files go; any file system that Beam knows.
-      key_file: Path of the sampling key, readable by the workers.
+      secrets: Where the workers find the sampling key and what derives from it.
       num_blocks: Elements of the input.
       groups: The ranges of steps to write; all by default.
       spill: For the local runner, where the shuffle goes through files; by default
@@ -369,7 +397,8 @@ class WriteBatches(beam.PTransform):
 
     Example:
       >>> _ = (pipeline | beam.Create(dataset.blocks)
-      ...      | WriteBatches(layout, "batches", "sampling.key",
+      ...      | WriteBatches(layout, "batches",
+      ...                     Secrets(key_file="sampling.key"),
       ...                     num_blocks=len(dataset.blocks)))  # doctest: +SKIP
     """
 
@@ -377,7 +406,7 @@ class WriteBatches(beam.PTransform):
         self,
         layout: Layout,
         directory: str,
-        key_file: str,
+        secrets: Secrets,
         *,
         num_blocks: int,
         groups: Iterable[int] | None = None,
@@ -387,9 +416,9 @@ class WriteBatches(beam.PTransform):
         everything = range(layout.num_groups)
         chosen = tuple(everything if groups is None else groups)
         self._sample: beam.DoFn = (
-            _SampleBlockFn(layout, key_file, chosen)
+            _SampleBlockFn(layout, secrets, chosen)
             if spill is None
-            else _SpillBlockFn(layout, key_file, chosen, spill)
+            else _SpillBlockFn(layout, secrets, chosen, spill)
         )
         self._write = _WriteGroupFn(layout, directory, num_blocks, spill)
 
@@ -407,6 +436,6 @@ class WriteBatches(beam.PTransform):
 
 def group_bytes(layout: Layout) -> int:
     """Bytes of the rows of the largest group that a reducer may be handed."""
-    largest = layout.plan.truncated_batch_size or layout.plan.expected_batch_size
+    largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     return layout.steps_per_group * largest * row

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from accounting.plan import SAMPLERS
 from accounting.validation import InputError
 from pipelines import poisson_batching, transforms
 from pipelines.keys import create_key_file, insecure_key, read_key_file
@@ -22,7 +23,7 @@ from pipelines.manifest import read_manifest
 from pipelines.parquet_blocks import Dataset, list_blocks, read_block
 from pipelines.poisson_batching import local_threads, write_batches
 from pipelines.reader import read_batches
-from pipelines.sampling import Participations, sample_block
+from pipelines.sampling import Participations, find_boundaries, sample_block
 from pipelines.transforms import Layout, sample_and_pack
 from pipelines.verify import verify
 
@@ -55,9 +56,11 @@ def expected_ids(dataset: Dataset, layout: Layout, key: bytes) -> dict[int, list
     steps: dict[int, list[tuple[int, int]]] = {
         step: [] for step in range(layout.plan.num_steps)
     }
+    rows_of = [block.rows for block in dataset.blocks]
+    boundaries = find_boundaries(layout.plan, key, rows_of)
     for block in dataset.blocks:
         rows = read_block(block, dataset.columns)
-        chosen = sample_block(layout.plan, key, block.label, block.num_rows)
+        chosen = sample_block(layout.plan, key, block.rows, boundaries)
         for row, step, priority in zip(
             chosen.row, chosen.step, chosen.priority, strict=True
         ):
@@ -66,7 +69,7 @@ def expected_ids(dataset: Dataset, layout: Layout, key: bytes) -> dict[int, list
     return {s: [i for _, i in sorted(found)][:cap] for s, found in steps.items()}
 
 
-@pytest.mark.parametrize("sampler", ["truncated-poisson", "poisson"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_batches_hold_what_the_sampler_chose(
     tmp_path: pathlib.Path,
     dataset: Dataset,
@@ -75,12 +78,17 @@ def test_batches_hold_what_the_sampler_chose(
     sampler: str,
 ) -> None:
     cap = 11 if sampler == "truncated-poisson" else None
-    layout = make_small_layout(4, sampler=sampler, truncated_batch_size=cap)
+    layout = make_small_layout(
+        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
     write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
     expected = expected_ids(dataset, layout, read_key_file(key_file))
     assert ids_by_step(tmp_path / "o") == expected
-    sizes = [len(ids) for ids in expected.values()]
-    assert max(sizes) == 11 if cap else max(sizes) > 11, "truncation was not reached"
+    largest = max(len(ids) for ids in expected.values())
+    if sampler in ("poisson", "balls-and-bins"):
+        assert largest > 11
+    else:
+        assert largest == layout.plan.largest_batch_size
     assert verify(tmp_path / "o").findings == ()
 
 
@@ -370,7 +378,7 @@ def test_the_pipeline_holds_no_key(
         | transforms.WriteBatches(
             layout,
             str(tmp_path / "o"),
-            str(key_file),
+            transforms.Secrets(key_file=str(key_file)),
             num_blocks=len(dataset.blocks),
         )
     )

@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.plan import DpSgdPlan, steps_per_epoch
 from accounting.validation import InputError
 from pipelines import sampling
 from pipelines.keys import insecure_key
-from pipelines.sampling import Stream, arrange_steps, sample_block
+from pipelines.sampling import BlockRows, Participations, arrange_steps
+from pipelines.streams import Stream
 
 ERROR_RATE = 1e-6
 ROWS, STEPS, KEYS = 60, 20, 2000
@@ -31,6 +32,13 @@ PLAN = DpSgdPlan(
     sampler="poisson", num_examples=2 * ROWS, expected_batch_size=24, num_steps=STEPS
 )
 Q = float(PLAN.sampling_probability)
+
+
+def sample_block(plan: DpSgdPlan, key: bytes, name: str, rows: int) -> Participations:
+    """Of a block that is the whole data set, unless the sampler does not care."""
+    block = BlockRows(name=name, num_rows=rows)
+    boundaries = sampling.find_boundaries(plan, key, [block])
+    return sampling.sample_block(plan, key, block, boundaries)
 
 
 def indicator(plan: DpSgdPlan, key: bytes, block: str, rows: int = ROWS) -> np.ndarray:
@@ -347,18 +355,59 @@ def test_heavy_rates_obey_the_law() -> None:
     assert stats.chisquare(sizes, expected).pvalue > ERROR_RATE
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_samplers_that_are_not_there_are_refused(sampler: str) -> None:
-    truncated = 5 if sampler == "truncated-poisson" else None
-    plan = DpSgdPlan(
-        sampler=sampler, num_examples=9, expected_batch_size=3, num_steps=3,
-        truncated_batch_size=truncated,
+ONCE = ("deterministic", "persistent-shuffle", "dynamic-shuffle", "balls-and-bins")
+
+
+def epochs_plan(sampler: str, num_examples: int = 50, batch: int = 7) -> DpSgdPlan:
+    steps = steps_per_epoch(num_examples, batch)
+    return DpSgdPlan(
+        sampler=sampler, num_examples=num_examples, expected_batch_size=batch,
+        num_steps=3 * steps, num_epochs=3,
     )  # fmt: skip
-    if sampler in ("poisson", "truncated-poisson"):
-        sampling.check_sampler(plan)
-    else:
-        with pytest.raises(InputError, match=f"sampler='{sampler}'"):
-            sampling.check_sampler(plan)
+
+
+@pytest.mark.parametrize("sampler", ONCE)
+def test_once_per_epoch(sampler: str) -> None:
+    plan = epochs_plan(sampler)
+    matrix = indicator(plan, insecure_key(0), "a", 50).reshape(50, 3, 7)
+    assert (matrix.sum(axis=2) == 1).all()
+    if sampler != "balls-and-bins":
+        assert set(matrix.sum(axis=0).ravel()) == {7, 8}
+        assert matrix.sum(axis=0).max() == plan.largest_batch_size
+
+
+def test_deterministic_batches_follow_the_data_over_blocks() -> None:
+    plan = epochs_plan("deterministic")
+    steps = []
+    for first_row, num_rows in ((0, 20), (20, 0), (20, 30)):
+        block = BlockRows(name="x", num_rows=num_rows, first_row=first_row)
+        chosen = sampling.sample_block(plan, insecure_key(0), block)
+        assert (np.diff(chosen.priority.reshape(3, -1).astype(int)) == 1).all()
+        steps.append(chosen.step.reshape(3, num_rows))
+    together = np.concatenate(steps, axis=1)
+    assert (np.diff(together, axis=1) >= 0).all()
+    assert together[:, 0].tolist() == [0, 7, 14]
+    assert together[:, -1].tolist() == [6, 13, 20]
+
+
+def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
+    plan = epochs_plan("balls-and-bins", num_examples=28_000, batch=4000)
+    step = sample_block(plan, insecure_key(0), "a", 28_000).step.reshape(3, -1)
+    pairs = np.zeros((7, 7), int)
+    np.add.at(pairs, (step[0], step[1] - 7), 1)
+    # 49 equally likely pairs: uniform bins, and independent epochs.
+    assert stats.chisquare(pairs.ravel()).pvalue > ERROR_RATE
+    same = np.diag(np.bincount(step[0]))  # the fault: one assignment for all epochs
+    assert stats.chisquare(same.ravel()).pvalue < ERROR_RATE
+
+
+@pytest.mark.parametrize("sampler", ONCE)
+def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
+    plan = epochs_plan(sampler)
+    sampling.check_sampler(plan)
+    fields = {**vars(plan), "num_steps": 18}
+    with pytest.raises(InputError, match="steps_per_epoch=6 to be 7"):
+        sampling.check_sampler(DpSgdPlan(**fields))
 
 
 def test_nothing_sensitive_is_printed() -> None:
