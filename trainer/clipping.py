@@ -14,9 +14,10 @@ Formal guarantees:
 
 Three paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose weights are all
 in Dense and Embedding layers that are used once.  ``vectorized`` is for all other
-models and holds physical_batch_size gradients.  ``registry`` takes the norms from TF
-Privacy's layer registry and back-propagates a second time through the weighted loss;
-it is for the models that book-keeping is for, and is there to be compared with.
+models; it holds the gradients of as many examples as fit a fixed memory.  ``registry``
+takes the norms from TF Privacy's layer registry and back-propagates a second time
+through the weighted loss; it is for the models that book-keeping is for, and is there
+to be compared with.
 
 Public: the path.  Sensitive: every input and output.
 
@@ -39,6 +40,9 @@ from trainer.tf_privacy import clip_grads, layer_registry, tf
 BOOKKEEPING = "book-keeping"
 REGISTRY = "registry"
 VECTORIZED = "vectorized"
+
+#: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
+_MOST_GRADIENT_VALUES = 1 << 26
 
 #: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable.
 GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
@@ -117,7 +121,7 @@ def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
         )
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+    def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = weight > 0
         stacked = tf.vectorized_map(example_gradient, keep_rows(columns, real))
         squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
@@ -125,6 +129,36 @@ def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
         return [
             tf.reduce_sum(zero_others(g, counted) * align(scale, g), 0) for g in stacked
         ]
+
+    num_values = sum(variable.shape.num_elements() for variable in model.variables)
+    return _in_chunks(chunk_sum, model, max(1, _MOST_GRADIENT_VALUES // num_values))
+
+
+def _in_chunks(
+    chunk_sum: GradientSum, model: TrainableModel, chunk_rows: int
+) -> GradientSum:
+    """Returns the sum of ``chunk_sum`` over chunks of rows, one after the other."""
+
+    def split(value: Any, num_chunks: int) -> Any:
+        padding = num_chunks * chunk_rows - value.shape[0]
+        rest = [[0, 0]] * (len(value.shape) - 1)
+        padded = tf.pad(value, [[0, padding], *rest])
+        return tf.reshape(padded, (num_chunks, chunk_rows, *value.shape[1:]))
+
+    def add_chunk(total: list[Any], chunk: tuple[Any, Any]) -> list[Any]:
+        return [a + b for a, b in zip(total, chunk_sum(*chunk), strict=True)]
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        num_chunks = -(-weight.shape[0] // chunk_rows)
+        if num_chunks <= 1:
+            return chunk_sum(columns, weight)
+        parts = {name: split(value, num_chunks) for name, value in columns.items()}
+        return tf.foldl(
+            add_chunk,
+            (parts, split(weight, num_chunks)),
+            initializer=[tf.zeros_like(variable) for variable in model.variables],
+            parallel_iterations=1,
+        )
 
     return gradient_sum
 

@@ -308,6 +308,9 @@ class _Session:
         source = BatchSource(
             self._request.batches, self._checked.manifest, first_step=self._done
         )
+        if not self._points:
+            # Also finds held-out rows that cannot be used before any step is done.
+            self._evaluate()
         self._reporter.start(self._plan.num_steps, done=self._done)
         with self._noise() as noise:
             draws = iter(noise)
@@ -336,8 +339,7 @@ class _Session:
     def _after_step(self, stop: list[int]) -> None:
         last = self._done == self._plan.num_steps
         if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
-            metrics = self._checked.held_out.evaluate(self._predict)
-            self._points.append({"step": self._done, **metrics.to_json()})
+            self._evaluate()
         if self._checkpoint_is_due() or stop or last:
             self._save()
         self._reporter.advance(self._done)
@@ -346,6 +348,10 @@ class _Session:
                 f"Stopped after step {self._done} of {self._plan.num_steps}. Give the "
                 "same command to continue."
             )
+
+    def _evaluate(self) -> None:
+        metrics = self._checked.held_out.evaluate(self._predict)
+        self._points.append({"step": self._done, **metrics.to_json()})
 
     # -- results -------------------------------------------------------------------
 

@@ -216,6 +216,19 @@ def test_clipped_sum_equals_a_loop_over_examples(
         _assert_close(_arrays(found), _naive_sum(model, data, clip))
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 100])
+def test_rows_may_come_in_chunks(
+    num_rows: int, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = _model(layer_normalization), rows(NUM_ROWS)
+    num_values = sum(int(np.prod(v.shape)) for v in model.variables)
+    name = "trainer.clipping._MOST_GRADIENT_VALUES"
+    monkeypatch.setattr(name, num_rows * num_values + 1)
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
+    found = gradient_sum(*_batch(data, padding=4, fill=math.nan))
+    _assert_close(_arrays(found), _naive_sum(model, data, CLIP))
+
+
 @pytest.mark.parametrize("make", FAST + OTHER)
 def test_clipped_sum_equals_tf_privacy(make: Callable[[], Any], rows: Any) -> None:
     model = _model(make)

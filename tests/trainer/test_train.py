@@ -97,7 +97,7 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert statement.to_json() == summary.statement
     metrics = json.loads((run / "metrics.json").read_text())
     points = json.loads((run / "curve.json").read_text())["points"]
-    assert [point["step"] for point in points] == list(range(1, 11))
+    assert [point["step"] for point in points] == list(range(11))
     assert points[-1]["auc"] == metrics["auc"]
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
