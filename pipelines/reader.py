@@ -62,10 +62,10 @@ def read_file(path: pathlib.Path, checksum: FileChecksum) -> bytes:
     return data
 
 
-def decode_file(
+def check_file(
     data: bytes, file: BatchFile, manifest: Manifest
-) -> Iterator[PhysicalBatch]:
-    """Yields the batches of one file, after checking steps and parts as they pass.
+) -> Iterator[tuple[bytes, PhysicalBatch]]:
+    """Yields (record, its batch) of one file, after checking steps and parts.
 
     Raises:
       CorruptRecordError: a step or part is missing, repeated or out of order.
@@ -80,7 +80,7 @@ def decode_file(
                 f"{batch.step}, part {batch.part}."
             )
         allowed = _next_positions(batch, manifest.parts_per_step)
-        yield batch
+        yield record, batch
     if end not in allowed:
         raise CorruptRecordError(f"Expected {file.name} to end with step {end[0] - 1}.")
 
@@ -106,6 +106,22 @@ def read_batches(
     Raises:
       InputError: missing, changed, incomplete or repeated data, or a bad start.
     """
+    return (batch for _, batch in _open(directory, first_step))
+
+
+def read_records(
+    directory: str | os.PathLike[str], *, first_step: int = 0
+) -> Iterator[bytes]:
+    """Yields the records behind ``read_batches``, for readers that decode natively.
+
+    Args and errors are those of ``read_batches``; every check has passed already.
+    """
+    return (record for record, _ in _open(directory, first_step))
+
+
+def _open(
+    directory: str | os.PathLike[str], first_step: int
+) -> Iterator[tuple[bytes, PhysicalBatch]]:
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
     check_int("first_step", first_step, at_least=0, at_most=manifest.plan.num_steps)
@@ -117,14 +133,14 @@ def _read(
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
     first_step: int,
-) -> Iterator[PhysicalBatch]:
+) -> Iterator[tuple[bytes, PhysicalBatch]]:
     for file in _files_from(manifest.files, first_step):
         if file.name not in checksums:
             raise InputError(f"Expected a checksum for batch file {file.name}.")
         data = read_file(root / file.name, checksums[file.name])
-        for batch in decode_file(data, file, manifest):
+        for record, batch in check_file(data, file, manifest):
             if batch.step >= first_step:
-                yield batch
+                yield record, batch
 
 
 def _files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFile]:

@@ -27,7 +27,7 @@ from pipelines.manifest import (
     read_checksums,
     read_manifest,
 )
-from pipelines.reader import decode_file, read_file
+from pipelines.reader import check_file, read_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def _check_file(
 ) -> None:
     data = read_file(root / file.name, checksum)
     num_records = num_real = 0
-    for batch in decode_file(data, file, manifest):
+    for _, batch in check_file(data, file, manifest):
         _check_padding(batch, file)
         num_records += 1
         num_real += int(np.count_nonzero(batch.weight))

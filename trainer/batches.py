@@ -14,9 +14,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.batch_format import PhysicalBatch
 from pipelines.manifest import Manifest
-from pipelines.reader import read_batches
+from pipelines.reader import read_records
 from trainer.tf_privacy import tf
 
 #: Physical batches that are read while one is trained on.
@@ -37,12 +36,25 @@ def element_spec(manifest: Manifest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _element(batch: PhysicalBatch) -> dict[str, Any]:
+def _parse(record: Any, manifest: Manifest) -> dict[str, Any]:
+    """Decodes one record in TensorFlow's own code: no row passes through Python."""
+    spec = element_spec(manifest)
+    names = [column.name for column in manifest.columns]
+    features: dict[str, Any] = {
+        name: tf.io.FixedLenFeature((), tf.string) for name in (*names, "weight")
+    }
+    for name in ("step", "part"):
+        features[name] = tf.io.FixedLenFeature((), tf.int64)
+    parsed = tf.io.parse_single_example(record, features)
+
+    def decode(name: str, kind: Any) -> Any:
+        return tf.reshape(tf.io.decode_raw(parsed[name], kind.dtype), kind.shape)
+
     return {
-        "columns": dict(batch.columns),
-        "weight": batch.weight,
-        "step": batch.step,
-        "part": batch.part,
+        "columns": {name: decode(name, spec["columns"][name]) for name in names},
+        "weight": decode("weight", spec["weight"]),
+        "step": parsed["step"],
+        "part": parsed["part"],
     }
 
 
@@ -63,16 +75,18 @@ class BatchSource:
         self._directory = directory
         self._first_step = first_step
         self._error: Exception | None = None
-        self.dataset = tf.data.Dataset.from_generator(
-            self._generate, output_signature=element_spec(manifest)
+        records = tf.data.Dataset.from_generator(
+            self._generate, output_signature=tf.TensorSpec((), tf.string)
+        )
+        self.dataset = records.map(
+            lambda record: _parse(record, manifest), num_parallel_calls=1
         ).prefetch(_PREFETCH)
 
-    def _generate(self) -> Iterator[dict[str, Any]]:
+    def _generate(self) -> Iterator[bytes]:
         # tf.data wraps an exception into one of its own, with a stack trace in its
         # text: __iter__ raises the one that was kept here.
         try:
-            for batch in read_batches(self._directory, first_step=self._first_step):
-                yield _element(batch)
+            yield from read_records(self._directory, first_step=self._first_step)
         except Exception as error:
             self._error = error
             raise

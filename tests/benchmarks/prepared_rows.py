@@ -1,0 +1,74 @@
+"""Writes prepared rows of Criteo's shape as fast as the disk takes them.
+
+The values are random and carry no signal: this is input for throughput and memory.
+
+    python -m tests.benchmarks.prepared_rows --rows 46000000 --out rows46m
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.manifest import DATASET_METADATA_KEY
+
+ROWS_PER_GROUP = 131_072
+ROWS_PER_FILE = 32 * ROWS_PER_GROUP
+BUCKETS = 100_000
+DESCRIPTION = json.dumps({"name": "criteo", "num_buckets": [BUCKETS] * 26})
+SCHEMA = pa.schema(
+    [
+        ("label", pa.int8()),
+        ("integers", pa.list_(pa.float32(), 13)),
+        ("categories", pa.list_(pa.int32(), 26)),
+    ],
+    metadata={DATASET_METADATA_KEY: DESCRIPTION.encode()},
+)
+
+
+def make_table(num_rows: int, random: np.random.Generator) -> pa.Table:
+    """Returns ``num_rows`` random rows."""
+
+    def lists(values: np.ndarray, size: int) -> pa.Array:
+        return pa.FixedSizeListArray.from_arrays(pa.array(values), size)
+
+    label = random.integers(0, 2, num_rows, dtype=np.int8)
+    integers = random.integers(0, 5000, 13 * num_rows).astype(np.float32)
+    categories = random.integers(0, BUCKETS, 26 * num_rows, dtype=np.int32)
+    return pa.table(
+        [pa.array(label), lists(integers, 13), lists(categories, 26)], schema=SCHEMA
+    )
+
+
+def write_rows(out: pathlib.Path, num_rows: int) -> None:
+    """Writes ``num_rows`` rows to ``out``, of which 16 row groups are distinct."""
+    out.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    tables = [make_table(ROWS_PER_GROUP, random) for _ in range(16)]
+    for number, first in enumerate(range(0, num_rows, ROWS_PER_FILE)):
+        path = out / f"part-{number:05d}.parquet"
+        last = min(first + ROWS_PER_FILE, num_rows)
+        with pq.ParquetWriter(
+            path, SCHEMA, compression="none", use_dictionary=False
+        ) as writer:
+            for index, start in enumerate(range(first, last, ROWS_PER_GROUP)):
+                table = tables[index % 16].slice(0, last - start)
+                writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    write_rows(arguments.out, arguments.rows)
+
+
+if __name__ == "__main__":
+    main()
