@@ -69,6 +69,14 @@ def layer_used_twice() -> Any:
     return keras.Model(integers, keras.layers.Dense(1)(layer(layer(values))))
 
 
+def tied_weights() -> Any:
+    integers, values = _numbers()
+    first, second = (keras.layers.Dense(13, activation="tanh") for _ in range(2))
+    model = keras.Model(integers, keras.layers.Dense(1)(second(first(values))))
+    second.kernel = first.kernel
+    return model
+
+
 def layer_normalization() -> Any:
     integers, values = _numbers()
     values = keras.layers.LayerNormalization()(keras.layers.Dense(6)(values))
@@ -110,7 +118,7 @@ FAST = (
     dense_per_position,
     both_inputs,
 )
-OTHER = (layer_used_twice, layer_normalization, nested, masked_ids)
+OTHER = (layer_used_twice, tied_weights, layer_normalization, nested, masked_ids)
 
 
 def _model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:
