@@ -47,13 +47,16 @@ class ByteSize(click.ParamType):
 
 
 def _quiet_beam() -> None:
-    """Lets errors alone reach the terminal.
+    """Lets errors alone reach the terminal, each of them once.
 
     Beam warns of every cloud whose client is not installed, and its workers reset the
-    level of the root logger: so the handler filters.
+    level of the root logger: so the handler filters.  The exception of a worker is
+    logged with its traceback and then raised; the command line shows what is raised.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    logging.getLogger().handlers[0].setLevel(logging.ERROR)
+    handler = logging.getLogger().handlers[0]
+    handler.setLevel(logging.ERROR)
+    handler.addFilter(lambda record: not record.exc_info)
 
 
 def _beam_options(arguments: list[str]) -> PipelineOptions:

@@ -1,26 +1,13 @@
-"""Criteo text to numeric Parquet, in two passes and in bounded memory.
+"""The format of Criteo's click logs: lines of text to columns of numbers.
 
     label, 13 integers, 26 categories     tab-separated, no header, missing is empty
 
-    OUT/train/part-00000.parquet ...      label int8
-    OUT/val/part-00000.parquet ...        integers float32[13], NaN where missing
-    OUT/test/part-00000.parquet ...       categories int32[26], 0 where missing
-
-The first pass checks every line and counts; the second one writes.  Nothing is written
-before every line is known to be good or to be left out, and the chronological split is
-exact without holding the data.
-
 Formal guarantees:
-  - Rows keep their order; the splits are contiguous, and the end of each is
-    ``round_half_up(rows * cumulative share)``.
   - A category depends on its own bytes, its column and the options alone: with hashing
     or a vocabulary file, the columns that are written tell nothing about other rows.
-  - Equal input and options give equal columns, whatever the number of threads, the
-    machine, or how the text is cut into files and blocks.
   - A missing value is 0 in ``categories`` and NaN in ``integers``; a present one never
     is.  Hashed values lie in [1, num_buckets), listed ones in [2, len(list) + 2).
-  - ``out`` appears complete or not at all.
-  - No message holds content of a line.
+  - Equal lines and options give equal columns, on every machine.
 
 A vocabulary counted from the training data is itself a release about every row, which
 the accounting of DP-SGD does not cover.  Hence hashing by default, vocabularies only
@@ -30,7 +17,7 @@ The text is parsed by NumPy on bytes rather than by ``pyarrow.csv``: its reader 
 cells in conversion errors, stops at the first of them, and knows no line numbers when
 it runs on several threads.
 
-Public: options, the schema and its metadata.  Sensitive: everything read and written.
+Public: options, the schema and its metadata.  Sensitive: lines and columns.
 
 References:
   Criteo Display Advertising Challenge (2014).
@@ -40,26 +27,15 @@ References:
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
-import glob
-import gzip
-import itertools
 import json
 import os
 import pathlib
-import re
-import secrets
-import shutil
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from accounting.validation import InputError, check_choice, check_int
 from pipelines.manifest import DATASET_METADATA_KEY, read_json
@@ -79,15 +55,6 @@ ROW_GROUPS_PER_FILE = 32
 #: Bump when a string may get another bucket.
 HASH_NAME = "dpsgd-mix64-v1"
 
-#: ``on_progress(phase, bytes done, bytes in all)``.
-Progress = Callable[[str, int, int], None]
-
-# Small enough for the temporaries of a block to stay in the cache of a core, and for
-# the allocator to keep their memory: a MiB takes twice as long per row.
-_BLOCK_BYTES = 1 << 18
-_MAX_LINE_BYTES = 1 << 24
-_REPORTED_LINES = 5
-
 # Eight bytes before and after the text may be read as part of a word; a line end before
 # the first line makes it like the others.
 _BEFORE = b"\0\0\0\0\0\0\0\n"
@@ -98,18 +65,6 @@ _MAX_DIGITS = 18  # the most that always fit in int64
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InputFile:
-    """A file of lines, as it was when it was listed."""
-
-    path: str
-    size: int
-    modified_ns: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,18 +117,6 @@ class PrepareOptions:
             buckets if strings is None else len(strings) + 2
             for buckets, strings in zip(self.num_buckets, self.vocabulary, strict=True)
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrepareSummary:
-    """What ``prepare`` read and wrote."""
-
-    num_files: int
-    num_rows: dict[str, int]
-    num_bad_lines: int
-    bad_lines: tuple[str, ...]
-    bytes_read: int
-    bytes_written: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -437,197 +380,47 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
     )
 
 
-# --- Reading ----------------------------------------------------------------------
+# --- Vocabulary -------------------------------------------------------------------
 
 
-def _natural(path: str) -> list[tuple[int, str]]:
-    parts = re.split(r"([0-9]+)", path)
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+def read_vocabulary(
+    path: str | os.PathLike[str],
+) -> tuple[tuple[str, ...] | None, ...]:
+    """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
 
-
-def list_files(pattern: str) -> list[InputFile]:
-    """Returns the input in order: by name, with numbers by value (day_2, day_10).
-
-    Args:
-      pattern: A file, a folder, whose visible files are meant, or a glob.
+    Columns that it does not name, C1 to C26, are None.
 
     Raises:
-      InputError: no file, one that cannot be read, or nothing in them.
+      InputError: not such a file, or a list with an empty, repeated or odd string.
     """
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "*")
-    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    paths = sorted((path for path in paths if not os.path.isdir(path)), key=_natural)
-    if not paths:
+    fields = read_json(pathlib.Path(path))
+    names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
+    if not isinstance(fields, dict) or not set(fields) <= set(names):
         raise InputError(
-            f"Expected --input={pattern!r} to match a file. Quote a glob, so that the "
-            "shell leaves it alone."
+            f'Expected {path} to hold a JSON object with keys among "C1" to '
+            f'"C{NUM_CATEGORIES}".'
         )
-    files = []
-    for path in paths:
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):
-            raise InputError(
-                f"Expected input file {path} to be a file that can be read."
-            )
-        status = os.stat(path)
-        files.append(
-            InputFile(path=path, size=status.st_size, modified_ns=status.st_mtime_ns)
-        )
-    if not any(file.size for file in files):
-        raise InputError(f"Expected lines in --input={pattern!r}; it is empty.")
-    return files
-
-
-def _changed() -> InputError:
-    return InputError(
-        "Expected --input not to change while it is read. Run it again when nothing "
-        "writes to it."
+    return tuple(
+        _vocabulary_column(name, fields[name]) if name in fields else None
+        for name in names
     )
 
 
-def _check_unchanged(file: InputFile, status: os.stat_result) -> None:
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
-        raise _changed()
-
-
-def read_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
-    """Yields whole lines, about 256 KiB at a time, and the bytes of the file so far.
-
-    The last line of the file is given a line end if it has none.
-
-    Raises:
-      InputError: unreadable, changed since it was listed, or not lines of text.
-    """
-    try:
-        with open(file.path, "rb") as raw, contextlib.ExitStack() as stack:
-            _check_unchanged(file, os.fstat(raw.fileno()))
-            stream: Any = raw
-            if file.path.endswith(".gz"):
-                stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
-            rest = b""
-            while chunk := stream.read(_BLOCK_BYTES):
-                cut = chunk.rfind(b"\n") + 1
-                if cut:
-                    yield rest + chunk[:cut], raw.tell()
-                    rest = b""
-                rest += chunk[cut:]
-                if len(rest) > _MAX_LINE_BYTES:
-                    raise InputError(
-                        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in "
-                        f"{file.path}. Is it text?"
-                    )
-            if rest:
-                yield rest + b"\n", raw.tell()
-    except (OSError, EOFError, zlib.error) as error:
+def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
+    if not isinstance(strings, list) or not all(
+        isinstance(string, str) and string and not set(string) & set("\t\r\n")
+        for string in strings
+    ):
         raise InputError(
-            f"Expected input file {file.path} to be readable to its end: "
-            f"{type(error).__name__}."
-        ) from None
+            f"Expected vocabulary {name} to be a list of strings, none of them empty "
+            "or with tabs or line ends."
+        )
+    if not strings or len(set(strings)) < len(strings):
+        raise InputError(f"Expected vocabulary {name} to hold strings, each once.")
+    return tuple(strings)
 
 
-def _in_order(
-    pool: ThreadPoolExecutor,
-    function: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    depth: int,
-) -> Iterator[_Result]:
-    """Yields ``function(item)`` in order, with at most ``depth`` of them in work."""
-    pending: collections.deque[Future[_Result]] = collections.deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) >= depth:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Reader:
-    """Parses the files, as often as asked, on several threads."""
-
-    files: Sequence[InputFile]
-    num_threads: int
-    on_progress: Progress
-
-    def parse(
-        self, phase: str, encoder: CategoryEncoder | None
-    ) -> Iterator[tuple[InputFile, ParsedBlock]]:
-        """Yields the blocks of all files in order."""
-        total, before = sum(file.size for file in self.files), 0
-
-        def work(item: tuple[bytes, int]) -> tuple[ParsedBlock, int]:
-            return parse_block(item[0], encoder), item[1]
-
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            for file in self.files:
-                blocks = read_blocks(file)
-                for block, done in _in_order(pool, work, blocks, 2 * self.num_threads):
-                    self.on_progress(phase, before + done, total)
-                    yield file, block
-                before += file.size
-        self.on_progress(phase, total, total)
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Count:
-    """What the first pass learns."""
-
-    num_good: int = 0
-    num_bad: int = 0
-    bad_lines: list[str] = dataclasses.field(default_factory=list)
-
-    def add(self, path: str, lines_before: int, block: ParsedBlock) -> None:
-        num_bad = len(block.bad_lines)
-        self.num_good += block.num_lines - num_bad
-        self.num_bad += num_bad
-        room = _REPORTED_LINES - len(self.bad_lines)
-        for line, reason in zip(
-            block.bad_lines[:room], block.bad_reasons[:room], strict=True
-        ):
-            number = lines_before + int(line) + 1
-            self.bad_lines.append(f"{path}:{number}: {bad_reason(int(reason))}")
-
-
-def _check_lines(reader: _Reader) -> _Count:
-    count = _Count()
-    lines: collections.Counter[str] = collections.Counter()
-    for file, block in reader.parse("check", None):
-        count.add(file.path, lines[file.path], block)
-        lines[file.path] += block.num_lines
-    return count
-
-
-def _refuse_bad_lines(count: _Count, options: PrepareOptions) -> None:
-    if not count.num_bad or options.on_bad_row == "skip":
-        return
-    total = count.num_good + count.num_bad
-    more = ", ..." if count.num_bad > len(count.bad_lines) else ""
-    raise InputError(
-        f"Expected well-formed lines; {count.num_bad} of {total} are malformed: "
-        f"{', '.join(count.bad_lines)}{more}. Mend them, or leave them out with "
-        "--on-bad-row skip."
-    )
-
-
-# --- Writing ----------------------------------------------------------------------
-
-
-def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
-    """Returns the rows of each split: differences of half-up rounded boundaries.
-
-    Example:
-      >>> split_counts(1999, (80, 10, 10))
-      (1599, 200, 200)
-    """
-    total, shares, bounds = sum(split), 0, [0]
-    for share in split:
-        shares += share
-        bounds.append((2 * num_rows * shares + total) // (2 * total))
-    return tuple(after - before for before, after in itertools.pairwise(bounds))
+# --- Columns ----------------------------------------------------------------------
 
 
 def dataset_schema(options: PrepareOptions) -> pa.Schema:
@@ -671,264 +464,3 @@ def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
         ],
         schema=schema,
     )
-
-
-class _Stream:
-    """Hands out rows of consecutive blocks in other sizes than they came in."""
-
-    def __init__(self, blocks: Iterable[Rows]) -> None:
-        self._blocks = iter(blocks)
-        self._rest: Rows | None = None
-
-    def take(self, num_rows: int) -> Rows:
-        """Returns the next ``num_rows`` rows.
-
-        Raises:
-          InputError: fewer are left.
-        """
-        parts: list[Rows] = []
-        while num_rows:
-            block = next(self._blocks, None) if self._rest is None else self._rest
-            if block is None:
-                raise _changed()
-            parts.append(block[:num_rows])
-            self._rest = block[num_rows:] if len(block) > num_rows else None
-            num_rows -= len(parts[-1])
-        return _concatenate(parts)
-
-    def finish(self) -> None:
-        """Reads on to the end.
-
-        Raises:
-          InputError: there are more rows.
-        """
-        if self._rest is not None or any(len(block) for block in self._blocks):
-            raise _changed()
-
-
-def _concatenate(parts: Sequence[Rows]) -> Rows:
-    empty = Rows(
-        label=np.empty(0, np.int8),
-        integers=np.empty((0, NUM_INTEGERS), np.float32),
-        categories=np.empty((0, NUM_CATEGORIES), np.int32),
-    )
-    names = [field.name for field in dataclasses.fields(Rows)]
-    parts = parts or [empty]
-    return Rows(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in names
-        }
-    )
-
-
-class _SplitWriter:
-    """Writes the row groups of one split to its numbered files."""
-
-    def __init__(
-        self, folder: pathlib.Path, schema: pa.Schema, options: PrepareOptions
-    ) -> None:
-        folder.mkdir()
-        self._folder, self._schema, self._options = folder, schema, options
-        self._num_groups = 0
-        self._writer: Any = None
-
-    def _next_file(self) -> None:
-        self._finish_file()
-        number = self._num_groups // self._options.row_groups_per_file
-        path = self._folder / f"part-{number:05d}.parquet"
-        self._writer = pq.ParquetWriter(
-            path, self._schema, compression="zstd", compression_level=1
-        )
-
-    def _finish_file(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def write(self, rows: Rows) -> None:
-        """Appends one row group."""
-        if self._num_groups % self._options.row_groups_per_file == 0:
-            self._next_file()
-        table = rows_table(rows, self._schema)
-        self._writer.write_table(table, row_group_size=len(rows))
-        self._num_groups += 1
-
-    def close(self) -> None:
-        """Finishes the last file; a split without rows gets a file without rows."""
-        if not self._num_groups:
-            self._next_file()
-        self._finish_file()
-
-
-def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a folder that can be made, or that is empty.
-
-    Raises:
-      InputError: there is something already.
-    """
-    path = pathlib.Path(out)
-    try:
-        is_free = not os.path.lexists(path) or not any(path.iterdir())
-    except OSError:
-        is_free = False
-    if not is_free:
-        raise InputError(
-            f"Expected --out {path} to be a new or an empty folder. Choose another, or "
-            "remove it."
-        )
-    return path
-
-
-def _flush_to_disk(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """Gives a temporary folder that becomes ``out``, or goes, when the context ends.
-
-    Raises:
-      InputError: ``out`` is in use, or cannot be written.
-    """
-    path = check_output(out)
-    final = path.resolve()
-    staged = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
-    try:
-        staged.mkdir(parents=True)
-        yield staged
-        for file in staged.rglob("*"):
-            _flush_to_disk(file)
-        os.rename(staged, final)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise InputError(
-            f"Expected to be able to write --out {path}: {reason}."
-        ) from None
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def _write_split(
-    writer: _SplitWriter, stream: _Stream, num_rows: int, row_group_rows: int
-) -> None:
-    # One thread encodes a row group while the next one is parsed and put together.
-    with ThreadPoolExecutor(1) as pool:
-        pieces = (
-            stream.take(min(row_group_rows, num_rows - first))
-            for first in range(0, num_rows, row_group_rows)
-        )
-        for _ in _in_order(pool, writer.write, pieces, 2):
-            pass
-
-
-def _write_all(
-    root: pathlib.Path, reader: _Reader, counts: Sequence[int], options: PrepareOptions
-) -> None:
-    blocks = reader.parse("write", CategoryEncoder(options))
-    stream = _Stream(block.rows for _, block in blocks if block.rows is not None)
-    schema = dataset_schema(options)
-    for name, count in zip(SPLITS, counts, strict=True):
-        with contextlib.closing(_SplitWriter(root / name, schema, options)) as writer:
-            _write_split(writer, stream, count, options.row_group_rows)
-    stream.finish()
-
-
-def _ignore_progress(phase: str, done: int, total: int) -> None:
-    del phase, done, total  # nobody listens
-
-
-def prepare(
-    pattern: str,
-    out: str | os.PathLike[str],
-    options: PrepareOptions,
-    *,
-    num_threads: int | None = None,
-    on_progress: Progress = _ignore_progress,
-) -> PrepareSummary:
-    """Turns Criteo text into Parquet; see the module for what it guarantees.
-
-    Args:
-      pattern: A file, a folder or a glob; names that end in ``.gz`` are unpacked.
-      out: A new or empty folder.
-      options: What to write.
-      num_threads: Threads that parse; as many as there are cores by default.
-      on_progress: Called with "check" and "write", bytes read, and bytes in all.
-
-    Raises:
-      InputError: see ``list_files``, ``check_output``, ``PrepareOptions``; malformed
-        lines; no row for the training data.
-    """
-    if num_threads is not None:
-        check_int("--threads", num_threads, at_least=1)
-    files = list_files(pattern)
-    check_output(out)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    reader = _Reader(
-        files=files,
-        num_threads=num_threads or cores or os.cpu_count() or 1,
-        on_progress=on_progress,
-    )
-    count = _check_lines(reader)
-    _refuse_bad_lines(count, options)
-    counts = split_counts(count.num_good, options.split)
-    if not counts[0]:
-        raise InputError(
-            f"Expected --split to leave rows for train; {count.num_good} well-formed "
-            "rows leave none. Give more input, or a larger share."
-        )
-    with staged_folder(out) as root:
-        _write_all(root, reader, counts, options)
-        written = sum(path.stat().st_size for path in root.glob("*/*"))
-    return PrepareSummary(
-        num_files=len(files),
-        num_rows=dict(zip(SPLITS, counts, strict=True)),
-        num_bad_lines=count.num_bad,
-        bad_lines=tuple(count.bad_lines),
-        bytes_read=sum(file.size for file in files),
-        bytes_written=written,
-    )
-
-
-# --- Vocabulary -------------------------------------------------------------------
-
-
-def read_vocabulary(
-    path: str | os.PathLike[str],
-) -> tuple[tuple[str, ...] | None, ...]:
-    """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
-
-    Columns that it does not name, C1 to C26, are None.
-
-    Raises:
-      InputError: not such a file, or a list with an empty, repeated or odd string.
-    """
-    fields = read_json(pathlib.Path(path))
-    names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
-    if not isinstance(fields, dict) or not set(fields) <= set(names):
-        raise InputError(
-            f'Expected {path} to hold a JSON object with keys among "C1" to '
-            f'"C{NUM_CATEGORIES}".'
-        )
-    return tuple(
-        _vocabulary_column(name, fields[name]) if name in fields else None
-        for name in names
-    )
-
-
-def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
-    if not isinstance(strings, list) or not all(
-        isinstance(string, str) and string and not set(string) & set("\t\r\n")
-        for string in strings
-    ):
-        raise InputError(
-            f"Expected vocabulary {name} to be a list of strings, none of them empty "
-            "or with tabs or line ends."
-        )
-    if not strings or len(set(strings)) < len(strings):
-        raise InputError(f"Expected vocabulary {name} to hold strings, each once.")
-    return tuple(strings)

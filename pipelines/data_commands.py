@@ -189,7 +189,7 @@ def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> 
     Example:
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
-    from pipelines import criteo
+    from pipelines import criteo, preparing
 
     del kind  # there is one
     options = {name: value for name, value in options.items() if value is not None}
@@ -204,7 +204,7 @@ def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> 
     )
     began = time.perf_counter()
     with _bars(["check", "write"]) as update:
-        summary = criteo.prepare(
+        summary = preparing.prepare(
             source, out, prepared, num_threads=num_threads, on_progress=update
         )
     seconds = time.perf_counter() - began

@@ -107,6 +107,16 @@ def _footer_digest(file: IO[bytes], path: str) -> str:
     return digest
 
 
+def _parquet_file(file: IO[bytes], path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        # Arrow's own message may quote what it could not read.
+        raise InputError(
+            f"Expected {path} to be an intact Parquet file: {type(error).__name__}."
+        ) from None
+
+
 def _column(field: pa.Field) -> Column:
     kind, shape = field.type, []
     while pa.types.is_fixed_size_list(kind):
@@ -172,7 +182,7 @@ def list_blocks(pattern: str) -> Dataset:
     for path, name in list_paths(pattern):
         with _open(path) as file:
             footer = _footer_digest(file, path)
-            parquet = pq.ParquetFile(file)
+            parquet = _parquet_file(file, path)
             schema = schema or parquet.schema_arrow
             if parquet.schema_arrow != schema:
                 raise InputError(

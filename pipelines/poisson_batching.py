@@ -43,6 +43,7 @@ from accounting.validation import InputError, check_int
 from pipelines.batch_format import row_bytes
 from pipelines.keys import commitment, read_key_file, read_or_create_key_file
 from pipelines.manifest import (
+    CHECKSUMS_NAME,
     KEY_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,
@@ -50,6 +51,7 @@ from pipelines.manifest import (
     Manifest,
     pretty_json,
     read_json,
+    read_manifest,
     write_atomically,
     write_manifest,
 )
@@ -63,6 +65,7 @@ from pipelines.transforms import (
     WriteBatches,
     checksum_path,
     group_bytes,
+    storage_error,
 )
 
 #: Rows of a record unless the user says otherwise: some MB, one record per small step.
@@ -171,6 +174,8 @@ def _exclusive(path: pathlib.Path) -> Iterator[None]:
     with open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(file.fileno()).st_nlink:  # finished before it was locked
+                raise OSError
         except OSError:
             raise InputError(
                 f"Expected no other job to write {path.parent.parent}. Wait for it, or "
@@ -191,8 +196,18 @@ def check_out(out: pathlib.Path) -> None:
         raise InputError(
             f"Expected --out {out} to be empty; it holds finished batches."
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out.is_dir() and _is_fresh(out)):
         raise InputError(f"Expected --out {out} to be an empty or new folder.")
+
+
+def _is_fresh(out: pathlib.Path) -> bool:
+    """Whether a folder holds nothing, or what a job does before its state is there."""
+    if any(path.name != PRIVATE_NAME for path in out.iterdir()):
+        return False
+    private = out / PRIVATE_NAME
+    names = [path.name for path in private.iterdir()] if private.is_dir() else []
+    begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
+    return all(name == KEY_NAME or name.startswith(begun) for name in names)
 
 
 def open_job(
@@ -300,8 +315,12 @@ def _run_pipeline(
 
 
 def _one_line(error: Exception) -> Exception:
-    """The InputError that a worker raised, which Beam hands over as a traceback."""
-    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", str(error), re.M)
+    """The InputError that a worker raised, however Beam hands it over.
+
+    That is as itself, as another error or as a traceback, with the step at its end.
+    """
+    text = f"{type(error).__name__}: {error}"
+    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
     return InputError(found[-1]) if found else error
 
 
@@ -330,7 +349,22 @@ def write_batches(
     Raises:
       InputError: before any work, for anything that the user can mend.
     """
-    root = pathlib.Path(out)
+    try:
+        return _write_batches(
+            dataset, layout, pathlib.Path(out), _path(key_file), memory_limit, options
+        )
+    except OSError as error:
+        raise storage_error(error) from error
+
+
+def _write_batches(
+    dataset: Dataset,
+    layout: Layout,
+    root: pathlib.Path,
+    key_file: pathlib.Path | None,
+    memory_limit: int,
+    options: PipelineOptions | None,
+) -> Manifest:
     if dataset.num_examples != layout.plan.num_examples:
         raise InputError(
             f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
@@ -342,16 +376,14 @@ def write_batches(
         threads = local_threads(layout, dataset, memory_limit)
         folder = root / PRIVATE_NAME / SPILL_NAME
         spill = Spill(folder=str(folder), num_threads=threads)
-    key_path, batches_id = open_job(root, layout, dataset, _path(key_file))
+    key_path, batches_id = open_job(root, layout, dataset, key_file)
     with _exclusive(root / PRIVATE_NAME / JOB_NAME):
-        if spill:
-            pathlib.Path(spill.folder).mkdir(mode=0o700, exist_ok=True)
-        done = _finished(root, layout)
-        pending = [g for g in range(layout.num_groups) if g not in done]
-        if pending:
+        if pending := pending_groups(root, layout):
+            if spill:
+                pathlib.Path(spill.folder).mkdir(mode=0o700, exist_ok=True)
             secrets = _secrets(layout, dataset, root, key_path)
             _run_pipeline(layout, dataset, root, secrets, pending, spill, options)
-        return _finish(root, layout, dataset, batches_id)
+        return finish_job(root, layout, dataset, batches_id)
 
 
 def _secrets(
@@ -372,10 +404,35 @@ def _path(path: str | os.PathLike[str] | None) -> pathlib.Path | None:
     return None if path is None else pathlib.Path(path).absolute()
 
 
-def _finish(
+def pending_groups(out: pathlib.Path, layout: Layout) -> list[int]:
+    """Returns the groups that an open job has still to write."""
+    if (out / MANIFEST_NAME).exists():
+        return []  # killed while it cleaned up
+    done = _finished(out, layout)
+    return [group for group in range(layout.num_groups) if group not in done]
+
+
+def finish_job(
     out: pathlib.Path, layout: Layout, dataset: Dataset, batches_id: str
 ) -> Manifest:
-    """Writes checksums and manifest, once every file is there."""
+    """Writes checksums and manifest of an open job, and removes what else it left.
+
+    Args:
+      out: The folder that ``open_job`` was given; so are ``layout`` and ``dataset``.
+      batches_id: From ``open_job``.
+
+    Raises:
+      InputError: not every file is there.
+    """
+    if not (out / MANIFEST_NAME).exists():
+        _write_manifest(out, layout, dataset, batches_id)
+    _clean(out)
+    return read_manifest(out)
+
+
+def _write_manifest(
+    out: pathlib.Path, layout: Layout, dataset: Dataset, batches_id: str
+) -> None:
     done = _finished(out, layout)
     if len(done) < layout.num_groups:
         # Some releases of Beam report success while files are missing.
@@ -394,10 +451,19 @@ def _finish(
     )
     checksums = {file.name: done[group] for group, file in enumerate(files)}
     write_manifest(out, manifest, checksums)
-    (out / PRIVATE_NAME / JOB_NAME).unlink()
-    shutil.rmtree(out / PRIVATE_NAME / "files")
-    shutil.rmtree(out / PRIVATE_NAME / SPILL_NAME, ignore_errors=True)
-    (out / PRIVATE_NAME / BOUNDARIES_NAME).unlink(missing_ok=True)
-    for leftover in out.glob(".batches-*"):  # of workers that were killed
-        leftover.unlink()
-    return manifest
+
+
+def _clean(out: pathlib.Path) -> None:
+    """Leaves of a job with a manifest what is to stay; does nothing the second time."""
+    private = out / PRIVATE_NAME
+    shutil.rmtree(private / "files", ignore_errors=True)
+    shutil.rmtree(private / SPILL_NAME, ignore_errors=True)
+    (private / BOUNDARIES_NAME).unlink(missing_ok=True)
+    # Temporary files of processes that were killed.
+    names = (KEY_NAME, JOB_NAME, CHECKSUMS_NAME, BOUNDARIES_NAME)
+    for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
+        for prefix in prefixes:
+            for leftover in folder.glob(f".{prefix}*"):
+                leftover.unlink()
+    # Last: while it is there, the same command goes on from here.
+    (private / JOB_NAME).unlink(missing_ok=True)

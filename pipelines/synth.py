@@ -31,7 +31,8 @@ import pyarrow.csv
 
 from accounting.validation import check_int
 from pipelines import keys
-from pipelines.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS, staged_folder
+from pipelines.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
+from pipelines.preparing import staged_folder
 
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]

@@ -15,6 +15,7 @@ Formal guarantees:
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.
   - No key is part of the pipeline: workers read it from a file.
+  - What fails in a worker is an InputError of one line, which names no row.
 
 Public: the layout.  Sensitive: every element.
 """
@@ -22,10 +23,13 @@ Public: the layout.  Sensitive: every element.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import io
 import json
+import pathlib
+import traceback
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -261,6 +265,44 @@ def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
         )
 
 
+_AGAIN = "run the same command again: it goes on where it stopped."
+
+
+def storage_error(error: OSError) -> InputError:
+    """Returns what a full disk or a lost file means to the user."""
+    reason = error.strerror or type(error).__name__
+    where = f" ({error.filename})" if isinstance(error.filename, str) else ""
+    return InputError(
+        f"Expected files to be written and read: {reason}{where}. Make room or restore "
+        f"access, then {_AGAIN}"
+    )
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turns every error into an InputError of one line.
+
+    The message of an unforeseen error may quote rows, and would reach the logs of every
+    engine: only its type and place are told.
+
+    Raises:
+      InputError: what went wrong, and how to go on.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except OSError as error:
+        raise storage_error(error) from None
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{pathlib.PurePath(frame.filename).name}:{frame.lineno}"
+        raise InputError(
+            f"Expected no {type(error).__name__} in {frame.name} ({place}). If it is "
+            f"not a fault of this machine, report it; then {_AGAIN}"
+        ) from None
+
+
 class _BundleFn(beam.DoFn):
     """Runs the jobs of a bundle on the cores of this machine.
 
@@ -280,6 +322,11 @@ class _BundleFn(beam.DoFn):
         finally:
             self._pool.shutdown(cancel_futures=True)
 
+    def teardown(self) -> None:
+        # A bundle that was given up does not end: nothing may go on writing.
+        if hasattr(self, "_pool"):
+            self._pool.shutdown(cancel_futures=True)
+
 
 class _Mapper:
     """What both map steps know."""
@@ -291,14 +338,15 @@ class _Mapper:
         self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
 
     def setup(self) -> None:
-        self._key = read_key_file(self._secrets.key_file)
         path = self._secrets.boundaries_file
-        self._boundaries = None if path is None else read_array(path)
+        with plain_errors():
+            self._key = read_key_file(self._secrets.key_file)
+            self._boundaries = None if path is None else read_array(path)
 
-    def _pieces(self, block: Block) -> Iterator[tuple[int, bytes]]:
-        return sample_and_pack(
-            self._layout, self._key, block, self._groups, self._boundaries
-        )
+    def _pieces(
+        self, block: Block, groups: Iterable[int]
+    ) -> Iterator[tuple[int, bytes]]:
+        return sample_and_pack(self._layout, self._key, block, groups, self._boundaries)
 
 
 @beam.typehints.with_input_types(Block)
@@ -307,8 +355,9 @@ class _SampleBlockFn(_Mapper, beam.DoFn):
     """Block -> (group, (ordinal of the block, packed rows)) for every group."""
 
     def process(self, block: Block) -> Iterator[Element]:
-        for group, data in self._pieces(block):
-            yield group, (block.ordinal, data)
+        with plain_errors():
+            for group, data in self._pieces(block, self._groups):
+                yield group, (block.ordinal, data)
         self._blocks_read.inc()
         progress.advance("blocks")
 
@@ -327,8 +376,11 @@ class _SpillBlockFn(_Mapper, _BundleFn):
 
     def _spill_block(self, block: Block) -> None:
         path = spill_path(self._folder, block.ordinal)
-        if not path.exists():
-            write_spill(path, dict(self._pieces(block)), self._layout.num_groups)
+        with plain_errors():
+            if not path.exists():
+                # All groups: a resumed job may want others than this run does.
+                count = self._layout.num_groups
+                write_spill(path, dict(self._pieces(block, range(count))), count)
         progress.advance("blocks")
 
     def process(self, block: Block) -> Iterator[Element]:
@@ -361,7 +413,8 @@ class _WriteGroupFn(_BundleFn):
             data if folder is None else read_slice(spill_path(folder, ordinal), group)
             for ordinal, data in elements
         )
-        write_group(self._layout, self._directory, group, pieces)
+        with plain_errors():
+            write_group(self._layout, self._directory, group, pieces)
         progress.advance("steps", len(self._layout.steps(group)))
 
     def process(

@@ -29,7 +29,7 @@ import pyarrow.csv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from pipelines import criteo, synth
+from pipelines import criteo, preparing, synth
 
 TARGET_ROWS_PER_SECOND = 150_000
 
@@ -77,7 +77,7 @@ def measure(
             raw, synth.SynthOptions(num_rows=rows, seed=number)
         ),
         "read": lambda: read_text(sorted(raw.iterdir())),
-        "prepare": lambda: criteo.prepare(
+        "prepare": lambda: preparing.prepare(
             str(raw), data, criteo.PrepareOptions(), num_threads=threads
         ),
         "write": lambda: write_bytes(data, folder / f"copy-{number}"),

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines import criteo
-from pipelines.criteo import PrepareOptions, prepare, split_counts
+from pipelines import criteo, preparing
+from pipelines.criteo import PrepareOptions
 from pipelines.manifest import DATASET_METADATA_KEY
+from pipelines.preparing import prepare, split_counts
 
 CANARY = "5ec4e7ca"
 OPTIONS = PrepareOptions()
@@ -415,7 +416,7 @@ def test_files_blocks_threads_and_packing_do_not_matter(
         gzip.compress(last.read_bytes().replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
     )
     last.unlink()
-    monkeypatch.setattr(criteo, "_BLOCK_BYTES", 777)
+    monkeypatch.setattr(preparing, "_BLOCK_BYTES", 777)
     for threads, pattern in ((1, "days"), (3, "days/day_*")):
         out = tmp_path / f"parts-{threads}"
         prepare(str(tmp_path / pattern), out, OPTIONS, num_threads=threads)
@@ -464,7 +465,7 @@ REASONS = [
 def test_malformed_lines_are_reported_by_file_and_line_without_their_content(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo, "_BLOCK_BYTES", 700)  # a report over several blocks
+    monkeypatch.setattr(preparing, "_BLOCK_BYTES", 700)  # a report over several blocks
     first = text(make_lines(3), "days/a")
     second = text(spoil(make_lines(20)), "days/b")
     with pytest.raises(InputError) as caught:
@@ -542,7 +543,7 @@ def test_input_that_cannot_be_read_is_refused(
 def test_a_file_without_line_ends_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(criteo, "_MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(preparing, "_MAX_LINE_BYTES", 1000)
     (tmp_path / "image").write_bytes(b"\xff" * 300_000)
     message = refused(str(tmp_path / "image"), tmp_path / "out")
     assert "Is it text?" in message
@@ -580,16 +581,16 @@ def test_output_in_use_is_refused_and_an_empty_folder_taken(
 def test_no_partial_output_after_a_failure(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = criteo._SplitWriter.write
+    write = preparing._SplitWriter.write
     calls = []
 
-    def fail_at_third(self: criteo._SplitWriter, rows: criteo.Rows) -> None:
+    def fail_at_third(self: preparing._SplitWriter, rows: criteo.Rows) -> None:
         calls.append(1)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
         write(self, rows)
 
-    monkeypatch.setattr(criteo._SplitWriter, "write", fail_at_third)
+    monkeypatch.setattr(preparing._SplitWriter, "write", fail_at_third)
     path = text(make_lines(60))
     message = refused(path, tmp_path / "out", PrepareOptions(row_group_rows=10))
     assert "No space left on device" in message
@@ -625,14 +626,14 @@ def test_rows_that_differ_from_the_count_are_refused(
     change: int,
 ) -> None:
     # As when a file changes without its size and time.
-    check = criteo._check_lines
+    check = preparing._check_lines
 
-    def miscount(reader: criteo._Reader) -> criteo._Count:
+    def miscount(reader: preparing._Reader) -> preparing._Count:
         count = check(reader)
         count.num_good += change
         return count
 
-    monkeypatch.setattr(criteo, "_check_lines", miscount)
+    monkeypatch.setattr(preparing, "_check_lines", miscount)
     message = refused(text(make_lines(60)), tmp_path / "out")
     assert "not to change while it is read" in message
 

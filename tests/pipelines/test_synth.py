@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from pipelines import criteo, synth
+from pipelines import criteo, preparing, synth
 from pipelines.synth import SynthOptions, write_synth
 
 
@@ -146,7 +146,7 @@ def test_a_cheap_model_learns_the_signal(
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
 
-    criteo.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
+    preparing.prepare(str(raw), tmp_path / "data", criteo.PrepareOptions())
     features, label = load(tmp_path / "data" / "train")
     model = LogisticRegression(C=0.01, solver="liblinear").fit(features, label)
     features, label = load(tmp_path / "data" / "test")
