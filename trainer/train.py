@@ -109,7 +109,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     reporter.say(_describe(checked, model))
     session = _Session(checked, model, _open_run(checked), reporter)
     with session.recorded(), _stop_signals() as stop:
-        session.run_steps(stop)
+        with _withheld_values():
+            session.run_steps(stop)
         return session.finish()
 
 
@@ -181,6 +182,19 @@ def _stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _withheld_values() -> Iterator[None]:
+    """Raises errors of TensorFlow without their text, which may quote an example."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise InputError(
+            f"Expected the model to take every example; it raised "
+            f"{type(error).__name__}. The message may hold values of examples and is "
+            "withheld. Look for ids outside the range of an embedding."
+        ) from None
 
 
 class _Session:
