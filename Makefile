@@ -29,7 +29,7 @@ lint: $(INSTALLED)
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.10 or 3.11 on the PATH; \
-	found $$(python3 --version 2>&1 || echo none). Install one, or name it: \
+	found $$( (command -v python3 >/dev/null && python3 --version) || echo none). Install one, or name it: \
 	make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c '$(SUPPORTED)' || { echo "error: Expected Python 3.10 or 3.11; \
 	PYTHON=$(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; exit 1; }
