@@ -1,0 +1,144 @@
+"""Truncated Poisson subsampling: both routes, and the tail behind them."""
+
+import mpmath
+import pytest
+from accounting import bounds, truncated_poisson
+from accounting.plan import DpSgdPlan
+
+DELTA = 2.7e-8
+
+
+def plan(size, cap, num_examples, steps):
+    return DpSgdPlan(
+        sampler="truncated-poisson",
+        num_examples=num_examples,
+        expected_batch_size=size,
+        num_steps=steps,
+        truncated_batch_size=cap,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cap", "published"),
+    [
+        (1024, 6.87451),
+        (1056, 4.06910),
+        (1088, 2.45377),
+        (1120, 2.11659),
+        (1152, 2.0931),
+    ],
+)
+def test_published_epsilon_of_the_mixture(cap, published):
+    answer = bounds.epsilon(
+        plan(1024, cap, 50_000, 10_000), noise_multiplier=4.0, delta=1e-5
+    )
+    assert answer.upper == pytest.approx(published, rel=5e-5)
+    assert answer.method == truncated_poisson.MIXTURE
+
+
+@pytest.mark.parametrize(
+    ("deviations", "tail", "published"),
+    [
+        (0, 4.990e-01, 32.865),
+        (1, 1.580e-01, 25.938),
+        (2, 2.265e-02, 19.347),
+        (3, 1.352e-03, 14.821),
+        (4, 3.224e-05, 11.179),
+        (5, 3.005e-07, 5.349),
+        (6, 1.084e-09, 4.995),
+        (7, 1.504e-12, 4.994),
+        (8, 8.023e-16, 4.994),
+    ],
+)
+def test_published_cost_of_a_small_truncated_batch_size(deviations, tail, published):
+    example = plan(65_536, 65_536 + 256 * deviations, 36_800_000, 562)
+    assert truncated_poisson.truncation_probability(example) == pytest.approx(
+        tail, rel=1e-3
+    )
+    answer = bounds.epsilon(example, noise_multiplier=0.5472, delta=DELTA)
+    assert answer.upper == pytest.approx(published, abs=1.5e-3)
+    additive = truncated_poisson.additive_epsilon(example, 0.5472, DELTA)
+    assert (additive == float("inf")) == (deviations < 8)
+
+
+#: Expected batch size -> smallest truncated batch size at one and at five epochs.
+SMALLEST = {
+    1024: (35938, 1328, 1334),
+    2048: (17969, 2469, 2477),
+    4096: (8984, 4681, 4693),
+    8192: (4492, 9007, 9023),
+    16384: (2246, 17520, 17544),
+    32768: (1123, 34355, 34388),
+    65536: (562, 67754, 67801),
+    131072: (281, 134172, 134239),
+    262144: (140, 266474, 266569),
+}
+
+
+@pytest.mark.parametrize("size", SMALLEST)
+def test_published_smallest_truncated_batch_size(size):
+    steps, *published = SMALLEST[size]
+    for epochs, expected in zip((1, 5), published, strict=True):
+        arguments = {
+            "num_examples": 36_800_000,
+            "expected_batch_size": size,
+            "num_steps": steps * epochs,
+            "epsilon": 5.0,
+            "delta": DELTA,
+        }
+        assert bounds.smallest_truncated_batch_size(**arguments) == expected
+
+
+def test_smallest_truncated_batch_size_never_exceeds_the_data():
+    arguments = {"num_examples": 20, "expected_batch_size": 19, "num_steps": 10}
+    size = bounds.smallest_truncated_batch_size(**arguments, epsilon=1.0, delta=1e-9)
+    assert size == 20
+
+
+@pytest.mark.parametrize(
+    ("trials", "rate", "threshold"),
+    [(1000, 0.01, 40), (50_000, 0.02, 1200), (36_800_000, 65536 / 36.8e6, 68_600)],
+)
+def test_binomial_tail_far_out(trials, rate, threshold):
+    """Against fifty digits, down to 1e-30 and beyond; and never below."""
+    mpmath.mp.dps = 50
+    exact = mpmath.betainc(
+        threshold + 1, trials - threshold, 0, mpmath.mpf(rate), regularized=True
+    )
+    tail = truncated_poisson.tail_probability(trials, rate, threshold)
+    assert float(exact) <= tail <= float(exact) * (1 + 1e-8)
+
+
+def test_binomial_tail_by_hand():
+    assert truncated_poisson.tail_probability(3, 0.5, 1) == pytest.approx(0.5)
+    assert truncated_poisson.tail_probability(3, 0.5, 3) == 0.0
+    assert truncated_poisson.tail_probability(3, 0.5, -1) == 1.0
+
+
+def test_approaches_poisson_as_the_cap_grows():
+    poisson = bounds.epsilon(
+        DpSgdPlan(
+            sampler="poisson",
+            num_examples=10_000,
+            expected_batch_size=100,
+            num_steps=200,
+        ),
+        noise_multiplier=1.0,
+        delta=1e-5,
+    ).upper
+    epsilons = [
+        bounds.epsilon(
+            plan(100, cap, 10_000, 200), noise_multiplier=1.0, delta=1e-5
+        ).upper
+        for cap in (100, 120, 140, 160, 200, 400, 10_000)
+    ]
+    assert all(a >= b - 1e-9 for a, b in zip(epsilons, epsilons[1:], strict=False))
+    assert epsilons[-1] == pytest.approx(poisson, rel=1e-9)
+    assert epsilons[0] > 2 * poisson
+
+
+def test_bounds_enclose_the_truth_from_both_sides():
+    answer = bounds.epsilon(
+        plan(100, 200, 10_000, 200), noise_multiplier=1.0, delta=1e-5, both=True
+    )
+    assert answer.lower <= answer.upper <= answer.lower * 1.002
