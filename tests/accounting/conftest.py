@@ -1,8 +1,9 @@
 """The published setting that many tests share, and how hypothesis runs."""
 
 import pytest
-from accounting.plan import DpSgdPlan
 from hypothesis import settings
+
+from accounting.plan import DpSgdPlan
 
 # The machines that run this are shared: a slow example is not a failure.
 settings.register_profile("accounting", deadline=None, derandomize=True)

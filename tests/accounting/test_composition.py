@@ -3,10 +3,11 @@
 import mpmath
 import numpy as np
 import pytest
-from accounting import composition
-from accounting.loss_distributions import LossDistribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from accounting import composition
+from accounting.loss_distributions import LossDistribution
 
 
 def randomized_response(spacing, cells):

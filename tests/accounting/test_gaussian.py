@@ -4,9 +4,10 @@ import math
 
 import mpmath
 import pytest
-from accounting import gaussian
 from hypothesis import given
 from hypothesis import strategies as st
+
+from accounting import gaussian
 
 
 def exact(noise, epsilon):

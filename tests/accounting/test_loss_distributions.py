@@ -3,9 +3,10 @@
 import mpmath
 import numpy as np
 import pytest
-from accounting import loss_distributions, pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from accounting import loss_distributions, pairs
 
 
 def hockey_stick(step, epsilon):

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from accounting import pairs
 from hypothesis import given
 from hypothesis import strategies as st
+
+from accounting import pairs
 
 KINDS = (pairs.remove_pair, pairs.add_pair, pairs.replace_pair)
 RATES = st.floats(1e-9, 0.999)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from accounting import bounds
 from accounting.plan import DpSgdPlan
 
