@@ -46,7 +46,7 @@ class MovingAverage:
         self._sources = list(variables)
         self._decay = decay
         self.variables = [tf.Variable(v, trainable=False) for v in self._sources]
-        self._blend = tf.function(self._move)
+        self._blend = tf.function(self._move, autograph=False)
 
     def update(self, num_updates: int) -> None:
         """Takes in the weights after ``num_updates`` steps."""

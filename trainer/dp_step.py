@@ -38,6 +38,7 @@ class Step:
       gradient_sum: From ``clipping``; its outputs match ``variables``.
       optimizer: Any Keras optimizer.
       expected_batch_size: The plan's constant divisor.
+      autograph: Whether ``gradient_sum`` needs AutoGraph; compiling takes longer then.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Step:
         optimizer: Any,
         *,
         expected_batch_size: int,
+        autograph: bool = False,
     ) -> None:
         check_int("expected_batch_size", expected_batch_size, at_least=1)
         self._variables = list(variables)
@@ -58,8 +60,8 @@ class Step:
             for variable in self._variables
         ]
         optimizer.build(self._variables)
-        self._add = tf.function(self._accumulate)
-        self._finish = tf.function(self._apply)
+        self._add = tf.function(self._accumulate, autograph=autograph)
+        self._finish = tf.function(self._apply, autograph=False)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -76,6 +76,14 @@ class TrainableModel:
         return {name: columns[name] for name in self.network.input_names}
 
     @property
+    def needs_autograph(self) -> bool:
+        """Whether a layer is not one of Keras's: it may branch on tensors in Python."""
+        layers = self.network._flatten_layers(include_self=False)
+        modules = {type(layer).__module__.split(".")[0] for layer in layers}
+        functional = type(self.network).__module__.split(".")[0] == "tf_keras"
+        return not (functional and modules <= {"tf_keras"})
+
+    @property
     def variables(self) -> list[Any]:
         """The trainable variables, in the order that noise and gradients have."""
         return list(self.network.trainable_variables)

@@ -218,6 +218,7 @@ class _Session:
             self._gradient_sum(),
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
+            autograph=model.needs_autograph,
         )
         decay = self._settings.ema_decay
         self._average = (
@@ -419,5 +420,9 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
         for name, spec in element_spec(checked.manifest)["columns"].items()
     }
-    logits = tf.function(lambda rows: model.logits(rows), input_signature=[columns])
+    logits = tf.function(
+        lambda rows: model.logits(rows),
+        input_signature=[columns],
+        autograph=model.needs_autograph,
+    )
     return lambda rows: np.asarray(logits(dict(rows)))

@@ -67,6 +67,40 @@ def test_features_have_rows_of_their_own_in_the_table(manifest: Any) -> None:
     )  # fmt: skip
 
 
+class _Branching(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        if tf.reduce_sum(self.offset) > 0:
+            return values + self.offset
+        return values
+
+    def build(self, _: Any) -> None:
+        self.offset = self.add_weight("offset", (4,), initializer="ones")
+
+
+def test_layers_that_are_not_of_keras_get_autograph(manifest: Any) -> None:
+    from trainer.clipping import clipped_sum
+    from trainer.dp_step import Step
+
+    assert not _click_model(manifest).needs_autograph
+    own = TrainableModel(network=_with(_Branching), description={})
+    assert own.needs_autograph
+    check_model(own, manifest)
+    step = Step(
+        own.variables,
+        clipped_sum(own, l2_norm_clip=1.0),
+        keras.optimizers.SGD(1.0),
+        expected_batch_size=1,
+        autograph=own.needs_autograph,
+    )
+    step.begin([np.zeros(shape, "f4") for shape in step.shapes])
+    columns = {
+        "label": tf.ones((2,), tf.int8),
+        "integers": tf.ones((2, 13)),
+    }
+    step.add(columns, tf.constant([1.0, 0.0]))
+    step.finish()
+
+
 def test_sizes_are_described(manifest: Any) -> None:
     model = _click_model(manifest)
     assert model.description["num_parameters"] == sum(
