@@ -75,10 +75,12 @@ DEFAULT_PHYSICAL_BATCH_SIZE = 8192
 _GROUP_BYTES = 32 << 20
 _LEAST_GROUPS = 16
 _MOST_GROUPS = 4096
-#: Memory of the local runner: without any data, and per byte of the block or group that
-#: a thread works on (read, packed, encoded, written).  Measured, and rounded up.
+#: Memory of the local runner: without any data, per byte of the block or group that a
+#: thread works on (read, gathered, encoded, hashed), and per participation of a block.
+#: Measured, and rounded up.
 _BASE_BYTES = 512 << 20
 _COPIES = 6
+_PARTICIPATION_BYTES = 96
 
 JOB_NAME = "job.json"
 SPILL_NAME = "spill"
@@ -155,30 +157,30 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
       InputError: not even one.
     """
     largest_block = max(block.num_rows for block in dataset.blocks)
-    # A block is held as read and as packed, once for each step that a row chose.
-    epochs = layout.plan.num_steps * layout.plan.sampling_probability
-    block = int(largest_block * row_bytes(layout.columns) * (1 + epochs))
-    each = _COPIES * max(block, group_bytes(layout))
+    participations = layout.plan.num_steps * layout.plan.sampling_probability
+    row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
+    each = max(math.ceil(largest_block * row), _COPIES * group_bytes(layout))
     if memory_limit < _BASE_BYTES + each:
         raise InputError(
             f"Expected memory_limit={memory_limit} >= {_BASE_BYTES + each} bytes, "
             "which one block or one range of steps needs. Raise --memory-limit, lower "
             "--batch-size, or prepare the input with smaller --row-group-rows."
         )
-    return min(os.cpu_count() or 1, (memory_limit - _BASE_BYTES) // each)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, (memory_limit - _BASE_BYTES) // each)
 
 
 @contextlib.contextmanager
-def _exclusive(path: pathlib.Path) -> Iterator[None]:
-    """Holds the job file locked; the lock goes with the process, however it ends."""
-    with open(path, "rb") as file:
+def lock_job(out: pathlib.Path) -> Iterator[None]:
+    """Holds an open job locked; the lock goes with the process, however it ends."""
+    with open(out / PRIVATE_NAME / JOB_NAME, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(file.fileno()).st_nlink:  # finished before it was locked
                 raise OSError
         except OSError:
             raise InputError(
-                f"Expected no other job to write {path.parent.parent}. Wait for it, or "
+                f"Expected no other job to write {out}. Wait for it, or "
                 "choose another --out."
             ) from None
         yield
@@ -216,8 +218,14 @@ def open_job(
     """Makes or re-opens the folder of a job; returns (key file, batches_id).
 
     Raises:
-      InputError: the folder holds something else, or the key file is refused.
+      InputError: the input has other rows than the plan, the folder holds something
+        else, or the key file is refused.
     """
+    if dataset.num_examples != layout.plan.num_examples:
+        raise InputError(
+            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
+            f"input, {dataset.num_examples}."
+        )
     check_out(out)
     private = out / PRIVATE_NAME
     path = private / JOB_NAME
@@ -268,21 +276,20 @@ def _finished(out: pathlib.Path, layout: Layout) -> dict[int, FileChecksum]:
     return done
 
 
-def _is_local(options: PipelineOptions) -> bool:
+def is_local(options: PipelineOptions) -> bool:
     """Whether no engine is named; refuses what the local runner does not survive.
 
     Raises:
       InputError: several workers of the local runner.
     """
     values = options.get_all_options()
-    local = values.get("runner") in (None, "FnApiRunner")
-    if local and values.get("direct_num_workers", 1) != 1:
+    if values.get("direct_num_workers", 1) != 1:
         # Beam 2.77 loses elements of more than a megabyte between such workers.
         raise InputError(
             f"Expected direct_num_workers={values['direct_num_workers']} to be 1: "
             "Beam's local runner loses data between workers. One worker uses all cores."
         )
-    return local
+    return values.get("runner") in (None, "FnApiRunner")
 
 
 def _run_pipeline(
@@ -365,19 +372,14 @@ def _write_batches(
     memory_limit: int,
     options: PipelineOptions | None,
 ) -> Manifest:
-    if dataset.num_examples != layout.plan.num_examples:
-        raise InputError(
-            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
-            f"input, {dataset.num_examples}."
-        )
     options = options or PipelineOptions()
     spill = None
-    if _is_local(options):
+    if is_local(options):
         threads = local_threads(layout, dataset, memory_limit)
         folder = root / PRIVATE_NAME / SPILL_NAME
         spill = Spill(folder=str(folder), num_threads=threads)
     key_path, batches_id = open_job(root, layout, dataset, key_file)
-    with _exclusive(root / PRIVATE_NAME / JOB_NAME):
+    with lock_job(root):
         if pending := pending_groups(root, layout):
             if spill:
                 pathlib.Path(spill.folder).mkdir(mode=0o700, exist_ok=True)
