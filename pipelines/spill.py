@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,20 +32,27 @@ def spill_path(folder: str, ordinal: int) -> pathlib.Path:
 
 
 def write_spill(
-    path: pathlib.Path, groups: Mapping[int, bytes], num_groups: int
+    path: pathlib.Path, pieces: Iterable[tuple[int, bytes]], num_groups: int
 ) -> None:
-    """Writes the bytes of ``groups``, of ``range(num_groups)``, under one name."""
+    """Writes the bytes of some of ``range(num_groups)``, one group in memory at a time.
+
+    Args:
+      path: Final name of the file.
+      pieces: (group, bytes), by ascending group.
+      num_groups: Groups that the index has room for.
+    """
     sizes = np.zeros(num_groups + 1, _OFFSET)
     sizes[0] = sizes.nbytes
-    for group, data in groups.items():
-        sizes[group + 1] = len(data)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            file.write(bytes(sizes.nbytes))
+            for group, data in pieces:
+                sizes[group + 1] = len(data)
+                file.write(data)
+            file.seek(0)
             file.write(np.cumsum(sizes).tobytes())
-            for group in sorted(groups):
-                file.write(groups[group])
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -380,7 +380,7 @@ class _SpillBlockFn(_Mapper, _BundleFn):
             if not path.exists():
                 # All groups: a resumed job may want others than this run does.
                 count = self._layout.num_groups
-                write_spill(path, dict(self._pieces(block, range(count))), count)
+                write_spill(path, self._pieces(block, range(count)), count)
         progress.advance("blocks")
 
     def process(self, block: Block) -> Iterator[Element]:
