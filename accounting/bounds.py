@@ -11,7 +11,7 @@ Example:
   ...     sampler="poisson", num_examples=60_000, expected_batch_size=600,
   ...     num_steps=1000, num_epochs=10)
   >>> round(epsilon(plan, noise_multiplier=1.1, delta=1e-5).guarantee, 2)
-  1.66
+  1.52
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-BLOCK = re.compile(r"^(<!-- not run: .+ -->\n)?```(sh|python)\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"^(<!-- not run: [^\n]+ -->\n)?```(sh|python)\n(.*?)^```$", re.M | re.S
+)
 SMALLER = {
     "--batch-size 65536": "--batch-size 128",
     "--buckets 100000": "--buckets 500",
