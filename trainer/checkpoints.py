@@ -18,7 +18,7 @@ import hmac
 import io
 import json
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -68,8 +68,12 @@ class Checkpoints:
         text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
         np.savez(buffer, header=text, **arrays)
-        data = buffer.getvalue()
-        write_atomically(self.path, self._mac(data) + data, mode=0o600)
+        with buffer.getbuffer() as view:
+            mac = self._mac(view)
+        buffer.write(mac)
+        # A view and not a copy: the state may be most of the memory.
+        with buffer.getbuffer() as view:
+            write_atomically(self.path, cast(bytes, view), mode=0o600)
 
     def load(self) -> State | None:
         """Returns the checkpoint; None if there is none.
@@ -81,14 +85,14 @@ class Checkpoints:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        mac, data = data[:KEY_BYTES], data[KEY_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(data)):
+        view = memoryview(data)[:-KEY_BYTES]
+        if not hmac.compare_digest(data[-KEY_BYTES:], self._mac(view)):
             raise InputError(
                 f"Expected {self.path} to be a checkpoint of this run; it is damaged, "
                 "or of another plan, manifest, key, model or setting. Give the same "
                 "command as before, or start again in an empty --out folder."
             )
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(view), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             values = [arrays[f"array_{i}"] for i in range(len(arrays.files) - 1)]
         return State(
@@ -101,5 +105,5 @@ class Checkpoints:
         """Removes the checkpoint of a finished run."""
         self.path.unlink(missing_ok=True)
 
-    def _mac(self, data: bytes) -> bytes:
+    def _mac(self, data: memoryview) -> bytes:
         return derive(self.run_key, "checkpoint", hashlib.sha256(data).hexdigest())

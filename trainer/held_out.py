@@ -112,6 +112,12 @@ class HeldOut:
             labels.append(columns[LABEL])
             logits.append(predict(columns))
         label, logit = np.concatenate(labels), np.concatenate(logits)
+        if not np.isfinite(logit).all():
+            raise InputError(
+                "Expected finite predictions for the held-out examples; the weights "
+                "have diverged, or the model cannot take a value of theirs. Try a "
+                "smaller --learning-rate."
+            )
         return Metrics(
             auc=auc(label, logit),
             log_loss=log_loss(label, logit),

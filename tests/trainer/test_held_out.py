@@ -58,6 +58,16 @@ def test_metrics_are_those_of_the_predictions(
     assert metrics.log_loss == pytest.approx(np.log1p(np.exp(-1)))
 
 
+def test_predictions_that_are_not_finite_are_an_error(
+    small_batches: Any, held_out: Any
+) -> None:
+    source = HeldOut(held_out, small_batches.manifest)
+    for value in (np.nan, np.inf):
+        predict = lambda rows, v=value: np.where(rows["label"], 0.0, v)  # noqa: E731
+        with pytest.raises(InputError, match="--learning-rate"):
+            source.evaluate(predict)
+
+
 def _rewrite(folder: pathlib.Path, change: Any) -> None:
     path = folder / "part-00000.parquet"
     pq.write_table(change(pq.read_table(path)), path)
