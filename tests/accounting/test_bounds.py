@@ -122,7 +122,7 @@ def check_interval(answer):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(questions())
 def test_every_question_in_range_has_a_sensible_answer(question):
     plan, noise, epsilon, delta = question
@@ -133,7 +133,7 @@ def test_every_question_in_range_has_a_sensible_answer(question):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(questions(("deterministic", "persistent-shuffle", "poisson")))
 def test_calibrated_noise_never_overshoots(question):
     plan, _, epsilon, delta = question

@@ -1,0 +1,45 @@
+"""The search ends on the private side, whatever the function does."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting import calibration
+
+
+@given(root=st.floats(1e-4, 1e8), guess=st.floats(1e-4, 1e8), power=st.floats(0.1, 20))
+def test_ends_just_above_the_root(root, guess, power):
+    def excess(noise):
+        return 700.0 if noise == 0 else power * math.log(root / noise)
+
+    found = calibration.smallest_noise(excess, guess)
+    assert root <= found <= root * (1 + 2.1e-4)
+    low = calibration.largest_insufficient_noise(excess, guess)
+    assert root * (1 - 1.1e-4) <= low < root
+
+
+@given(st.floats(0.1, 10.0))
+def test_a_flat_and_noisy_function_is_no_excuse(root):
+    """Saturated at both ends, with ripples: what is returned was evaluated to pass."""
+
+    def excess(noise):
+        value = 5 * math.log(root / noise) if noise else 40.0
+        return min(max(value + 1e-4 * math.sin(1e5 * noise), -40.0), 40.0)
+
+    found = calibration.smallest_noise(excess, 1.0)
+    assert excess(found) <= 0
+    assert found == pytest.approx(root, rel=1e-3)
+
+
+def test_degenerate_ends():
+    assert calibration.smallest_noise(lambda _: -1.0, 1.0) == 0.0
+    assert calibration.smallest_noise(lambda _: 1.0, 1.0) == math.inf
+    assert calibration.largest_insufficient_noise(lambda _: -1.0, 1.0) == 0.0
+
+
+def test_lower_epsilon_refutes():
+    found = calibration.lower_epsilon(lambda e: math.exp(-e), 20.0, 1e-5)
+    assert math.exp(-found) > 1e-5
+    assert found == pytest.approx(math.log(1e5), rel=2e-5)

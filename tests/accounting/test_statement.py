@@ -1,0 +1,90 @@
+"""The statement says what is claimed, by which theorem, and what is not covered."""
+
+import json
+
+import pytest
+
+from accounting import bounds, intervals, statement
+from accounting.plan import SAMPLERS, DpSgdPlan
+
+
+def make(small_plan, sampler="truncated-poisson", **changes):
+    cap = 220 if sampler == "truncated-poisson" else None
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    arguments = {"noise_multiplier": 1.0, "delta": 1e-5, "l2_norm_clip": 1.0}
+    return statement.privacy_statement(plan, **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_epsilon_never_travels_alone(small_plan, sampler):
+    said = make(small_plan, sampler)
+    fields = json.loads(json.dumps(said.to_json(), allow_nan=False))
+    for name in [
+        "claim",
+        "epsilon",
+        "delta",
+        "bound",
+        "theorem",
+        "neighboring_relation",
+        "mechanism",
+        "sampling",
+        "plan",
+        "sampling_probability",
+        "noise_multiplier",
+        "l2_norm_clip",
+        "accountant",
+        "discretization",
+        "pessimism",
+        "not_covered",
+    ]:
+        assert fields[name], name
+    assert fields["neighboring_relation"] == "REPLACE_SPECIAL"
+    assert fields["sampling_probability"] == "1/100"
+    assert DpSgdPlan.from_json(fields["plan"]) == said.plan
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_text_names_everything_a_reviewer_asks_for(small_plan, sampler):
+    text = make(small_plan, sampler).to_text()
+    for words in ("1e-05", "zero-out", "q=1/100", "T=200", "n=10,000", "dpsgd"):
+        assert words in text
+    for item in statement.NOT_COVERED:
+        assert item in text
+
+
+def test_a_printed_epsilon_is_rounded_up(small_plan):
+    said = make(small_plan)
+    printed = float(said.claim.split("(")[1].split(",")[0])
+    assert printed >= said.epsilon.guarantee
+    assert printed == pytest.approx(said.epsilon.guarantee, abs=1.1e-4)
+
+
+def test_shuffles_say_what_cannot_be_claimed(small_plan):
+    said = make(small_plan, "dynamic-shuffle")
+    exact = bounds.epsilon(
+        small_plan("deterministic"), noise_multiplier=1.0, delta=1e-5
+    ).guarantee
+    assert said.epsilon.guarantee == exact
+    assert "no amplification" in said.to_text()
+    assert "no proof can go below" in said.claim
+
+
+def test_a_lower_bound_alone_is_no_claim(small_plan):
+    only = intervals.Bounds(upper=None, lower=1.23456, method="a lower bound")
+    said = statement.PrivacyStatement(
+        plan=small_plan("poisson"),
+        noise_multiplier=1.0,
+        l2_norm_clip=None,
+        delta=1e-5,
+        epsilon=only,
+    )
+    assert not said.is_guarantee
+    assert said.claim.startswith("No guarantee is claimed")
+    assert "1.2345 " in said.claim
+    assert said.to_json()["epsilon"] is None
+
+
+def test_no_noise_is_no_claim(small_plan):
+    said = make(small_plan, "deterministic", noise_multiplier=0.0)
+    assert said.claim.startswith("No guarantee is claimed")
+    assert said.to_json()["epsilon"] is None
