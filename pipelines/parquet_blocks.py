@@ -7,7 +7,8 @@ nothing else about where or when the block is read.
 Formal guarantees:
   - Blocks are listed in the order of names and numbers, on every machine the same.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
-    raises: a file whose footer is not the one that was listed is refused.
+    raises: a file whose footer is not the one that was listed is refused, and so is a
+    page that does not match its checksum, where it has one (`dpsgd prepare` writes it).
   - Columns that are not fixed-width numbers, and nulls, are refused before any work, or
     at the latest when the block is read; no message holds a value.
 
@@ -264,11 +265,12 @@ def read_block(block: Block, columns: tuple[Column, ...]) -> dict[str, np.ndarra
             )
         names = [column.name for column in columns]
         try:
-            table = pq.ParquetFile(file).read_row_group(block.row_group, columns=names)
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            table = parquet.read_row_group(block.row_group, columns=names)
         except (pa.ArrowException, OSError) as error:
             # Arrow's own message may quote what it could not read.
             raise InputError(
-                f"Expected row group {block.row_group} of {block.path} to be readable "
+                f"Expected row group {block.row_group} of {block.path} to be intact "
                 f"and to hold no nulls: {type(error).__name__}."
             ) from None
     return table_columns(table, columns)

@@ -348,7 +348,11 @@ class _SplitWriter:
         number = self._num_groups // self._options.row_groups_per_file
         path = self._folder / f"part-{number:05d}.parquet"
         self._writer = pq.ParquetWriter(
-            path, self._schema, compression="zstd", compression_level=1
+            path,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            write_page_checksum=True,
         )
 
     def _finish_file(self) -> None:

@@ -92,6 +92,29 @@ def test_a_changed_file_is_refused(tmp_path: pathlib.Path) -> None:
         read_block(dataset.blocks[0], dataset.columns)
 
 
+def test_a_page_that_changed_under_an_equal_footer_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A flipped bit of a value: the footer, and so the file's digest, stay the same."""
+    table = pa.table({"x": pa.array(np.arange(1000), pa.int64())})
+    path = tmp_path / "a.parquet"
+    for checksum, found in ((True, True), (False, False)):
+        pq.write_table(
+            table, path, compression="none", use_dictionary=False,
+            write_page_checksum=checksum,
+        )  # fmt: skip
+        dataset = list_blocks(str(tmp_path))
+        data = bytearray(path.read_bytes())
+        data[data.index(np.int64(777).tobytes())] ^= 1
+        path.write_bytes(data)
+        assert list_blocks(str(tmp_path)) == dataset
+        if found:
+            with pytest.raises(InputError, match="to be intact"):
+                read_block(dataset.blocks[0], dataset.columns)
+        else:  # what a file without checksums cannot tell
+            assert read_block(dataset.blocks[0], dataset.columns)["x"][777] == 776
+
+
 def test_unusable_columns_are_refused(tmp_path: pathlib.Path) -> None:
     for name, values in {
         "text": pa.array(["canary-value"]),
