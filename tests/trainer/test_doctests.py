@@ -1,0 +1,17 @@
+"""The examples in the docstrings run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "name", ["averaging", "held_out", "noise", "progress", "run_record"]
+)
+def test_docstring_examples_run(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"trainer.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0
