@@ -22,6 +22,10 @@ TRAIN = [
     "tensorflow-privacy==0.9.0",
     "tf-keras>=2.21,<2.22",
 ]
+# Other trainers on the same batches (see pipelines/README.md), not beside "train": JAX
+# Privacy needs a newer dp-accounting than TensorFlow Privacy allows.
+JAX = ["jax-privacy>=2,<3"]
+OPACUS = ["opacus>=1.5,<2"]
 DEV = [
     "hypothesis>=6.100",
     "import-linter>=2",
@@ -49,6 +53,8 @@ setup(
         "pipelines": PIPELINES,
         "accounting": ACCOUNTING,
         "train": [*PIPELINES, *ACCOUNTING, *TRAIN],
+        "jax": JAX,
+        "opacus": OPACUS,
         "dev": DEV,
         "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *DEV],
     },

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -91,3 +95,48 @@ def finished(
 def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
     """A copy of ``finished``, to be damaged."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))
+
+
+#: Code blocks of pipelines/README.md that need a package of an optional extra.
+OPTIONAL = {"import jax": "jax", "import torch": "opacus"}
+
+
+@pytest.fixture(scope="session")
+def readme_blocks(root: pathlib.Path) -> list[tuple[str, str, str | None]]:
+    """(language, text, optional extra) of every code block of pipelines/README.md."""
+    text = (root / "pipelines" / "README.md").read_text()
+    found = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.M | re.S)
+    assert text.count("```") == 2 * len(found), "a block without a language"
+    extras = [
+        next((e for word, e in OPTIONAL.items() if word in block), None)
+        for _, block in found
+    ]
+    return [
+        (language, block, extra)
+        for (language, block), extra in zip(found, extras, strict=True)
+    ]
+
+
+@pytest.fixture(scope="session")
+def readme_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    root: pathlib.Path,
+    readme_blocks: list[tuple[str, str, str | None]],
+) -> pathlib.Path:
+    """Where all blocks that need no extra have run, in order.  Not to be changed."""
+    folder = tmp_path_factory.mktemp("readme")
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = f'dpsgd() {{ "{sys.executable}" -m dpsgd "$@"; }}\n'
+    for language, text, extra in readme_blocks:
+        if extra is None:
+            shell = ["bash", "-euc", command + text]
+            result = subprocess.run(
+                shell if language == "sh" else [sys.executable, "-c", text],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+    return folder

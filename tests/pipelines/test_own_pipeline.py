@@ -1,0 +1,258 @@
+"""WriteBatches and PoissonBatches in pipelines of users, and pipelines/README.md."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+
+import apache_beam as beam
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.typehints.decorators import TypeCheckError
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines import transforms
+from pipelines.batch_format import Column
+from pipelines.manifest import read_manifest
+from pipelines.parquet_blocks import Block, Dataset, list_blocks
+from pipelines.poisson_batches import PoissonBatches
+from pipelines.poisson_batching import finish_job, open_job, write_batches
+from pipelines.reader import read_batches
+from pipelines.transforms import Layout, Secrets, WriteBatches
+from pipelines.verify import verify
+
+MakeLayout = Callable[..., Layout]
+
+
+@pytest.fixture
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    return list_blocks(str(input_folder))
+
+
+@pytest.fixture
+def plan(make_small_layout: MakeLayout) -> DpSgdPlan:
+    return make_small_layout(8).plan
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
+
+
+def local_pipeline(*options: str) -> beam.Pipeline:
+    return beam.Pipeline(runner="FnApiRunner", options=PipelineOptions(list(options)))
+
+
+def test_the_blocks_of_the_readme_run(
+    readme_folder: pathlib.Path, readme_blocks: list[tuple[str, str, str | None]]
+) -> None:
+    extras = [extra for _, _, extra in readme_blocks]
+    assert sorted(filter(None, extras)) == ["jax", "opacus"]
+    assert extras.count(None) == 3
+    for name in ("batches", "own-batches"):
+        assert verify(readme_folder / name).findings == ()
+    assert (readme_folder / "sampling.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_images_keep_their_shape_and_bytes(readme_folder: pathlib.Path) -> None:
+    """A uint8 list column of shape (28, 28) and an int label, through the command."""
+    table = pq.read_table(readme_folder / "images")
+    images = table["image"].combine_chunks().flatten().flatten().to_numpy()
+    images = images.reshape(-1, 28, 28)
+    labels = dict(
+        zip((i.tobytes() for i in images), table["label"].to_pylist(), strict=True)
+    )
+    assert len(labels) == 2000
+    manifest = read_manifest(readme_folder / "batches")
+    assert manifest.columns == (
+        Column(name="image", dtype="uint8", shape=(28, 28)),
+        Column(name="label", dtype="int64"),
+    )
+    num_real = 0
+    for batch in read_batches(readme_folder / "batches"):
+        image, label = batch.columns["image"], batch.columns["label"]
+        assert (image.shape, image.dtype) == ((48, 28, 28), np.uint8)
+        assert (label.shape, label.dtype) == ((48,), np.int64)
+        real = np.flatnonzero(batch.weight)
+        num_real += len(real)
+        for row in real:
+            assert labels[image[row].tobytes()] == label[row]
+    # 62 steps of Binomial(2000, 64 / 2000): 3968 in all, standard deviation 62.
+    assert abs(num_real - 62 * 64) < 6 * 62
+
+
+def test_the_result_is_that_of_the_command(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    layout, whole, own = make_small_layout(8), tmp_path / "whole", tmp_path / "own"
+    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+    batches = PoissonBatches(
+        plan, dataset, own, key_file=key_file, physical_batch_size=8
+    )
+    with local_pipeline() as pipeline:
+        names = pipeline | beam.Create(dataset.blocks) | batches
+        wanted = [layout.file(group).name for group in range(layout.num_groups)]
+        assert_that(names, equal_to(wanted))
+    manifest = batches.finish()
+    assert manifest == read_manifest(own)
+    assert contents(own) == contents(whole)
+    assert [path.name for path in (own / "private").iterdir()] == ["checksums.json"]
+
+
+class _Fail(beam.DoFn):
+    """Lets some elements pass."""
+
+    def __init__(self, num: int) -> None:
+        self._left = num
+
+    def process(self, name: str) -> Iterator[str]:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("what comes after fails")
+        yield name
+
+
+def test_a_pipeline_that_failed_goes_on_where_it_stopped(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
+) -> None:
+    out = tmp_path / "o"
+
+    def run(allowed: int) -> PoissonBatches:
+        batches = PoissonBatches(plan, dataset, out)
+        with local_pipeline() as pipeline:
+            names = pipeline | beam.Create(dataset.blocks) | batches
+            _ = names | beam.ParDo(_Fail(allowed))
+        return batches
+
+    with pytest.raises(RuntimeError, match="what comes after fails"):
+        run(5)
+    early = {path: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
+    assert len(early) == 6
+    with pytest.raises(InputError, match="6 are there"):
+        PoissonBatches(plan, dataset, out).finish()
+    run(100).finish()
+    assert verify(out).findings == ()
+    assert {path: path.stat().st_mtime_ns for path in early} == early
+
+
+def test_a_general_pipeline_is_opened_and_finished_by_hand(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(
+        4, sampler="balls-and-bins", truncated_batch_size=None, num_epochs=4
+    )
+    out = tmp_path / "o"
+    key_file, batches_id = open_job(out, layout, dataset, None)
+    with local_pipeline() as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(dataset.blocks)
+            | WriteBatches(
+                layout,
+                str(out),
+                Secrets(key_file=str(key_file)),
+                num_blocks=len(dataset.blocks),
+            )
+        )
+    finish_job(out, layout, dataset, batches_id)
+    assert verify(out).findings == ()
+    assert sorted(path.name for path in (out / "private").iterdir()) == [
+        "checksums.json",
+        "sampling.key",
+    ]
+
+
+def test_every_stage_has_a_label_and_types(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
+) -> None:
+    pipeline = local_pipeline()
+    names = (
+        pipeline
+        | beam.Create(dataset.blocks)
+        | PoissonBatches(plan, dataset, tmp_path / "o")
+    )
+    assert names.element_type is str
+    root = "PoissonBatches/WriteBatches"
+    assert pipeline.applied_labels >= {
+        f"{root}/SpreadBlocks",
+        f"{root}/SampleAndPack",
+        f"{root}/GroupBySteps",
+        f"{root}/OrderTruncatePadWrite",
+    }
+    with pytest.raises(TypeCheckError):
+        _ = (
+            local_pipeline()
+            | beam.Create(["a path"])
+            | PoissonBatches(plan, dataset, tmp_path / "other")
+        )
+
+
+def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    make_small_layout: MakeLayout,
+    finished: pathlib.Path,
+) -> None:
+    def build(*options: str, out: pathlib.Path, plan: DpSgdPlan = plan) -> None:
+        batches = PoissonBatches(plan, dataset, out)
+        _ = local_pipeline(*options) | beam.Create(dataset.blocks) | batches
+
+    shuffled = make_small_layout(
+        sampler="dynamic-shuffle", truncated_batch_size=None, num_epochs=4
+    )
+    with pytest.raises(InputError, match="sampler='dynamic-shuffle'"):
+        build(out=tmp_path / "o", plan=shuffled.plan)
+    with pytest.raises(InputError, match="direct_num_workers=3"):
+        build("--direct_num_workers=3", out=tmp_path / "o")
+    other = make_small_layout(num_examples=99)
+    with pytest.raises(InputError, match="num_examples=99"):
+        build(out=tmp_path / "o", plan=other.plan)
+    with pytest.raises(InputError, match="finished batches"):
+        build(out=finished)
+    assert not (tmp_path / "o").exists()
+
+
+def in_two_windows(blocks: beam.PCollection) -> beam.PCollection:
+    stamp = beam.Map(lambda block: TimestampedValue(block, block.ordinal))
+    return blocks | stamp.with_output_types(Block) | beam.WindowInto(FixedWindows(3))
+
+
+@pytest.mark.parametrize("change", ["one is missing", "one is twice", "windows"])
+def test_blocks_that_are_not_all_there_once_make_no_batches(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, change: str
+) -> None:
+    blocks = {
+        "one is missing": dataset.blocks[1:],
+        "one is twice": (*dataset.blocks, dataset.blocks[2]),
+        "windows": dataset.blocks,
+    }[change]
+    batches = PoissonBatches(plan, dataset, tmp_path / "o")
+    pipeline = local_pipeline()
+    source = pipeline | beam.Create(blocks)
+    _ = (in_two_windows(source) if change == "windows" else source) | batches
+    with pytest.raises(InputError, match="loses and repeats nothing"):
+        pipeline.run()
+    with pytest.raises(InputError, match="0 are there"):
+        batches.finish()
+
+
+def test_the_pipeline_holds_public_values_and_paths_only(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, key_file: pathlib.Path
+) -> None:
+    pipeline = local_pipeline()
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
+    _ = pipeline | beam.Create(dataset.blocks) | batches
+    proto = pipeline.to_runner_api().SerializeToString()
+    key = transforms.read_key_file(key_file)
+    for secret in (key, key.hex().encode(), str(list(key)).encode()):
+        assert secret not in proto
+        assert secret not in str(pipeline.options.get_all_options()).encode()
