@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -65,14 +66,20 @@ def _search(
     low, high = _bracket(log_excess, min(max(guess, 2 * _LEAST), _MOST / 2), stride)
     if low[1] <= 0 or high[1] > 0:
         return low, high
-    while high[0] > low[0] * (1 + tolerance):
-        middle = _next_point(low, high, tolerance)
+    for count in itertools.count():
+        if high[0] <= low[0] * (1 + tolerance):
+            return low, high
+        if count % 3 == 2:
+            # However uneven the two sides, the bracket halves at every third step.
+            middle = math.sqrt(low[0] * high[0])
+        else:
+            middle = _next_point(low, high, tolerance)
         value = log_excess(middle)
         if value > 0:
             low = (middle, value)
         else:
             high = (middle, value)
-    return low, high
+    raise AssertionError("unreachable")
 
 
 def _bracket(

@@ -130,13 +130,14 @@ class TiltedSum:
             return 0.0
         if high[1] > 0:
             return math.inf
-        for _ in range(200):
+        for count in range(200):
             width = high[0] - low[0]
             if width <= 1e-7 * high[0]:
                 break
             # A secant step, a little off the root so that both ends move.
             share = low[1] / (low[1] - high[1])
             share += 2e-8 * high[0] / width * (1 if share < 0.5 else -1)
+            share = 0.5 if count % 3 == 2 else share
             middle = low[0] + width * min(max(share, 0.05), 0.95)
             point = (middle, self._log_excess(middle, delta))
             low, high = (point, high) if point[1] > 0 else (low, point)

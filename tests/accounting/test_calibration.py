@@ -33,6 +33,18 @@ def test_a_flat_and_noisy_function_is_no_excuse(root):
     assert found == pytest.approx(root, rel=1e-3)
 
 
+def test_a_jump_takes_few_evaluations():
+    """Seen to take hundreds with secant steps alone."""
+    calls = []
+
+    def excess(noise):
+        calls.append(noise)
+        return 1.0 if noise < 0.01 else -700.0
+
+    assert calibration.smallest_noise(excess, 1.0) == pytest.approx(0.01, rel=2e-4)
+    assert len(calls) < 60
+
+
 def test_degenerate_ends():
     assert calibration.smallest_noise(lambda _: -1.0, 1.0) == 0.0
     assert calibration.smallest_noise(lambda _: 1.0, 1.0) == math.inf
