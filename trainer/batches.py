@@ -58,6 +58,14 @@ def _parse(record: Any, manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _options() -> Any:
+    options = tf.data.Options()
+    # TensorFlow would parallelise the decoding and, told to be deterministic, undo it
+    # with an error message on the terminal.
+    options.experimental_optimization.map_parallelization = False
+    return options
+
+
 class BatchSource:
     """Iterates over the elements of ``dataset``, with errors a user can read.
 
@@ -78,9 +86,8 @@ class BatchSource:
         records = tf.data.Dataset.from_generator(
             self._generate, output_signature=tf.TensorSpec((), tf.string)
         )
-        self.dataset = records.map(
-            lambda record: _parse(record, manifest), num_parallel_calls=1
-        ).prefetch(_PREFETCH)
+        batches = records.map(lambda record: _parse(record, manifest))
+        self.dataset = batches.prefetch(_PREFETCH).with_options(_options())
 
     def _generate(self) -> Iterator[bytes]:
         # tf.data wraps an exception into one of its own, with a stack trace in its
