@@ -15,7 +15,12 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from pipelines.batch_format import iterate_records, write_record
+from pipelines.batch_format import (
+    decode_batch,
+    encode_batch,
+    iterate_records,
+    write_record,
+)
 from pipelines.manifest import (
     Manifest,
     read_checksums,
@@ -178,13 +183,33 @@ def append_a_step(folder: pathlib.Path) -> None:
     _rewrite(folder, lambda records: records + extra)
 
 
-def edit_a_record(folder: pathlib.Path) -> None:
-    """A well-framed record with another weight, as an editor of data would write."""
-    real, padded = np.array([1, 0], "<f4"), np.array([1, 1], "<f4")
-    _rewrite(
-        folder,
-        lambda records: [r.replace(real.tobytes(), padded.tobytes()) for r in records],
-    )
+def weigh_padding(folder: pathlib.Path) -> None:
+    """A padding row that counts, in well-framed records of the same size."""
+    real, more = np.array([1, 0], "<f4").tobytes(), np.array([1, 1], "<f4").tobytes()
+    _rewrite(folder, lambda records: [r.replace(real, more) for r in records])
+
+
+def move_weights(folder: pathlib.Path) -> None:
+    """As many real rows as before, but not at the start."""
+    real, moved = np.array([1, 0], "<f4").tobytes(), np.array([0, 1], "<f4").tobytes()
+    _rewrite(folder, lambda records: [r.replace(real, moved) for r in records])
+
+
+def fill_padding(folder: pathlib.Path) -> None:
+    """Rows of weight 0 that hold something."""
+
+    def edit(record: bytes) -> bytes:
+        manifest = read_manifest(folder)
+        size = manifest.physical_batch_size
+        batch = decode_batch(record, manifest.columns, size)
+        columns = {name: values.copy() for name, values in batch.columns.items()}
+        columns["id"][batch.weight == 0] = 5
+        full = encode_batch(
+            columns, step=batch.step, part=batch.part, physical_batch_size=size
+        )
+        return full.replace(np.ones(size, "<f4").tobytes(), batch.weight.tobytes())
+
+    _rewrite(folder, lambda records: [edit(record) for record in records])
 
 
 CHANGED = "to be as it was written; it was changed"
@@ -219,7 +244,12 @@ def test_no_fault_passes_the_reader(
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [*FAULTS, (edit_a_record, "weight 1, then padding|as many rows as were written")],
+    [
+        *FAULTS,
+        (weigh_padding, "as many rows as were written"),
+        (move_weights, "weight 1, then padding of zeros"),
+        (fill_padding, "weight 1, then padding of zeros"),
+    ],
 )
 def test_no_fault_passes_verify(
     batches: pathlib.Path, fault: Fault, message: str
