@@ -77,8 +77,8 @@ class Direction:
             )
             try:
                 return composition.compose(step, count, order)
-            except composition.WindowTooLargeError:
-                spacing *= 2
+            except composition.WindowTooLargeError as error:
+                spacing *= 1.1 * error.excess
 
 
 def directions(

@@ -43,15 +43,23 @@ if TYPE_CHECKING:
 
     from accounting.loss_distributions import LossDistribution
 
-#: Points of one transform: 64 MiB of complex numbers.
-MAX_POINTS = 1 << 22
+#: Points of one transform: 16 MiB of complex numbers.
+MAX_POINTS = 1 << 20
 _UNIT = 2.0**-53
 #: Probability under P_r that the window may miss on either side.
 _WINDOW_TAIL = 1e-17
 
 
 class WindowTooLargeError(ValueError):
-    """The window needs more than ``MAX_POINTS`` points: use a coarser spacing."""
+    """The window needs more points than allowed: use a coarser spacing.
+
+    Attributes:
+      excess: Points needed over points allowed, above 1: coarsen by as much.
+    """
+
+    def __init__(self, excess: float) -> None:
+        super().__init__(f"{excess:g} times too many points")
+        self.excess = excess
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,20 +170,29 @@ class TiltedSum:
         return high, excess
 
 
-def compose(step: LossDistribution, num_steps: int, order: float) -> TiltedSum:
+def compose(
+    step: LossDistribution,
+    num_steps: int,
+    order: float,
+    max_points: int = MAX_POINTS,
+) -> TiltedSum:
     """Returns the sum of ``num_steps`` independent copies of ``step``, tilted.
 
     Any ``order >= 0`` gives valid bounds; the Chernoff-optimal one gives tight ones.
 
     Raises:
-      WindowTooLargeError: the spacing is too fine for the spread of the sum.
+      WindowTooLargeError: the spacing is too fine for the spread of the sum, which
+        would take more than ``max_points`` points.
     """
     losses = step.losses
     tilted, log_moment = _tilt(step, losses, order)
     mean = float(tilted @ losses)
     deviation = math.sqrt(max(float(tilted @ (losses - mean) ** 2), step.spacing**2))
     below, above = _window(tilted, losses - mean, num_steps, deviation)
-    points = _fast_length(int((above + below) / step.spacing) + 3)
+    needed = int((above + below) / step.spacing) + 3
+    if needed > max_points:
+        raise WindowTooLargeError(needed / max_points)
+    points = _fast_length(needed)
     low = math.floor((num_steps * mean - below) / step.spacing)
     masses, rounding = _power(tilted, num_steps, points, low - num_steps * step.first)
     return TiltedSum(
@@ -241,8 +258,6 @@ def _log_sum(exponents: NDArray[np.float64]) -> float:
 
 def _fast_length(points: int) -> int:
     """Returns the least ``m 2^k >= points`` with m in 4..7, which transforms fast."""
-    if points > MAX_POINTS:
-        raise WindowTooLargeError(f"{points} points")
     shift = max(0, points.bit_length() - 3)
     return max(-(-points >> shift) << shift, 16)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from accounting.pairs import Pair
 
 #: Cells of a single step; more are traded for a coarser, still pessimistic, grid.
-MAX_CELLS = 1 << 20
+MAX_CELLS = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

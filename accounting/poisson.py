@@ -156,7 +156,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         coarse=profiles.COARSE,
         fine=profiles.MEDIUM,
     )
-    method = delta_at(plan, value, epsilon, profiles.MEDIUM).method
+    method = delta_at(plan, value, epsilon, profiles.COARSE).method
     return NoiseBounds(sufficient=value, method=method)
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FINE = 3e-6
 MEDIUM = 1e-5
 COARSE = 1e-4
-#: Points of a transform that are aimed at, where the fineness would ask for more.
-_MOST_POINTS = 1 << 20
+#: Points of a transform in the early steps of a search.
+_COARSE_POINTS = 1 << 18
 _LARGEST_ORDER = 1e9
 _LEAST_TAIL = 1e-280
 
@@ -120,8 +120,11 @@ def _spacing(
         least = min(variance, atoms([(1.0, main)], 1e-20).cumulants(order)[2])
     spacing = min(math.sqrt(6 * fineness * least), 0.02 / (1 + order))
     window = 18 * math.sqrt(num_steps * variance)
-    most = _MOST_POINTS if share == 1.0 else _MOST_POINTS // 4
-    return max(spacing, window / most, 1e-100)
+    return max(spacing, window / _max_points(fineness), 1e-100)
+
+
+def _max_points(fineness: float) -> int:
+    return _COARSE_POINTS if fineness >= COARSE else composition.MAX_POINTS
 
 
 def composed(
@@ -142,9 +145,11 @@ def composed(
             for (weight, pair), tail in zip(step, tails, strict=True)
         ]
         try:
-            return composition.compose(loss_distributions.mix(parts), num_steps, order)
-        except composition.WindowTooLargeError:
-            spacing *= 2
+            return composition.compose(
+                loss_distributions.mix(parts), num_steps, order, _max_points(fineness)
+            )
+        except composition.WindowTooLargeError as error:
+            spacing *= 1.1 * error.excess
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

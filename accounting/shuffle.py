@@ -117,8 +117,8 @@ def lower_composed_delta(
         floored = round_down(masses, losses, spacing)
         try:
             total = composition.compose(floored, count, order)
-        except composition.WindowTooLargeError:
-            spacing *= 2
+        except composition.WindowTooLargeError as error:
+            spacing *= 1.1 * error.excess
         else:
             return total.lower_delta(epsilon) * (1 - 1e-8)
 

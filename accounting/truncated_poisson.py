@@ -201,7 +201,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         coarse=profiles.COARSE,
         fine=profiles.MEDIUM,
     )
-    method = _delta(plan, value, epsilon, profiles.MEDIUM).method
+    method = _delta(plan, value, epsilon, profiles.COARSE).method
     return NoiseBounds(sufficient=value, method=method)
 
 
