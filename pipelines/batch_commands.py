@@ -8,8 +8,6 @@ import json
 import logging
 import pathlib
 import re
-import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -21,6 +19,7 @@ from accounting.plan import (
     steps_per_epoch,
 )
 from accounting.validation import InputError
+from pipelines.console import Bars, show
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -135,14 +134,6 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
     )
 
 
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"
-
-
 def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
     plan = layout.plan
     return {
@@ -157,51 +148,6 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
         "shuffle_bytes": cost.shuffle_bytes,
         "output_bytes": cost.output_bytes,
     }
-
-
-def _show(title: str, rows: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, show_header=False)
-    for name, value in rows.items():
-        text = _size(value) if name.endswith("_bytes") else str(value)
-        if name == "expected_padding":
-            text = f"{value:.1%}"
-        table.add_row(name.replace("_", " "), text)
-    Console().print(table)
-
-
-@contextlib.contextmanager
-def _bars(**totals: int) -> Iterator[Callable[[str, int], None]]:
-    """Progress bars on standard error; yields advance(name, amount)."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(file=sys.stderr)) as bars:
-        tasks = {
-            name: bars.add_task(name.replace("_", " "), total=total)
-            for name, total in totals.items()
-        }
-        yield lambda name, amount: bars.advance(tasks[name], amount)
 
 
 @click.command(
@@ -280,11 +226,12 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     cost = estimate(layout)
     summary = _summary(layout, cost)
     if options["dry_run"]:
-        _show("Would write", summary, options["as_json"])
+        show("Would write", summary, options["as_json"])
         return
     check_out(pathlib.Path(out))
-    totals = {"blocks": len(dataset.blocks), "steps": plan.num_steps}
-    with _bars(**totals) as advance, progress.listen(advance):
+    with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance):
+        bars.set_total("blocks", len(dataset.blocks))
+        bars.set_total("steps", plan.num_steps)
         manifest = write_batches(
             dataset=dataset,
             layout=layout,
@@ -293,7 +240,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
             memory_limit=options["memory_limit"],
             options=beam_options,
         )
-    _show(
+    show(
         f"Batches in {out}",
         {**summary, "manifest_fingerprint": manifest.fingerprint},
         options["as_json"],
@@ -314,8 +261,10 @@ def verify(directory: str, as_json: bool) -> None:
     from pipelines.manifest import read_manifest
 
     total = len(read_manifest(directory).files)
-    with _bars(files=total) as advance:
-        result = checks.verify(directory, progress=lambda _: advance("files", 1))
+    with Bars(["files"]) as bars:
+        result = checks.verify(
+            directory, progress=lambda done: bars.update("files", done, total)
+        )
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
         click.echo(json.dumps(fields, indent=2))

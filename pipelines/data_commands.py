@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from accounting.validation import InputError
+from pipelines.console import Bars, show
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:
@@ -22,64 +19,6 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
         raise InputError(
             f"Expected {name}={text!r} to be integers, separated by commas."
         ) from None
-
-
-@contextlib.contextmanager
-def _bars(labels: Sequence[str]) -> Iterator[Callable[[str, int, int], None]]:
-    """Progress bars on standard error; yields update(label, done, total)."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bars = Progress(*columns, console=Console(file=sys.stderr))
-    tasks = {label: bars.add_task(label, total=None, start=False) for label in labels}
-
-    def update(label: str, done: int, total: int) -> None:
-        task = tasks[label]
-        if bars.tasks[task].start_time is None:
-            bars.start()  # not before there is something to show
-            bars.start_task(task)
-        bars.update(task, completed=done, total=total)
-
-    try:
-        yield update
-    finally:
-        if bars.live.is_started:  # otherwise it would print an empty line
-            bars.stop()
-
-
-def _show(title: str, fields: dict[str, Any], as_json: bool) -> None:
-    """Prints JSON, or a table with a line for each field."""
-    if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, show_header=False)
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{key} {number:,}" for key, number in value.items())
-        elif isinstance(value, list):
-            value = "\n".join(map(str, value))
-        elif isinstance(value, (int, float)):
-            value = f"{value:,}"
-        table.add_row(name.replace("_", " "), value)
-    Console().print(table)
 
 
 @click.command()
@@ -110,9 +49,11 @@ def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
 
     options = SynthOptions(num_rows=rows, num_files=files, seed=seed)
     began = time.perf_counter()
-    with _bars(["write"]) as update:
+    with Bars(["write"]) as bars:
         paths = write_synth(
-            out, options, on_progress=lambda done, total: update("write", done, total)
+            out,
+            options,
+            on_progress=lambda done, total: bars.update("write", done, total),
         )
     summary = {
         "out": out,
@@ -122,7 +63,7 @@ def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
         "bytes_written": sum(path.stat().st_size for path in paths),
         "seconds": round(time.perf_counter() - began, 2),
     }
-    _show("Synthetic Criteo text", summary, as_json)
+    show("Synthetic Criteo text", summary, as_json)
 
 
 @click.command()
@@ -203,12 +144,12 @@ def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> 
         **options,
     )
     began = time.perf_counter()
-    with _bars(["check", "write"]) as update:
+    with Bars(["check", "write"]) as bars:
         summary = preparing.prepare(
-            source, out, prepared, num_threads=num_threads, on_progress=update
+            source, out, prepared, num_threads=num_threads, on_progress=bars.update
         )
     seconds = time.perf_counter() - began
-    _show("Prepared data", _prepared(out, summary, seconds), as_json)
+    show("Prepared data", _prepared(out, summary, seconds), as_json)
 
 
 def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
