@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from accounting.composition import TiltedSum
 
+#: Whether the noise that suffices needs no numerical verification.
+CLOSED_FORM = False
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
 #: Below this the logarithm of a likelihood ratio spans hundreds: closed forms serve.

@@ -24,7 +24,7 @@ from types import ModuleType
 
 from accounting import plan as plans
 from accounting import truncated_poisson
-from accounting.calibration import lower_epsilon
+from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
@@ -169,13 +169,14 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
     module = _module(plan)
     result = module.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
-    if value is None or not 0 < value < math.inf:
+    if module.CLOSED_FORM or value is None or not 0 < value < math.inf:
         return result
-    for _ in range(100):
-        if module.delta(plan, value, epsilon).guarantee <= delta:
-            break
-        value *= 1 + 1e-4
-    return dataclasses.replace(result, sufficient=value)
+    value = round_up(value, 6)
+    answer = module.delta(plan, value, epsilon)
+    while answer.guarantee > delta:
+        value = round_up(value * (1 + 1e-4), 6)
+        answer = module.delta(plan, value, epsilon)
+    return dataclasses.replace(result, sufficient=value, method=answer.method)
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:

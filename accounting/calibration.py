@@ -18,7 +18,7 @@ def smallest_noise(
     tolerance: float = TOLERANCE,
     stride: float = 1.5,
 ) -> float:
-    """Returns the least noise multiplier with ``log_excess <= 0``, rounded up.
+    """Returns the least noise multiplier with ``log_excess <= 0``, from above.
 
     ``log_excess`` is the logarithm of delta over its target; it need not be exactly
     monotone.  The value returned is one at which it was evaluated and is at most 0, so
@@ -33,9 +33,7 @@ def smallest_noise(
     _, high = _search(log_excess, guess, tolerance, stride)
     if high[1] > 0:
         return math.inf
-    # To six digits, upwards; kept only if it is verified again.
-    rounded = _round_up(high[0], 6)
-    return rounded if log_excess(rounded) <= 0 else high[0]
+    return high[0]
 
 
 def largest_insufficient_noise(
@@ -109,7 +107,8 @@ def _next_point(
     return low[0] * math.exp(width * min(max(share, 0.02), 0.98))
 
 
-def _round_up(value: float, digits: int) -> float:
+def round_up(value: float, digits: int) -> float:
+    """Returns ``value`` to so many significant digits, upwards."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
 
@@ -132,7 +131,10 @@ def smallest_noise_in_two(
     fine one decides.
     """
     start = smallest_noise(
-        lambda noise: log_ratio(delta(noise, coarse), target), guess, tolerance=1e-3
+        lambda noise: log_ratio(delta(noise, coarse), target),
+        guess,
+        tolerance=1e-3,
+        stride=1.01,
     )
     if start in (0.0, math.inf):
         return start

@@ -13,8 +13,9 @@ delta of 1e-15 is as accurate as one of 0.1, which an untilted transform cannot 
 
 Error terms, all added to the upper bound (``e`` below is ``_UNIT``):
   - wrap-around: the transform computes S modulo the window.  Sums outside the window
-    fall on some point inside, which only adds to E_r[g]; sums above it would have
-    counted at most 1 each, and their probability under P_r is bounded by Chernoff.
+    fall on some point inside, which only adds to E_r[g]; what sums above it would have
+    counted is bounded by their probability under P_r (Chernoff), or by the largest g
+    above the window.
   - rounding: each Fourier coefficient f of one step has an absolute error of at most
     ``e (16 + 4 log2 n)`` times the mass that is transformed (all but the most probable
     loss), its T-th power T |f|^(T-1) times that, and by Cauchy and Parseval E_r[g] at
@@ -75,6 +76,7 @@ class TiltedSum:
       rounding: Bound on the 2-norm of the rounding errors of the masses.
       slack: Factor, at least 1, for the relative error of the masses of one step.
       infinite_mass: Probability of infinite loss at some step.
+      folded: Whether likely sums lie above the window, and were folded into it.
     """
 
     order: float
@@ -85,18 +87,25 @@ class TiltedSum:
     rounding: float
     slack: float
     infinite_mass: float
+    folded: bool = False
 
-    @property
-    def _error(self) -> float:
+    def _error(self, epsilon: float) -> float:
         # g(x) <= e^(-r x), hence its squared norm is at most 1 + 1/(2 r spacing).
         points = float(len(self.masses))
         if self.order > 0:
             points = min(points, 1 + 1 / (2 * self.order * self.spacing))
-        return 2 * _WINDOW_TAIL + self.rounding * math.sqrt(points)
+        error = 2 * _WINDOW_TAIL + self.rounding * math.sqrt(points)
+        if self.folded:
+            # A sum above the window would have counted g(S - epsilon) at most.
+            top = self.low + self.spacing * len(self.masses)
+            error += math.exp(-self.order * max(top - epsilon, 0.0))
+        return error
 
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
-        return self._to_delta(max(self._mean(epsilon), 0.0) + self._error, epsilon)
+        return self._to_delta(
+            max(self._mean(epsilon), 0.0) + self._error(epsilon), epsilon
+        )
 
     def _mean(self, epsilon: float) -> float:
         """Returns ``E_r[g(S - epsilon)]`` up to ``_error``."""
@@ -115,7 +124,8 @@ class TiltedSum:
         Valid if the distribution of one step is dominated by the exact one, not if it
         dominates it.
         """
-        mean = self._mean(epsilon) - self._error
+        assert not self.folded  # what is folded in would be counted
+        mean = self._mean(epsilon) - self._error(epsilon)
         if mean <= 0.0:
             return 0.0
         exponent = self.log_scale - self.order * epsilon + math.log(mean)
@@ -175,10 +185,14 @@ def compose(
     num_steps: int,
     order: float,
     max_points: int = MAX_POINTS,
+    fold: bool = False,
 ) -> TiltedSum:
     """Returns the sum of ``num_steps`` independent copies of ``step``, tilted.
 
     Any ``order >= 0`` gives valid bounds; the Chernoff-optimal one gives tight ones.
+    With ``fold``, the window ends where sums hardly count any more, and those above are
+    folded in below the mean, where they hardly count either: upper bounds only, at half
+    the size.
 
     Raises:
       WindowTooLargeError: the spacing is too fine for the spread of the sum, which
@@ -189,6 +203,11 @@ def compose(
     mean = float(tilted @ losses)
     deviation = math.sqrt(max(float(tilted @ (losses - mean) ** 2), step.spacing**2))
     below, above = _window(tilted, losses - mean, num_steps, deviation)
+    reach = above
+    if fold and order > 0:
+        # The highest sums, at mean + reach, are to fall on the mean or below.
+        below = max(below, reach / 2)
+        above = min(reach, max(reach - below, -math.log(_WINDOW_TAIL) / order))
     needed = int((above + below) / step.spacing) + 3
     if needed > max_points:
         raise WindowTooLargeError(needed / max_points)
@@ -204,6 +223,7 @@ def compose(
         rounding=rounding,
         slack=1 + 1e-9 + 32 * num_steps * _UNIT,
         infinite_mass=-math.expm1(num_steps * math.log1p(-step.infinite_mass)),
+        folded=above < reach,
     )
 
 

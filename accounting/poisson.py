@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accounting import gaussian
-from accounting.calibration import smallest_noise_in_two
+from accounting.calibration import smallest_noise, smallest_noise_in_two
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from accounting.pairs import Step
     from accounting.profiles import Profile
 
+#: Whether the noise that suffices needs no numerical verification.
+CLOSED_FORM = False
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
@@ -145,6 +147,24 @@ def _profile(
     )
 
 
+def _guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
+    """Returns about the noise multiplier that is needed, from a cheap approximation."""
+    from accounting import profiles
+
+    if plan.sampling_probability == 1:
+        return gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
+
+    def log_excess(noise: float) -> float:
+        if noise < _LEAST_NOISE:
+            return 700.0
+        step = steps(probability(plan), noise)[0]
+        approximate = profiles.approximate_log_delta(step, plan.num_steps, epsilon)
+        return approximate - math.log(delta)
+
+    found = smallest_noise(log_excess, 1.0, tolerance=3e-3)
+    return found if math.isfinite(found) else 1.0
+
+
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
     from accounting import profiles
@@ -152,12 +172,11 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     value = smallest_noise_in_two(
         lambda noise, fineness: delta_at(plan, noise, epsilon, fineness).guarantee,
         target=delta,
-        guess=1.0,
+        guess=_guess(plan, epsilon, delta),
         coarse=profiles.COARSE,
         fine=profiles.MEDIUM,
     )
-    method = delta_at(plan, value, epsilon, profiles.COARSE).method
-    return NoiseBounds(sufficient=value, method=method)
+    return NoiseBounds(sufficient=value, method=METHOD)
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:

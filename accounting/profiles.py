@@ -99,6 +99,22 @@ def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
     return _bisect_order(excess)
 
 
+def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
+    """Returns about the logarithm of delta: where a search may start, no bound.
+
+    The sum of losses is taken to be normal under the tilt that centres it on epsilon.
+    """
+    from scipy import special
+
+    loss = atoms(step, 1e-40)
+    order = order_for_epsilon(loss, num_steps, epsilon)
+    log_moment, _, variance = loss.cumulants(order)
+    width = math.sqrt(num_steps * variance / 2)
+    mean = special.erfcx(order * width) - special.erfcx((order + 1) * width)
+    chernoff = min(0.0, num_steps * log_moment - order * epsilon)
+    return chernoff + math.log(max(float(mean) / 2, 1e-300))
+
+
 def _tail_mass(log_delta: float, num_steps: int, share: float) -> float:
     """Returns the infinite loss to give one step: ``share`` of delta in all."""
     log_tail = log_delta + math.log(share / num_steps)
@@ -146,7 +162,11 @@ def composed(
         ]
         try:
             return composition.compose(
-                loss_distributions.mix(parts), num_steps, order, _max_points(fineness)
+                loss_distributions.mix(parts),
+                num_steps,
+                order,
+                _max_points(fineness),
+                fold=True,
             )
         except composition.WindowTooLargeError as error:
             spacing *= 1.1 * error.excess

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from accounting.loss_distributions import LossDistribution
 
+#: Whether the noise that suffices needs no numerical verification.
+CLOSED_FORM = True
 UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
 DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"

@@ -47,6 +47,8 @@ def test_matches_the_binomial_sum_deep_into_the_tail(num_steps, epsilon, order):
     assert total.delta(epsilon) == pytest.approx(exact, rel=1e-6)
     assert total.delta(epsilon) >= exact
     assert total.lower_delta(epsilon) <= exact
+    folded = composition.compose(step, num_steps, order, fold=True)
+    assert folded.delta(epsilon) == pytest.approx(exact, rel=1e-6)
 
 
 @settings(deadline=None, max_examples=40)
@@ -62,6 +64,8 @@ def test_any_order_gives_valid_bounds(order, num_steps, epsilon):
     total = composition.compose(step, num_steps, order)
     assert total.lower_delta(epsilon) <= exact * (1 + 1e-12)
     assert total.delta(epsilon) >= exact * (1 - 1e-12)
+    folded = composition.compose(step, num_steps, order, fold=True)
+    assert folded.delta(epsilon) >= exact * (1 - 1e-12)
 
 
 def test_composing_n_times_is_n_compositions():
