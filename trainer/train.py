@@ -232,6 +232,7 @@ class _Session:
         self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
         self._points: list[dict[str, Any]] = []
         self._done = 0
+        self._saved_at = time.monotonic()
         self._restore()
 
     def _gradient_sum(self) -> clipping.GradientSum:

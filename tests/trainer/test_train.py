@@ -475,7 +475,7 @@ def test_a_stop_signal_ends_the_run_after_its_step(
                 os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    request = request_for("stopped", checkpoint_every=1000)
+    request = request_for("stopped")
     with pytest.raises(StoppedError, match="step 3 of 10"):
         train(request, StopAtThree())
     assert signal.getsignal(signal.SIGTERM) == before
