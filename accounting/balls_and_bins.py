@@ -31,7 +31,7 @@ from accounting.calibration import (
     lower_epsilon,
     smallest_noise_in_two,
 )
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def lower_delta(
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     """Returns bounds on delta at ``epsilon``."""
     upper, method = upper_delta(plan, noise_multiplier, epsilon)
-    lower = min(lower_delta(plan, noise_multiplier, epsilon), upper)
+    lower = below(lower_delta(plan, noise_multiplier, epsilon), upper)
     return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
 
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from accounting import plan as plans
 from accounting import truncated_poisson
 from accounting.calibration import lower_epsilon, round_up
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
 
@@ -122,7 +122,7 @@ def delta(
     result = module.delta(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    lower = min(module.lower_delta(plan, noise, target), result.guarantee)
+    lower = below(module.lower_delta(plan, noise, target), result.guarantee)
     return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
 
 

@@ -222,9 +222,16 @@ def compose(
         masses=masses,
         rounding=rounding,
         slack=1 + 1e-9 + 32 * num_steps * _UNIT,
-        infinite_mass=-math.expm1(num_steps * math.log1p(-step.infinite_mass)),
+        infinite_mass=_ever(step.infinite_mass, num_steps),
         folded=above < reach,
     )
+
+
+def _ever(probability: float, num_steps: int) -> float:
+    """Returns the probability of an event of one step in any of them."""
+    if probability >= 1.0:
+        return 1.0
+    return -math.expm1(num_steps * math.log1p(-probability))
 
 
 def _tilt(

@@ -19,6 +19,18 @@ LOWER = "lower bound only"
 BOTH = "upper and lower bound"
 
 
+def below(lower: float, upper: float) -> float:
+    """Returns ``lower``, cut to ``upper`` where they differ by rounding alone.
+
+    Raises:
+      ArithmeticError: they cross, so that one of them is wrong: nothing may be claimed.
+    """
+    # Below 1e-250 either may have underflowed.
+    if lower > upper * (1 + 1e-6) + 1e-250:
+        raise ArithmeticError(f"lower bound {lower!r} exceeds upper bound {upper!r}")
+    return min(lower, upper)
+
+
 def _kind(guarantee: float | None, impossibility: float | None) -> str:
     if guarantee is None:
         return LOWER

@@ -47,8 +47,8 @@ class Atoms:
             log_moment = math.log1p(excess)
         else:
             weights = self.masses * np.exp(order * self.losses - largest)
-            log_moment = largest + math.log(float(weights.sum()))
-        weights = weights / weights.sum()
+            log_moment = largest + math.log(max(float(weights.sum()), 1e-300))
+        weights = weights / max(float(weights.sum()), 1e-300)
         mean = float(weights @ self.losses)
         return log_moment, mean, float(weights @ (self.losses - mean) ** 2)
 

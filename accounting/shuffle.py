@@ -36,7 +36,7 @@ from accounting.calibration import (
     log_ratio,
     lower_epsilon,
 )
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def composed_delta(
 ) -> float:
     """Returns a lower bound on delta of ``num_epochs`` independent epochs."""
     masses, losses = _slices(noise, steps, num_epochs, means)
+    if not len(masses):
+        return 0.0
     return lower_composed_delta(masses, losses, num_epochs, epsilon)
 
 
@@ -178,7 +180,11 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     if plan.sampler == plans.PERSISTENT_SHUFFLE or epochs == 1:
         effective = noise_multiplier / math.sqrt(epochs)
         return event_delta(effective, steps, epsilon, MEANS)
-    return composed_delta(noise_multiplier, steps, epochs, epsilon, MEANS)
+    # More epochs are never more private: one of them gives a bound as well.
+    return max(
+        event_delta(noise_multiplier, steps, epsilon, MEANS),
+        composed_delta(noise_multiplier, steps, epochs, epsilon, MEANS),
+    )
 
 
 def _lower_method(plan: DpSgdPlan) -> str:
@@ -193,7 +199,7 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     lower = lower_delta(plan, noise_multiplier, epsilon)
     return Bounds(
         upper=upper,
-        lower=min(lower, upper),
+        lower=below(lower, upper),
         method=UPPER_METHOD,
         lower_method=_lower_method(plan),
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accounting import bounds
+from accounting import bounds, intervals
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.validation import InputError
@@ -35,6 +35,12 @@ def test_a_lower_bound_is_never_a_guarantee():
 def test_the_kind_says_what_is_known(upper, lower, kind):
     assert Bounds(upper=upper, lower=lower, method="m").kind == kind
     assert NoiseBounds(sufficient=upper, necessary=lower, method="m").kind == kind
+
+
+def test_bounds_that_cross_are_never_returned():
+    assert intervals.below(1.0, 1.0 - 1e-12) == 1.0 - 1e-12
+    with pytest.raises(ArithmeticError, match="exceeds"):
+        intervals.below(1.01, 1.0)
 
 
 def test_infinity_is_null_in_json():

@@ -72,6 +72,13 @@ def test_grid_points_are_exact(rate, noise):
             assert hockey_stick(step, epsilon) == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", [pairs.remove_pair, pairs.add_pair])
+def test_what_is_cut_off_becomes_infinite_loss(kind):
+    step = loss_distributions.discretize(kind(0.3, 1.0), 0.01, tail_mass=1e-2)
+    assert 1e-3 < step.infinite_mass <= 1e-2
+    assert step.masses.sum() + step.infinite_mass == pytest.approx(1.0, abs=1e-12)
+
+
 def test_mixture_of_parts_adds_masses():
     part = loss_distributions.LossDistribution(
         spacing=0.5, first=-1, masses=np.array([0.25, 0.75]), infinite_mass=0.0

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from accounting import bounds
+from accounting import bounds, poisson, poisson_lower
 from accounting.plan import DpSgdPlan
 
 DELTA = 2.7e-8
@@ -194,6 +194,18 @@ def test_bounds_are_tight(noise):
         answer = bounds.epsilon(plan, noise_multiplier=noise, delta=delta, both=True)
         assert answer.lower <= answer.upper
         assert answer.upper <= answer.lower * 1.002 + 1e-4
+
+
+@pytest.mark.parametrize("steps", [1, 2, 300])
+def test_raw_bounds_meet_within_their_errors(steps):
+    """Before the lower is cut to the upper: seen to fail with a rate off by 2 %."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=100, expected_batch_size=3, num_steps=steps
+    )
+    for epsilon in (0.1, 0.5, 2.0):
+        upper = poisson.delta(plan, 0.8, epsilon).guarantee
+        lower = poisson_lower.lower_delta(0.03, 0.8, steps, epsilon)
+        assert upper * 0.995 <= lower <= upper
 
 
 def test_more_of_anything_costs_more():
