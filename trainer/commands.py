@@ -60,10 +60,16 @@ def _sizes(
 @click.option(
     "--optimizer",
     type=click.Choice(OPTIMIZERS),
-    default="adam",
+    default=TrainSettings.optimizer,
     show_default=True,
 )
-@click.option("--learning-rate", type=float, default=1e-3, show_default=True)
+@click.option(
+    "--learning-rate",
+    type=float,
+    default=TrainSettings.learning_rate,
+    show_default=True,
+    help="Suits momentum; Adam wants about 0.01.",
+)
 @click.option(
     "--model",
     default="criteo",
@@ -112,7 +118,7 @@ def train_command(**flags: Any) -> None:
     \b
     Example:
       dpsgd train --batches batches --eval data/test --out run \\
-          --epsilon 3 --delta 1e-7 --l2-norm-clip 1
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 10
     """
     as_json = flags.pop("as_json")
     request = _request(flags)

@@ -47,11 +47,9 @@ def stages(
         ("hold them against their checksums", ["verify", f"{out}/batches"]),
         ("train without privacy, to compare", [
             "train", *train, f"--out={out}/non-private", "--method=non-private",
-            "--optimizer=momentum", "--learning-rate=0.1",
         ]),
         ("train with differential privacy", [
             "train", *train, f"--out={out}/private", *budget, "--l2-norm-clip=10",
-            "--optimizer=momentum", "--learning-rate=0.1",
         ]),
         ("state the epsilon of what was executed", ["account", f"{out}/private"]),
     ]  # fmt: skip

@@ -49,8 +49,8 @@ class TrainSettings:
     target_delta: float | None = None
     noise_multiplier: float | None = None
     l2_norm_clip: float | None = None
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
+    optimizer: str = "momentum"
+    learning_rate: float = 0.1
     model: str = "criteo"
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
