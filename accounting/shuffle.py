@@ -78,6 +78,8 @@ def event_delta(
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             scaled = np.exp(np.minimum(epsilon + np.log(lower), 700.0))
         values = upper * (1 - _RELATIVE_ERROR) - scaled * (1 + _RELATIVE_ERROR)
+        # A probability that underflowed would be 0 times e^epsilon: no bound at all.
+        values = np.where(lower > 1e-290, values, 0.0)
         largest = int(np.argmax(values))
         best = max(best, float(values[largest]))
         low, high = points[max(largest - 1, 0)], points[min(largest + 1, 500)]

@@ -88,6 +88,14 @@ def test_poisson_accounting_of_a_shuffle_is_refuted(criteo_plan):
     assert truth.lower > 10.0
 
 
+def test_underflow_is_no_lower_bound(small_plan):
+    """Seen to fail where Q of the event underflows and e^epsilon is huge."""
+    plan = small_plan("persistent-shuffle", num_epochs=1)
+    noise = bounds.noise_multiplier(plan, epsilon=714.9, delta=1.3e-15).guarantee
+    answer = bounds.delta(plan, noise_multiplier=noise, epsilon=714.9)
+    assert answer.lower <= answer.upper <= 1.3e-15 * (1 + 1e-9)
+
+
 def test_lower_bounds_grow_with_epochs(criteo_plan):
     for sampler in ("persistent-shuffle", "dynamic-shuffle"):
         deltas = [
