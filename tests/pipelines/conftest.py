@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import bz2
+import contextlib
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 
+import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
 
 from accounting.plan import DpSgdPlan
 from pipelines.keys import create_key_file
@@ -95,6 +102,29 @@ def finished(
 def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
     """A copy of ``finished``, to be damaged."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))
+
+
+@pytest.fixture(scope="session")
+def pipeline_bytes() -> Callable[[beam.Pipeline], bytes]:
+    """A pipeline's proto, and its DoFns as pickled: the proto holds them compressed."""
+
+    def plain(payload: bytes) -> bytes:
+        data = base64.b64decode(payload)
+        with contextlib.suppress(OSError):
+            return bz2.decompress(data)
+        return zlib.decompress(data)
+
+    def collect(pipeline: beam.Pipeline) -> bytes:
+        proto = pipeline.to_runner_api()
+        payloads = [
+            beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+            for transform in proto.components.transforms.values()
+            if transform.spec.urn == common_urns.primitives.PAR_DO.urn
+        ]
+        fns = [plain(payload.do_fn.payload) for payload in payloads]
+        return b"".join([proto.SerializeToString(), *fns])
+
+    return collect
 
 
 #: Code blocks of pipelines/README.md that need a package of an optional extra.

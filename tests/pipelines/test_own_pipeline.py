@@ -246,12 +246,17 @@ def test_blocks_that_are_not_all_there_once_make_no_batches(
 
 
 def test_the_pipeline_holds_public_values_and_paths_only(
-    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, key_file: pathlib.Path
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    key_file: pathlib.Path,
+    pipeline_bytes: Callable[[beam.Pipeline], bytes],
 ) -> None:
     pipeline = local_pipeline()
     batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
     _ = pipeline | beam.Create(dataset.blocks) | batches
-    proto = pipeline.to_runner_api().SerializeToString()
+    proto = pipeline_bytes(pipeline)
+    assert str(key_file).encode() in proto
     key = transforms.read_key_file(key_file)
     for secret in (key, key.hex().encode(), str(list(key)).encode()):
         assert secret not in proto

@@ -365,6 +365,7 @@ def test_the_pipeline_holds_no_key(
     dataset: Dataset,
     make_small_layout: MakeLayout,
     key_file: pathlib.Path,
+    pipeline_bytes: Callable[..., bytes],
 ) -> None:
     """The key is in neither the pipeline proto nor any public file, in any spelling."""
     import apache_beam as beam
@@ -382,7 +383,8 @@ def test_the_pipeline_holds_no_key(
             num_blocks=len(dataset.blocks),
         )
     )
-    proto = pipeline.to_runner_api().SerializeToString()
+    proto = pipeline_bytes(pipeline)
+    assert str(key_file).encode() in proto
     write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
     public = (tmp_path / "o" / "manifest.json").read_bytes()
     for secret in (key, key.hex().encode(), key[::-1], str(list(key)).encode()):

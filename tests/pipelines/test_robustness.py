@@ -5,6 +5,7 @@ The faults, and where they are tried:
     bundles run twice, at once, in any order, or dying midway    harness of DoFns
     death between changes of the disk                            forked processes
     SIGKILL at random points of the real command                 processes
+    full disk, lost or damaged input, a fault in a worker        the command
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
+import logging
+import os
 import pathlib
 import pickle
 import random
@@ -23,15 +27,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.internal import pickler
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
-from pipelines import poisson_batching, transforms
-from pipelines.keys import create_key_file
+from pipelines import parquet_blocks, poisson_batching, transforms
+from pipelines.keys import create_key_file, read_key_file
 from pipelines.parquet_blocks import Dataset, list_blocks
 from pipelines.poisson_batching import finish_job, open_job, write_batches
 from pipelines.transforms import Layout, Spill
@@ -375,3 +381,173 @@ def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
     seen.look()
     assert len(seen.batches) == _GROUPS
     assert contents(out) == contents(whole)
+
+
+# The command, short of disk, of input or of a sound worker.
+
+#: In every row, and in nothing that a person or a log sees.
+CANARY = 914827365564738291
+
+
+def cli(
+    patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """(exit code, all that was printed or logged) of ``dpsgd batches``, in process."""
+    import dpsgd
+
+    patch.setattr(logging.getLogger(), "handlers", [])
+    patch.setattr(sys, "argv", ["dpsgd", "batches", *arguments])
+    code: Any = 0
+    try:
+        dpsgd.main()
+    except SystemExit as end:
+        code = end.code or 0
+    printed = capfd.readouterr()
+    return code, printed.out + printed.err
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def quoting_a_row(*_: object, **__: object) -> None:
+    raise ValueError(f"a row holds {CANARY}")
+
+
+def lose_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> Any:
+        (source / "a.parquet").unlink(missing_ok=True)
+        return parquet_blocks.read_block(*arguments)
+
+    patch.setattr(transforms, "read_block", read)
+
+
+def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> Any:
+        data = bytearray((source / "a.parquet").read_bytes())
+        data[4:400] = bytes(396)
+        (source / "a.parquet").write_bytes(data)
+        return parquet_blocks.read_block(*arguments)
+
+    patch.setattr(transforms, "read_block", read)
+
+
+def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
+    return lambda _, patch: patch.setattr(transforms, name, fault)
+
+
+FAULTS = [
+    pytest.param(patched("write_spill", no_space), "No space left", id="full in map"),
+    pytest.param(patched("write_file", no_space), "No space left", id="full in reduce"),
+    pytest.param(patched("sample_block", quoting_a_row), "ValueError", id="map dies"),
+    pytest.param(
+        patched("encode_batch", quoting_a_row), "ValueError", id="reduce fails"
+    ),
+    pytest.param(lose_input, "to be readable", id="input lost"),
+    pytest.param(damage_input, "row group", id="input damaged"),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS)
+def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    key_file: pathlib.Path,
+    fault: Callable[..., None],
+    message: str,
+) -> None:
+    source, out = tmp_path / "input", tmp_path / "o"
+    source.mkdir()
+    table = pa.table({"id": np.full(2000, CANARY)})
+    pq.write_table(
+        table, source / "a.parquet", row_group_size=400, use_dictionary=False,
+        write_statistics=False,
+    )  # fmt: skip
+    sound = (source / "a.parquet").read_bytes()
+    options = ["--input", str(source), "--out", str(out), "--key-file", str(key_file)]
+    options += ["--batch-size", "100", "--epochs", "1", "--sampler", "poisson"]
+    with pytest.MonkeyPatch.context() as patch:
+        fault(source, patch)
+        code, printed = cli(patch, capfd, *options)
+    errors = [line for line in printed.splitlines() if "rror" in line]
+    assert code == 2, printed
+    assert len(errors) == 1, printed
+    assert errors[0].startswith("error: Expected"), printed
+    assert message in errors[0], printed
+    assert "Traceback" not in printed
+    key = read_key_file(key_file)
+    for secret in (str(CANARY), hex(CANARY)[2:], key.hex(), str(key)):
+        assert secret not in printed
+    assert not (out / "manifest.json").exists()
+    (source / "a.parquet").write_bytes(sound)
+    with pytest.MonkeyPatch.context() as patch:
+        code, printed = cli(patch, capfd, *options)
+    assert code == 0, printed
+    assert verify(out).findings == ()
+    public = (out / "manifest.json").read_text() + printed
+    for secret in (str(CANARY), key.hex(), str(key)):
+        assert secret not in public
+        assert secret not in (out / "private" / "checksums.json").read_text()
+
+
+def test_a_key_that_others_can_read_starts_no_job(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    input_folder: pathlib.Path,
+    key_file: pathlib.Path,
+) -> None:
+    key = read_key_file(key_file).hex()
+    key_file.chmod(0o640)
+    options = ["--input", str(input_folder), "--out", str(tmp_path / "o")]
+    options += ["--key-file", str(key_file), "--batch-size", "10", "--epochs", "1"]
+    code, printed = cli(monkeypatch, capfd, *options, "--sampler", "poisson")
+    assert code == 2
+    assert "chmod 600" in printed
+    assert key not in printed
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("through_files", [False, True], ids=["by-value", "spill"])
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
+def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pipeline_bytes: Callable[[beam.Pipeline], bytes],
+    sampler: str,
+    through_files: bool,
+) -> None:
+    cap = 14 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    seen: list[bytes] = []
+
+    def record(pipeline: beam.Pipeline, *_: object, **__: object) -> Any:
+        seen.append(pipeline_bytes(pipeline))
+        seen.append(str(pipeline.options.get_all_options()).encode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(beam.Pipeline, "run", record)
+    runner = [] if through_files else ["--runner=BundleBasedDirectRunner"]
+    out = tmp_path / "o"
+    with pytest.raises(KeyboardInterrupt):
+        write_batches(
+            dataset=dataset,
+            layout=layout,
+            out=out,
+            key_file=key_file,
+            options=PipelineOptions(runner),
+        )
+    key = read_key_file(key_file)
+    secrets = [key, key.hex().encode(), str(list(key)).encode()]
+    if sampler == "dynamic-shuffle":
+        boundaries = np.load(out / "private" / "boundaries.npy")
+        secrets += [boundaries[0, 0].tobytes(), str(boundaries[0, 0, 0]).encode()]
+    assert len(seen) == 2
+    assert str(key_file).encode() in seen[0], "the test does not see what workers get"
+    for secret in secrets:
+        assert not any(secret in text for text in seen)
