@@ -60,6 +60,19 @@ def renyi_epsilon(plan: DpSgdPlan, *, noise_multiplier: float, delta: float) -> 
     return max(0.0, best)
 
 
+def renyi_delta(plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float) -> float:
+    """Returns the delta of Renyi accounting, least over a fine grid of orders."""
+    bounds.check_epsilon(epsilon)
+    least = 0.0
+    for order in 1 + np.geomspace(1e-2, 1e4, 400):
+        divergence = renyi_divergence(
+            plan, noise_multiplier=noise_multiplier, order=float(order)
+        )
+        converted = (order - 1) * (divergence - epsilon + math.log1p(-1 / order))
+        least = min(least, converted - math.log(order))
+    return math.exp(least)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TanEstimate:
     """The closed form of TAN.  An estimate for tuning, never a guarantee.

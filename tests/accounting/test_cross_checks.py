@@ -1,5 +1,8 @@
 """Second opinions: Renyi accounting is looser, TAN's form warns outside its range."""
 
+import math
+
+import numpy as np
 import pytest
 
 from accounting import bounds, cross_checks
@@ -35,6 +38,77 @@ def test_published_values(size, noise, steps, num_examples, delta, eta, tan, ren
     # Finer orders than the published ones: at most as large, hardly smaller.
     assert found == pytest.approx(renyi, rel=5e-4)
     assert bounds.epsilon(example, **arguments).upper < found
+
+
+def test_published_renyi_epsilon_of_the_untruncated_example():
+    example = plan(1024, 50_000, 10_000)
+    found = cross_checks.renyi_epsilon(example, noise_multiplier=4.0, delta=1e-5)
+    assert found == pytest.approx(2.27535, rel=5e-4)
+
+
+#: noise 0.35, T = 1000, q = 1/1000: epsilon -> delta by Renyi accounting.
+RENYI_DELTA = {
+    0.5: 4.246580e-01,
+    1: 3.239376e-01,
+    2: 1.759424e-01,
+    4: 4.229497e-02,
+    6: 8.539207e-03,
+    8: 1.577171e-03,
+    10: 2.607045e-04,
+}
+
+
+@pytest.mark.parametrize("epsilon", RENYI_DELTA)
+def test_published_renyi_delta(epsilon):
+    import dp_accounting
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    example = plan(1, 1000, 1000)
+    arguments = {"noise_multiplier": 0.35, "epsilon": epsilon}
+    found = cross_checks.renyi_delta(example, **arguments)
+    # The published values take the best of few orders, at a loss of up to 3 %.
+    published = RENYI_DELTA[epsilon]
+    assert bounds.delta(example, **arguments).upper < found
+    assert 0.97 * published <= found <= published * (1 + 1e-6)
+    # dp_accounting at the orders of our grid that matter here.
+    orders = 1 + np.geomspace(1e-2, 1e4, 400)[100:170]
+    accountant = rdp_privacy_accountant.RdpAccountant(list(orders))
+    gaussian = dp_accounting.GaussianDpEvent(0.35)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(1e-3, gaussian), 1000)
+    assert found == pytest.approx(accountant.get_delta(epsilon), rel=1e-6)
+
+
+def test_renyi_delta_and_epsilon_agree():
+    example = plan(1, 1000, 1000)
+    found = cross_checks.renyi_delta(example, noise_multiplier=0.7, epsilon=2.0)
+    back = cross_checks.renyi_epsilon(example, noise_multiplier=0.7, delta=found)
+    assert back == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("size", "order", "published"),
+    [
+        (4096, 2.4, 20),
+        (1024, 1.1, 2.2e3),
+        (512, 1.1, 6.6e5),
+        (256, 1.1, 1.9e7),
+        (128, 1.1, 9.7e7),
+    ],
+)
+def test_published_epsilon_of_simulated_runs(size, order, published):
+    """As in TAN's cheap runs, noise and batch size shrink together: not private."""
+    example, noise = plan(size, 1_281_167, 72_000), 2.5 * size / 16384
+    divergence = cross_checks.renyi_divergence(
+        example, noise_multiplier=noise, order=order
+    )
+    conversion = math.log1p(-1 / order) - math.log(8e-7 * order) / (order - 1)
+    # Two digits are printed; the order is the one that dp_accounting chose.
+    assert divergence + conversion == pytest.approx(published, rel=2e-2)
+    arguments = {"noise_multiplier": noise, "delta": 8e-7}
+    found = cross_checks.renyi_epsilon(example, **arguments)
+    # Orders below 1.1 help where the published value is an artefact of its orders.
+    assert found <= published * 1.02
+    assert 18 < bounds.epsilon(example, **arguments).upper <= found
 
 
 @pytest.mark.parametrize("eta_and_epsilon", [(0.13, 0.991), (0.95, 8.021)])

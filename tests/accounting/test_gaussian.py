@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import gaussian
+from accounting import bounds, gaussian
 
 
 def exact(noise, epsilon):
@@ -39,6 +39,27 @@ def test_noise_is_on_the_private_side(epsilon, delta):
     noise = gaussian.gaussian_noise(epsilon, delta)
     assert gaussian.gaussian_delta(noise, epsilon) <= delta
     assert gaussian.gaussian_delta(noise * (1 - 1e-6), epsilon) > delta * (1 - 1e-4)
+
+
+#: noise 0.35: epsilon -> published delta of deterministic batches, one epoch.
+PUBLISHED = {
+    0.5: 8.053036e-01,
+    1: 7.572536e-01,
+    2: 6.438782e-01,
+    4: 3.837565e-01,
+    6: 1.666956e-01,
+    8: 5.006763e-02,
+    10: 1.003678e-02,
+}
+
+
+@pytest.mark.parametrize("epsilon", PUBLISHED)
+def test_published_delta_of_deterministic_batches(small_plan, epsilon):
+    plan = small_plan("deterministic", num_epochs=1)
+    answer = bounds.delta(plan, noise_multiplier=0.35, epsilon=epsilon)
+    # A closed form: all seven printed digits.
+    assert answer.kind == "exact"
+    assert answer.upper == pytest.approx(PUBLISHED[epsilon], rel=5e-7)
 
 
 def test_without_noise_nothing_is_private():

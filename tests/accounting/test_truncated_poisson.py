@@ -58,29 +58,37 @@ def test_published_cost_of_a_small_truncated_batch_size(deviations, tail, publis
     assert truncated_poisson.truncation_probability(example) == pytest.approx(
         tail, rel=1e-3
     )
+    # The zero-out column.  Those of other relations are not claimed: under replace-one
+    # the privacy unit differs and Poisson itself costs more; under add-or-remove n is
+    # not public, and Pr[Bin(n, q) > B] depends on it.
     answer = bounds.epsilon(example, noise_multiplier=0.5472, delta=DELTA)
     assert answer.upper == pytest.approx(published, abs=1.5e-3)
     additive = truncated_poisson.additive_epsilon(example, 0.5472, DELTA)
-    assert (additive == float("inf")) == (deviations < 8)
+    if deviations < 8:
+        assert additive == float("inf")
+    else:
+        assert additive == pytest.approx(4.994, abs=1.5e-3)
 
 
-#: Expected batch size -> smallest truncated batch size at one and at five epochs.
+#: Expected batch size -> steps of an epoch, smallest truncated batch size at one and at
+#: five epochs, and the first of them over the expected batch size.
 SMALLEST = {
-    1024: (35938, 1328, 1334),
-    2048: (17969, 2469, 2477),
-    4096: (8984, 4681, 4693),
-    8192: (4492, 9007, 9023),
-    16384: (2246, 17520, 17544),
-    32768: (1123, 34355, 34388),
-    65536: (562, 67754, 67801),
-    131072: (281, 134172, 134239),
-    262144: (140, 266474, 266569),
+    1024: (35938, 1328, 1334, 1.2969),
+    2048: (17969, 2469, 2477, 1.2056),
+    4096: (8984, 4681, 4693, 1.1428),
+    8192: (4492, 9007, 9023, 1.0995),
+    16384: (2246, 17520, 17544, 1.0693),
+    32768: (1123, 34355, 34388, 1.0484),
+    65536: (562, 67754, 67801, 1.0338),
+    131072: (281, 134172, 134239, 1.0237),
+    262144: (140, 266474, 266569, 1.0165),
 }
 
 
 @pytest.mark.parametrize("size", SMALLEST)
 def test_published_smallest_truncated_batch_size(size):
-    steps, *published = SMALLEST[size]
+    steps, *published, ratio = SMALLEST[size]
+    assert published[0] / size == pytest.approx(ratio, abs=5.1e-5)
     for epochs, expected in zip((1, 5), published, strict=True):
         arguments = {
             "num_examples": 36_800_000,
