@@ -27,6 +27,7 @@ from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
+    from accounting.pairs import Step
     from accounting.profiles import Profile
 
 #: Whether the noise that suffices needs no numerical verification.
@@ -71,26 +72,41 @@ def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
 
 
+def mixture_steps(
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step of the mixture in both directions, remove first."""
+    from accounting import pairs
+
+    rate, size = sampling_probability, truncated_batch_size
+    remove, add = poisson.steps(rate, noise_multiplier)
+    crowded = tail_probability(num_examples - 1, rate, size - 1)
+    if crowded == 0.0:
+        return remove, add
+    truncated = tail_probability(num_examples, rate, size)
+    # The probability of being kept is rounded up by the slack of one tail over the
+    # other.  Twice the sensitivity is half the noise.
+    kept = min(1.0, truncated * size / (num_examples * crowded) * _TAIL_SLACK)
+    evicting = pairs.replace_pair(kept, noise_multiplier / 2)
+    return (
+        [(1 - crowded, remove[0][1]), (crowded, evicting)],
+        [(1 - crowded, add[0][1]), (crowded, evicting)],
+    )
+
+
 def _mixture(
     plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
 ) -> Profile:
     """Returns the profile of the mixture."""
-    from accounting import pairs, profiles
+    from accounting import profiles
 
     rate, size = poisson.probability(plan), plan.truncated_batch_size
     assert size is not None
-    crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
-    remove, add = poisson.steps(rate, noise_multiplier)
-    if crowded > 0.0:
-        kept = truncation_probability(plan) * size / (plan.num_examples * crowded)
-        # Twice the sensitivity is half the noise.  The probability of being kept is
-        # rounded up by the slack of one tail over the other.
-        kept = min(1.0, kept * _TAIL_SLACK)
-        evicting = pairs.replace_pair(kept, noise_multiplier / 2)
-        remove = [(1 - crowded, remove[0][1]), (crowded, evicting)]
-        add = [(1 - crowded, add[0][1]), (crowded, evicting)]
     return profiles.Profile(
-        directions=(remove, add),
+        directions=mixture_steps(plan.num_examples, rate, size, noise_multiplier),
         num_steps=plan.num_steps,
         fineness=fineness or profiles.FINE,
     )

@@ -3,9 +3,11 @@
 import itertools
 
 import mpmath
+import numpy as np
 import pytest
+from scipy import signal
 
-from accounting import bounds, truncated_poisson
+from accounting import bounds, loss_distributions, truncated_poisson
 from accounting.plan import DpSgdPlan
 
 DELTA = 2.7e-8
@@ -37,6 +39,35 @@ def test_published_epsilon_of_the_mixture(cap, published):
     )
     assert answer.upper == pytest.approx(published, rel=5e-5)
     assert answer.method == truncated_poisson.MIXTURE
+
+
+def composed_delta(direction, epsilon):
+    """Delta of three steps on four examples and two on three, B = 2 and q = 1/2."""
+    masses, first, finite, spacing = np.ones(1), 0, 1.0, 1e-3
+    for num_examples, count in ((4, 3), (3, 2)):
+        step = truncated_poisson.mixture_steps(num_examples, 0.5, 2, 1.0)[direction]
+        loss = loss_distributions.mix(
+            [
+                (weight, loss_distributions.discretize(pair, spacing, 1e-14))
+                for weight, pair in step
+            ]
+        )
+        for _ in range(count):
+            masses = signal.fftconvolve(masses, loss.masses)
+            first += loss.first
+            finite *= 1 - loss.infinite_mass
+    losses = (first + np.arange(len(masses))) * spacing
+    gain = -np.expm1(np.minimum(epsilon - losses, 0.0))
+    return float(masses @ gain) + 1 - finite
+
+
+def test_published_epsilon_of_different_steps_composed():
+    """dp_accounting's own example; a plan has steps of one kind, hence by hand."""
+    published = 17.904330
+    worse = [composed_delta(direction, published) for direction in (0, 1)]
+    # Here 1e-5 of delta is 1e-5 of epsilon; six decimals are printed.
+    assert max(worse) == pytest.approx(1e-6, rel=1e-5)
+    assert worse[0] > worse[1]
 
 
 @pytest.mark.parametrize(
