@@ -31,7 +31,7 @@ from accounting.calibration import (
     lower_epsilon,
     smallest_noise_in_two,
 )
-from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
@@ -210,6 +210,30 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     upper, method = upper_delta(plan, noise_multiplier, epsilon)
     lower = below(lower_delta(plan, noise_multiplier, epsilon), upper)
     return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction."""
+    exact = deterministic.delta_by_direction(plan, noise_multiplier, epsilon)
+    if not _is_numerical(plan, noise_multiplier):
+        if plan.steps_per_epoch == 1 or noise_multiplier == 0.0:
+            return exact
+        revealed = Bounds(upper=exact.add.guarantee, method=CLOSED_METHOD)
+        return ByDirection(remove=revealed, add=revealed)
+    above = directions(plan, noise_multiplier, True)
+    below_them = directions(plan, noise_multiplier, False)
+    answers = []
+    for high, low in zip(above, below_them, strict=True):
+        numerical = _upper_delta(high, plan.num_epochs, epsilon)
+        options = [(numerical, METHOD), (exact.add.guarantee, CLOSED_METHOD)]
+        upper, method = min(options, key=lambda option: option[0])
+        lower = below(_lower_delta(low, plan.num_epochs, epsilon), upper)
+        answers.append(
+            Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+        )
+    return ByDirection(remove=answers[0], add=answers[1])
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:

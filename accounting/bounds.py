@@ -25,14 +25,16 @@ from types import ModuleType
 from accounting import plan as plans
 from accounting import truncated_poisson
 from accounting.calibration import lower_epsilon, round_up
-from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
 
 __all__ = [
     "Bounds",
+    "ByDirection",
     "NoiseBounds",
     "delta",
+    "delta_by_direction",
     "delta_curve",
     "epsilon",
     "epsilon_curve",
@@ -124,6 +126,30 @@ def delta(
         return result
     lower = below(module.lower_delta(plan, noise, target), result.guarantee)
     return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta when an example is removed, and when one is added.
+
+    The larger of both is the guarantee, as `delta` returns it.  For Poisson sampling
+    that is the one of removing, at any epsilon; for deterministic batches they are
+    equal.
+
+    Raises:
+      InputError: a value out of range; or shuffled batches, of which less is known.
+    """
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    module = _module(plan)
+    if plan.sampler in (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE):
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} to be one whose directions are known: "
+            "shuffles have one upper bound for both, and no dominating pair. Use delta."
+        )
+    result: ByDirection = module.delta_by_direction(plan, noise, target)
+    return result
 
 
 def epsilon_curve(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from accounting import gaussian
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.plan import DpSgdPlan
 
 #: Whether the noise that suffices needs no numerical verification.
@@ -26,6 +26,14 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
         noise_multiplier / math.sqrt(plan.num_epochs), epsilon
     )
     return Bounds(upper=value, lower=value, method=METHOD)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns the exact delta, which is the same in each direction."""
+    exact = delta(plan, noise_multiplier, epsilon)
+    return ByDirection(remove=exact, add=exact)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:

@@ -90,6 +90,20 @@ class Bounds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ByDirection:
+    """Bounds on delta in each direction.  Only both together are a guarantee.
+
+    Attributes:
+      remove: Of ``sup_S Pr[M(D) in S] - e^epsilon Pr[M(D') in S]`` where D has the
+        example and D' a ghost in its slot.
+      add: The same where D has the ghost, and D' the example.
+    """
+
+    remove: Bounds
+    add: Bounds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseBounds:
     """Bounds on the noise multiplier that a target needs.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from accounting import gaussian
 from accounting.calibration import smallest_noise, smallest_noise_in_two
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
@@ -63,11 +63,13 @@ def log_never(plan: DpSgdPlan) -> float:
     return plan.num_steps * math.log1p(-rate) if rate < 1.0 else -math.inf
 
 
-def _participation_delta(plan: DpSgdPlan, epsilon: float) -> float:
-    # Reveal the output entirely whenever the example takes part: exact without noise.
+def _participation_deltas(plan: DpSgdPlan, epsilon: float) -> tuple[float, float]:
+    """Returns delta if outputs of steps with the example are revealed: remove, add.
+
+    Exact without noise.
+    """
     never = log_never(plan)
-    added = -math.expm1(min(0.0, epsilon + never))
-    return max(-math.expm1(never), added) if epsilon <= 0.0 else -math.expm1(never)
+    return -math.expm1(never), -math.expm1(min(0.0, epsilon + never))
 
 
 def _participation_epsilon(plan: DpSgdPlan, delta: float) -> float:
@@ -97,12 +99,36 @@ def delta_at(
     if plan.sampling_probability == 1:
         return Bounds(upper=closed, lower=closed, method=EXACT_METHOD)
     options = [(closed, EXACT_METHOD)]
-    options.append((_participation_delta(plan, epsilon), _PARTICIPATION))
+    options.append((max(_participation_deltas(plan, epsilon)), _PARTICIPATION))
     if composes(plan, noise_multiplier):
         profile = _profile(plan, noise_multiplier, fineness)
         options.insert(0, (profile.delta(epsilon), METHOD))
     value, method = min(options, key=lambda option: option[0])
     return Bounds(upper=value, method=method)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction."""
+    if plan.sampling_probability == 1:
+        exact = delta(plan, noise_multiplier, epsilon)
+        return ByDirection(remove=exact, add=exact)
+    closed = gaussian.gaussian_delta(
+        noise_multiplier / math.sqrt(plan.num_steps), epsilon
+    )
+    numerical: tuple[float, ...] = (1.0, 1.0)
+    if composes(plan, noise_multiplier):
+        profile = _profile(plan, noise_multiplier, None)
+        numerical = profile.delta_by_direction(epsilon)
+    answers = []
+    for value, revealed in zip(
+        numerical, _participation_deltas(plan, epsilon), strict=True
+    ):
+        options = [(value, METHOD), (closed, EXACT_METHOD), (revealed, _PARTICIPATION)]
+        least, method = min(options, key=lambda option: option[0])
+        answers.append(Bounds(upper=least, method=method))
+    return ByDirection(remove=answers[0], add=answers[1])
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
@@ -185,7 +211,7 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
         return delta(plan, noise_multiplier, epsilon).guarantee
     if noise_multiplier == 0.0:
         # Exact: what is seen is whether the example took part.
-        return _participation_delta(plan, epsilon)
+        return max(_participation_deltas(plan, epsilon))
     if not composes(plan, noise_multiplier):
         return 0.0
     from accounting import poisson_lower

@@ -191,18 +191,26 @@ class Profile:
         """Returns a delta >= 0 at which ``(epsilon, delta)`` is proven."""
         worst = 0.0
         for step in self.directions:
-            loss = atoms(step, _LEAST_TAIL)
-            order = order_for_epsilon(loss, self.num_steps, epsilon)
-            log_delta = self.num_steps * loss.cumulants(order)[0] - order * epsilon
-            # The Chernoff bound alone may show that this direction is not the worse.
-            if worst > 0.0 and log_delta < math.log(worst) - 1e-6:
-                continue
-            tail_mass = _tail_mass(log_delta, self.num_steps, 1e-8)
-            loss = atoms(step, tail_mass)
-            order = order_for_epsilon(loss, self.num_steps, epsilon)
-            total = composed(step, self.num_steps, order, tail_mass, self.fineness)
-            worst = max(worst, total.delta(epsilon))
+            worst = max(worst, self._delta(step, epsilon, worst))
         return worst
+
+    def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
+        """Returns an upper bound on delta in each direction."""
+        return tuple(self._delta(step, epsilon, 0.0) for step in self.directions)
+
+    def _delta(self, step: Step, epsilon: float, worst: float) -> float:
+        """Returns a bound in the direction of ``step``; 0 if it is below ``worst``."""
+        loss = atoms(step, _LEAST_TAIL)
+        order = order_for_epsilon(loss, self.num_steps, epsilon)
+        log_delta = self.num_steps * loss.cumulants(order)[0] - order * epsilon
+        # The Chernoff bound alone may show that this direction is not the worse.
+        if worst > 0.0 and log_delta < math.log(worst) - 1e-6:
+            return 0.0
+        tail_mass = _tail_mass(log_delta, self.num_steps, 1e-8)
+        loss = atoms(step, tail_mass)
+        order = order_for_epsilon(loss, self.num_steps, epsilon)
+        total = composed(step, self.num_steps, order, tail_mass, self.fineness)
+        return total.delta(epsilon)
 
     def sums_at(self, delta: float) -> tuple[composition.TiltedSum, ...]:
         """Returns the sums of losses in each direction, tilted for ``delta``."""

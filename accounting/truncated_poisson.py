@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from accounting import poisson
 from accounting.calibration import smallest_noise_in_two
-from accounting.intervals import Bounds, NoiseBounds
+from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.plan import DpSgdPlan
 
 if TYPE_CHECKING:
@@ -128,6 +128,27 @@ def _delta(
     if additive <= mixture:
         return Bounds(upper=additive, method=ADDITIVE)
     return Bounds(upper=mixture, method=MIXTURE)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction; both theorems hold in each."""
+    untruncated = poisson.delta_by_direction(plan, noise_multiplier, epsilon)
+    correction = truncation_delta(plan, epsilon)
+    mixtures: tuple[float, ...] = (1.0, 1.0)
+    if correction > 0.0 and _can_mix(plan, noise_multiplier):
+        profile = _mixture(plan, noise_multiplier, None)
+        mixtures = profile.delta_by_direction(epsilon)
+    answers = []
+    for bound, mixture in zip(
+        (untruncated.remove, untruncated.add), mixtures, strict=True
+    ):
+        additive = min(1.0, bound.guarantee + correction)
+        options = [(additive, ADDITIVE), (mixture, MIXTURE)]
+        least, method = min(options, key=lambda option: option[0])
+        answers.append(Bounds(upper=least, method=method))
+    return ByDirection(remove=answers[0], add=answers[1])
 
 
 def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
