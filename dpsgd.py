@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 import click
 
@@ -85,10 +86,18 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line; an error that the user can mend is one line."""
     try:
-        cli(standalone_mode=True)
+        sys.exit(cli(standalone_mode=False))
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error), 2)
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} See --help.", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("Stopped. Give the same command again.", 130)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,7 @@ class DpSgdPlan:
             self.truncated_batch_size,
             at_least=self.expected_batch_size,
             at_most=self.num_examples,
+            remedy="It caps a step; `auto` takes the smallest that costs no epsilon.",
         )
 
     @property
@@ -195,6 +196,10 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
     """
     check_int("num_examples", num_examples, at_least=1)
     check_int(
-        "expected_batch_size", expected_batch_size, at_least=1, at_most=num_examples
+        "expected_batch_size",
+        expected_batch_size,
+        at_least=1,
+        at_most=num_examples,
+        remedy="A batch cannot be larger than num_examples.",
     )
     return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)

@@ -18,8 +18,8 @@ from accounting.plan import (
     DpSgdPlan,
     steps_per_epoch,
 )
-from accounting.validation import InputError
-from pipelines.console import Bars, show
+from accounting.validation import InputError, check_float, check_int
+from pipelines.console import Bars, show, stoppable
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -109,6 +109,15 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
     batch_size, epochs = options["batch_size"], options["epochs"]
     if (options["num_steps"] is None) == (epochs is None):
         raise InputError("Expected exactly one of --epochs and --num-steps.")
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
+    check_float("epsilon", options["epsilon"], above=0)
+    given = options["truncated_batch_size"]
+    if given != "auto" and options["sampler"] != TRUNCATED_POISSON:
+        raise InputError(
+            f"Expected --truncated-batch-size={given} with --sampler "
+            f"{TRUNCATED_POISSON} alone; sampler is {options['sampler']}. Leave it out."
+        )
     if epochs is None:
         num_steps, num_epochs = options["num_steps"], 1
     else:
@@ -182,7 +191,9 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
 )
 @click.option("--physical-batch-size", type=int, help="Rows of one record.")
 @click.option(
-    "--key-file", help="Sampling key, mode 0600; made if missing. [OUT/private]"
+    "--key-file",
+    help="Sampling key of this data set alone, mode 0600; made if missing. "
+    "[default: OUT/private/sampling.key]",
 )
 @click.option(
     "--memory-limit",
@@ -229,7 +240,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
         show("Would write", summary, options["as_json"])
         return
     check_out(pathlib.Path(out))
-    with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance):
+    with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance), stoppable():
         bars.set_total("blocks", len(dataset.blocks))
         bars.set_total("steps", plan.num_steps)
         manifest = write_batches(

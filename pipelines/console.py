@@ -6,13 +6,21 @@ alone.  Public values only.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
 import click
+
+from accounting.validation import InputError
+
+#: Seconds between lines where standard error is not a terminal.
+_LINE_SECONDS = 15.0
 
 
 def format_size(num_bytes: float) -> str:
@@ -58,6 +66,9 @@ class Bars:
             TimeRemainingColumn(),
             console=Console(file=sys.stderr),
         )
+        self._is_terminal = self._progress.console.is_terminal
+        self._last_line = time.monotonic()
+        self._told: dict[str, float] = {}
         self._tasks = {
             label: self._progress.add_task(label, total=None, start=False)
             for label in labels
@@ -84,17 +95,58 @@ class Bars:
         """Says that ``amount`` more is done."""
         self._start(label)
         self._progress.advance(self._tasks[label], amount)
+        self._tell(label)
 
     def update(self, label: str, done: int, total: int) -> None:
         """Says that ``done`` of ``total`` is done."""
         self._start(label)
         self._progress.update(self._tasks[label], completed=done, total=total)
+        self._tell(label)
 
     def _start(self, label: str) -> None:
         task = self._tasks[label]
         if self._progress.tasks[task].start_time is None:
-            self._progress.start()  # not before there is something to show
+            if self._is_terminal:
+                self._progress.start()  # not before there is something to show
             self._progress.start_task(task)
+
+    def _tell(self, label: str) -> None:
+        """Where nobody sees a bar move, a line now and then says the same."""
+        now = time.monotonic()
+        task = self._progress.tasks[self._tasks[label]]
+        quiet = now - self._last_line < _LINE_SECONDS and task.completed != task.total
+        if self._is_terminal or quiet or self._told.get(label) == task.completed:
+            return
+        self._last_line, self._told[label] = now, task.completed
+        left = task.time_remaining
+        click.echo(
+            f"{label}: {task.completed:,.0f} of {task.total or 0:,.0f}"
+            + (f", {left:.0f} s left" if left is not None else ""),
+            err=True,
+        )
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turns SIGINT and SIGTERM into one line that says how to go on.
+
+    Raises:
+      InputError: a signal arrived.
+    """
+
+    def stop(*_: object) -> None:
+        raise InputError(
+            "Stopped by a signal. Give the same command again: it goes on where it "
+            "stopped."
+        )
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
@@ -106,6 +158,8 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(title=title, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in fields.items():
         table.add_row(name.replace("_", " "), _for_people(name, value))
     Console().print(table)

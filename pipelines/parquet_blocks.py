@@ -172,6 +172,20 @@ def list_paths(pattern: str) -> list[tuple[str, str]]:
     return [(path, path.removeprefix(prefix)) for path in paths]
 
 
+def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
+    """Refuses nulls that the footer tells of; others are found when they are read."""
+    for row_group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(row_group).column(index)
+            statistics = column.statistics
+            if statistics is not None and statistics.null_count:
+                name = column.path_in_schema.split(".")[0]
+                raise InputError(
+                    f"Expected column {name} of {path} to hold no nulls. Fill them, "
+                    "for example with NaN, or drop the rows."
+                )
+
+
 def list_blocks(pattern: str) -> Dataset:
     """Returns the blocks, columns and self-description of the input.
 
@@ -189,6 +203,7 @@ def list_blocks(pattern: str) -> Dataset:
                 raise InputError(
                     f"Expected the columns of {path} to equal those of the first file."
                 )
+            _check_nulls(parquet.metadata, path)
             for row_group in range(parquet.num_row_groups):
                 num_rows = parquet.metadata.row_group(row_group).num_rows
                 blocks.append(

@@ -30,16 +30,19 @@ import os
 import pathlib
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
+from pipelines import progress
 from pipelines.batch_format import row_bytes
 from pipelines.keys import commitment, read_key_file, read_or_create_key_file
 from pipelines.manifest import (
@@ -96,7 +99,7 @@ class Estimate:
       shuffle_bytes: Expected bytes between map and reduce; on the local runner they
         are on disk, beside the output, until the job ends.
       output_bytes: Bytes of the columns and weights of all records.
-      padding: Expected fraction of rows that are padding.
+      padding: Rows that are padding, in expectation, per example of a step.
     """
 
     shuffle_bytes: int
@@ -146,7 +149,7 @@ def estimate(layout: Layout) -> Estimate:
     return Estimate(
         shuffle_bytes=sampled * (row + OVERHEAD_BYTES),
         output_bytes=plan.num_steps * rows * (row + 4),
-        padding=1 - plan.expected_batch_size / rows,
+        padding=rows / plan.expected_batch_size - 1,
     )
 
 
@@ -231,7 +234,8 @@ def open_job(
     path = private / JOB_NAME
     if key_file is not None:
         key = read_or_create_key_file(key_file)
-    out.mkdir(parents=True, exist_ok=True)
+    # Batches are sensitive, and so is the size of a file where a step is not capped.
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.mkdir(mode=0o700, exist_ok=True)
     if key_file is None:
         key_file = private / KEY_NAME
@@ -280,16 +284,24 @@ def is_local(options: PipelineOptions) -> bool:
     """Whether no engine is named; refuses what the local runner does not survive.
 
     Raises:
-      InputError: several workers of the local runner.
+      InputError: no such runner, or several workers of the local one.
     """
     values = options.get_all_options()
+    runner = values.get("runner")
+    try:
+        create_runner(runner or "FnApiRunner")
+    except (ValueError, ImportError) as error:
+        raise InputError(
+            f"Expected runner={runner!r} to be one that Beam has here: "
+            f"{type(error).__name__}. See Beam's list of runners."
+        ) from None
     if values.get("direct_num_workers", 1) != 1:
         # Beam 2.77 loses elements of more than a megabyte between such workers.
         raise InputError(
             f"Expected direct_num_workers={values['direct_num_workers']} to be 1: "
             "Beam's local runner loses data between workers. One worker uses all cores."
         )
-    return values.get("runner") in (None, "FnApiRunner")
+    return runner in (None, "FnApiRunner")
 
 
 def _run_pipeline(
@@ -376,16 +388,35 @@ def _write_batches(
     spill = None
     if is_local(options):
         threads = local_threads(layout, dataset, memory_limit)
-        folder = root / PRIVATE_NAME / SPILL_NAME
+        folder = root / PRIVATE_NAME / SPILL_NAME / _boot_id()
         spill = Spill(folder=str(folder), num_threads=threads)
     key_path, batches_id = open_job(root, layout, dataset, key_file)
     with lock_job(root):
         if pending := pending_groups(root, layout):
+            written = set(range(layout.num_groups)) - set(pending)
+            progress.advance("steps", sum(len(layout.steps(g)) for g in written))
             if spill:
-                pathlib.Path(spill.folder).mkdir(mode=0o700, exist_ok=True)
+                _make_spill_folder(pathlib.Path(spill.folder))
             secrets = _secrets(layout, dataset, root, key_path)
             _run_pipeline(layout, dataset, root, secrets, pending, spill, options)
         return finish_job(root, layout, dataset, batches_id)
+
+
+def _boot_id() -> str:
+    """Names this boot of the machine: spills are not flushed, so that none is trusted
+    after a power loss."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def _make_spill_folder(folder: pathlib.Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.parent.chmod(0o700)
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _secrets(

@@ -28,6 +28,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 import pathlib
 import traceback
 import uuid
@@ -226,6 +227,9 @@ def write_file(path: str, data: bytes) -> None:
             temporary, compression_type=CompressionTypes.UNCOMPRESSED
         ) as file:
             file.write(data)
+            if isinstance(file, io.IOBase):  # of this machine: survive its power
+                file.flush()
+                os.fsync(file.fileno())
         FileSystems.rename([temporary], [path])
     except BaseException:
         if FileSystems.exists(temporary):

@@ -318,7 +318,7 @@ class Seen:
                 data = (self.whole / path.name).read_bytes()
                 assert path.read_bytes() == data, f"{path.name} is partial"
             self._same(self.batches, path)
-        for path in list((self.out / "private" / "spill").glob("block-*")):
+        for path in list((self.out / "private" / "spill").glob("*/block-*")):
             with contextlib.suppress(FileNotFoundError):  # removed when the job ends
                 if path.name not in self.blocks:
                     data = path.read_bytes()
