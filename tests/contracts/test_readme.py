@@ -69,3 +69,8 @@ def test_readme_blocks_run(tmp_path: pathlib.Path) -> None:
     assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
     for name in ("run", "criteo-run"):
         assert (tmp_path / name / "model.keras").exists()
+
+
+def test_no_placeholder_is_left() -> None:
+    for name in ("README.md", "CHANGELOG.md"):
+        assert not re.search(r"@@|TODO|XXX", (ROOT / name).read_text())
