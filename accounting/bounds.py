@@ -1,9 +1,10 @@
 """The one entry for every question about the privacy of a plan.
 
-Epsilon, delta and noise multiplier of a `DpSgdPlan`, for the zero-out relation (an
-example is replaced by a ghost that contributes zero; `REPLACE_SPECIAL` in
-dp_accounting), for the worse of both directions.  Answers are intervals whose type says
-what is a guarantee; see `accounting.intervals`.
+Epsilon, delta and noise multiplier of a `DpSgdPlan`, for the worse of both directions
+of the zero-out relation (an example is replaced by a ghost that contributes zero;
+`REPLACE_SPECIAL` in dp_accounting) unless ``neighboring_relation`` says otherwise;
+`accounting.relations` says what else there is, and refuses the rest.  Answers are
+intervals whose type says what is a guarantee; see `accounting.intervals`.
 
 Example:
   >>> from accounting.plan import DpSgdPlan
@@ -27,6 +28,7 @@ from accounting import truncated_poisson
 from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.plan import DpSgdPlan
+from accounting.relations import REPLACE_SPECIAL, check_relation
 from accounting.validation import InputError, check_float
 
 __all__ = [
@@ -83,7 +85,12 @@ def check_noise_multiplier(noise_multiplier: float) -> float:
 
 
 def epsilon(
-    plan: DpSgdPlan, *, noise_multiplier: float, delta: float, both: bool = False
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> Bounds:
     """Returns bounds on epsilon at ``delta``.
 
@@ -94,10 +101,12 @@ def epsilon(
       both: Also compute a lower bound for Poisson and truncated Poisson, which shows
         how much of the upper one is slack and takes seconds; all others have one
         anyway.
+      neighboring_relation: One of `relations.RELATIONS`.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value out of range, or a relation that is not accounted for.
     """
+    check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_delta(delta)
     module = _module(plan)
@@ -111,13 +120,19 @@ def epsilon(
 
 
 def delta(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, both: bool = False
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> Bounds:
-    """Returns bounds on delta at ``epsilon``; ``both`` as for `epsilon`.
+    """Returns bounds on delta at ``epsilon``; other arguments as for `epsilon`.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value out of range, or a relation that is not accounted for.
     """
+    check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
     module = _module(plan)
@@ -129,7 +144,11 @@ def delta(
 
 
 def delta_by_direction(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> ByDirection:
     """Returns bounds on delta when an example is removed, and when one is added.
 
@@ -138,8 +157,10 @@ def delta_by_direction(
     equal.
 
     Raises:
-      InputError: a value out of range; or shuffled batches, of which less is known.
+      InputError: a value out of range; a relation that is not accounted for; or
+        shuffled batches, of which less is known.
     """
+    check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
     module = _module(plan)
@@ -153,34 +174,60 @@ def delta_by_direction(
 
 
 def epsilon_curve(
-    plan: DpSgdPlan, *, noise_multiplier: float, deltas: Iterable[float]
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    deltas: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> list[Bounds]:
     """Returns bounds on epsilon at each of ``deltas``."""
     return [
-        epsilon(plan, noise_multiplier=noise_multiplier, delta=point)
+        epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=point,
+            neighboring_relation=neighboring_relation,
+        )
         for point in deltas
     ]
 
 
 def delta_curve(
-    plan: DpSgdPlan, *, noise_multiplier: float, epsilons: Iterable[float]
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilons: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> list[Bounds]:
     """Returns bounds on delta at each of ``epsilons``: the privacy profile."""
     return [
-        delta(plan, noise_multiplier=noise_multiplier, epsilon=point)
+        delta(
+            plan,
+            noise_multiplier=noise_multiplier,
+            epsilon=point,
+            neighboring_relation=neighboring_relation,
+        )
         for point in epsilons
     ]
 
 
-def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> NoiseBounds:
+def noise_multiplier(
+    plan: DpSgdPlan,
+    *,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> NoiseBounds:
     """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
 
     ``sufficient`` is at most 0.01 % above what the bounds used here can prove, rounded
     up, and verified to meet the target before it is returned.
 
     Raises:
-      InputError: a value out of range, or a target that no noise meets.
+      InputError: a value out of range, a relation that is not accounted for, or a
+        target that no noise meets.
     """
+    check_relation(plan.sampler, neighboring_relation)
     check_epsilon(epsilon)
     check_delta(delta)
     result = _verified(plan, float(epsilon), float(delta))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting import bounds
+from accounting import bounds, relations
 from accounting import plan as plans
 from accounting.validation import InputError, check_int
 
@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     help="One or more; all by default.",
 )
 @click.option(
+    "--relation",
+    type=click.Choice(relations.RELATIONS, case_sensitive=False),
+    default=relations.REPLACE_SPECIAL,
+    show_default=True,
+    help="Which data sets are neighbours; the default is zero-out.",
+)
+@click.option(
     "--truncated-batch-size",
     default="auto",
     show_default=True,
@@ -60,8 +67,9 @@ if TYPE_CHECKING:
 def plan_command(**flags: Any) -> None:
     """Noise (or epsilon) of each way of making batches, side by side.
 
-    Every answer is for the zero-out relation: an example is replaced by a ghost that
-    contributes zero.  A lower bound is no guarantee and is never shown as one.
+    Answers are for the zero-out relation: an example is replaced by a ghost that
+    contributes zero.  For others, samplers that are not accounted for are left out, or
+    refused if asked for.  A lower bound is no guarantee and is never shown as one.
 
     \b
     Example, one epoch of 36.8 million examples at epsilon 5:
@@ -74,7 +82,7 @@ def plan_command(**flags: Any) -> None:
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return
-    samplers = flags["samplers"] or bounds.samplers()
+    samplers = flags["samplers"] or _supported(question, bounds.samplers())
     rows = [comparison.answer(question, sampler) for sampler in samplers]
     if flags["plot"] is not None:
         from accounting import plots
@@ -86,16 +94,24 @@ def plan_command(**flags: Any) -> None:
         _print_table(question, rows)
 
 
+def _supported(question: Question, samplers: tuple[str, ...]) -> tuple[str, ...]:
+    relation = question.neighboring_relation
+    supported = [name for name in samplers if relations.is_supported(name, relation)]
+    # If there are none, the first says why not.
+    return tuple(supported) or samplers[:1]
+
+
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
     from accounting import comparison
 
     axis = flags["sweep"]
-    samplers = flags["samplers"] or comparison.SWEEP_SAMPLERS
+    samplers = flags["samplers"] or _supported(question, comparison.SWEEP_SAMPLERS)
     points = comparison.sweep(question, axis, tuple(samplers))
     if flags["plot"] is not None:
         from accounting import plots
 
-        caption = f"n={question.num_examples:,}, delta={question.delta:g}, zero-out"
+        relation = relations.NAMES[question.neighboring_relation]
+        caption = f"n={question.num_examples:,}, delta={question.delta:g}, {relation}"
         plots.draw_sweep(points, axis, caption, flags["plot"])
     if flags["as_json"]:
         click.echo(json.dumps(_sweep_json(question, axis, points), indent=2))
@@ -167,6 +183,7 @@ def _question(flags: dict[str, Any]) -> Question:
         epsilon=flags["epsilon"],
         noise_multiplier=flags["noise_multiplier"],
         truncated_batch_size=_truncation(flags["truncated_batch_size"]),
+        neighboring_relation=flags["relation"],
     )
 
 
@@ -184,11 +201,9 @@ def _truncation(text: str) -> int | None:
 def _to_json(question: Question, rows: list[Answer]) -> dict[str, Any]:
     import dataclasses
 
-    from accounting import statement
-
     return {
         "question": dataclasses.asdict(question),
-        "neighboring_relation": statement.RELATION,
+        "neighboring_relation": question.neighboring_relation,
         "answers": [row.to_json() for row in rows],
     }
 
@@ -212,7 +227,8 @@ def _print_table(question: Question, rows: list[Answer]) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     click.echo(
-        f"{target}, delta={question.delta:g}, zero-out relation\n"
+        f"{target}, delta={question.delta:g}, "
+        f"{relations.NAMES[question.neighboring_relation]} relation\n"
         f"n={question.num_examples:,} examples, b={question.expected_batch_size:,} "
         f"per step, T={question.num_steps:,} steps, {question.num_epochs:,} epoch(s)"
     )

@@ -8,6 +8,7 @@ from typing import Any
 from accounting import bounds
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
+from accounting.relations import REPLACE_SPECIAL, check_relation
 from accounting.validation import InputError
 
 
@@ -21,6 +22,7 @@ class Question:
       noise_multiplier: Given noise; None if a target is.
       delta: Of the target.
       truncated_batch_size: For truncated Poisson; None for the least that is safe.
+      neighboring_relation: One of `relations.RELATIONS`.
     """
 
     num_examples: int
@@ -31,6 +33,7 @@ class Question:
     epsilon: float | None = None
     noise_multiplier: float | None = None
     truncated_batch_size: int | None = None
+    neighboring_relation: str = REPLACE_SPECIAL
 
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, truncated safely if the size is ours."""
@@ -96,18 +99,26 @@ def answer(question: Question, sampler: str) -> Answer:
     """Returns the row of ``sampler``.
 
     Raises:
-      InputError: a value out of range, or a sampler without an accountant.
+      InputError: a value out of range, or a sampler without an accountant for the
+        relation.
     """
+    relation = check_relation(sampler, question.neighboring_relation)
     plan = question.plan(sampler)
     if question.epsilon is not None:
         noise = bounds.noise_multiplier(
-            plan, epsilon=question.epsilon, delta=question.delta
+            plan,
+            epsilon=question.epsilon,
+            delta=question.delta,
+            neighboring_relation=relation,
         )
         return Answer(plan=plan, noise_multiplier=noise, epsilon=None)
     if question.noise_multiplier is None:
         raise InputError("Expected epsilon or noise_multiplier; got neither.")
     epsilon = bounds.epsilon(
-        plan, noise_multiplier=question.noise_multiplier, delta=question.delta
+        plan,
+        noise_multiplier=question.noise_multiplier,
+        delta=question.delta,
+        neighboring_relation=relation,
     )
     return Answer(plan=plan, noise_multiplier=None, epsilon=epsilon)
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from accounting.relations import NAMES
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
@@ -71,14 +72,15 @@ def draw_comparison(question: Question, rows: list[Answer], path: Path) -> None:
 
 
 def _caption(question: Question) -> str:
+    relation = NAMES[question.neighboring_relation]
     if question.epsilon is None:
         return (
             f"epsilon at noise multiplier {question.noise_multiplier:g}, "
-            f"delta={question.delta:g}, zero-out relation"
+            f"delta={question.delta:g}, {relation} relation"
         )
     return (
         f"noise multiplier for epsilon={question.epsilon:g}, "
-        f"delta={question.delta:g}, zero-out relation"
+        f"delta={question.delta:g}, {relation} relation"
     )
 
 

@@ -15,10 +15,11 @@ from typing import Any
 from accounting import bounds, intervals
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
+from accounting.relations import REPLACE_SPECIAL
 from accounting.validation import check_float
 
 STATEMENT_VERSION = 1
-RELATION = "REPLACE_SPECIAL"
+RELATION = REPLACE_SPECIAL
 RELATION_TEXT = (
     "zero-out: one example is replaced by a ghost that keeps its slot and contributes "
     "zero; the number of slots is public"

@@ -52,6 +52,21 @@ def test_json_is_all_that_is_printed():
     assert 0.5 < row["noise_multiplier"]["sufficient"] < 2
 
 
+def test_another_relation_leaves_out_what_is_not_accounted_for():
+    base = [*QUESTION, "--relation", "add_or_remove_one"]
+    text = run(*base)
+    assert "add-or-remove relation" in text
+    answers = json.loads(run(*base, "--json"))
+    assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    [row] = answers["answers"]
+    [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
+    assert row == same
+    with pytest.raises(InputError, match="does not make public"):
+        run(*base, "--sampler", "truncated-poisson")
+    with pytest.raises(InputError, match="twice the clip norm"):
+        run(*QUESTION, "--relation", "REPLACE_ONE")
+
+
 def test_truncated_batch_size_is_chosen_or_taken():
     base = [*QUESTION, "--json", "--sampler", "truncated-poisson"]
     [chosen] = json.loads(run(*base))["answers"]
