@@ -4,7 +4,7 @@ Formal guarantees:
   - ``load`` returns exactly what the last finished ``save`` was given, bit for bit; a
     save that was killed leaves the one before it.
   - A file that was cut short, edited, or saved under another key or by a run of another
-    plan, manifest, model or setting is refused.
+    id, plan, manifest, model or setting is refused.
 
 The state between two steps is weights and optimizer slots, which follow from released
 noisy sums; it stays in ``private`` all the same.

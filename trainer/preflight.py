@@ -92,7 +92,7 @@ class Checked:
         return self.noise_multiplier * clip
 
     def identity(self) -> dict[str, Any]:
-        """Returns all that the run is a function of, but for model code and key."""
+        """Returns all that the run is a function of, but for its model, id and key."""
         settings = dataclasses.asdict(self.request.settings)
         return {
             "settings": settings,
@@ -216,6 +216,6 @@ def _batches_digest(directory: str | os.PathLike[str]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def identity_fingerprint(identity: dict[str, Any], model: str) -> str:
-    """Returns the SHA-256 of a run's identity and its model's architecture."""
-    return fingerprint({**identity, "model": model})
+def identity_fingerprint(identity: dict[str, Any], *, model: str, run_id: str) -> str:
+    """Returns the SHA-256 of a run's identity, that of its model, and its random id."""
+    return fingerprint({**identity, "model": model, "run_id": run_id})

@@ -3,6 +3,7 @@
     RUN/manifest.json           copy of the manifest of the batches; public
     RUN/run_record.json         what was executed; public
     RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
+    RUN/private/run.id          random name of the run, from which its noise follows too
     RUN/private/run_record.mac  message authentication code of the two files above
 
 Epsilon is computed from these two public files, never from flags.
@@ -17,6 +18,8 @@ Formal guarantees:
     manifest's plan once and in order.
   - ``StepLedger`` lets steps pass in the order 0, 1, 2, ... and no other, and of each
     step the parts 0, 1, 2, ...
+  - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
+    it is returned.
 
 Public: records.  Sensitive: the noise key; no message holds it.
 """
@@ -28,6 +31,8 @@ import hashlib
 import hmac
 import os
 import pathlib
+import re
+import secrets
 from typing import Any
 
 from accounting.plan import DpSgdPlan
@@ -49,6 +54,7 @@ RUN_RECORD_VERSION = 1
 RECORD_NAME = "run_record.json"
 MAC_NAME = "run_record.mac"
 NOISE_KEY_NAME = "noise.key"
+RUN_ID_NAME = "run.id"
 CURVE_NAME = "curve.json"
 CURVE_PLOT_NAME = "curve.png"
 METRICS_NAME = "metrics.json"
@@ -56,6 +62,7 @@ PRIVACY_NAME = "privacy.json"
 PRIVACY_TEXT_NAME = "privacy.txt"
 KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
+_RUN_ID_BYTES = 16
 #: Before the names of the exported average of the weights.
 EMA_PREFIX = "ema_"
 
@@ -313,6 +320,27 @@ def read_run(
             "Restore them, or train again."
         )
     return record, manifest
+
+
+def read_or_create_run_id(run: pathlib.Path) -> str:
+    """Returns the random id of the run in the folder ``run``.
+
+    Raises:
+      InputError: the file does not hold one.
+    """
+    path = run / PRIVATE_NAME / RUN_ID_NAME
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        # Of a run that was killed before this nothing was drawn.
+        found = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
+        write_atomically(path, found, mode=0o600)
+    if not re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * _RUN_ID_BYTES), found):
+        raise InputError(
+            f"Expected {path} to hold the id of the run; it was changed. Restore it, "
+            "or start again in an empty --out folder."
+        )
+    return found.decode().strip()
 
 
 def read_noise_key(

@@ -7,8 +7,10 @@ Formal guarantees:
     last checkpoint and ends with bit-identical weights, metrics and statement: batches
     and noise are functions of their keys and the step, and TensorFlow is told to be
     deterministic.  A replayed step is the same release, not a second one.
-  - The noise of two runs is independent unless they agree in batches, plan, settings
-    and architecture; also where they share a noise key.
+  - The noise of two runs is independent, also where they share a noise key and all
+    else: every run draws an id of its own before its first step.  A run that goes on
+    keeps its id; with other settings, batches, layers or initial weights it is refused.
+    (A copy of an unfinished run's folder is that same run.)
   - The record says "complete" last, when all results are written.
   - Neither losses, gradient norms nor numbers of real rows are computed for people.
 
@@ -226,7 +228,9 @@ class _Session:
         )
         self._predict = _make_predict(model, checked)
         identity = preflight.identity_fingerprint(
-            checked.identity(), models.architecture(model)
+            checked.identity(),
+            model=models.identity(model),
+            run_id=run_record.read_or_create_run_id(self._request.run),
         )
         self._run_key = keys.derive(noise_key, "run", identity)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)

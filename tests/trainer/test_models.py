@@ -13,8 +13,8 @@ import pytest
 from accounting.validation import InputError
 from trainer.models import (
     TrainableModel,
-    architecture,
     check_model,
+    identity,
     make_model,
 )
 from trainer.tf_privacy import keras, tf
@@ -106,7 +106,19 @@ def test_sizes_are_described(manifest: Any) -> None:
     assert model.description["num_parameters"] == sum(
         int(np.prod(v.shape)) for v in model.variables
     )
-    assert architecture(model) != architecture(_click_model(manifest, hidden=(5,)))
+    assert identity(model) != identity(_click_model(manifest, hidden=(5,)))
+
+
+def test_models_of_other_initial_weights_are_told_apart(manifest: Any) -> None:
+    def scaled(factor: float) -> str:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        model = _click_model(manifest)
+        model.network.set_weights([factor * w for w in model.network.get_weights()])
+        return identity(model)
+
+    assert scaled(1.0) == scaled(1.0)
+    assert scaled(1.0) != scaled(3.0)
 
 
 def test_data_of_another_kind_is_refused(manifest: Any) -> None:

@@ -31,6 +31,7 @@ from trainer.train import StoppedError, train
 
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 ROOT = pathlib.Path(__file__).parents[2]
+ONE_ID = "5" * 32
 
 
 class Planted(BaseException):
@@ -46,7 +47,11 @@ def _private(**changes: Any) -> TrainSettings:
 def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
     create_key_file(tmp_path / "noise.key")
 
-    def make(name: str = "run", **changes: Any) -> Request:
+    def make(name: str = "run", *, run_id: str | None = None, **changes: Any) -> Any:
+        if run_id is not None:  # as if the run had been killed at once
+            private = tmp_path / name / "private"
+            private.mkdir(parents=True, exist_ok=True)
+            (private / "run.id").write_text(run_id + "\n")
         fields = {
             "settings": _private(),
             "batches": small_batches.path,
@@ -85,6 +90,7 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert {path.name for path in run.iterdir()} == names
     assert {path.name for path in (run / "private").iterdir()} == {
         "noise.key",
+        "run.id",
         "run_record.mac",
     }
     for path in [run / "private", *(run / "private").iterdir()]:
@@ -141,7 +147,7 @@ def test_steps_of_several_batches_give_the_run_of_one_batch(
 ) -> None:
     split = batch_folder(small_batches.steps, "split", physical_batch_size=3)
     settings = _private(noise_multiplier=0.0, optimizer="sgd", learning_rate=1.0)
-    whole = request_for("whole", settings=settings)
+    whole = request_for("whole", run_id=ONE_ID, settings=settings)
     parts = request_for("parts", settings=settings, batches=split.path)
     for request in (whole, parts):
         train(request)
@@ -154,14 +160,16 @@ def test_same_key_same_run_other_key_other_noise(
 ) -> None:
     create_key_file(tmp_path / "other.key")
     for name in ("first", "again"):
-        train(request_for(name))
-    train(request_for("other", noise_key_file=tmp_path / "other.key"))
+        train(request_for(name, run_id=ONE_ID))
+    other_key = tmp_path / "other.key"
+    train(request_for("other", run_id=ONE_ID, noise_key_file=other_key))
     assert _same(tmp_path / "first", tmp_path / "again")
     assert not _same(tmp_path / "first", tmp_path / "other")
 
 
-def test_runs_that_share_a_key_but_differ_share_no_noise(
-    request_for: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("run_id", [None, ONE_ID])
+def test_runs_that_share_a_key_share_no_noise(
+    run_id: str | None, request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Common noise would cancel in the difference of two released models.
     drawn: list[bytes] = []
@@ -172,11 +180,14 @@ def test_runs_that_share_a_key_but_differ_share_no_noise(
         begin(self, noise)
 
     monkeypatch.setattr(Step, "begin", spy)
-    train(request_for("first"))
-    train(request_for("second", settings=_private(l2_norm_clip=1.0001)))
-    train(request_for("third", settings=_private(learning_rate=0.01)))
+    clip, rate = _private(l2_norm_clip=1.0001), _private(learning_rate=0.01)
+    train(request_for("first", run_id=run_id))
+    train(request_for("second", run_id=run_id, settings=clip))
+    train(request_for("third", run_id=run_id, settings=rate))
+    if run_id is None:  # even the same request again is another run
+        train(request_for("fourth"))
     num_variables = 5
-    assert len(drawn) == 3 * 10 * num_variables
+    assert len(drawn) == (3 if run_id else 4) * 10 * num_variables
     assert len(set(drawn)) == len(drawn)
 
 
@@ -352,8 +363,10 @@ def test_a_crashed_run_continues_to_bit_identical_results(
     optimizer: str, request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
     settings = _private(optimizer=optimizer, learning_rate=0.1, ema_decay=0.9)
-    train(request_for("whole", settings=settings))
-    request = request_for("broken", settings=settings, checkpoint_every=3)
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
+    )
     for step in (0, 4, 1, 0):
         crash(request, step)
     train(request)
@@ -378,11 +391,28 @@ def test_a_replayed_step_draws_the_same_noise(
     assert len(set(drawn)) == 10
 
 
+@pytest.mark.parametrize("text", [b"", b"0" * 32, b"xyz\n"])
+def test_a_damaged_id_is_refused(text: bytes, request_for: Any, crash: Any) -> None:
+    request = request_for()
+    crash(request, 2)
+    (request.run / "private" / "run.id").write_bytes(text)
+    with pytest.raises(InputError, match=r"run\.id"):
+        train(request)
+
+
+def test_a_checkpoint_without_its_id_is_refused(request_for: Any, crash: Any) -> None:
+    request = request_for(checkpoint_every=1)
+    crash(request, 2)
+    (request.run / "private" / "run.id").unlink()
+    with pytest.raises(InputError, match="checkpoint of this run"):
+        train(request)
+
+
 def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
     request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(request_for("whole"))
-    request = request_for("broken", checkpoint_every=2)
+    train(request_for("whole", run_id=ONE_ID))
+    request = request_for("broken", run_id=ONE_ID, checkpoint_every=2)
     write, calls = checkpoints.write_atomically, 0
 
     def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
@@ -407,8 +437,8 @@ def test_a_crash_while_results_are_written_is_mended(
 ) -> None:
     from trainer import train as module
 
-    train(request_for("whole"))
-    request = request_for("broken")
+    train(request_for("whole", run_id=ONE_ID))
+    request = request_for("broken", run_id=ONE_ID)
 
     def fail(*_: object, **more: Any) -> None:
         if name != "_write_record" or more["complete"]:
@@ -475,12 +505,12 @@ def test_a_stop_signal_ends_the_run_after_its_step(
                 os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    request = request_for("stopped")
+    request = request_for("stopped", run_id=ONE_ID)
     with pytest.raises(StoppedError, match="step 3 of 10"):
         train(request, StopAtThree())
     assert signal.getsignal(signal.SIGTERM) == before
     train(request)
-    train(request_for("whole"))
+    train(request_for("whole", run_id=ONE_ID))
     assert _same(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -505,9 +535,9 @@ def test_a_run_killed_twice_ends_bit_identical(
 ) -> None:
     import pickle
 
-    train(request_for("whole"))
+    train(request_for("whole", run_id=ONE_ID))
     (tmp_path / "request.pickle").write_bytes(
-        pickle.dumps(request_for("killed", checkpoint_every=2))
+        pickle.dumps(request_for("killed", run_id=ONE_ID, checkpoint_every=2))
     )
     for step, code in ((1, -signal.SIGKILL), (7, -signal.SIGKILL), (99, 0)):
         child = _CHILD.format(
