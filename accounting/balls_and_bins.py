@@ -195,7 +195,7 @@ def lower_delta(
     """Returns a lower bound on delta."""
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
     if steps == 1 or noise_multiplier == 0.0:
-        return deterministic.delta(plan, noise_multiplier, epsilon).guarantee
+        return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
     options = [0.0]
     if epochs == 1:
         options.append(shuffle.event_delta(noise_multiplier, steps, epsilon, _MEANS))
@@ -255,9 +255,10 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
     from accounting import allocation
 
-    closed = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
+    exact = deterministic.noise_multiplier(plan, epsilon, delta)
+    closed = exact.guarantee
     if plan.steps_per_epoch == 1:
-        return NoiseBounds(sufficient=closed, necessary=closed, method=CLOSED_METHOD)
+        return dataclasses.replace(exact, method=CLOSED_METHOD)
     sufficient = smallest_noise_in_two(
         lambda noise, cells: upper_delta(plan, noise, epsilon, int(cells))[0],
         target=delta,

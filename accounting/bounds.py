@@ -29,7 +29,7 @@ from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.plan import DpSgdPlan
 from accounting.relations import REPLACE_SPECIAL, check_relation
-from accounting.validation import InputError, check_float
+from accounting.validation import InputError, check_float, check_int
 
 __all__ = [
     "Bounds",
@@ -44,6 +44,8 @@ __all__ = [
     "smallest_truncated_batch_size",
 ]
 
+#: More steps than this are not accounted for: rounding would add up.
+MOST_STEPS = 10**9
 _MODULES = {
     plans.DETERMINISTIC: "accounting.deterministic",
     plans.PERSISTENT_SHUFFLE: "accounting.shuffle",
@@ -60,6 +62,7 @@ def samplers() -> tuple[str, ...]:
 
 
 def _module(plan: DpSgdPlan) -> ModuleType:
+    check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
     if plan.sampler not in _MODULES:
         raise InputError(
             f"Expected sampler={plan.sampler!r} to be one that can be accounted for: "
@@ -245,11 +248,12 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
     if module.CLOSED_FORM or value is None or not 0 < value < math.inf:
         return result
     value = round_up(value, 6)
-    answer = module.delta(plan, value, epsilon)
-    while answer.guarantee > delta:
-        value = round_up(value * (1 + 1e-4), 6)
+    for _ in range(1000):
         answer = module.delta(plan, value, epsilon)
-    return dataclasses.replace(result, sufficient=value, method=answer.method)
+        if answer.guarantee <= delta:
+            return dataclasses.replace(result, sufficient=value, method=answer.method)
+        value = round_up(value * (1 + 1e-4), 6)
+    raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:

@@ -119,6 +119,8 @@ def user_epsilon(
             return math.inf
         share = delta * math.exp(log_share)
         answer = bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=share)
+        if math.isinf(answer.guarantee):
+            return math.inf
         if answer.guarantee <= epsilon:
             return count * epsilon
         # A step beyond, so that the climb ends on the private side.

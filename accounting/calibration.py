@@ -147,9 +147,13 @@ def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -
     """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0."""
     if lower(0.0) <= delta:
         return 0.0
-    if math.isinf(upper):
-        return math.inf
     low, high = 0.0, upper
+    if math.isinf(upper):
+        high = 1.0
+        while lower(high) > delta:
+            low, high = high, 2 * high
+            if high > 2.0**60:
+                return math.inf
     while high - low > 1e-5 * high:
         middle = (low + high) / 2
         if lower(middle) > delta:

@@ -111,7 +111,7 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
         from accounting import plots
 
         relation = relations.NAMES[question.neighboring_relation]
-        caption = f"n={question.num_examples:,}, delta={question.delta:g}, {relation}"
+        caption = f"n={question.num_examples:,}, delta={question.delta!r}, {relation}"
         plots.draw_sweep(points, axis, caption, flags["plot"])
     if flags["as_json"]:
         click.echo(json.dumps(_sweep_json(question, axis, points), indent=2))
@@ -153,10 +153,8 @@ def _range(row: Answer) -> str:
     noise = row.noise_multiplier
     assert noise is not None
     if noise.sufficient is None:
-        return f">= {noise.necessary:.4f}"
-    if noise.necessary is None or noise.necessary == noise.sufficient:
-        return f"{noise.sufficient:.4f}"
-    return f"{noise.necessary:.4f} .. {noise.sufficient:.4f}"
+        return f">= {_rounded(noise.necessary, math.floor)}"
+    return _both(noise.necessary, noise.sufficient)
 
 
 def _question(flags: dict[str, Any]) -> Question:
@@ -214,9 +212,9 @@ def _print_table(question: Question, rows: list[Answer]) -> None:
 
     noise = question.epsilon is not None
     target = (
-        f"epsilon={question.epsilon:g}"
+        f"epsilon={question.epsilon!r}"
         if noise
-        else f"noise multiplier {question.noise_multiplier:g}"
+        else f"noise multiplier {question.noise_multiplier!r}"
     )
     table = Table()
     table.add_column("sampler", no_wrap=True)
@@ -227,7 +225,7 @@ def _print_table(question: Question, rows: list[Answer]) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     click.echo(
-        f"{target}, delta={question.delta:g}, "
+        f"{target}, delta={question.delta!r}, "
         f"{relations.NAMES[question.neighboring_relation]} relation\n"
         f"n={question.num_examples:,} examples, b={question.expected_batch_size:,} "
         f"per step, T={question.num_steps:,} steps, {question.num_epochs:,} epoch(s)"
@@ -250,20 +248,27 @@ def _value_cells(row: Answer) -> tuple[str, str]:
     if row.noise_multiplier is not None:
         noise = row.noise_multiplier
         if noise.sufficient is None:
-            return f">= {noise.necessary:.6g}", f"{noise.kind}: no guarantee"
+            return (
+                f">= {_rounded(noise.necessary, math.floor)}",
+                f"{noise.kind}: no guarantee",
+            )
         return _both(noise.necessary, noise.sufficient), noise.kind
     assert row.epsilon is not None
     if row.epsilon.upper is None:
-        return f">= {row.epsilon.lower:.4f}", f"{row.epsilon.kind}: no guarantee"
+        return (
+            f">= {_rounded(row.epsilon.lower, math.floor)}",
+            f"{row.epsilon.kind}: no guarantee",
+        )
     return _both(row.epsilon.lower, row.epsilon.upper), row.epsilon.kind
 
 
 def _both(lower: float | None, upper: float) -> str:
     # What is proven is rounded up, what is known from below is rounded down.
-    if lower is None or lower == upper:
+    if lower is None or lower >= upper * (1 - 1e-8):
         return _rounded(upper, math.ceil)
     return f"{_rounded(lower, math.floor)} .. {_rounded(upper, math.ceil)}"
 
 
-def _rounded(value: float, side: Callable[[float], int]) -> str:
+def _rounded(value: float | None, side: Callable[[float], int]) -> str:
+    assert value is not None
     return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else "infinite"

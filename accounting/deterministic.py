@@ -22,10 +22,12 @@ METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     """Returns the exact delta at ``epsilon``."""
-    value = gaussian.gaussian_delta(
-        noise_multiplier / math.sqrt(plan.num_epochs), epsilon
+    noise = noise_multiplier / math.sqrt(plan.num_epochs)
+    return Bounds(
+        upper=gaussian.gaussian_delta(noise, epsilon),
+        lower=gaussian.gaussian_delta(noise, epsilon, upper=False),
+        method=METHOD,
     )
-    return Bounds(upper=value, lower=value, method=METHOD)
 
 
 def delta_by_direction(
@@ -38,13 +40,19 @@ def delta_by_direction(
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns the exact epsilon at ``delta``."""
-    value = gaussian.gaussian_epsilon(
-        noise_multiplier / math.sqrt(plan.num_epochs), delta
+    noise = noise_multiplier / math.sqrt(plan.num_epochs)
+    return Bounds(
+        upper=gaussian.gaussian_epsilon(noise, delta),
+        lower=gaussian.gaussian_epsilon(noise, delta, upper=False),
+        method=METHOD,
     )
-    return Bounds(upper=value, lower=value, method=METHOD)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns the noise multiplier that ``(epsilon, delta)`` needs, rounded up."""
-    value = gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_epochs)
-    return NoiseBounds(sufficient=value, necessary=value, method=METHOD)
+    """Returns the noise multiplier that ``(epsilon, delta)`` needs, up to rounding."""
+    scale = math.sqrt(plan.num_epochs)
+    return NoiseBounds(
+        sufficient=gaussian.gaussian_noise(epsilon, delta) * scale,
+        necessary=gaussian.gaussian_noise(epsilon, delta, upper=False) * scale,
+        method=METHOD,
+    )

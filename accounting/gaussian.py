@@ -6,17 +6,33 @@ can only help (keep the output with probability q, else draw from the ghost's: b
 members of the subsampled pair arise by the same post-processing), so this is an upper
 bound for any sampler that uses an example at most T times.
 
+Rounding: a result is accurate to ``_margin``, which is added to it, or taken off where
+a lower bound is asked for.
+
 References:
   Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: No upper bound on delta is below this: what is smaller may have underflowed.
+LEAST_DELTA = 1e-300
+_UNIT = 2.0**-53
 
 
-def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """Returns the exact hockey-stick divergence at ``epsilon``.
+def gaussian_delta(
+    noise_multiplier: float, epsilon: float, *, upper: bool = True
+) -> float:
+    """Returns the hockey-stick divergence at ``epsilon``, rounded up or down.
 
     ``Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s)``, both directions.
 
@@ -24,70 +40,115 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
       >>> round(gaussian_delta(1.0, 1.0), 6)
       0.126937
     """
-    from scipy import special
-
     if noise_multiplier <= 0.0:
         return 1.0
     if math.isinf(noise_multiplier):
         return 0.0
-    near = 1 / (2 * noise_multiplier) - epsilon * noise_multiplier
-    far = -1 / (2 * noise_multiplier) - epsilon * noise_multiplier
-    if near < -1.0:
-        return _tail_delta(near, far)
-    value = special.ndtr(near) - math.exp(
-        min(epsilon + float(special.log_ndtr(far)), 0.0)
-    )
-    return min(1.0, max(0.0, float(value)))
+    half, shift = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
+    if math.isinf(half) or math.isinf(shift):
+        # Beyond the range of numbers: nothing is known.
+        return 1.0 if upper else 0.0
+    near = half - shift
+    if near + 8 * _UNIT * (half + shift) < -40.0:
+        return LEAST_DELTA if upper else 0.0
+    margin = _margin(near, half, shift)
+    if margin > 1.0:
+        return 1.0 if upper else 0.0
+    value = _value(near, half, shift)
+    if upper:
+        return min(1.0, max(value * math.exp(margin), LEAST_DELTA))
+    return value * math.exp(-margin) if value > LEAST_DELTA else 0.0
 
 
-def _tail_delta(near: float, far: float) -> float:
-    # Both terms share the factor phi(near): e^eps phi(far) = phi(near).  Factoring it
-    # out keeps relative accuracy where the two terms nearly cancel.
+def _margin(near: float, half: float, shift: float) -> float:
+    """Returns a bound on the error of the logarithm of `_value`.
+
+    The noise and the two terms of ``near`` are rounded, and no logarithm of delta
+    changes faster with ``near`` than ``|near| + 3``.
+    """
+    return 1e-11 + 8 * _UNIT * (half + shift) * (abs(near) + 3)
+
+
+def _value(near: float, half: float, shift: float) -> float:
     from scipy import special
 
+    far = -half - shift
+    if near > 5.0:
+        # The second term, phi(near) Phi(far) / phi(far), is far below the first.
+        ratio = special.erfcx(-far / math.sqrt(2)) / 2
+        return float(special.ndtr(near)) - math.exp(-(near**2) / 2) * float(ratio)
+    # Both terms share the factor phi(near): e^eps phi(far) = phi(near).  Factoring it
+    # out keeps relative accuracy where the two terms nearly cancel.
     factor = math.exp(-(near**2) / 2) / 2
-    ratio = special.erfcx(-near / math.sqrt(2)) - special.erfcx(-far / math.sqrt(2))
-    return max(0.0, factor * float(ratio))
+    start, width = -near / math.sqrt(2), math.sqrt(2) * half
+    if width < 0.5:
+        # Nearer than their digits reach: the integral of minus the derivative.
+        nodes, weights = _legendre()
+        x = start + width * nodes
+        slopes = 2 / math.sqrt(math.pi) - 2 * x * special.erfcx(x)
+        return factor * width * float(weights @ slopes)
+    return factor * float(special.erfcx(start) - special.erfcx(-far / math.sqrt(2)))
 
 
-def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Returns the smallest epsilon >= 0 at which ``gaussian_delta`` is at most delta.
+@functools.cache
+def _legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns Gauss-Legendre nodes and weights on [0, 1]."""
+    import numpy as np
 
-    Rounded up in the last bits of a bisection; infinite without noise.
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    return (nodes + 1) / 2, weights / 2
+
+
+def gaussian_epsilon(
+    noise_multiplier: float, delta: float, *, upper: bool = True
+) -> float:
+    """Returns the smallest epsilon >= 0 at which `gaussian_delta` is at most ``delta``.
+
+    From above, or from below; infinite without noise.
     """
     if noise_multiplier <= 0.0:
         return math.inf
-    if gaussian_delta(noise_multiplier, 0.0) <= delta:
+
+    def exceeds(epsilon: float) -> bool:
+        return gaussian_delta(noise_multiplier, epsilon, upper=upper) > delta
+
+    if not exceeds(0.0):
         return 0.0
     high = 1.0
-    while gaussian_delta(noise_multiplier, high) > delta:
+    while exceeds(high):
         high *= 2
-    low = 0.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if gaussian_delta(noise_multiplier, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+        if math.isinf(high):
+            return math.inf
+    low, high = _bisect(exceeds, 0.0, high)
+    return high if upper else low
 
 
-def gaussian_noise(epsilon: float, delta: float) -> float:
-    """Returns the least noise multiplier with ``gaussian_delta`` at most ``delta``.
+def gaussian_noise(epsilon: float, delta: float, *, upper: bool = True) -> float:
+    """Returns the least noise multiplier with `gaussian_delta` at most ``delta``.
 
-    Rounded up in the last bits of a bisection.
+    From above, or from below.
     """
+
+    def exceeds(noise: float) -> bool:
+        return gaussian_delta(noise, epsilon, upper=upper) > delta
+
     low, high = 0.0, 1.0
-    while gaussian_delta(high, epsilon) > delta:
+    while exceeds(high):
         low, high = high, 2 * high
+    low, high = _bisect(exceeds, low, high)
+    return high if upper else low
+
+
+def _bisect(
+    exceeds: Callable[[float], bool], low: float, high: float
+) -> tuple[float, float]:
+    """Returns neighbours: one that exceeds, or ``low``, and one that does not."""
     for _ in range(200):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        if gaussian_delta(middle, epsilon) > delta:
+        if exceeds(middle):
             low = middle
         else:
             high = middle
-    return high
+    return low, high

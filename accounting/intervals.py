@@ -17,6 +17,8 @@ EXACT = "exact"
 UPPER = "upper bound"
 LOWER = "lower bound only"
 BOTH = "upper and lower bound"
+#: Bounds that differ by less, relatively, say the same.
+_ROUNDING = 1e-8
 
 
 def below(lower: float, upper: float) -> float:
@@ -36,7 +38,10 @@ def _kind(guarantee: float | None, impossibility: float | None) -> str:
         return LOWER
     if impossibility is None:
         return UPPER
-    return EXACT if guarantee == impossibility else BOTH
+    if guarantee == impossibility:
+        return EXACT
+    # A closed form, rounded up and down.
+    return EXACT if impossibility >= guarantee * (1 - _ROUNDING) else BOTH
 
 
 def _to_json(result: Any, kind: str) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def delta_at(
         noise_multiplier / math.sqrt(plan.num_steps), epsilon
     )
     if plan.sampling_probability == 1:
-        return Bounds(upper=closed, lower=closed, method=EXACT_METHOD)
+        lower = _exact_lower_delta(plan, noise_multiplier, epsilon)
+        return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
     options = [(closed, EXACT_METHOD)]
     options.append((max(_participation_deltas(plan, epsilon)), _PARTICIPATION))
     if composes(plan, noise_multiplier):
@@ -105,6 +106,13 @@ def delta_at(
         options.insert(0, (profile.delta(epsilon), METHOD))
     value, method = min(options, key=lambda option: option[0])
     return Bounds(upper=value, method=method)
+
+
+def _exact_lower_delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> float:
+    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    return gaussian.gaussian_delta(effective, epsilon, upper=False)
 
 
 def delta_by_direction(
@@ -134,7 +142,10 @@ def delta_by_direction(
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns bounds on epsilon at ``delta``."""
     value, method = epsilon_function(plan, noise_multiplier, delta)(delta)
-    lower = value if plan.sampling_probability == 1 else None
+    lower = None
+    if plan.sampling_probability == 1:
+        effective = noise_multiplier / math.sqrt(plan.num_steps)
+        lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
     return Bounds(upper=value, lower=lower, method=method)
 
 
@@ -208,7 +219,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
     """Returns a lower bound on delta at ``epsilon``; takes about a second."""
     if plan.sampling_probability == 1:
-        return delta(plan, noise_multiplier, epsilon).guarantee
+        return _exact_lower_delta(plan, noise_multiplier, epsilon)
     if noise_multiplier == 0.0:
         # Exact: what is seen is whether the example took part.
         return max(_participation_deltas(plan, epsilon))

@@ -99,6 +99,9 @@ def _product(left: Outcomes, right: Outcomes) -> Outcomes:
         np.add.outer(left.losses, right.losses).ravel(),
     )
     kept = np.flatnonzero((pairs.upper > _TAIL / 1e3) | (pairs.lower > _TAIL / 1e3))
+    if not len(kept):
+        # Nothing is left to consider: a lower bound of 0.
+        return Outcomes(kept * 0.0, kept * 0.0, kept * 0.0)
     losses = pairs.losses[kept]
     low, high = float(losses.min()), float(losses.max())
     center = sum(float(one.upper @ one.losses) for one in (left, right))

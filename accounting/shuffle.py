@@ -178,7 +178,8 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
         return 1.0
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
     if steps == 1:
-        return gaussian.gaussian_delta(noise_multiplier / math.sqrt(epochs), epsilon)
+        effective = noise_multiplier / math.sqrt(epochs)
+        return gaussian.gaussian_delta(effective, epsilon, upper=False)
     if plan.sampler == plans.PERSISTENT_SHUFFLE or epochs == 1:
         effective = noise_multiplier / math.sqrt(epochs)
         return event_delta(effective, steps, epsilon, MEANS)

@@ -117,17 +117,17 @@ class PrivacyStatement:
         if self.is_guarantee:
             return (
                 f"The released model is ({_up(self.epsilon.guarantee)}, "
-                f"{self.delta:g})-differentially private under the zero-out relation, "
+                f"{self.delta!r})-differentially private under the zero-out relation, "
                 f"{self._bound}."
             )
         if self.epsilon.upper is None:
             return (
                 "No guarantee is claimed: no upper bound is known for these batches. "
                 f"Epsilon is at least {_down(self.epsilon.lower)} "
-                f"at delta {self.delta:g}."
+                f"at delta {self.delta!r}."
             )
         return (
-            f"No guarantee is claimed: no finite epsilon is proven at {self.delta:g}."
+            f"No guarantee is claimed: no finite epsilon is proven at {self.delta!r}."
         )
 
     @property
@@ -180,7 +180,7 @@ class PrivacyStatement:
             f"  steps       T={plan.num_steps:,} in {plan.num_epochs:,} epoch(s), "
             f"q={plan.sampling_probability}, "
             f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
-            f"  noise       multiplier {self.noise_multiplier:.9g}, clip "
+            f"  noise       multiplier {self.noise_multiplier!r}, clip "
             f"{'not stated' if self.l2_norm_clip is None else self.l2_norm_clip}.",
             f"  bound       {fields['bound']}: {fields['theorem']}.",
             f"  accountant  {fields['accountant']}, tested against "

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from accounting import poisson
+from accounting import gaussian, poisson
 from accounting.calibration import smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.plan import DpSgdPlan
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CLOSED_FORM = False
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"
+CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
 LOWER_METHOD = poisson.LOWER_METHOD + ", less the truncation"
 #: What the truncation may take of a target delta when the batch size is ours to choose.
 _SHARE_OF_DELTA = 1e-5
@@ -122,8 +123,13 @@ def _delta(
 ) -> Bounds:
     untruncated = poisson.delta_at(plan, noise_multiplier, epsilon, fineness).guarantee
     additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
-    if additive <= untruncated * (1 + 1e-6) or not _can_mix(plan, noise_multiplier):
+    if additive <= untruncated * (1 + 1e-6):
         return Bounds(upper=additive, method=ADDITIVE)
+    if not _can_mix(plan, noise_multiplier):
+        closed = gaussian.gaussian_delta(_closed_noise(plan, noise_multiplier), epsilon)
+        if additive <= closed:
+            return Bounds(upper=additive, method=ADDITIVE)
+        return Bounds(upper=closed, method=CLOSED)
     mixture = _mixture(plan, noise_multiplier, fineness).delta(epsilon)
     if additive <= mixture:
         return Bounds(upper=additive, method=ADDITIVE)
@@ -149,6 +155,12 @@ def delta_by_direction(
         least, method = min(options, key=lambda option: option[0])
         answers.append(Bounds(upper=least, method=method))
     return ByDirection(remove=answers[0], add=answers[1])
+
+
+def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    # Reveal whom each step sampled and in which order it would evict: by taking part,
+    # or not, one example moves the sum of every step by twice the clip norm at most.
+    return noise_multiplier / (2 * math.sqrt(plan.num_steps))
 
 
 def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
@@ -178,7 +190,10 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns bounds on epsilon at ``delta``."""
     additive = additive_epsilon(plan, noise_multiplier, delta)
     if not _can_mix(plan, noise_multiplier):
-        return Bounds(upper=additive, method=ADDITIVE)
+        closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
+        if additive <= closed:
+            return Bounds(upper=additive, method=ADDITIVE)
+        return Bounds(upper=closed, method=CLOSED)
     if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
         return Bounds(upper=additive, method=ADDITIVE)
     mixture = _mixture(plan, noise_multiplier, None).epsilon(delta)
