@@ -136,8 +136,11 @@ class Manifest:
                 dataset=fields["dataset"],
                 files=tuple(BatchFile(**file) for file in fields["files"]),
             )
-        except (KeyError, TypeError) as error:
-            raise InputError(f"Expected a complete manifest: {error}.") from None
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(
+                "Expected a complete manifest; a field is missing or of another type. "
+                "Restore it, or make the batches again."
+            ) from None
         if manifest.to_json() != fields:
             raise InputError("Expected no unknown fields in the manifest.")
         return manifest

@@ -17,6 +17,7 @@ Example: the same batches for JAX Privacy, Opacus or anything that reads NumPy:
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import os
 import pathlib
@@ -134,13 +135,31 @@ def _read(
     checksums: dict[str, FileChecksum],
     first_step: int,
 ) -> Iterator[tuple[bytes, PhysicalBatch]]:
-    for file in _files_from(manifest.files, first_step):
-        if file.name not in checksums:
-            raise InputError(f"Expected a checksum for batch file {file.name}.")
-        data = read_file(root / file.name, checksums[file.name])
+    files = _files_from(manifest.files, first_step)
+    for file, data in _contents(root, files, checksums):
         for record, batch in check_file(data, file, manifest):
             if batch.step >= first_step:
                 yield record, batch
+
+
+def _contents(
+    root: pathlib.Path, files: Iterable[BatchFile], checksums: dict[str, FileChecksum]
+) -> Iterator[tuple[BatchFile, bytes]]:
+    """Yields checked files; one is read and hashed while that before it is used."""
+
+    def read(file: BatchFile) -> tuple[BatchFile, bytes]:
+        if file.name not in checksums:
+            raise InputError(f"Expected a checksum for batch file {file.name}.")
+        return file, read_file(root / file.name, checksums[file.name])
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        ahead: concurrent.futures.Future[tuple[BatchFile, bytes]] | None = None
+        for file in files:
+            current, ahead = ahead, pool.submit(read, file)
+            if current is not None:
+                yield current.result()
+        if ahead is not None:
+            yield ahead.result()
 
 
 def _files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFile]:

@@ -86,7 +86,10 @@ class BatchSource:
         records = tf.data.Dataset.from_generator(
             self._generate, output_signature=tf.TensorSpec((), tf.string)
         )
-        batches = records.map(lambda record: _parse(record, manifest))
+        # Prefetched twice: reading, decoding and training each have a thread.
+        batches = records.prefetch(_PREFETCH).map(
+            lambda record: _parse(record, manifest)
+        )
         self.dataset = batches.prefetch(_PREFETCH).with_options(_options())
 
     def _generate(self) -> Iterator[bytes]:
