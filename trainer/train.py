@@ -24,7 +24,6 @@ import dataclasses
 import itertools
 import pathlib
 import signal
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
@@ -37,18 +36,16 @@ from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
 from trainer import clipping, models, plots, preflight, privacy, run_record
 from trainer.averaging import MovingAverage
 from trainer.batches import BatchSource, element_spec
-from trainer.checkpoints import Checkpoints, State
+from trainer.checkpoints import Checkpoints
 from trainer.dp_step import Step
 from trainer.export import export
 from trainer.noise import NoiseStream
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
+from trainer.session_state import SessionState
 from trainer.settings import NON_PRIVATE, TrainSettings
 from trainer.tf_privacy import keras, tf
-
-#: Seconds between checkpoints where ``checkpoint_every`` is not given.
-_CHECKPOINT_SECONDS = 60.0
 
 _PACKAGES = (
     "dp-accounting",
@@ -234,10 +231,17 @@ class _Session:
         )
         self._run_key = keys.derive(noise_key, "run", identity)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
-        self._points: list[dict[str, Any]] = []
-        self._done = 0
-        self._saved_at = time.monotonic()
-        self._restore()
+        self._state = SessionState(
+            self._checkpoints,
+            self._state_variables(),
+            every=self._request.checkpoint_every,
+        )
+        if self._state.restore():
+            reporter.say(f"continuing after step {self._done}")
+
+    @property
+    def _done(self) -> int:
+        return self._state.num_steps_executed
 
     def _gradient_sum(self) -> clipping.GradientSum:
         clip = self._settings.l2_norm_clip
@@ -247,8 +251,6 @@ class _Session:
         self._reporter.say(f"per-example gradients: {path}")
         return clipping.clipped_sum(self._model, l2_norm_clip=clip, path=path)
 
-    # -- state ---------------------------------------------------------------------
-
     def _state_variables(self) -> list[Any]:
         average = self._average.variables if self._average is not None else []
         return [
@@ -256,34 +258,6 @@ class _Session:
             *self._optimizer.variables,
             *average,
         ]
-
-    def _restore(self) -> None:
-        state = self._checkpoints.load()
-        if state is None:
-            self._save()
-            return
-        variables = self._state_variables()
-        for variable, value in zip(variables, state.arrays, strict=True):
-            variable.assign(value)
-        self._points = list(state.points)
-        self._done = state.num_steps_executed
-        self._reporter.say(f"continuing after step {self._done}")
-
-    def _save(self) -> None:
-        self._checkpoints.save(
-            State(
-                num_steps_executed=self._done,
-                arrays=tuple(v.numpy() for v in self._state_variables()),
-                points=tuple(self._points),
-            )
-        )
-        self._saved_at = time.monotonic()
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self._request.checkpoint_every
-        if every is not None:
-            return self._done % every == 0
-        return time.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -328,7 +302,7 @@ class _Session:
         source = BatchSource(
             self._request.batches, self._checked.manifest, first_step=self._done
         )
-        if not self._points:
+        if not self._state.points:
             # Also finds held-out rows that cannot be used before any step is done.
             self._evaluate()
         self._reporter.start(self._plan.num_steps, done=self._done)
@@ -341,7 +315,7 @@ class _Session:
                         self._step.begin(next(draws))
                     self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
-                self._done = ledger.num_executed
+                self._state.num_steps_executed = ledger.num_executed
                 if self._average is not None:
                     self._average.update(self._done)
                 self._after_step(stop)
@@ -360,8 +334,8 @@ class _Session:
         last = self._done == self._plan.num_steps
         if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
             self._evaluate()
-        if self._checkpoint_is_due() or stop or last:
-            self._save()
+        if self._state.save_is_due or stop or last:
+            self._state.save()
         self._reporter.advance(self._done)
         if stop and not last:
             raise StoppedError(
@@ -371,27 +345,28 @@ class _Session:
 
     def _evaluate(self) -> None:
         metrics = self._checked.held_out.evaluate(self._predict)
-        self._points.append({"step": self._done, **metrics.to_json()})
+        self._state.points.append({"step": self._done, **metrics.to_json()})
 
     # -- results -------------------------------------------------------------------
 
     def finish(self) -> Summary:
         """Writes all results; the record last."""
         run, record = self._request.run, self._record(complete=True)
+        points = self._state.points
         self._reporter.say("exporting the model")
         export(self._model, self._checked.manifest, run)
         text, statement = self._write_statement(record)
-        metrics = {k: v for k, v in self._points[-1].items() if k != "step"}
+        metrics = {k: v for k, v in points[-1].items() if k != "step"}
         metrics = {"examples": "held-out", "method": record.method, **metrics}
         if self._average is not None:
             metrics["ema"] = self._finish_average(self._average)
         for name, value in (
             (run_record.METRICS_NAME, metrics),
-            (run_record.CURVE_NAME, {"examples": "held-out", "points": self._points}),
+            (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
         ):
             write_atomically(run / name, pretty_json(value))
         title = f"{record.method}, {self._plan.sampler} batches"
-        plots.plot_curve(self._points, run / run_record.CURVE_PLOT_NAME, title=title)
+        plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
         self._write_record(complete=True)
         self._checkpoints.remove()
         return Summary(run=run, metrics=metrics, statement=statement, text=text)
