@@ -79,6 +79,52 @@ def is_exact(model: TrainableModel) -> bool:
     return known and used_once and unshared and not frozen and not masked
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableReads:
+    """Which rows of the embedding tables a physical batch reads.
+
+    Attributes:
+      tables: The variables of the Embedding layers.
+      num_ids: Of each table, the rows that one example reads.
+      ids: (columns, weight) -> flat int32 ids of each table, those of padding included.
+        Sensitive.
+    """
+
+    tables: tuple[Any, ...]
+    num_ids: tuple[int, ...]
+    ids: Callable[[Mapping[str, Any], Any], list[Any]]
+
+
+def table_reads(model: TrainableModel) -> TableReads | None:
+    """Returns the reads of a model that ``is_exact`` accepts.
+
+    None if there is no Embedding layer, or if some ids depend on weights, or their
+    number on the example.
+    """
+    found = [x for x in model.network.layers if type(x) is keras.layers.Embedding]
+    sizes = [layer.input.shape[1:].num_elements() for layer in found]
+    if not found or None in sizes:
+        return None
+    lookups = keras.Model(
+        model.network.input, [layer.input for layer in found], name="lookups"
+    )
+    if lookups.weights:
+        return None
+
+    def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        values = lookups(model.inputs(keep_rows(columns, weight > 0)))
+        return [
+            tf.reshape(tf.cast(value, tf.int32), (-1,))
+            for value in tf.nest.flatten(values)
+        ]
+
+    return TableReads(
+        tables=tuple(layer.embeddings for layer in found),
+        num_ids=tuple(sizes),
+        ids=ids,
+    )
+
+
 def bookkeeping_sum(
     model: TrainableModel,
     l2_norm_clip: float,
