@@ -13,6 +13,15 @@ the sum of the clipped gradients:
 
 No per-example gradient is ever held and nothing is back-propagated twice.
 
+The same inner products give the outputs of a layer after the weights of each example
+have moved along this example's own gradient, without a copy of the weights per example.
+To inputs ``x'`` a move by ``c_i`` times the gradient adds
+
+    c_i (<x'_i, x_i> + 1) d_i     (dense),     c_i d_i     (embedding)
+
+where an example's derivatives add up over the positions of a dense layer, and over
+equal ids of an embedding.  ``bam`` back-propagates a second time through such outputs.
+
 Formal guarantees: those of ``clipping``, for models that ``is_exact`` accepts.
 
 Sensitive: everything here.
@@ -25,21 +34,21 @@ References:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.models import TrainableModel, binary_cross_entropy
 from trainer.rows import align, clip_scale, keep_rows, zero_others
 from trainer.settings import LABEL
-from trainer.tf_privacy import (
-    embedding_squared_norms,
-    gradient_clipping_utils,
-    keras,
-    tf,
-)
+from trainer.tf_privacy import gradient_clipping_utils, keras, tf
 
 #: Ids of an example in one table up to which all pairs are compared for equality.
 _MOST_PAIRED_IDS = 64
+
+#: Inputs of a layer -> what an example's own weights add to its outputs.
+_Move = Callable[[Any], Any] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +60,54 @@ class _Use:
       outputs: What the layer gives.
       squared_norms: Derivative -> squared norm of each example's gradient.
       gradients: (derivative times scale, kept rows) -> gradient of each variable.
+      change: (derivative times scale, inputs) -> what is added to the outputs for these
+        inputs when each example's weights move by its gradient times its scale.
     """
 
     watched: Any
     outputs: Any
     squared_norms: Callable[[Any], Any]
     gradients: Callable[[Any, Any], list[tuple[Any, Any]]]
+    change: Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardPass:
+    """The layers' uses in one pass, and the derivatives of the losses by their outputs.
+
+    Everything is per example, in the rows of the batch.  Sensitive.
+    """
+
+    model: TrainableModel
+    uses: list[_Use]
+    slopes: list[Any]
+
+    def norms(self) -> Any:
+        """Returns the L2 norm of each example's gradient, shape (batch,)."""
+        pairs = zip(self.uses, self.slopes, strict=True)
+        return tf.sqrt(tf.add_n([use.squared_norms(slope) for use, slope in pairs]))
+
+    def moves(self, kept: Any, scale: Any) -> list[Callable[[Any], Any]]:
+        """Returns, of each use, inputs -> change of outputs, for ``backward``.
+
+        Each kept example's weights move by ``scale`` times its gradient.
+        """
+        return [
+            functools.partial(use.change, slope)
+            for use, slope in zip(self.uses, self._scaled(kept, scale), strict=True)
+        ]
+
+    def clipped_sum(self, real: Any, l2_norm_clip: float) -> list[Any]:
+        """Returns the sum of the clipped gradients of real rows, for each variable."""
+        counted, scale = clip_scale(self.norms(), real, l2_norm_clip)
+        found = {}
+        for use, scaled in zip(self.uses, self._scaled(counted, scale), strict=True):
+            for variable, gradient in use.gradients(scaled, counted):
+                found[variable.ref()] = gradient
+        return [found[variable.ref()] for variable in self.model.variables]
+
+    def _scaled(self, kept: Any, scale: Any) -> list[Any]:
+        return [zero_others(d, kept) * align(scale, d) for d in self.slopes]
 
 
 def is_exact(model: TrainableModel) -> bool:
@@ -138,29 +189,32 @@ def bookkeeping_sum(
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = weight > 0
-        uses, slopes = _backward(model, keep_rows(columns, real))
-        squares = [use.squared_norms(d) for use, d in zip(uses, slopes, strict=True)]
-        counted, scale = clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
-        found = {}
-        for use, slope in zip(uses, slopes, strict=True):
-            scaled = zero_others(slope, counted) * align(scale, slope)
-            for variable, gradient in use.gradients(scaled, counted):
-                found[variable.ref()] = gradient
-        return [found[variable.ref()] for variable in model.variables]
+        found = backward(model, keep_rows(columns, real))
+        return found.clipped_sum(real, l2_norm_clip)
 
     return gradient_sum
 
 
-def _backward(
-    model: TrainableModel, columns: Mapping[str, Any]
-) -> tuple[list[_Use], list[Any]]:
-    """Returns the layers' uses, and the derivative of the loss by what they watch."""
+def backward(
+    model: TrainableModel,
+    columns: Mapping[str, Any],
+    moves: Sequence[Callable[[Any], Any]] | None = None,
+) -> BackwardPass:
+    """Returns one forward and backward pass.
+
+    Args:
+      model: Accepted by ``is_exact``.
+      columns: Rows that may not contribute hold values as good as any.
+      moves: From another pass over the same rows: the example's own weights.
+    """
     tape = tf.GradientTape(watch_accessed_variables=False)
+    # Layers are called in the same order in every pass.
+    left = iter(moves) if moves is not None else itertools.repeat(None)
 
     def call(layer: Any, args: Any, kwargs: Any) -> tuple[Any, _Use | None]:
         if not layer.weights:
             return layer(*args, **kwargs), None
-        use = _USES[type(layer)](layer, args[0], tape)
+        use = _USES[type(layer)](layer, args[0], next(left), tape)
         return use.outputs, use
 
     with tape:
@@ -174,14 +228,16 @@ def _backward(
         [use.watched for use in uses],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    return uses, slopes
+    return BackwardPass(model=model, uses=uses, slopes=slopes)
 
 
-def _dense(layer: Any, values: Any, tape: Any) -> _Use:
+def _dense(layer: Any, values: Any, move: _Move, tape: Any) -> _Use:
     values = tf.cast(values, layer.kernel.dtype)
     outputs = tf.tensordot(values, layer.kernel, 1)
     if layer.use_bias:
         outputs = tf.nn.bias_add(outputs, layer.bias)
+    if move is not None:
+        outputs += move(values)
     tape.watch(outputs)
 
     def squared_norms(slope: Any) -> Any:
@@ -200,11 +256,20 @@ def _dense(layer: Any, values: Any, tape: Any) -> _Use:
             found.append((layer.bias, tf.reduce_sum(d, 0)))
         return found
 
+    def change(scaled: Any, others: Any) -> Any:
+        if len(values.shape) == 2:
+            inner = tf.reduce_sum(others * values, 1) + float(layer.use_bias)
+            return inner[:, None] * scaled
+        inner = tf.matmul(_positions(others), _positions(values), transpose_b=True)
+        added = tf.matmul(inner + float(layer.use_bias), _positions(scaled))
+        return tf.reshape(added, tf.shape(scaled))
+
     return _Use(
         watched=outputs,
         outputs=layer.activation(outputs) if layer.activation else outputs,
         squared_norms=squared_norms,
         gradients=gradients,
+        change=change,
     )
 
 
@@ -217,22 +282,21 @@ def _flat(value: Any) -> Any:
     return tf.reshape(value, (-1, value.shape[-1]))
 
 
-def _embedding(layer: Any, ids: Any, tape: Any) -> _Use:
+def _embedding(layer: Any, ids: Any, move: _Move, tape: Any) -> _Use:
     ids = tf.cast(ids, tf.int32)
     outputs = tf.gather(layer.embeddings, ids)
+    if move is not None:
+        outputs += move(ids)
     tape.watch(outputs)
-    num_ids = ids.shape[1:].num_elements()  # None where the length varies
 
     def squared_norms(slope: Any) -> Any:
-        if num_ids == 1:
-            return tf.reduce_sum(_positions(slope) ** 2, (1, 2))
-        if num_ids is None or num_ids > _MOST_PAIRED_IDS:
-            return embedding_squared_norms(_flat(slope), ids)
-        # Derivatives of equal ids add up before the norm is taken.
-        rows, d = tf.reshape(ids, (-1, num_ids)), _positions(slope)
-        equal = tf.cast(rows[:, :, None] == rows[:, None, :], d.dtype)
-        inner = tf.matmul(d, d, transpose_b=True)
-        return tf.maximum(tf.reduce_sum(inner * equal, (1, 2)), 0.0)
+        # The squared norm of a sum is the sum of the inner products with it.
+        products = _positions(slope * _add_equal(slope, ids, layer.input_dim))
+        return tf.maximum(tf.reduce_sum(products, (1, 2)), 0.0)
+
+    def change(scaled: Any, others: Any) -> Any:
+        del others  # the same ids
+        return _add_equal(scaled, ids, layer.input_dim)
 
     def gradients(scaled: Any, counted: Any) -> list[tuple[Any, Any]]:
         del counted  # ids are valid in every row
@@ -246,10 +310,29 @@ def _embedding(layer: Any, ids: Any, tape: Any) -> _Use:
         outputs=outputs,
         squared_norms=squared_norms,
         gradients=gradients,
+        change=change,
     )
 
 
-_USES: dict[type, Callable[[Any, Any, Any], _Use]] = {
+def _add_equal(slope: Any, ids: Any, num_rows: int) -> Any:
+    """Returns, at each id, the sum of ``slope`` over the example's equal ids."""
+    num_ids = ids.shape[1:].num_elements()  # None where the length varies
+    if num_ids == 1:
+        return slope
+    d = _positions(slope)
+    if num_ids is not None and num_ids <= _MOST_PAIRED_IDS:
+        rows = tf.reshape(ids, (-1, num_ids))
+        equal = tf.cast(rows[:, :, None] == rows[:, None, :], d.dtype)
+        return tf.reshape(tf.matmul(equal, d), tf.shape(slope))
+    # One number for each pair of example and row.
+    rows = tf.reshape(tf.cast(ids, tf.int64), (tf.shape(ids)[0], -1))
+    offsets = tf.range(tf.shape(rows)[0], dtype=tf.int64) * num_rows
+    distinct, index = tf.unique(tf.reshape(rows + offsets[:, None], (-1,)))
+    sums = tf.math.unsorted_segment_sum(_flat(d), index, tf.shape(distinct)[0])
+    return tf.reshape(tf.gather(sums, index), tf.shape(slope))
+
+
+_USES: dict[type, Callable[[Any, Any, _Move, Any], _Use]] = {
     keras.layers.Dense: _dense,
     keras.layers.Embedding: _embedding,
 }

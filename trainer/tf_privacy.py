@@ -47,9 +47,6 @@ with _quiet_standard_error():
         gradient_clipping_utils,
         layer_registry,
     )
-    from tensorflow_privacy.privacy.fast_gradient_clipping.registry_functions import (
-        registry_function_utils,
-    )
 
     tf.config.list_physical_devices()  # the rest of those lines
 
@@ -62,11 +59,8 @@ if tf.keras.Model is not keras.Model:
 # AutoGraph warns of functions of Python itself whose source it cannot find.
 tf.get_logger().setLevel("ERROR")
 
-embedding_squared_norms = registry_function_utils.embedding_sqr_norm_fn
-
 __all__ = [
     "clip_grads",
-    "embedding_squared_norms",
     "gradient_clipping_utils",
     "keras",
     "layer_registry",
