@@ -13,20 +13,19 @@ noisy sums; it stays in ``private`` all the same.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
-import io
 import json
 import pathlib
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.keys import KEY_BYTES, derive
-from pipelines.manifest import PRIVATE_NAME, write_atomically
+from pipelines.manifest import PRIVATE_NAME
+from trainer import sealed_arrays
 
 CHECKPOINT_NAME = "checkpoint.npz"
+
+_LABEL = "checkpoint"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,17 +62,12 @@ class Checkpoints:
 
     def save(self, state: State) -> None:
         """Replaces the checkpoint by ``state``."""
-        buffer = io.BytesIO()
         header = {"num_steps": state.num_steps_executed, "points": state.points}
-        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
         arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
-        np.savez(buffer, header=text, **arrays)
-        with buffer.getbuffer() as view:
-            mac = self._mac(view)
-        buffer.write(mac)
-        # A view and not a copy: the state may be most of the memory.
-        with buffer.getbuffer() as view:
-            write_atomically(self.path, cast(bytes, view), mode=0o600)
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        sealed_arrays.write(
+            self.path, arrays, key=self.run_key, label=_LABEL, mode=0o600
+        )
 
     def load(self) -> State | None:
         """Returns the checkpoint; None if there is none.
@@ -82,28 +76,22 @@ class Checkpoints:
           InputError: damaged, or of another run.
         """
         try:
-            data = self.path.read_bytes()
+            arrays = sealed_arrays.read(self.path, key=self.run_key, label=_LABEL)
         except FileNotFoundError:
             return None
-        view = memoryview(data)[:-KEY_BYTES]
-        if not hmac.compare_digest(data[-KEY_BYTES:], self._mac(view)):
+        except sealed_arrays.DamagedError:
             raise InputError(
                 f"Expected {self.path} to be a checkpoint of this run; it is damaged, "
                 "or of another plan, manifest, key, model or setting. Give the same "
                 "command as before, or start again in an empty --out folder."
-            )
-        with np.load(io.BytesIO(view), allow_pickle=False) as arrays:
-            header = json.loads(arrays["header"].tobytes())
-            values = [arrays[f"array_{i}"] for i in range(len(arrays.files) - 1)]
+            ) from None
+        header = json.loads(arrays.pop("header").tobytes())
         return State(
             num_steps_executed=header["num_steps"],
-            arrays=tuple(values),
+            arrays=tuple(arrays[f"array_{index}"] for index in range(len(arrays))),
             points=tuple(header["points"]),
         )
 
     def remove(self) -> None:
         """Removes the checkpoint of a finished run."""
         self.path.unlink(missing_ok=True)
-
-    def _mac(self, data: memoryview) -> bytes:
-        return derive(self.run_key, "checkpoint", hashlib.sha256(data).hexdigest())

@@ -11,6 +11,7 @@ import click
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_int
+from trainer import aggregation_commands
 from trainer.settings import DP_SGD, METHODS, OPTIMIZERS, TrainSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -91,11 +92,7 @@ def _sizes(
     show_default=True,
     help="Of the initial weights, which are public.",
 )
-@click.option(
-    "--ema-decay",
-    type=float,
-    help="Also average the weights, as 0.999: free, with metrics of its own.",
-)
+@aggregation_commands.options
 @click.option(
     "--noise-key-file",
     type=_FILE,
@@ -135,17 +132,7 @@ def train_command(**flags: Any) -> None:
     if as_json:
         click.echo(json.dumps(summary.to_json(), indent=2))
         return
-    auc = summary.metrics["auc"]
-    click.echo(
-        f"held-out AUC {'undefined' if auc is None else f'{auc:.4f}'}, "
-        f"log loss {summary.metrics['log_loss']:.4f}"
-    )
-    if "ema" in summary.metrics:
-        averaged = summary.metrics["ema"]["auc"]
-        click.echo(
-            "of the average of the weights: held-out AUC "
-            f"{'undefined' if averaged is None else f'{averaged:.4f}'}"
-        )
+    click.echo(aggregation_commands.metrics_text(summary.metrics))
     click.echo(summary.text.rstrip("\n"))
     click.echo(f"results in {summary.run}")
 

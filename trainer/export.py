@@ -20,7 +20,7 @@ from typing import Any
 
 from pipelines.manifest import Manifest
 from trainer.models import TrainableModel
-from trainer.run_record import KERAS_MODEL_NAME, SAVED_MODEL_NAME
+from trainer.run_record import exported_names
 from trainer.tf_privacy import keras, tf
 
 PROBABILITY = "probability"
@@ -39,17 +39,24 @@ def probability_model(model: TrainableModel, manifest: Manifest) -> Any:
 
 
 def export(
-    model: TrainableModel, manifest: Manifest, run: pathlib.Path, *, prefix: str = ""
+    model: TrainableModel,
+    manifest: Manifest,
+    run: pathlib.Path,
+    *,
+    average: str | None = None,
 ) -> None:
-    """Writes both forms into the folder ``run``, under names that start so."""
+    """Writes both forms into the folder ``run``.
+
+    Args:
+      model: With the weights to export.
+      manifest: Has the columns.
+      run: The folder.
+      average: Which average the weights are; None if they are the last iterate.
+    """
     network = probability_model(model, manifest)
-    _appear(
-        run / (prefix + KERAS_MODEL_NAME),
-        lambda path: network.save(path, save_format="keras"),
-    )
-    _appear(
-        run / (prefix + SAVED_MODEL_NAME), lambda path: _save_tensorflow(network, path)
-    )
+    keras_name, tensorflow_name = exported_names(average)
+    _appear(run / keras_name, lambda path: network.save(path, save_format="keras"))
+    _appear(run / tensorflow_name, lambda path: _save_tensorflow(network, path))
 
 
 def _save_tensorflow(network: Any, path: str) -> None:

@@ -38,10 +38,19 @@ _BATCH_ROWS = 8192
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """AUC (None where all labels are equal), mean log loss, number of examples."""
+    """What predictions of held-out examples are worth.
+
+    Attributes:
+      auc: None where all labels are equal.
+      log_loss: Mean, in nats; None for predictions that are no probabilities.
+      accuracy: Share of the examples whose label has the higher probability; 0 is
+        predicted where both have the same.
+      num_examples: How many there are.
+    """
 
     auc: float | None
-    log_loss: float
+    log_loss: float | None
+    accuracy: float
     num_examples: int
 
     def to_json(self) -> dict[str, Any]:
@@ -72,6 +81,16 @@ def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
     """Returns the mean binary cross-entropy in nats."""
     signed = np.where(labels > 0, logits, -logits).astype(np.float64)
     return float(np.logaddexp(0, -signed).mean())
+
+
+def metrics_of(labels: np.ndarray, logits: np.ndarray) -> Metrics:
+    """Returns the metrics of predictions that are given as logits."""
+    return Metrics(
+        auc=auc(labels, logits),
+        log_loss=log_loss(labels, logits),
+        accuracy=float(((logits > 0) == (labels > 0)).mean()),
+        num_examples=len(labels),
+    )
 
 
 class HeldOut:
@@ -107,6 +126,14 @@ class HeldOut:
 
     def evaluate(self, predict: Predict) -> Metrics:
         """Returns the metrics of the logits that ``predict`` gives."""
+        return metrics_of(*self.predictions(predict))
+
+    def predictions(self, predict: Predict) -> tuple[np.ndarray, np.ndarray]:
+        """Returns labels and logits of all rows, in order.
+
+        Raises:
+          InputError: a logit is not finite.
+        """
         labels, logits = [], []
         for columns in self.batches():
             labels.append(columns[LABEL])
@@ -118,11 +145,7 @@ class HeldOut:
                 "have diverged, or the model cannot take a value of theirs. Try a "
                 "smaller --learning-rate."
             )
-        return Metrics(
-            auc=auc(label, logit),
-            log_loss=log_loss(label, logit),
-            num_examples=len(label),
-        )
+        return label, logit
 
 
 def _check_file(path: pathlib.Path, manifest: Manifest) -> int:

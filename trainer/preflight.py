@@ -110,6 +110,7 @@ def check(request: Request) -> Checked:
     """
     manifest = read_manifest(request.batches)
     _check_columns(manifest)
+    request.settings.check_steps(manifest.plan.num_steps)
     check_files(request.batches, manifest)
     held_out = HeldOut(request.held_out, manifest)
     resumes = _check_run_folder(request.run)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import itertools
 import os
 import pathlib
 import re
@@ -46,6 +47,7 @@ from pipelines.manifest import (
     read_json,
     write_atomically,
 )
+from trainer.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings import METHODS, NON_PRIVATE
 
 #: Bump when the meaning of a field changes or a field is added or removed.
@@ -63,10 +65,22 @@ PRIVACY_TEXT_NAME = "privacy.txt"
 KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
 _RUN_ID_BYTES = 16
-#: Before the names of the exported average of the weights.
-EMA_PREFIX = "ema_"
+ITERATES_NAME = "iterates"
+UNCERTAINTY_NAME = "uncertainty.parquet"
 
-#: All that a run writes into its folder.
+
+def exported_names(average: str | None = None) -> tuple[str, str]:
+    """Returns the names of the exported forms of the last iterate, or of an average.
+
+    Example:
+      >>> exported_names("ema")
+      ('ema_model.keras', 'ema_saved_model')
+    """
+    prefix = f"{average}_" if average else ""
+    return prefix + KERAS_MODEL_NAME, prefix + SAVED_MODEL_NAME
+
+
+#: All that a run may write into its folder.
 RUN_NAMES = (
     RECORD_NAME,
     MANIFEST_NAME,
@@ -76,10 +90,10 @@ RUN_NAMES = (
     METRICS_NAME,
     PRIVACY_NAME,
     PRIVACY_TEXT_NAME,
-    KERAS_MODEL_NAME,
-    SAVED_MODEL_NAME,
-    EMA_PREFIX + KERAS_MODEL_NAME,
-    EMA_PREFIX + SAVED_MODEL_NAME,
+    ITERATES_NAME,
+    UNCERTAINTY_NAME,
+    *exported_names(),
+    *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
 )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from accounting.validation import InputError, check_choice, check_float, check_int
+from trainer.aggregation_settings import AggregationSettings
 
 #: The column that is predicted, in {0, 1}; all others are inputs.
 LABEL = "label"
@@ -21,8 +22,10 @@ _CURVE_POINTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(AggregationSettings):
     """Everything but the batches, the held-out examples and the key.  All public.
+
+    The averages of the iterates have settings of their own, in ``AggregationSettings``.
 
     Attributes:
       method: "dp-sgd", or "non-private": the same batches without clip and noise.
@@ -37,7 +40,6 @@ class TrainSettings:
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
-      ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
       eval_every: Steps between points of the curve; a tenth of the run if None.
 
     Raises:
@@ -55,10 +57,10 @@ class TrainSettings:
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
     init_seed: int = 0
-    ema_decay: float | None = None
     eval_every: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("method", self.method, METHODS)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_float("learning_rate", self.learning_rate, above=0)
@@ -66,8 +68,6 @@ class TrainSettings:
         for size in self.hidden:
             check_int("hidden", size, at_least=1)
         check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
-        if self.ema_decay is not None:
-            check_float("ema_decay", self.ema_decay, at_least=0, below=1)
         if self.eval_every is not None:
             check_int("eval_every", self.eval_every, at_least=1)
         if self.target_delta is not None:
@@ -118,4 +118,5 @@ class TrainSettings:
             "name": self.optimizer,
             "learning_rate": self.learning_rate,
             "ema_decay": self.ema_decay,
+            **self.describe_feedback(),
         }

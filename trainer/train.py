@@ -34,12 +34,14 @@ from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
 from trainer import clipping, models, plots, preflight, privacy, run_record
-from trainer.averaging import MovingAverage
+from trainer.averaging import TrainingAverages
 from trainer.batches import BatchSource, element_spec
 from trainer.checkpoints import Checkpoints
 from trainer.dp_step import Step
 from trainer.export import export
+from trainer.iterates import Iterates
 from trainer.noise import NoiseStream
+from trainer.past_results import PastResults
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
@@ -219,10 +221,7 @@ class _Session:
             expected_batch_size=self._plan.expected_batch_size,
             autograph=model.needs_autograph,
         )
-        decay = self._settings.ema_decay
-        self._average = (
-            MovingAverage(model.variables, decay) if decay is not None else None
-        )
+        self._averages = TrainingAverages(model.variables, self._settings)
         self._predict = _make_predict(model, checked)
         identity = preflight.identity_fingerprint(
             checked.identity(),
@@ -231,6 +230,11 @@ class _Session:
         )
         self._run_key = keys.derive(noise_key, "run", identity)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
+        self._iterates = Iterates(
+            run=self._request.run,
+            run_key=self._run_key,
+            steps=self._settings.kept_steps(self._plan.num_steps),
+        )
         self._state = SessionState(
             self._checkpoints,
             self._state_variables(),
@@ -238,6 +242,7 @@ class _Session:
         )
         if self._state.restore():
             reporter.say(f"continuing after step {self._done}")
+        self._iterates.check(self._done)
 
     @property
     def _done(self) -> int:
@@ -252,11 +257,10 @@ class _Session:
         return clipping.clipped_sum(self._model, l2_norm_clip=clip, path=path)
 
     def _state_variables(self) -> list[Any]:
-        average = self._average.variables if self._average is not None else []
         return [
             *self._model.network.variables,
             *self._optimizer.variables,
-            *average,
+            *self._averages.variables,
         ]
 
     @contextlib.contextmanager
@@ -312,12 +316,12 @@ class _Session:
                 for batch in parts:
                     ledger.enter(int(batch["step"]), part=int(batch["part"]))
                     if int(batch["part"]) == 0:
+                        self._averages.before_step(self._done)
                         self._step.begin(next(draws))
                     self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
                 self._state.num_steps_executed = ledger.num_executed
-                if self._average is not None:
-                    self._average.update(self._done)
+                self._averages.after_step(self._done)
                 self._after_step(stop)
         ledger.finish()
         self._reporter.stop()
@@ -334,6 +338,8 @@ class _Session:
         last = self._done == self._plan.num_steps
         if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
             self._evaluate()
+        if self._done in self._iterates.steps:
+            self._iterates.keep(self._done, [v.numpy() for v in self._model.variables])
         if self._state.save_is_due or stop or last:
             self._state.save()
         self._reporter.advance(self._done)
@@ -354,12 +360,11 @@ class _Session:
         run, record = self._request.run, self._record(complete=True)
         points = self._state.points
         self._reporter.say("exporting the model")
-        export(self._model, self._checked.manifest, run)
+        self._export()
         text, statement = self._write_statement(record)
         metrics = {k: v for k, v in points[-1].items() if k != "step"}
         metrics = {"examples": "held-out", "method": record.method, **metrics}
-        if self._average is not None:
-            metrics["ema"] = self._finish_average(self._average)
+        metrics |= self._finish_averages()
         for name, value in (
             (run_record.METRICS_NAME, metrics),
             (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
@@ -371,11 +376,24 @@ class _Session:
         self._checkpoints.remove()
         return Summary(run=run, metrics=metrics, statement=statement, text=text)
 
-    def _finish_average(self, average: MovingAverage) -> dict[str, Any]:
-        with average.swapped():
-            manifest, prefix = self._checked.manifest, run_record.EMA_PREFIX
-            export(self._model, manifest, self._request.run, prefix=prefix)
-            return self._checked.held_out.evaluate(self._predict).to_json()
+    def _finish_averages(self) -> dict[str, Any]:
+        held_out, aggregates, uncertainty = self._checked.held_out, {}, None
+        for name in self._averages:
+            with self._averages.swapped(name):
+                self._export(name)
+                aggregates[name] = held_out.evaluate(self._predict).to_json()
+        if self._iterates.steps:
+            past, weights = self._iterates, self._model.variables
+            results = PastResults(
+                past, weights, self._predict, held_out, self._settings
+            )
+            metrics, uncertainty = results.evaluate(self._export)
+            aggregates |= metrics
+        return {"aggregates": aggregates, "uncertainty": uncertainty}
+
+    def _export(self, average: str | None = None) -> None:
+        manifest, run = self._checked.manifest, self._request.run
+        export(self._model, manifest, run, average=average)
 
     def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any] | None]:
         run = self._request.run

@@ -9,7 +9,18 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["averaging", "held_out", "noise", "progress", "run_record"]
+    "name",
+    [
+        "aggregates",
+        "aggregation_commands",
+        "aggregation_settings",
+        "averaging",
+        "held_out",
+        "noise",
+        "progress",
+        "run_record",
+        "uncertainty",
+    ],
 )
 def test_docstring_examples_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(f"trainer.{name}"))

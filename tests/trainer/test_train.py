@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -16,15 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
 from pipelines.keys import create_key_file
-from trainer import checkpoints, privacy
+from trainer import privacy, sealed_arrays
+from trainer.aggregation_settings import WEIGHT_AVERAGES
 from trainer.dp_step import Step
+from trainer.held_out import HeldOut
 from trainer.preflight import Request
 from trainer.progress import Silent, Terminal
-from trainer.run_record import RUN_NAMES, read_run
+from trainer.run_record import RUN_NAMES, exported_names, read_run
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras
 from trainer.train import StoppedError, train
@@ -32,6 +36,17 @@ from trainer.train import StoppedError, train
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 ROOT = pathlib.Path(__file__).parents[2]
 ONE_ID = "5" * 32
+
+
+#: All averages and intervals; of ten steps 6, 8 and 10 are kept.
+AVERAGES: dict[str, Any] = {
+    "ema_decay": 0.9,
+    "tail": 3,
+    "keep_last": 3,
+    "keep_every": 2,
+    "uncertainty": 0.9,
+    "export": ("upa",),
+}
 
 
 class Planted(BaseException):
@@ -64,16 +79,28 @@ def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> An
     return make
 
 
+def _model(path: pathlib.Path) -> Any:
+    return keras.models.load_model(path)
+
+
 def _weights(run: pathlib.Path) -> list[np.ndarray]:
-    return [v.numpy() for v in keras.models.load_model(run / "model.keras").variables]
+    """Of all models of the run."""
+    models = map(_model, sorted(run.glob("*.keras")))
+    return [v.numpy() for model in models for v in model.variables]
 
 
 def _same(left: pathlib.Path, right: pathlib.Path) -> bool:
     """Whether two finished runs have bit-identical results."""
     pairs = zip(_weights(left), _weights(right), strict=True)
-    names = ("metrics.json", "curve.json", "privacy.json", "privacy.txt")
-    return all(a.tobytes() == b.tobytes() for a, b in pairs) and all(
-        (left / name).read_bytes() == (right / name).read_bytes() for name in names
+    patterns = ("metrics.json", "curve.json", "privacy.*", "*.parquet", "iterates/*")
+    names = [
+        [str(path.relative_to(run)) for name in patterns for path in run.glob(name)]
+        for run in (left, right)
+    ]
+    return (
+        all(a.tobytes() == b.tobytes() for a, b in pairs)
+        and sorted(names[0]) == sorted(names[1])
+        and all((left / n).read_bytes() == (right / n).read_bytes() for n in names[0])
     )
 
 
@@ -86,8 +113,9 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     request = request_for(noise_key_file=None)
     summary = train(request)
     run = request.run
-    names = {name for name in RUN_NAMES if not name.startswith("ema_")}
-    assert {path.name for path in run.iterdir()} == names
+    averages = {*map(exported_names, WEIGHT_AVERAGES)}
+    unasked = {"iterates", "uncertainty.parquet", *itertools.chain(*averages)}
+    assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked
     assert {path.name for path in (run / "private").iterdir()} == {
         "noise.key",
         "run.id",
@@ -339,35 +367,76 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run
 
 
-def test_the_average_has_a_model_and_a_metric_of_its_own(
-    request_for: Any, tmp_path: pathlib.Path
+def test_every_average_has_metrics_and_the_asked_ones_a_model(
+    request_for: Any, small_batches: Any
 ) -> None:
-    averaged = request_for(
-        "averaged", settings=_private(ema_decay=0.9, learning_rate=0.1)
-    )  # fmt: skip
-    metrics = train(averaged).metrics
-    assert {path.name for path in averaged.run.iterdir()} == set(RUN_NAMES)
-    assert metrics["ema"]["log_loss"] != metrics["log_loss"]
-    last, ema = (
-        keras.models.load_model(averaged.run / name)
-        for name in ("model.keras", "ema_model.keras")
-    )
-    assert any(
-        not np.array_equal(left, right)
-        for left, right in zip(last.get_weights(), ema.get_weights(), strict=True)
-    )
+    run = request_for(settings=_private(**AVERAGES)).run
+    metrics = train(request_for(settings=_private(**AVERAGES))).metrics
+    assert list(metrics["aggregates"]) == [
+        "ema",
+        "uta",
+        "past_ema",
+        "upa",
+        "opa",
+        "omv",
+    ]
+    losses = [m["log_loss"] for m in (metrics, *metrics["aggregates"].values())]
+    assert len(set(losses)) == 7
+    assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
+        *exported_names("past_ema")
+    }
+    # By other means: plain NumPy and the exported models.
+    kept = [np.load(run / f"iterates/step-{step:08d}.npz") for step in (6, 8, 10)]
+    last, upa = (_model(run / name) for name in ("model.keras", "upa_model.keras"))
+    for index, weight in enumerate(upa.trainable_weights):
+        mean = sum(file[f"weight_{index}"].astype("f8") for file in kept) / 3
+        np.testing.assert_allclose(weight, mean, rtol=1e-6, atol=1e-9)
+    columns = next(HeldOut(request_for().held_out, small_batches.manifest).batches())
+    predictions = []
+    for file in kept:
+        last.set_weights([file[name] for name in file])
+        predictions.append(last(columns).numpy().ravel())
+    table = pq.read_table(run / "uncertainty.parquet")
+    np.testing.assert_allclose(table["prediction"], np.mean(predictions, 0), rtol=1e-5)
+    stddev = np.std(predictions, 0, ddof=1)
+    np.testing.assert_allclose(table["stddev"], stddev, rtol=1e-3, atol=1e-7)
+    label, opa = columns["label"], np.mean(predictions, 0)
+    loss = -np.log(np.where(label, opa, 1 - opa)).mean()
+    assert metrics["aggregates"]["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_training_over_an_average_changes_the_iterates_from_its_step_on(
+    request_for: Any,
+) -> None:
+    over = {**AVERAGES, "train_over": "uta", "aggregate_from": 8}
+    requests = [
+        request_for(
+            name, run_id=ONE_ID, settings=_private(noise_multiplier=0.0, **more)
+        )
+        for name, more in (("plain", AVERAGES), ("over", over))
+    ]
+    for request in requests:
+        train(request)
+    for step, same in ((6, True), (8, True), (10, False)):
+        left, right = (
+            np.load(request.run / f"iterates/step-{step:08d}.npz")["weight_0"]
+            for request in requests
+        )
+        assert np.array_equal(left, right) == same
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_crashed_run_continues_to_bit_identical_results(
     optimizer: str, request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
-    settings = _private(optimizer=optimizer, learning_rate=0.1, ema_decay=0.9)
+    settings = _private(
+        optimizer=optimizer, **AVERAGES, train_over="uta", aggregate_from=4
+    )
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
     )
-    for step in (0, 4, 1, 0):
+    for step in (0, 8, 1, 0):
         crash(request, step)
     train(request)
     assert _same(tmp_path / "whole", tmp_path / "broken")
@@ -413,7 +482,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
 ) -> None:
     train(request_for("whole", run_id=ONE_ID))
     request = request_for("broken", run_id=ONE_ID, checkpoint_every=2)
-    write, calls = checkpoints.write_atomically, 0
+    write, calls = sealed_arrays.write_atomically, 0
 
     def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
         nonlocal calls
@@ -424,7 +493,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
         write(path, data, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_atomically", write_half)
+        patch.setattr(sealed_arrays, "write_atomically", write_half)
         with pytest.raises(Planted):
             train(request)
     train(request)
@@ -535,11 +604,11 @@ def test_a_run_killed_twice_ends_bit_identical(
 ) -> None:
     import pickle
 
-    train(request_for("whole", run_id=ONE_ID))
-    (tmp_path / "request.pickle").write_bytes(
-        pickle.dumps(request_for("killed", run_id=ONE_ID, checkpoint_every=2))
-    )
-    for step, code in ((1, -signal.SIGKILL), (7, -signal.SIGKILL), (99, 0)):
+    settings = _private(**AVERAGES, train_over="ema")
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    killed = request_for("killed", run_id=ONE_ID, settings=settings, checkpoint_every=3)
+    (tmp_path / "request.pickle").write_bytes(pickle.dumps(killed))
+    for step, code in ((1, -signal.SIGKILL), (8, -signal.SIGKILL), (99, 0)):
         child = _CHILD.format(
             root=str(ROOT), step=step, request=str(tmp_path / "request.pickle")
         )

@@ -1,0 +1,158 @@
+"""Which averages of a run's iterates to make, and which iterates to keep for them.
+
+The iterate theta_t is the weights after t steps.  All of it is a function of released
+iterates: none of these settings changes epsilon.  Names are those of Recycling Scraps.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting.validation import InputError, check_choice, check_float, check_int
+
+#: While training: exponential moving average, and uniform tail average.
+EMA = "ema"
+UTA = "uta"
+TRAINING_AVERAGES = (EMA, UTA)
+
+#: Over kept iterates: two averages of weights, then two of outputs.
+PAST_EMA = "past_ema"
+UPA = "upa"
+OPA = "opa"
+OMV = "omv"
+PAST_WEIGHT_AVERAGES = (PAST_EMA, UPA)
+
+WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AggregationSettings:
+    """What to make of the iterates of a run.  All public.
+
+    Attributes:
+      ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
+      tail: Iterates in the uniform average of the last ones, at least 1; it takes the
+        memory of as many copies of the weights.  None for none.
+      train_over: "ema" or "uta": steps start at this average instead of at the last
+        iterate; None for ordinary training.
+      aggregate_from: First step that starts at the average; 0 if None.
+      keep_last: Iterates to keep in the run's folder; None for none.
+      keep_every: Steps between two kept iterates, of which the last is that of the
+        finished run; spread over the second half of the run if None.
+      keep_decay: Decay per iterate of the moving average over kept ones, in [0, 1).
+      uncertainty: Level of the intervals of the held-out predictions, in (0, 1); None
+        for none.
+      export: Averages over kept iterates to export as models.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    ema_decay: float | None = None
+    tail: int | None = None
+    train_over: str | None = None
+    aggregate_from: int | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_decay: float = 0.9
+    uncertainty: float | None = None
+    export: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.ema_decay is not None:
+            check_float("ema_decay", self.ema_decay, at_least=0, below=1)
+        for name, least in (
+            ("tail", 1), ("aggregate_from", 0), ("keep_last", 1), ("keep_every", 1),
+        ):  # fmt: skip
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), at_least=least)
+        check_float("keep_decay", self.keep_decay, at_least=0, below=1)
+        self._check_train_over()
+        self._check_past()
+
+    def _check_train_over(self) -> None:
+        if self.train_over is None:
+            if self.aggregate_from is not None:
+                raise InputError(
+                    f"Expected --train-over beside aggregate_from="
+                    f"{self.aggregate_from}: which average should steps start at?"
+                )
+            return
+        check_choice("train_over", self.train_over, TRAINING_AVERAGES)
+        flag = {EMA: "--ema-decay", UTA: "--tail"}[self.train_over]
+        if {EMA: self.ema_decay, UTA: self.tail}[self.train_over] is None:
+            raise InputError(f"Expected {flag} beside train_over={self.train_over!r}.")
+
+    def _check_past(self) -> None:
+        for name in self.export:
+            check_choice("export", name, PAST_WEIGHT_AVERAGES)
+        wanted = {
+            "keep_every": self.keep_every,
+            "uncertainty": self.uncertainty,
+            "export": self.export or None,
+        }
+        for name, value in wanted.items():
+            if value is not None and self.keep_last is None:
+                raise InputError(
+                    f"Expected --keep-last beside {name}={value}: it is made from kept "
+                    "iterates."
+                )
+        if self.uncertainty is not None and self.keep_last is not None:
+            check_float("uncertainty", self.uncertainty, above=0, below=1)
+            # One iterate has no variance.
+            check_int("keep_last", self.keep_last, at_least=2)
+
+    @property
+    def averages_every_step(self) -> bool:
+        """Whether every step reads all weights: no noise of theirs may be pending."""
+        return self.ema_decay is not None or self.tail is not None
+
+    def kept_steps(self, num_steps: int) -> tuple[int, ...]:
+        """Returns after how many steps an iterate is kept, in order.
+
+        Known before the run: no file has to be removed, and a run that was killed keeps
+        the same ones.
+
+        Example:
+          >>> AggregationSettings(keep_last=3, keep_every=20).kept_steps(100)
+          (60, 80, 100)
+          >>> AggregationSettings(keep_last=5).kept_steps(100)
+          (60, 70, 80, 90, 100)
+
+        Raises:
+          InputError: the run has too few steps.
+        """
+        if self.keep_last is None:
+            return ()
+        every = self.keep_every or max(1, num_steps // (2 * self.keep_last))
+        first = num_steps - (self.keep_last - 1) * every
+        if first < 1:
+            raise InputError(
+                f"Expected keep_last={self.keep_last} iterates, {every} steps apart, "
+                f"to fit into num_steps={num_steps}. Lower --keep-last or --keep-every."
+            )
+        return tuple(range(first, num_steps + 1, every))
+
+    def check_steps(self, num_steps: int) -> None:
+        """Accepts settings that make sense for a run of ``num_steps`` steps.
+
+        Raises:
+          InputError: name, value, bound, remedy.
+        """
+        self.kept_steps(num_steps)
+        if self.aggregate_from is not None:
+            check_int("aggregate_from", self.aggregate_from, at_most=num_steps - 1)
+
+    def describe_feedback(self) -> dict[str, Any]:
+        """Returns what changes the iterates themselves, for the run record."""
+        if self.train_over is None:
+            return {}
+        return {
+            "train_over": self.train_over,
+            "aggregate_from": self.aggregate_from or 0,
+            "tail": self.tail,
+        }
