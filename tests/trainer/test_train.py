@@ -370,17 +370,11 @@ def crash(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_every_average_has_metrics_and_the_asked_ones_a_model(
     request_for: Any, small_batches: Any
 ) -> None:
-    run = request_for(settings=_private(**AVERAGES)).run
-    metrics = train(request_for(settings=_private(**AVERAGES))).metrics
-    assert list(metrics["aggregates"]) == [
-        "ema",
-        "uta",
-        "past_ema",
-        "upa",
-        "opa",
-        "omv",
-    ]
-    losses = [m["log_loss"] for m in (metrics, *metrics["aggregates"].values())]
+    request = request_for(settings=_private(**AVERAGES))
+    run, metrics = request.run, train(request).metrics
+    found = metrics["aggregates"]
+    assert list(found) == ["ema", "uta", "past_ema", "upa", "opa", "omv"]
+    losses = [values["log_loss"] for values in (metrics, *found.values())]
     assert len(set(losses)) == 7
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
         *exported_names("past_ema")
@@ -391,29 +385,29 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     for index, weight in enumerate(upa.trainable_weights):
         mean = sum(file[f"weight_{index}"].astype("f8") for file in kept) / 3
         np.testing.assert_allclose(weight, mean, rtol=1e-6, atol=1e-9)
-    columns = next(HeldOut(request_for().held_out, small_batches.manifest).batches())
+    columns = next(HeldOut(request.held_out, small_batches.manifest).batches())
     predictions = []
     for file in kept:
         last.set_weights([file[name] for name in file])
-        predictions.append(last(columns).numpy().ravel())
+        inputs = {name: columns[name] for name in last.input_names}
+        predictions.append(last(inputs).numpy().ravel())
     table = pq.read_table(run / "uncertainty.parquet")
     np.testing.assert_allclose(table["prediction"], np.mean(predictions, 0), rtol=1e-5)
     stddev = np.std(predictions, 0, ddof=1)
     np.testing.assert_allclose(table["stddev"], stddev, rtol=1e-3, atol=1e-7)
     label, opa = columns["label"], np.mean(predictions, 0)
     loss = -np.log(np.where(label, opa, 1 - opa)).mean()
-    assert metrics["aggregates"]["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_training_over_an_average_changes_the_iterates_from_its_step_on(
     request_for: Any,
 ) -> None:
-    over = {**AVERAGES, "train_over": "uta", "aggregate_from": 8}
+    plain = {**AVERAGES, "noise_multiplier": 0.0}
+    over = {**plain, "train_over": "uta", "aggregate_from": 8}
     requests = [
-        request_for(
-            name, run_id=ONE_ID, settings=_private(noise_multiplier=0.0, **more)
-        )
-        for name, more in (("plain", AVERAGES), ("over", over))
+        request_for(name, settings=_private(**settings))
+        for name, settings in (("plain", plain), ("over", over))
     ]
     for request in requests:
         train(request)
