@@ -12,7 +12,13 @@ from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_int
 from trainer import aggregation_commands
-from trainer.settings import DP_SGD, METHODS, OPTIMIZERS, TrainSettings
+from trainer.settings import (
+    DP_SGD,
+    EMBEDDING_NOISES,
+    METHODS,
+    OPTIMIZERS,
+    TrainSettings,
+)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -93,6 +99,14 @@ def _sizes(
     help="Of the initial weights, which are public.",
 )
 @aggregation_commands.options
+@click.option(
+    "--embedding-noise",
+    type=click.Choice(EMBEDDING_NOISES),
+    default=TrainSettings.embedding_noise,
+    show_default=True,
+    help="lazy: rows of embedding tables get their noise when they are read, which "
+    "large tables need; exact under --optimizer sgd alone.",
+)
 @click.option(
     "--noise-key-file",
     type=_FILE,

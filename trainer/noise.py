@@ -1,10 +1,13 @@
-"""Gaussian noise as a pure function of (noise key, step, variable).
+"""Gaussian noise as a pure function of (noise key, step, variable, place).
+
+A place is empty for the noise of a variable in a step; for tables with lazy noise it is
+a later physical batch of that step, or a chunk of a flush after it.
 
 Formal guarantees:
-  - ``standard_normal`` returns the same bits for the same (key, step, variable, shape);
-    a replayed step draws the same noise, so that a crash is not a second release.
+  - ``standard_normal`` returns the same bits for the same arguments; a replayed step
+    draws the same noise, so that a crash is not a second release.
   - For a uniform secret key, and up to the PRF assumption on keyed BLAKE2b and ChaCha
-    with 20 rounds, values of different (step, variable) are independent.
+    with 20 rounds, values of different (step, variable, place) are independent.
   - Values are drawn in double precision and rounded once to float32.  The arithmetic of
     floating point is not hidden: this is not a defence against attacks on the last bits
     (Mironov 2012).
@@ -15,6 +18,7 @@ Public: steps, shapes, standard deviations.  Sensitive: keys and every value dra
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -32,7 +36,11 @@ _DEPTH = 2
 
 
 def standard_normal(
-    noise_key: bytes, step: int, variable: int, shape: Sequence[int]
+    noise_key: bytes,
+    step: int,
+    variable: int,
+    shape: Sequence[int],
+    place: tuple[str | int, ...] = (),
 ) -> np.ndarray:
     """Returns float32 values of the standard normal distribution.  Sensitive.
 
@@ -40,9 +48,10 @@ def standard_normal(
       noise_key: 32 secret bytes.
       step: The step of the run.
       variable: Index of the variable among the trainable ones.
-      shape: Shape of the variable.
+      shape: Shape of the variable, or of the part of it that gets noise.
+      place: What the noise is for, where a step has several uses of a variable.
     """
-    key = derive(noise_key, "noise", step, variable)
+    key = derive(noise_key, "noise", step, variable, *place)
     bits = ChaCha(key=int.from_bytes(key, "little"), rounds=20)
     generator = np.random.Generator(bits)
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
@@ -62,6 +71,35 @@ def step_noise(
         standard_normal(noise_key, step, index, shape) * np.float32(noise_stddev)
         for index, shape in enumerate(shapes)
     ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaterNoise:
+    """The noise of a step that a ``NoiseStream`` does not draw ahead.
+
+    Attributes:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      noise_stddev: Deviation of the noise of one step.
+    """
+
+    noise_key: bytes = dataclasses.field(repr=False)
+    step: int
+    noise_stddev: float
+
+    def of_part(self, part: int, variable: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a later physical batch of the step.  Sensitive."""
+        return self._draw(variable, shape, ("part", part))
+
+    def of_chunk(self, variable: int, chunk: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a chunk of a flush after the step.  Sensitive."""
+        return self._draw(variable, shape, ("flush", chunk))
+
+    def _draw(
+        self, variable: int, shape: Sequence[int], place: tuple[str | int, ...]
+    ) -> np.ndarray:
+        values = standard_normal(self.noise_key, self.step, variable, shape, place)
+        return values * np.float32(self.noise_stddev)
 
 
 class NoiseStream:

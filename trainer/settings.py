@@ -17,6 +17,12 @@ METHODS = (DP_SGD, NON_PRIVATE)
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
 
+#: How embedding tables get their noise; automatic is lazy where that is exact and pays.
+AUTO_NOISE = "auto"
+LAZY_NOISE = "lazy"
+DENSE_NOISE = "dense"
+EMBEDDING_NOISES = (AUTO_NOISE, LAZY_NOISE, DENSE_NOISE)
+
 #: Points of the training curve where ``eval_every`` is not given.
 _CURVE_POINTS = 10
 
@@ -40,6 +46,8 @@ class TrainSettings(AggregationSettings):
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
+      embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
+        their noise.  The law of what is released is the same.
       eval_every: Steps between points of the curve; a tenth of the run if None.
 
     Raises:
@@ -57,12 +65,14 @@ class TrainSettings(AggregationSettings):
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
     init_seed: int = 0
+    embedding_noise: str = AUTO_NOISE
     eval_every: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("method", self.method, METHODS)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
         check_float("learning_rate", self.learning_rate, above=0)
         check_int("embedding_dim", self.embedding_dim, at_least=1)
         for size in self.hidden:
@@ -76,6 +86,23 @@ class TrainSettings(AggregationSettings):
             self._check_non_private()
         else:
             self._check_private()
+        if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
+            raise InputError(
+                "Expected --embedding-noise lazy only where it is exact; here "
+                f"{self.lazy_obstacle}. Leave it away for dense noise."
+            )
+
+    @property
+    def lazy_obstacle(self) -> str | None:
+        """Why noise cannot wait until a row is read; None if no setting forbids it."""
+        if self.optimizer != "sgd":
+            return (
+                f"--optimizer {self.optimizer} moves every row at every step, which "
+                "--optimizer sgd does not"
+            )
+        if self.averages_every_step:
+            return "--ema-decay and --tail read every row at every step"
+        return None
 
     def _check_non_private(self) -> None:
         given = (

@@ -33,14 +33,23 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
-from trainer import clipping, models, plots, preflight, privacy, run_record
+from trainer import (
+    clipping,
+    lazy_noise,
+    models,
+    plots,
+    preflight,
+    privacy,
+    run_record,
+)
 from trainer.averaging import TrainingAverages
 from trainer.batches import BatchSource, element_spec
 from trainer.checkpoints import Checkpoints
 from trainer.dp_step import Step
 from trainer.export import export
 from trainer.iterates import Iterates
-from trainer.noise import NoiseStream
+from trainer.lazy_noise import LazyNoise
+from trainer.noise import LaterNoise, NoiseStream
 from trainer.past_results import PastResults
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
@@ -107,8 +116,16 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """Does what ``train`` does, for a request that was checked already."""
     model = _make_model(checked)
+    optimizer = make_optimizer(checked.request.settings)
+    tables = lazy_noise.choose(
+        model,
+        optimizer,
+        checked.request.settings,
+        manifest=checked.manifest,
+        checkpoint_every=checked.request.checkpoint_every,
+    )
     reporter.say(_describe(checked, model))
-    session = _Session(checked, model, _open_run(checked), reporter)
+    session = _Session(checked, model, optimizer, tables, _open_run(checked), reporter)
     with session.recorded(), _stop_signals() as stop:
         with _withheld_values():
             session.run_steps(stop)
@@ -203,6 +220,8 @@ class _Session:
         self,
         checked: Checked,
         model: models.TrainableModel,
+        optimizer: Any,
+        tables: lazy_noise.Choice,
         noise_key: bytes,
         reporter: Reporter,
     ) -> None:
@@ -213,18 +232,27 @@ class _Session:
         self._model = model
         self._noise_key = noise_key
         self._reporter = reporter
-        self._optimizer = make_optimizer(self._settings)
+        self._optimizer = optimizer
+        self._lazy = self._lazy_noise(tables)
+        self._flush_steps = lazy_noise.FlushSteps(
+            every=tables.flush_every,
+            eval_steps=self._settings.eval_steps(self._plan.num_steps),
+            kept_steps=self._settings.kept_steps(self._plan.num_steps),
+            num_steps=self._plan.num_steps,
+        )
         self._step = Step(
             model.variables,
             self._gradient_sum(),
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
+            lazy=self._lazy,
             autograph=model.needs_autograph,
         )
         self._averages = TrainingAverages(model.variables, self._settings)
         self._predict = _make_predict(model, checked)
         identity = preflight.identity_fingerprint(
-            checked.identity(),
+            # A flush draws noise: when there is one is part of what the run is.
+            {**checked.identity(), "flush_every": tables.flush_every},
             model=models.identity(model),
             run_id=run_record.read_or_create_run_id(self._request.run),
         )
@@ -255,6 +283,17 @@ class _Session:
         path = clipping.choose_path(self._model)
         self._reporter.say(f"per-example gradients: {path}")
         return clipping.clipped_sum(self._model, l2_norm_clip=clip, path=path)
+
+    def _lazy_noise(self, tables: lazy_noise.Choice) -> LazyNoise | None:
+        if tables.message:
+            self._reporter.say(tables.message)
+        if tables.reads is None:
+            return None
+        return LazyNoise(
+            tables.reads,
+            physical_batch_size=self._checked.manifest.physical_batch_size,
+            expected_batch_size=self._plan.expected_batch_size,
+        )
 
     def _state_variables(self) -> list[Any]:
         return [
@@ -317,7 +356,7 @@ class _Session:
                     ledger.enter(int(batch["step"]), part=int(batch["part"]))
                     if int(batch["part"]) == 0:
                         self._averages.before_step(self._done)
-                        self._step.begin(next(draws))
+                        self._step.begin(next(draws), self._later_noise())
                     self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
                 self._state.num_steps_executed = ledger.num_executed
@@ -334,16 +373,31 @@ class _Session:
             noise_stddev=self._checked.noise_stddev,
         )
 
+    def _later_noise(self) -> LaterNoise:
+        return LaterNoise(
+            noise_key=self._run_key,
+            step=self._done,
+            noise_stddev=self._checked.noise_stddev,
+        )
+
+    def _flush(self) -> None:
+        """Completes the weights; nothing but a step may read them before."""
+        if self._lazy is not None:
+            self._lazy.flush(self._later_noise().of_chunk)
+
     def _after_step(self, stop: list[int]) -> None:
         last = self._done == self._plan.num_steps
+        whole = self._lazy is None or self._flush_steps.contain(self._done)
+        if whole:
+            self._flush()
         if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
             self._evaluate()
         if self._done in self._iterates.steps:
             self._iterates.keep(self._done, [v.numpy() for v in self._model.variables])
-        if self._state.save_is_due or stop or last:
+        if whole and (self._state.save_is_due or stop or last):
             self._state.save()
         self._reporter.advance(self._done)
-        if stop and not last:
+        if stop and whole and not last:
             raise StoppedError(
                 f"Stopped after step {self._done} of {self._plan.num_steps}. Give the "
                 "same command to continue."

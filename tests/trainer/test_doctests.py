@@ -16,6 +16,7 @@ import pytest
         "aggregation_settings",
         "averaging",
         "held_out",
+        "lazy_noise",
         "noise",
         "progress",
         "run_record",

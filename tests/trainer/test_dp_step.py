@@ -101,15 +101,27 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
-def test_a_step_forgets_the_step_before(rows: Any) -> None:
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_step_forgets_the_step_before(num_parts: int, rows: Any) -> None:
     model = _model()
-    step, batch = _step(model, optimizer=keras.optimizers.SGD(0.0)), _batch(rows(16))
+    step, empty = _step(model), _batch(rows(0))
+    noise = step_noise(insecure_key(4), 0, step.shapes, 1.0)
+    _run(step, noise, [_batch(rows(16))] * num_parts)
     zeros = step_noise(b"", 0, step.shapes, 0.0)
-    _run(step, zeros, [batch])
-    first = [total.numpy() for total in step._sums]
-    _run(step, zeros, [batch])
-    for left, right in zip(first, step._sums, strict=True):
-        np.testing.assert_array_equal(left, right.numpy())
+    for change in _change(model, lambda: _run(step, zeros, [empty] * num_parts)):
+        np.testing.assert_array_equal(change, 0)
+
+
+def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
+    step, batches = _step(_model()), [_batch(rows(16, seed)) for seed in range(3)]
+    counts = []
+    for index in range(4):
+        for parts in (1, 2, 3):
+            noise = step_noise(insecure_key(4), index, step.shapes, 1.0)
+            _run(step, noise, batches[:parts])
+            counts.append(step.num_traces)
+    # One batch; then adding to sums and applying them.
+    assert counts == [1, *[3] * 11]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])

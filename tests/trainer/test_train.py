@@ -203,9 +203,9 @@ def test_runs_that_share_a_key_share_no_noise(
     drawn: list[bytes] = []
     begin = Step.begin
 
-    def spy(self: Step, noise: Any) -> None:
+    def spy(self: Step, noise: Any, later: Any) -> None:
         drawn.extend(values.tobytes() for values in noise)
-        begin(self, noise)
+        begin(self, noise, later)
 
     monkeypatch.setattr(Step, "begin", spy)
     clip, rate = _private(l2_norm_clip=1.0001), _private(learning_rate=0.01)
@@ -442,9 +442,9 @@ def test_a_replayed_step_draws_the_same_noise(
     drawn: list[bytes] = []
     begin = Step.begin
 
-    def spy(self: Step, noise: Any) -> None:
+    def spy(self: Step, noise: Any, later: Any) -> None:
         drawn.append(noise[0].tobytes())
-        begin(self, noise)
+        begin(self, noise, later)
 
     monkeypatch.setattr(Step, "begin", spy)
     request = request_for(checkpoint_every=100)
