@@ -17,6 +17,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.keys import create_key_file
+from trainer import noise
 from trainer import train as module
 from trainer.checkpoints import Checkpoints
 from trainer.dp_step import Step
@@ -160,6 +161,24 @@ def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
         found.append(_weights(request.run))
     for left, right in zip(*found, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_no_noise_of_a_run_is_used_twice(
+    request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[bytes] = []
+    draw = noise.standard_normal
+
+    def spy(*args: Any) -> np.ndarray:
+        values = draw(*args)
+        drawn.append(values.tobytes())
+        return values
+
+    monkeypatch.setattr(noise, "standard_normal", spy)
+    train(request_for())
+    # 10 steps of 5 variables, 4 flushes of a table, and further batches of steps.
+    assert len(drawn) > 10 * 5 + 4
+    assert len(set(drawn)) == len(drawn)
 
 
 def test_a_refused_request_writes_nothing(
