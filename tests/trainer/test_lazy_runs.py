@@ -138,14 +138,14 @@ def test_nothing_that_leaves_lacks_noise(request_for: Any, pending: Any) -> None
 def test_a_stopped_run_goes_on_to_where_nothing_lacks_noise(
     request_for: Any, pending: Any, tmp_path: pathlib.Path
 ) -> None:
-    class StopAtFive(Silent):
+    class StopAtSix(Silent):
         def advance(self, done: int) -> None:
-            if done == 5:
+            if done == 6:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     request = request_for("stopped")
     with pytest.raises(StoppedError, match="step 7 of 10"):
-        train(request, StopAtFive())
+        train(request, StopAtSix())
     assert set(pending["checkpoint"]) == {0}
     train(request)
     train(request_for("whole"))
