@@ -12,22 +12,19 @@ Formal guarantees:
     rows it befell is a count of examples.
   - All paths agree with a loop over the examples.
 
-Three paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose weights are all
+Two paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose weights are all
 in Dense and Embedding layers that are used once.  ``vectorized`` is for all other
-models; it holds the gradients of as many examples as fit a fixed memory.  ``registry``
-takes the norms from TF Privacy's layer registry and back-propagates a second time
-through the weighted loss; it is for the models that book-keeping is for, and is there
-to be compared with.
+models; it holds the gradients of as many examples as fit a fixed memory.
 
 Public: the path.  Sensitive: every input and output.
 
 References:
-  Goodfellow (2015), arXiv:1510.01799; Lee and Kifer (2020), arXiv:2009.03106.
+  Goodfellow (2015), arXiv:1510.01799.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import check_choice
@@ -35,10 +32,9 @@ from trainer import bookkeeping
 from trainer.models import TrainableModel, binary_cross_entropy
 from trainer.rows import align, clip_scale, keep_rows, zero_others
 from trainer.settings import LABEL
-from trainer.tf_privacy import clip_grads, layer_registry, tf
+from trainer.tf_privacy import tf
 
 BOOKKEEPING = "book-keeping"
-REGISTRY = "registry"
 VECTORIZED = "vectorized"
 
 #: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
@@ -61,7 +57,7 @@ def clipped_sum(
     Args:
       model: Checked by ``models.check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      path: "book-keeping", "vectorized" or "registry"; the first that is exact if None.
+      path: "book-keeping" or "vectorized"; the first that is exact if None.
     """
     path = path or choose_path(model)
     check_choice("path", path, tuple(_PATHS))
@@ -72,65 +68,82 @@ def plain_sum(model: TrainableModel) -> GradientSum:
     """Returns the function that sums gradients without clipping.  Not private."""
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        return _weighted_gradient(model, columns, weight > 0, tf.ones_like(weight))
-
-    return gradient_sum
-
-
-def _weighted_gradient(
-    model: TrainableModel, columns: Mapping[str, Any], kept: Any, scale: Any
-) -> list[Any]:
-    """Returns the gradient of the sum of ``scale`` times the loss of kept rows."""
-    # 0 times NaN is NaN in the matrix products of back-propagation: what may not
-    # contribute must not enter the forward pass either.
-    safe = keep_rows(columns, kept)
-    with tf.GradientTape() as tape:
-        losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
-        total = tf.reduce_sum(tf.where(kept, losses * scale, 0.0))
-    return tape.gradient(
-        total, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-
-
-def _registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
-    registry = layer_registry.make_default_layer_registry()
-
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        # 0 times NaN is NaN in the matrix products of back-propagation: what may not
+        # contribute must not enter the forward pass either.
         real = weight > 0
         safe = keep_rows(columns, real)
-        norms = clip_grads.compute_gradient_norms(
-            model.network,
-            registry,
-            model.inputs(safe),
-            safe[LABEL],
-            per_example_loss_fn=lambda y, z, _: binary_cross_entropy(y, z),
+        with tf.GradientTape() as tape:
+            losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
+            total = tf.reduce_sum(tf.where(real, losses, 0.0))
+        return tape.gradient(
+            total, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        counted, scale = clip_scale(norms, real, l2_norm_clip)
-        return _weighted_gradient(model, safe, counted, scale)
 
     return gradient_sum
 
 
 def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
-    def example_gradient(example: Mapping[str, Any]) -> list[Any]:
-        row = {name: tf.expand_dims(value, 0) for name, value in example.items()}
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(binary_cross_entropy(row[LABEL], model.logits(row)))
-        gradients = tape.gradient(
-            loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        return [tf.convert_to_tensor(gradient) for gradient in gradients]
+    return vectorized_sum(
+        model,
+        l2_norm_clip,
+        lambda row: (example_gradient(model, row), tf.constant(True)),
+    )
+
+
+def example_gradient(
+    model: TrainableModel, row: Mapping[str, Any], weights: Sequence[Any] | None = None
+) -> list[Any]:
+    """Returns the gradient of one example's loss, from columns of one row.  Sensitive.
+
+    Args:
+      model: Any.
+      row: Columns with a leading dimension of 1.
+      weights: What the model computes with at the moment; its variables if None.
+    """
+    sources = model.variables if weights is None else list(weights)
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        loss = tf.reduce_sum(binary_cross_entropy(row[LABEL], model.logits(row)))
+    gradients = tape.gradient(
+        loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return [tf.convert_to_tensor(value) for value in gradients]
+
+
+#: Columns of one row -> its gradient for each variable, and whether it may count.
+ExampleGradient = Callable[[Mapping[str, Any]], tuple[list[Any], Any]]
+
+
+def vectorized_sum(
+    model: TrainableModel,
+    l2_norm_clip: float,
+    gradient: ExampleGradient,
+    *,
+    copies: int = 1,
+) -> GradientSum:
+    """Returns the clipped sum of what ``gradient`` gives for one example at a time.
+
+    Args:
+      model: Any.
+      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      gradient: May not depend on other rows.  Sensitive output.
+      copies: Values per weight of the model that ``gradient`` needs at a time.
+    """
+
+    def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        return gradient({name: value[tf.newaxis] for name, value in example.items()})
 
     def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = weight > 0
-        stacked = tf.vectorized_map(example_gradient, keep_rows(columns, real))
+        stacked, valid = tf.vectorized_map(of_example, keep_rows(columns, real))
         squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
-        counted, scale = clip_scale(tf.sqrt(tf.add_n(squares)), real, l2_norm_clip)
+        norms = tf.sqrt(tf.add_n(squares))
+        counted, scale = clip_scale(norms, real & valid, l2_norm_clip)
         return [
             tf.reduce_sum(zero_others(g, counted) * align(scale, g), 0) for g in stacked
         ]
 
-    num_values = sum(variable.shape.num_elements() for variable in model.variables)
+    num_values = copies * sum(v.shape.num_elements() for v in model.variables)
     return _in_chunks(chunk_sum, model, max(1, _MOST_GRADIENT_VALUES // num_values))
 
 
@@ -166,5 +179,4 @@ def _in_chunks(
 _PATHS: dict[str, Callable[[TrainableModel, float], GradientSum]] = {
     BOOKKEEPING: bookkeeping.bookkeeping_sum,
     VECTORIZED: _vectorized_sum,
-    REGISTRY: _registry_sum,
 }

@@ -15,6 +15,10 @@ DP_SGD = "dp-sgd"
 NON_PRIVATE = "non-private"
 METHODS = (DP_SGD, NON_PRIVATE)
 
+BAM_SAM = "sam"
+BAM_HVP = "hvp"
+BAM_VARIANTS = (BAM_SAM, BAM_HVP)
+
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
 
 #: How embedding tables get their noise; automatic is lazy where that is exact and pays.

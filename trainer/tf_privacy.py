@@ -45,7 +45,6 @@ with _quiet_standard_error():
     from tensorflow_privacy.privacy.fast_gradient_clipping import (
         clip_grads,
         gradient_clipping_utils,
-        layer_registry,
     )
 
     tf.config.list_physical_devices()  # the rest of those lines
@@ -63,6 +62,5 @@ __all__ = [
     "clip_grads",
     "gradient_clipping_utils",
     "keras",
-    "layer_registry",
     "tf",
 ]

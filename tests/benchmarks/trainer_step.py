@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 import conftest  # noqa: E402
 
 from pipelines.keys import insecure_key  # noqa: E402
+from tests.trainer.zoo import registry_sum  # noqa: E402
 from trainer import clipping  # noqa: E402
 from trainer.batches import BatchSource  # noqa: E402
 from trainer.dp_step import Step  # noqa: E402
@@ -39,6 +40,11 @@ from trainer.tf_privacy import keras, tf  # noqa: E402
 BATCH = 1024
 #: Steps before the clock starts: compilation, and the first noise.
 WARM_UP = 5
+
+_SUMS: dict[str, Callable[[TrainableModel], Any]] = {
+    "ours": lambda model: clipping.clipped_sum(model, l2_norm_clip=1.0),
+    "registry": lambda model: registry_sum(model, 1.0),
+}
 
 
 def _make_batches(folder: pathlib.Path, num_steps: int, buckets: int) -> Any:
@@ -93,11 +99,11 @@ def _keras_step(model: TrainableModel, optimizer: str) -> Callable[[Any], None]:
 
 
 def _private_step(
-    model: TrainableModel, optimizer: str, path: str, noise: Iterator[Any]
+    model: TrainableModel, optimizer: str, gradient_sum: Any, noise: Iterator[Any]
 ) -> Callable[[Any], None]:
     private = Step(
         model.variables,
-        clipping.clipped_sum(model, l2_norm_clip=1.0, path=path),
+        gradient_sum,
         keras.optimizers.get(optimizer),
         expected_batch_size=BATCH,
     )
@@ -125,7 +131,7 @@ def measure(buckets: int, dim: int, optimizer: str, num_steps: int) -> dict[str,
                 _keras_step(model, optimizer), BatchSource(path, manifest)
             )
         }
-        for name in (clipping.BOOKKEEPING, clipping.REGISTRY):
+        for name, make in _SUMS.items():
             model = _model(sized, dim)
             with NoiseStream(
                 insecure_key(0),
@@ -133,9 +139,9 @@ def measure(buckets: int, dim: int, optimizer: str, num_steps: int) -> dict[str,
                 shapes=[tuple(v.shape) for v in model.variables],
                 noise_stddev=1.0,
             ) as noise:
-                step = _private_step(model, optimizer, name, iter(noise))
+                step = _private_step(model, optimizer, make(model), iter(noise))
                 seconds[name] = _seconds_per_step(step, BatchSource(path, manifest))
-    ours, registry = seconds[clipping.BOOKKEEPING], seconds[clipping.REGISTRY]
+    ours, registry = seconds["ours"], seconds["registry"]
     return {
         "parameters": sum(int(np.prod(v.shape)) for v in model.variables),
         "optimizer": optimizer,

@@ -9,10 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.zoo import (
+    FAST,
+    NUM_ROWS,
+    OTHER,
+    arrays,
+    assert_close,
+    batch,
+    both_inputs,
+    layer_normalization,
+    linear,
+    make_model,
+    masked_ids,
+    registry_sum,
+)
 from trainer.clipping import (
     BOOKKEEPING,
-    REGISTRY,
     VECTORIZED,
+    GradientSum,
     choose_path,
     clipped_sum,
     plain_sum,
@@ -21,135 +35,15 @@ from trainer.models import TrainableModel, binary_cross_entropy
 from trainer.tf_privacy import keras, tf
 
 CLIP = 0.3
-NUM_ROWS = 8
 
 
-def _numbers() -> tuple[Any, Any]:
-    integers = keras.Input((13,), name="integers")
-    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
-
-
-def linear() -> Any:
-    integers, values = _numbers()
-    return keras.Model(integers, keras.layers.Dense(1)(values))
-
-
-def tower() -> Any:
-    integers, values = _numbers()
-    for activation in ("relu", "tanh"):
-        values = keras.layers.Dense(9, activation=activation)(values)
-    return keras.Model(integers, keras.layers.Dense(1, use_bias=False)(values))
-
-
-def several_ids_in_one_table() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    values = keras.layers.Embedding(7, 3)(categories)
-    values = keras.layers.GlobalAveragePooling1D()(values)
-    return keras.Model(categories, keras.layers.Dense(1)(values))
-
-
-def dense_per_position() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    values = keras.layers.Embedding(7, 3)(categories)
-    values = keras.layers.Dense(4, activation="tanh")(values)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_sum(values, 1)))
-
-
-def both_inputs() -> Any:
-    integers, values = _numbers()
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 2)(categories))
-    values = keras.layers.Concatenate()([values, embedded])
-    return keras.Model([integers, categories], keras.layers.Dense(1)(values))
-
-
-def layer_used_twice() -> Any:
-    integers, values = _numbers()
-    layer = keras.layers.Dense(13, activation="tanh")
-    return keras.Model(integers, keras.layers.Dense(1)(layer(layer(values))))
-
-
-def tied_weights() -> Any:
-    integers, values = _numbers()
-    first, second = (keras.layers.Dense(13, activation="tanh") for _ in range(2))
-    model = keras.Model(integers, keras.layers.Dense(1)(second(first(values))))
-    second.kernel = first.kernel
-    return model
-
-
-def layer_normalization() -> Any:
-    integers, values = _numbers()
-    values = keras.layers.LayerNormalization()(keras.layers.Dense(6)(values))
-    return keras.Model(integers, keras.layers.Dense(1)(values))
-
-
-def nested() -> Any:
-    integers, values = _numbers()
-    inner = keras.Sequential([keras.layers.Dense(5, activation="relu")])
-    return keras.Model(integers, keras.layers.Dense(1)(inner(values)))
-
-
-def many_ids_in_one_table() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    ids = tf.concat([categories, categories, 6 - categories], 1)
-    values = keras.layers.Embedding(7, 3)(ids)
-    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_mean(values, 1)))
-
-
-def one_id() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    values = keras.layers.Embedding(7, 3)(categories[:, 0])
-    return keras.Model(categories, keras.layers.Dense(1)(values))
-
-
-def masked_ids() -> Any:
-    categories = keras.Input((26,), dtype="int32", name="categories")
-    values = keras.layers.Embedding(7, 3, mask_zero=True)(categories)
-    values = keras.layers.GlobalAveragePooling1D()(values)
-    return keras.Model(categories, keras.layers.Dense(1)(values))
-
-
-FAST = (
-    linear,
-    tower,
-    one_id,
-    several_ids_in_one_table,
-    many_ids_in_one_table,
-    dense_per_position,
-    both_inputs,
-)
-OTHER = (layer_used_twice, tied_weights, layer_normalization, nested, masked_ids)
-
-
-def _model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:
-    keras.utils.set_random_seed(seed)
-    model = TrainableModel(network=make(), description={})
-    for variable in model.variables:
-        # Biases start at 0 and embeddings near it; clipping should meet all of them.
-        variable.assign(tf.random.normal(variable.shape, stddev=0.7))
-    return model
-
-
-def _batch(
-    rows: np.ndarray, padding: int = 0, fill: float = 0.0
-) -> tuple[dict[str, Any], Any]:
-    columns = {}
-    for name in rows.dtype.names:
-        values = rows[name]
-        shape = (padding, *values.shape[1:])
-        pad = np.full(shape, fill if values.dtype.kind == "f" else 0, values.dtype)
-        columns[name] = tf.constant(np.concatenate([values, pad]))
-    weight = np.repeat([1.0, 0.0], [len(rows), padding]).astype("f4")
-    return columns, tf.constant(weight)
-
-
-def _paths(model: TrainableModel) -> list[str]:
-    fast = [BOOKKEEPING, REGISTRY] if choose_path(model) == BOOKKEEPING else []
-    return [*fast, VECTORIZED]
-
-
-def _arrays(gradients: list[Any]) -> list[np.ndarray]:
-    return [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]
+def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
+    """Every way to the same sum, TF Privacy's registry of layers among them."""
+    found = [clipped_sum(model, l2_norm_clip=clip, path=VECTORIZED)]
+    if choose_path(model) == BOOKKEEPING:
+        found.append(clipped_sum(model, l2_norm_clip=clip, path=BOOKKEEPING))
+        found.append(registry_sum(model, clip))
+    return found
 
 
 def _naive_sum(
@@ -157,10 +51,10 @@ def _naive_sum(
 ) -> list[np.ndarray]:
     total = [np.zeros(variable.shape, "f8") for variable in model.variables]
     for index in range(len(rows)):
-        columns, _ = _batch(rows[index : index + 1])
+        columns, _ = batch(rows[index : index + 1])
         with tf.GradientTape() as tape:
             loss = binary_cross_entropy(columns["label"], model.logits(columns))[0]
-        gradients = _arrays(tape.gradient(loss, model.variables))
+        gradients = arrays(tape.gradient(loss, model.variables))
         norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
         for target, gradient in zip(total, gradients, strict=True):
             target += gradient * min(1.0, clip / norm)
@@ -192,22 +86,14 @@ def _tf_privacy_sum(
     return [(b - a) * len(weight) for a, b in zip(after, before, strict=True)]
 
 
-def _assert_close(
-    found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float = 1e-5
-) -> None:
-    assert len(found) == len(wanted)
-    for left, right in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("make", FAST)
 def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
-    assert choose_path(_model(make)) == BOOKKEEPING
+    assert choose_path(make_model(make)) == BOOKKEEPING
 
 
 @pytest.mark.parametrize("make", OTHER)
 def test_other_models_take_the_vectorized_path(make: Callable[[], Any]) -> None:
-    assert choose_path(_model(make)) == VECTORIZED
+    assert choose_path(make_model(make)) == VECTORIZED
 
 
 @pytest.mark.parametrize("make", FAST + OTHER)
@@ -215,47 +101,46 @@ def test_other_models_take_the_vectorized_path(make: Callable[[], Any]) -> None:
 def test_clipped_sum_equals_a_loop_over_examples(
     make: Callable[[], Any], clip: float, rows: Any
 ) -> None:
-    model, data = _model(make), rows(NUM_ROWS)
-    columns, weight = _batch(data, padding=4)
-    for path in _paths(model):
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4)
+    for gradient_sum in _sums(model, clip):
         # As a step runs it: shapes behave otherwise in a graph.
-        gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=clip, path=path))
-        found = gradient_sum(columns, weight)
-        _assert_close(_arrays(found), _naive_sum(model, data, clip))
+        found = tf.function(gradient_sum)(columns, weight)
+        assert_close(arrays(found), _naive_sum(model, data, clip))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 100])
 def test_rows_may_come_in_chunks(
     num_rows: int, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, data = _model(layer_normalization), rows(NUM_ROWS)
+    model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
     name = "trainer.clipping._MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
     gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
-    found = gradient_sum(*_batch(data, padding=4, fill=math.nan))
-    _assert_close(_arrays(found), _naive_sum(model, data, CLIP))
+    found = gradient_sum(*batch(data, padding=4, fill=math.nan))
+    assert_close(arrays(found), _naive_sum(model, data, CLIP))
 
 
 @pytest.mark.parametrize("make", FAST + OTHER)
 def test_clipped_sum_equals_tf_privacy(make: Callable[[], Any], rows: Any) -> None:
-    model = _model(make)
+    model = make_model(make)
     # A mean over no id is NaN, which TF Privacy multiplies by a weight of 0.
     padding = 0 if make is masked_ids else 4
-    columns, weight = _batch(rows(NUM_ROWS), padding=padding)
+    columns, weight = batch(rows(NUM_ROWS), padding=padding)
     found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
-    _assert_close(_arrays(found), _tf_privacy_sum(model, columns, weight, CLIP))
+    assert_close(arrays(found), _tf_privacy_sum(model, columns, weight, CLIP))
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
 def test_each_row_contributes_at_most_the_clip(
     make: Callable[[], Any], rows: Any
 ) -> None:
-    model, data = _model(make), rows(NUM_ROWS)
-    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP)
+    model, data = make_model(make), rows(NUM_ROWS)
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
     norms = []
     for index in range(NUM_ROWS):
-        gradients = _arrays(gradient_sum(*_batch(data[index : index + 1], padding=1)))
+        gradients = arrays(gradient_sum(*batch(data[index : index + 1], padding=1)))
         norms.append(math.sqrt(sum(float((g**2).sum()) for g in gradients)))
     assert max(norms) <= CLIP * (1 + 1e-5)
     assert max(norms) >= CLIP * (1 - 1e-5), "the test needs a row that is clipped"
@@ -267,24 +152,22 @@ def test_each_row_contributes_at_most_the_clip(
 def test_padding_contributes_exactly_nothing(
     make: Callable[[], Any], fill: float, padding: int, rows: Any
 ) -> None:
-    model, data = _model(make), rows(NUM_ROWS)
-    for path in _paths(model):
-        gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, path=path)
-        wanted = _arrays(gradient_sum(*_batch(data, padding=4)))
-        found = _arrays(gradient_sum(*_batch(data, padding=padding, fill=fill)))
+    model, data = make_model(make), rows(NUM_ROWS)
+    for gradient_sum in _sums(model):
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
+        found = arrays(gradient_sum(*batch(data, padding=padding, fill=fill)))
         # The order of a sum of floats may depend on the shape, so not bit for bit.
-        _assert_close(found, wanted, 1e-6)
+        assert_close(found, wanted, 1e-6)
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
 def test_a_batch_of_padding_gives_exactly_zero(
     make: Callable[[], Any], rows: Any
 ) -> None:
-    model = _model(make)
-    for path in _paths(model):
-        gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, path=path)
-        found = gradient_sum(*_batch(rows(0), padding=5, fill=math.nan))
-        assert all(not array.any() for array in _arrays(found))
+    model = make_model(make)
+    for gradient_sum in _sums(model):
+        found = gradient_sum(*batch(rows(0), padding=5, fill=math.nan))
+        assert all(not array.any() for array in arrays(found))
 
 
 @pytest.mark.parametrize("make", [linear, layer_normalization])
@@ -292,26 +175,24 @@ def test_a_batch_of_padding_gives_exactly_zero(
 def test_a_row_without_a_finite_gradient_contributes_nothing(
     make: Callable[[], Any], bad: float, rows: Any
 ) -> None:
-    model, data = _model(make), rows(NUM_ROWS)
+    model, data = make_model(make), rows(NUM_ROWS)
     spoiled = np.concatenate([data, data[:1]])
     spoiled["integers"][-1] = bad
     spoiled["label"][-1] = 0
-    for path in _paths(model):
-        gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, path=path)
-        found = _arrays(gradient_sum(*_batch(spoiled, padding=3)))
-        wanted = _arrays(gradient_sum(*_batch(data, padding=4)))
+    for gradient_sum in _sums(model):
+        found = arrays(gradient_sum(*batch(spoiled, padding=3)))
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
         assert all(np.isfinite(array).all() for array in found)
         if not math.isfinite(bad):
-            _assert_close(found, wanted, 1e-6)
+            assert_close(found, wanted, 1e-6)
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
 def test_an_infinite_clip_leaves_gradients_as_they_are(
     make: Callable[[], Any], rows: Any
 ) -> None:
-    model, data = _model(make), rows(NUM_ROWS)
-    columns, weight = _batch(data, padding=4)
-    wanted = _arrays(plain_sum(model)(columns, weight))
-    for path in _paths(model):
-        gradient_sum = clipped_sum(model, l2_norm_clip=math.inf, path=path)
-        _assert_close(_arrays(gradient_sum(columns, weight)), wanted)
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4)
+    wanted = arrays(plain_sum(model)(columns, weight))
+    for gradient_sum in _sums(model, math.inf):
+        assert_close(arrays(gradient_sum(columns, weight)), wanted)

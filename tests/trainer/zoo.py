@@ -1,0 +1,182 @@
+"""Models, batches and gradients that the tests of per-example gradients share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from trainer.clipping import GradientSum
+from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.rows import clip_scale, keep_rows
+from trainer.settings import LABEL
+from trainer.tf_privacy import clip_grads, keras, tf
+
+NUM_ROWS = 8
+
+
+def numbers() -> tuple[Any, Any]:
+    integers = keras.Input((13,), name="integers")
+    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
+
+
+def linear() -> Any:
+    integers, values = numbers()
+    return keras.Model(integers, keras.layers.Dense(1)(values))
+
+
+def tower() -> Any:
+    integers, values = numbers()
+    for activation in ("relu", "tanh"):
+        values = keras.layers.Dense(9, activation=activation)(values)
+    return keras.Model(integers, keras.layers.Dense(1, use_bias=False)(values))
+
+
+def several_ids_in_one_table() -> Any:
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Embedding(7, 3)(categories)
+    values = keras.layers.GlobalAveragePooling1D()(values)
+    return keras.Model(categories, keras.layers.Dense(1)(values))
+
+
+def dense_per_position() -> Any:
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Embedding(7, 3)(categories)
+    values = keras.layers.Dense(4, activation="tanh")(values)
+    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_sum(values, 1)))
+
+
+def both_inputs() -> Any:
+    integers, values = numbers()
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(7, 2)(categories))
+    values = keras.layers.Concatenate()([values, embedded])
+    return keras.Model([integers, categories], keras.layers.Dense(1)(values))
+
+
+def layer_used_twice() -> Any:
+    integers, values = numbers()
+    layer = keras.layers.Dense(13, activation="tanh")
+    return keras.Model(integers, keras.layers.Dense(1)(layer(layer(values))))
+
+
+def tied_weights() -> Any:
+    integers, values = numbers()
+    first, second = (keras.layers.Dense(13, activation="tanh") for _ in range(2))
+    model = keras.Model(integers, keras.layers.Dense(1)(second(first(values))))
+    second.kernel = first.kernel
+    return model
+
+
+def layer_normalization() -> Any:
+    integers, values = numbers()
+    values = keras.layers.LayerNormalization()(keras.layers.Dense(6)(values))
+    return keras.Model(integers, keras.layers.Dense(1)(values))
+
+
+def nested() -> Any:
+    integers, values = numbers()
+    inner = keras.Sequential([keras.layers.Dense(5, activation="relu")])
+    return keras.Model(integers, keras.layers.Dense(1)(inner(values)))
+
+
+def many_ids_in_one_table() -> Any:
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    ids = tf.concat([categories, categories, 6 - categories], 1)
+    values = keras.layers.Embedding(7, 3)(ids)
+    return keras.Model(categories, keras.layers.Dense(1)(tf.reduce_mean(values, 1)))
+
+
+def one_id() -> Any:
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Embedding(7, 3)(categories[:, 0])
+    return keras.Model(categories, keras.layers.Dense(1)(values))
+
+
+def masked_ids() -> Any:
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Embedding(7, 3, mask_zero=True)(categories)
+    values = keras.layers.GlobalAveragePooling1D()(values)
+    return keras.Model(categories, keras.layers.Dense(1)(values))
+
+
+FAST = (
+    linear,
+    tower,
+    one_id,
+    several_ids_in_one_table,
+    many_ids_in_one_table,
+    dense_per_position,
+    both_inputs,
+)
+OTHER = (layer_used_twice, tied_weights, layer_normalization, nested, masked_ids)
+
+
+def make_model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:
+    """A model with weights that hide nothing."""
+    keras.utils.set_random_seed(seed)
+    model = TrainableModel(network=make(), description={})
+    for variable in model.variables:
+        # Biases start at 0 and embeddings near it; clipping should meet all of them.
+        variable.assign(tf.random.normal(variable.shape, stddev=0.7))
+    return model
+
+
+def batch(
+    rows: np.ndarray, padding: int = 0, fill: float = 0.0
+) -> tuple[dict[str, Any], Any]:
+    """Columns and weight of the rows, with padding after them."""
+    columns = {}
+    for name in rows.dtype.names:
+        values = rows[name]
+        shape = (padding, *values.shape[1:])
+        pad = np.full(shape, fill if values.dtype.kind == "f" else 0, values.dtype)
+        columns[name] = tf.constant(np.concatenate([values, pad]))
+    weight = np.repeat([1.0, 0.0], [len(rows), padding]).astype("f4")
+    return columns, tf.constant(weight)
+
+
+def arrays(gradients: list[Any]) -> list[np.ndarray]:
+    """Dense arrays of gradients."""
+    return [tf.convert_to_tensor(gradient).numpy() for gradient in gradients]
+
+
+def assert_close(
+    found: list[np.ndarray], wanted: list[np.ndarray], tolerance: float = 1e-5
+) -> None:
+    """All values agree."""
+    assert len(found) == len(wanted)
+    for left, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
+    """TF Privacy's norms by layer, and a second pass through the weighted loss.
+
+    For the models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
+    """
+    # Only now: trainer.tf_privacy makes TF Privacy importable.
+    from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
+
+    registry = layer_registry.make_default_layer_registry()
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = weight > 0
+        safe = keep_rows(columns, real)
+        norms = clip_grads.compute_gradient_norms(
+            model.network,
+            registry,
+            model.inputs(safe),
+            safe[LABEL],
+            per_example_loss_fn=lambda y, z, _: binary_cross_entropy(y, z),
+        )
+        counted, scale = clip_scale(norms, real, l2_norm_clip)
+        # 0 times the derivative of a loss that is not finite would be NaN.
+        safe = keep_rows(columns, counted)
+        with tf.GradientTape() as tape:
+            losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
+            total = tf.reduce_sum(tf.where(counted, losses * scale, 0.0))
+        return tape.gradient(total, model.variables)
+
+    return gradient_sum
