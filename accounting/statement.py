@@ -67,7 +67,8 @@ NOT_COVERED = (
     "gradient norms",
     "realised batch sizes and weights, and which example was in which step",
     "hyper-parameter search and earlier runs on the same data",
-    "the evaluation set, and everything computed from it",
+    "the evaluation set, and everything computed from it; it must share no example "
+    "with the training set",
     "the sampling key and the noise key, which must stay secret",
 )
 

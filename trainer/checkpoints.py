@@ -36,11 +36,13 @@ class State:
       num_steps_executed: Steps that are done.
       arrays: Weights and optimizer variables, in a fixed order.
       points: The curve so far.
+      held_out: Digest of the held-out examples, of which the curve is.
     """
 
     num_steps_executed: int
     arrays: tuple[np.ndarray, ...]
     points: tuple[dict[str, Any], ...]
+    held_out: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,11 @@ class Checkpoints:
 
     def save(self, state: State) -> None:
         """Replaces the checkpoint by ``state``."""
-        header = {"num_steps": state.num_steps_executed, "points": state.points}
+        header = {
+            "num_steps": state.num_steps_executed,
+            "points": state.points,
+            "held_out": state.held_out,
+        }
         arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         sealed_arrays.write(
@@ -90,6 +96,7 @@ class Checkpoints:
             num_steps_executed=header["num_steps"],
             arrays=tuple(arrays[f"array_{index}"] for index in range(len(arrays))),
             points=tuple(header["points"]),
+            held_out=header["held_out"],
         )
 
     def remove(self) -> None:

@@ -48,7 +48,8 @@ def _sizes(
     "held_out",
     type=_FOLDER,
     required=True,
-    help="Held-out examples: a split that `dpsgd prepare` wrote.",
+    help="Held-out examples: a split that `dpsgd prepare` wrote.  None of them may be "
+    "among the training examples: their metrics are public, and not protected.",
 )
 @click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
 @click.option(
@@ -192,7 +193,7 @@ def account(run: Path | None, as_json: bool, **flags: Any) -> None:
 
 def _account_run(run: Path, flags: dict[str, Any]) -> Any:
     from trainer import privacy
-    from trainer.run_record import read_run
+    from trainer.run_record import check_finished, read_run
 
     for name, value in flags.items():
         if value is not None and name not in ("delta", "noise_key_file"):
@@ -200,6 +201,7 @@ def _account_run(run: Path, flags: dict[str, Any]) -> Any:
                 f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
                 "and record say what was executed."
             )
+    check_finished(run)
     record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
     return privacy.run_statement(record, manifest, delta=flags["delta"])
 

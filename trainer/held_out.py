@@ -7,6 +7,7 @@ Formal guarantees:
   - Rows are read one row group at a time; of all rows only labels and logits are kept.
   - ``auc`` is exact: the probability that a positive scores above a negative, ties
     counted half.
+  - ``digest`` differs between folders whose files differ in name, order or one byte.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 """
@@ -14,6 +15,8 @@ Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -34,6 +37,9 @@ Predict = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 #: Rows that a model sees at a time.
 _BATCH_ROWS = 8192
+
+#: Bytes of a file that are digested at a time.
+_DIGEST_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,18 @@ class HeldOut:
         num_rows = sum(_check_file(path, manifest) for path in self._paths)
         if not num_rows:
             raise InputError(f"Expected examples in --eval {directory}; it has none.")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over names and contents of the files, as hex digits."""
+        total = hashlib.sha256()
+        for path in self._paths:
+            with path.open("rb") as file:
+                part = hashlib.sha256()
+                while block := file.read(_DIGEST_BYTES):
+                    part.update(block)
+            total.update(f"{path.name}\n{part.hexdigest()}\n".encode())
+        return total.hexdigest()
 
     def batches(self) -> Iterator[dict[str, np.ndarray]]:
         """Yields columns of at most ``_BATCH_ROWS`` rows.  Sensitive."""

@@ -32,6 +32,7 @@ import hashlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -200,9 +201,34 @@ def load_function(spec: str) -> Callable[[Manifest], Any]:
             f"Expected model={spec!r} to be importable; there is no module "
             f"{error.name!r}. {remedy}"
         ) from None
+    except Exception as error:
+        raise _raised(spec, error) from None
     if not callable(function):
         raise InputError(f"Expected model={spec!r} to name a function. {remedy}")
     return function
+
+
+def _raised(spec: str, error: Exception) -> InputError:
+    """Returns the error of a user's code as one line, with where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}, line {error.lineno}"
+    else:
+        where = f"{place.filename}, line {place.lineno}"
+    return InputError(
+        f"Expected model={spec!r} to return a model; it raised "
+        f"{type(error).__name__}: {error} ({where}). Mend it there."
+    )
+
+
+def _call(spec: str, manifest: Manifest) -> Any:
+    function = load_function(spec)
+    try:
+        return function(manifest)
+    except InputError:
+        raise
+    except Exception as error:
+        raise _raised(spec, error) from None
 
 
 def make_model(
@@ -228,7 +254,7 @@ def make_model(
         network = criteo_model(manifest, embedding_dim=embedding_dim, hidden=hidden)
         description |= {"embedding_dim": embedding_dim, "hidden": list(hidden)}
     else:
-        network = load_function(model)(manifest)
+        network = _call(model, manifest)
     if not isinstance(network, keras.Model):
         raise InputError(f"Expected model={model!r} to return a tf_keras.Model.")
     sizes = [int(np.prod(v.shape)) for v in network.trainable_variables]

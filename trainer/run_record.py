@@ -252,6 +252,21 @@ class StepLedger:
             )
 
 
+def check_finished(run: pathlib.Path) -> None:
+    """Refuses a run that says itself that it is unfinished, before a key is asked for.
+
+    Raises:
+      InputError: no record, or an incomplete one.
+    """
+    remedy = "Name a folder that `dpsgd train` wrote."
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=remedy))
+    if not record.complete:
+        raise InputError(
+            f"Expected {run} to hold a finished run; it stopped after step "
+            f"{record.num_steps_executed}. Give its `dpsgd train` command again."
+        )
+
+
 def check_execution(record: RunRecord, manifest: Manifest) -> None:
     """Accepts a record that executed exactly the plan of ``manifest``.
 

@@ -1,7 +1,8 @@
 """A training run from checked request to exported model.
 
 Formal guarantees:
-  - Nothing is written before everything was checked; then one folder is.
+  - Nothing is written before everything was checked; then, in the folder of the run
+    alone, but for a noise key that is asked for elsewhere.
   - The run consumes every step of the plan once and in order, or ends with an error.
   - Killed at any moment and started again with the same request, it goes on from its
     last checkpoint and ends with bit-identical weights, metrics and statement: batches
@@ -70,7 +71,10 @@ _NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
     "No epsilon can be stated."
 )
-_NO_DELTA = "No delta was given; `dpsgd account RUN --delta D` states epsilon."
+_NO_DELTA = (
+    "No epsilon is stated, since no delta was given. "
+    "`dpsgd account RUN --delta D` states one."
+)
 
 
 class StoppedError(InputError):
@@ -84,13 +88,13 @@ class Summary:
     Attributes:
       run: The folder.
       metrics: Of the held-out examples, at the end.
-      statement: The privacy statement as JSON; None if no delta was given.
+      statement: The privacy statement as JSON; without a delta, why there is none.
       text: The same for people.
     """
 
     run: pathlib.Path
     metrics: dict[str, Any]
-    statement: dict[str, Any] | None
+    statement: dict[str, Any]
     text: str
 
     def to_json(self) -> dict[str, Any]:
@@ -267,6 +271,7 @@ class _Session:
             self._checkpoints,
             self._state_variables(),
             every=self._request.checkpoint_every,
+            held_out=checked.held_out.digest,
         )
         if self._state.restore():
             reporter.say(f"continuing after step {self._done}")
@@ -449,13 +454,13 @@ class _Session:
         manifest, run = self._checked.manifest, self._request.run
         export(self._model, manifest, run, average=average)
 
-    def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any] | None]:
+    def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any]]:
         run = self._request.run
         if record.method == NON_PRIVATE:
             text = _NOT_PRIVATE
             fields: dict[str, Any] = {"private": False, "reason": _NOT_PRIVATE}
         elif record.target_delta is None:
-            return _NO_DELTA, None
+            text, fields = _NO_DELTA, {"epsilon": None, "reason": _NO_DELTA}
         else:
             statement = privacy.run_statement(
                 record, self._checked.manifest, delta=None

@@ -202,3 +202,12 @@ def test_train_prints_metrics_and_statement(
     printed = json.loads(result.stdout)
     assert printed["privacy"]["epsilon"] <= 5
     assert printed["metrics"]["num_examples"] == 300
+
+
+def test_account_says_that_a_run_is_unfinished_before_it_asks_for_a_key(
+    run: pathlib.Path,
+) -> None:
+    path = run / "run_record.json"
+    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
+    (run / "private" / NOISE_KEY_NAME).unlink()
+    assert "stopped after step 10" in _error(account, str(run))

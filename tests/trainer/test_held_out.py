@@ -105,3 +105,22 @@ def test_no_files_and_bad_files_are_refused(
     (held_out / "part-00000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InputError, match="Parquet"):
         HeldOut(held_out, small_batches.manifest)
+
+
+def test_the_digest_differs_where_a_name_or_a_byte_does(
+    held_out: pathlib.Path, small_batches: Any
+) -> None:
+    def digest() -> str:
+        return HeldOut(held_out, small_batches.manifest).digest
+
+    (path,) = held_out.glob("*.parquet")
+    before = digest()
+    assert digest() == before
+    moved = path.rename(path.with_name("part-00001.parquet"))
+    assert digest() != before
+    moved.rename(path)
+    assert digest() == before
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    assert digest() != before

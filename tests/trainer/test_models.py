@@ -241,3 +241,29 @@ def test_a_model_of_ones_own(
     ):
         with pytest.raises(InputError, match=message):
             _click_model(manifest, model=spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def make(manifest):\n    return 1 / 0\n", r"ZeroDivisionError: .*line 2\)"),
+        ("import os\n1 + 'a'\n", r"TypeError: .*raises\d.py, line 2\)"),
+        ("def make(manifest)\n", r"SyntaxError: .*raises\d.py, line 1\)"),
+    ],
+)
+def test_an_error_of_a_users_model_is_one_line_with_its_place(
+    text: str,
+    message: str,
+    small_batches: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"raises{len(text) % 10}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=f"model='{name}:make'.*{message}") as caught:
+        make_model(
+            small_batches.manifest, model=f"{name}:make", embedding_dim=1, hidden=()
+        )
+    assert "\n" not in str(caught.value)

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -32,6 +33,8 @@ from trainer.run_record import RUN_NAMES, exported_names, read_run
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras
 from trainer.train import StoppedError, train
+
+from .conftest import write_held_out
 
 SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
 ROOT = pathlib.Path(__file__).parents[2]
@@ -142,6 +145,16 @@ def test_the_target_is_met_by_the_noise_that_is_recorded(request_for: Any) -> No
     summary = train(request)
     assert summary.statement is not None
     assert 1.9 < summary.statement["epsilon"] <= 2.0
+
+
+def test_a_run_without_delta_says_how_to_get_a_statement(request_for: Any) -> None:
+    request = request_for(settings=_private(target_delta=None))
+    summary = train(request)
+    assert "dpsgd account RUN --delta" in summary.text
+    fields = json.loads((request.run / "privacy.json").read_text())
+    assert fields["epsilon"] is None
+    assert fields == summary.statement
+    assert (request.run / "privacy.txt").read_text().strip() == summary.text
 
 
 def test_a_run_without_privacy_says_so(request_for: Any) -> None:
@@ -557,6 +570,19 @@ def test_a_run_does_not_continue_as_another_one(
         with pytest.raises(InputError, match="another plan, manifest, key, model"):
             train(request_for(**changes))
     train(request_for(checkpoint_every=2))
+
+
+def test_a_run_does_not_continue_with_other_held_out_examples(
+    request_for: Any, crash: Any, rows: Any, tmp_path: pathlib.Path, held_out: Any
+) -> None:
+    crash(request_for(checkpoint_every=2), 5)
+    moved = tmp_path / "moved"
+    shutil.copytree(held_out, moved)
+    other = write_held_out(tmp_path / "other", rows(300, seed=98))
+    with pytest.raises(InputError, match=r"--eval .*first 4 steps"):
+        train(request_for(held_out=other))
+    # The same examples elsewhere are the same examples.
+    train(request_for(held_out=moved))
 
 
 def test_a_stop_signal_ends_the_run_after_its_step(
