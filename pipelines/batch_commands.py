@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 import re
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -51,11 +52,14 @@ def _quiet_beam() -> None:
     Beam warns of every cloud whose client is not installed, and its workers reset the
     level of the root logger: so the handler filters.  The exception of a worker is
     logged with its traceback and then raised; the command line shows what is raised.
+    Threads that served an engine end with an exception when it hangs up.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     handler = logging.getLogger().handlers[0]
     handler.setLevel(logging.ERROR)
     handler.addFilter(lambda record: not record.exc_info)
+    handler.addFilter(lambda record: "Traceback (most" not in record.getMessage())
+    threading.excepthook = lambda _: None
 
 
 def _beam_options(arguments: list[str]) -> PipelineOptions:

@@ -61,6 +61,7 @@ from pipelines.manifest import (
 from pipelines.parquet_blocks import Dataset
 from pipelines.sampling import check_sampler, find_boundaries
 from pipelines.transforms import (
+    AGAIN,
     OVERHEAD_BYTES,
     Layout,
     Secrets,
@@ -328,19 +329,38 @@ def _run_pipeline(
         )
     )
     try:
-        pipeline.run().wait_until_finish()
+        _run_to_end(pipeline)
     except Exception as error:
-        raise _one_line(error) from error
+        raise _one_line(error, on_engine=spill is None) from error
 
 
-def _one_line(error: Exception) -> Exception:
+def _run_to_end(pipeline: beam.Pipeline) -> None:
+    """Runs a pipeline; an engine is told to give it up if this process is stopped."""
+    result = pipeline.run()
+    try:
+        result.wait_until_finish()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            result.cancel()
+        raise
+
+
+def _one_line(error: Exception, on_engine: bool) -> Exception:
     """The InputError that a worker raised, however Beam hands it over.
 
     That is as itself, as another error or as a traceback, with the step at its end.
+    What an engine says itself is cut to its first line.
     """
     text = f"{type(error).__name__}: {error}"
     found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
-    return InputError(found[-1]) if found else error
+    if found:
+        return InputError(found[-1])
+    if not on_engine:
+        return error
+    return InputError(
+        f"Expected the engine to finish the job: {text.splitlines()[0].rstrip('.')}. "
+        f"See what it logged; then {AGAIN}"
+    )
 
 
 def write_batches(
@@ -384,7 +404,7 @@ def _write_batches(
     memory_limit: int,
     options: PipelineOptions | None,
 ) -> Manifest:
-    options = options or PipelineOptions()
+    options = options or PipelineOptions([])  # not those of this process
     spill = None
     if is_local(options):
         threads = local_threads(layout, dataset, memory_limit)

@@ -269,7 +269,8 @@ def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
         )
 
 
-_AGAIN = "run the same command again: it goes on where it stopped."
+#: How every failed job is finished.
+AGAIN = "run the same command again: it goes on where it stopped."
 
 
 def storage_error(error: OSError) -> InputError:
@@ -278,7 +279,7 @@ def storage_error(error: OSError) -> InputError:
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return InputError(
         f"Expected files to be written and read: {reason}{where}. Make room or restore "
-        f"access, then {_AGAIN}"
+        f"access, then {AGAIN}"
     )
 
 
@@ -303,7 +304,7 @@ def plain_errors() -> Iterator[None]:
         place = f"{pathlib.PurePath(frame.filename).name}:{frame.lineno}"
         raise InputError(
             f"Expected no {type(error).__name__} in {frame.name} ({place}). If it is "
-            f"not a fault of this machine, report it; then {_AGAIN}"
+            f"not a fault of this machine, report it; then {AGAIN}"
         ) from None
 
 

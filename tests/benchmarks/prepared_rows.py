@@ -45,6 +45,12 @@ def make_table(num_rows: int, random: np.random.Generator) -> pa.Table:
     )
 
 
+def write_table(path: pathlib.Path, num_rows: int, rows_per_group: int) -> None:
+    """Writes ``num_rows`` rows, all distinct, as one file."""
+    table = make_table(num_rows, np.random.default_rng(0))
+    pq.write_table(table, path, row_group_size=rows_per_group)
+
+
 def write_rows(out: pathlib.Path, num_rows: int) -> None:
     """Writes ``num_rows`` rows to ``out``, of which 16 row groups are distinct."""
     out.mkdir(parents=True)

@@ -15,6 +15,7 @@ PACKAGES = ("accounting", "pipelines", "trainer")
 SOURCES = [
     ROOT / "dpsgd.py",
     *(path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))),
+    *sorted((ROOT / "deploy" / "engines").glob("*.py")),
 ]
 DOCTESTED = ("accounting.plan", "accounting.bounds")
 

