@@ -19,7 +19,8 @@ from trainer.aggregation_settings import (
     AggregationSettings,
 )
 
-_MEANINGS = {
+#: What the name of an average stands for, in plain words.
+MEANINGS = {
     EMA: "moving average of the weights",
     UTA: "mean of the last weights, while training",
     PAST_EMA: "moving average of kept weights",
@@ -111,7 +112,7 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     rows = [("held-out metrics of", "AUC", "log loss", "accuracy")]
     rows.append(("last iterate", *_numbers(metrics)))
     for name, values in metrics["aggregates"].items():
-        rows.append((f"{name}: {_MEANINGS[name]}", *_numbers(values)))
+        rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values)))
     width = max(len(row[0]) for row in rows)
     lines = [
         f"{row[0]:<{width}}" + "".join(f"{x:>11}" for x in row[1:]) for row in rows

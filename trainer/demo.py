@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from accounting.validation import InputError, check_float, check_int
+from trainer.aggregation_commands import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
 #: With fewer, noise wins and the report shows a model that learned nothing.
@@ -51,6 +52,7 @@ def stages(
         ]),
         ("train with differential privacy", [
             "train", *train, f"--out={out}/dp-sgd", *budget, "--l2-norm-clip=10",
+            "--ema-decay=0.99", "--keep-last=10",
         ]),
         ("state the epsilon of what was executed", ["account", f"{out}/dp-sgd"]),
     ]  # fmt: skip
@@ -82,6 +84,18 @@ def summary(out: pathlib.Path) -> dict[str, Any]:
     }
 
 
+def aggregates_table(aggregates: dict[str, dict[str, Any]]) -> str:
+    """Returns a Markdown table of the metrics of averages."""
+    lines = ["| average | test AUC | test log loss |", "|---|---|---|"]
+    for name, found in aggregates.items():
+        loss = found["log_loss"]
+        lines.append(
+            f"| {name}: {MEANINGS[name]} | {found['auc']:.4f} | "
+            f"{'-' if loss is None else f'{loss:.4f}'} |"
+        )
+    return "\n".join(lines)
+
+
 def report(result: dict[str, Any]) -> str:
     """Returns the report as Markdown, whose pictures stand beside it."""
     private, plain = result["private"], result["non_private"]
@@ -91,6 +105,10 @@ def report(result: dict[str, Any]) -> str:
 |---|---|---|
 | DP-SGD on truncated Poisson batches | {private["auc"]:.4f} | {private["log_loss"]:.4f} |
 | the same model and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
+
+Averages of the iterates of that private run, which cost no privacy:
+
+{aggregates_table(private["aggregates"])}
 
 ```text
 {result["statement"].strip()}

@@ -43,7 +43,8 @@ STATEMENT = (
     "for this data set, and treat the iterates as independent draws from where "
     "training has settled. Iterates too close together, or still on their way, make "
     "them too narrow; other data, models and initial weights are not in them. Take "
-    "them as a lower bound on the true uncertainty."
+    "them as a lower bound on the true uncertainty. The privacy of the run is that of "
+    "its training examples; held-out examples are not protected."
 )
 
 

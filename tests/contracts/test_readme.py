@@ -67,7 +67,7 @@ def test_readme_blocks_run(tmp_path: pathlib.Path) -> None:
         )  # fmt: skip
         assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
     assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
-    for name in ("run", "criteo-run"):
+    for name in ("run", "averaged-run", "criteo-run"):
         assert (tmp_path / name / "model.keras").exists()
 
 

@@ -30,6 +30,7 @@ def test_the_demo_ends_in_a_report(root: pathlib.Path, tmp_path: pathlib.Path) -
     report = (tmp_path / "demo" / "report.md").read_text()
     for name in re.findall(r"\]\((.*?)\)", report):
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")
+    assert len(re.findall(r"^\| (ema|past_ema|upa|opa|omv): ", report, re.M)) == 5
     assert re.search(r"\((3\.99\d*|4\.0*), ", report)
     metrics = {
         name: json.loads((tmp_path / "demo" / name / "metrics.json").read_bytes())

@@ -70,8 +70,9 @@ def test_the_file_has_a_row_per_example_and_says_what_it_is(
     assert summary["mean_width"] == pytest.approx(2 * half.mean(), rel=1e-6)
     meaning = json.loads(table.schema.metadata[METADATA_KEY])
     assert meaning == {"level": 0.9, "steps": [6, 8, 10], "statement": STATEMENT}
-    for word in ("noise", "sampling", "lower bound", "initial weights"):
-        assert word in STATEMENT
+    for words in ("noise", "sampling", "lower bound", "initial weights"):
+        assert words in STATEMENT
+    assert "held-out examples are not protected" in STATEMENT
 
 
 _CONTRACTION = 0.8
