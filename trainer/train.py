@@ -437,6 +437,8 @@ class _Session:
 
     def _finish_averages(self) -> dict[str, Any]:
         held_out, aggregates, uncertainty = self._checked.held_out, {}, None
+        if self._averages or self._iterates.steps:
+            self._reporter.say("evaluating averages of the weights")
         for name in self._averages:
             with self._averages.swapped(name):
                 self._export(name)

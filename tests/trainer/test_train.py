@@ -250,6 +250,7 @@ def test_nothing_is_written_where_a_request_is_refused(
         ({"settings": _private(model="nothing:here")}, "nothing"),
         ({"noise_key_file": tmp_path / "run" / "noise.key"}, "outside"),
         ({"noise_key_file": open_key}, "0600"),
+        ({"settings": _private(keep_last=11)}, "keep_last=11"),
     ):
         with pytest.raises(InputError, match=message):
             train(request_for(**changes))
