@@ -61,6 +61,9 @@ _PESSIMISM = (
     "the upper bound"
 )
 
+#: What is clipped and summed where nothing else is said.
+DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
+
 #: Outputs of a training run that no statement of this kind covers.
 NOT_COVERED = (
     "training losses and metrics, clip fractions and batch statistics",
@@ -90,6 +93,8 @@ class PrivacyStatement:
       l2_norm_clip: Bound on the norm of one example's gradient; None if not said.
       delta: Of the claim.
       epsilon: Bounds at ``delta``.
+      gradients: The method and what it clips; functions of one example and of what was
+        released before.
     """
 
     plan: DpSgdPlan
@@ -97,6 +102,7 @@ class PrivacyStatement:
     l2_norm_clip: float | None
     delta: float
     epsilon: bounds.Bounds
+    gradients: str = DP_SGD_GRADIENTS
 
     @property
     def is_guarantee(self) -> bool:
@@ -107,7 +113,7 @@ class PrivacyStatement:
     def mechanism(self) -> str:
         """The mechanism in words."""
         return (
-            "DP-SGD: per-example gradients clipped to l2_norm_clip, summed, Gaussian "
+            f"{self.gradients} clipped to l2_norm_clip, summed, Gaussian "
             "noise of standard deviation noise_multiplier * l2_norm_clip added once "
             "per step, divided by the constant expected_batch_size"
         )
@@ -215,8 +221,17 @@ def privacy_statement(
     noise_multiplier: float,
     delta: float,
     l2_norm_clip: float | None = None,
+    gradients: str = DP_SGD_GRADIENTS,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
+
+    Args:
+      plan: What was executed.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+      delta: Of the claim.
+      l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said.
+      gradients: The method and what it clips, in words: it must be a function of one
+        example and of what was released before.
 
     Raises:
       InputError: a value out of range.
@@ -229,4 +244,5 @@ def privacy_statement(
         l2_norm_clip=l2_norm_clip,
         delta=float(delta),
         epsilon=bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta),
+        gradients=gradients,
     )

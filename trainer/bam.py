@@ -49,10 +49,10 @@ from trainer.clipping import (
     example_gradient,
     vectorized_sum,
 )
+from trainer.method_settings import BAM_SAM, BAM_VARIANTS
 from trainer.models import TrainableModel
 from trainer.replaced_weights import check_replaceable, replaced_weights
 from trainer.rows import keep_rows
-from trainer.settings import BAM_SAM, BAM_VARIANTS
 from trainer.tf_privacy import tf
 
 #: Copies of the weights that an example needs at a time: u_i, where to, and g_i.

@@ -12,10 +12,9 @@ from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_int
 from trainer import aggregation_commands
+from trainer.method_settings import BAM_VARIANTS, DP_SGD, METHODS
 from trainer.settings import (
-    DP_SGD,
     EMBEDDING_NOISES,
-    METHODS,
     OPTIMIZERS,
     TrainSettings,
 )
@@ -57,7 +56,31 @@ def _sizes(
     type=click.Choice(METHODS),
     default=DP_SGD,
     show_default=True,
-    help="non-private: the same batches without clip and noise.",
+    help="bam: gradients a small step uphill, each example its own way; dp-sat: uphill "
+    "along the previous noisy gradient; same epsilon.  non-private: no clip, no noise.",
+)
+@click.option(
+    "--bam-radius",
+    type=float,
+    metavar="LAMBDA",
+    help="Length of the step of bam, 0.005 to 0.02 in the paper.",
+)
+@click.option(
+    "--bam-variant",
+    type=click.Choice(BAM_VARIANTS),
+    help="sam: a second gradient (default); hvp: exact, by Hessians, slower.",
+)
+@click.option(
+    "--sat-radius",
+    type=float,
+    metavar="RHO",
+    help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
+)
+@click.option(
+    "--non-private-diagnostics",
+    is_flag=True,
+    help="Write the bias of clipping, which epsilon does NOT cover, into "
+    "OUT/private/non_private_clipping_bias.csv.  For public data.",
 )
 @click.option("--epsilon", type=float, help="Target; the noise follows from it.")
 @click.option("--delta", type=float, help="Well below one over the examples.")

@@ -45,8 +45,9 @@ from accounting.validation import InputError
 from pipelines.manifest import Manifest
 from trainer import bookkeeping, clipping
 from trainer.bookkeeping import TableReads
+from trainer.method_settings import NON_PRIVATE
 from trainer.models import TrainableModel
-from trainer.settings import DENSE_NOISE, LAZY_NOISE, NON_PRIVATE, TrainSettings
+from trainer.settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 from trainer.tf_privacy import keras, tf
 
 #: Values that a flush draws at a time.

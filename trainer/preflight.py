@@ -30,8 +30,9 @@ from pipelines.manifest import (
 )
 from trainer import privacy
 from trainer.held_out import HeldOut
+from trainer.method_settings import NON_PRIVATE, gradients_text
 from trainer.run_record import NOISE_KEY_NAME, RECORD_NAME, RUN_NAMES, RunRecord
-from trainer.settings import LABEL, NON_PRIVATE, TrainSettings
+from trainer.settings import LABEL, TrainSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,6 +210,7 @@ def _statement(
         noise_multiplier=noise_multiplier,
         l2_norm_clip=settings.l2_norm_clip,
         delta=settings.target_delta,
+        gradients=gradients_text(settings.method, settings.describe_method()),
     )
 
 

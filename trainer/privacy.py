@@ -12,8 +12,8 @@ from accounting import bounds, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.manifest import Manifest
+from trainer.method_settings import NON_PRIVATE, gradients_text
 from trainer.run_record import RunRecord, check_execution
-from trainer.settings import NON_PRIVATE
 
 
 def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> float:
@@ -32,6 +32,7 @@ def plan_statement(
     noise_multiplier: float,
     l2_norm_clip: float | None,
     delta: float,
+    gradients: str = statement.DP_SGD_GRADIENTS,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -42,6 +43,7 @@ def plan_statement(
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,
         delta=delta,
+        gradients=gradients,
     )
 
 
@@ -71,4 +73,5 @@ def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None)
         noise_multiplier=record.noise_multiplier,
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
+        gradients=gradients_text(record.method, record.method_settings),
     )

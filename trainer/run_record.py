@@ -48,10 +48,10 @@ from pipelines.manifest import (
     write_atomically,
 )
 from trainer.aggregation_settings import WEIGHT_AVERAGES
-from trainer.settings import METHODS, NON_PRIVATE
+from trainer.method_settings import METHODS, NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 1
+RUN_RECORD_VERSION = 2
 
 RECORD_NAME = "run_record.json"
 MAC_NAME = "run_record.mac"
@@ -103,6 +103,7 @@ class RunRecord:
 
     Attributes:
       method: One of ``METHODS``.
+      method_settings: What belongs to the method alone, as its radius.
       num_steps_executed: Steps consumed, from step 0 on, each once and in order.
       complete: Whether these were all steps of the plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
@@ -121,6 +122,7 @@ class RunRecord:
     """
 
     method: str
+    method_settings: dict[str, Any]
     num_steps_executed: int
     complete: bool
     noise_multiplier: float | None
@@ -135,6 +137,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
+        check_described(self.method, self.method_settings)
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)
         check_int("expected_batch_size", self.expected_batch_size, at_least=1)
         self._check_mechanism()

@@ -7,17 +7,10 @@ from typing import Any
 
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.aggregation_settings import AggregationSettings
+from trainer.method_settings import NON_PRIVATE, MethodSettings
 
 #: The column that is predicted, in {0, 1}; all others are inputs.
 LABEL = "label"
-
-DP_SGD = "dp-sgd"
-NON_PRIVATE = "non-private"
-METHODS = (DP_SGD, NON_PRIVATE)
-
-BAM_SAM = "sam"
-BAM_HVP = "hvp"
-BAM_VARIANTS = (BAM_SAM, BAM_HVP)
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
 
@@ -32,13 +25,13 @@ _CURVE_POINTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings(AggregationSettings):
+class TrainSettings(MethodSettings, AggregationSettings):
     """Everything but the batches, the held-out examples and the key.  All public.
 
-    The averages of the iterates have settings of their own, in ``AggregationSettings``.
+    The method and the averages of the iterates have settings of their own, in
+    ``MethodSettings`` and ``AggregationSettings``.
 
     Attributes:
-      method: "dp-sgd", or "non-private": the same batches without clip and noise.
       target_epsilon: Privacy to reach, from which the noise multiplier is computed;
         needs ``target_delta``.  None if ``noise_multiplier`` is given.
       target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
@@ -58,7 +51,6 @@ class TrainSettings(AggregationSettings):
       InputError: name, value, bound, remedy.
     """
 
-    method: str = DP_SGD
     target_epsilon: float | None = None
     target_delta: float | None = None
     noise_multiplier: float | None = None
@@ -73,8 +65,8 @@ class TrainSettings(AggregationSettings):
     eval_every: int | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("method", self.method, METHODS)
+        MethodSettings.__post_init__(self)
+        AggregationSettings.__post_init__(self)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
         check_float("learning_rate", self.learning_rate, above=0)
@@ -106,7 +98,7 @@ class TrainSettings(AggregationSettings):
             )
         if self.averages_every_step:
             return "--ema-decay and --tail read every row at every step"
-        return None
+        return self.whole_tables_obstacle
 
     def _check_non_private(self) -> None:
         given = (
@@ -136,7 +128,9 @@ class TrainSettings(AggregationSettings):
         if self.noise_multiplier is not None:
             check_float("noise_multiplier", self.noise_multiplier, at_least=0)
         if self.l2_norm_clip is None:
-            raise InputError("Expected --l2-norm-clip for method='dp-sgd'. Try 1.")
+            raise InputError(
+                f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
+            )
         check_float("l2_norm_clip", self.l2_norm_clip, above=0)
 
     def eval_steps(self, num_steps: int) -> int:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import pathlib
 import signal
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
 from trainer import (
-    clipping,
     lazy_noise,
+    methods,
     models,
     plots,
     preflight,
@@ -46,17 +47,21 @@ from trainer import (
 from trainer.averaging import TrainingAverages
 from trainer.batches import BatchSource, element_spec
 from trainer.checkpoints import Checkpoints
+from trainer.clipping import GradientSum
+from trainer.clipping_bias import NonPrivateClippingBias
+from trainer.dp_sat import SharpnessAwareOptimizer
 from trainer.dp_step import Step
 from trainer.export import export
 from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
+from trainer.method_settings import DP_SAT, NON_PRIVATE
 from trainer.noise import LaterNoise, NoiseStream
 from trainer.past_results import PastResults
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
-from trainer.settings import NON_PRIVATE, TrainSettings
+from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
 
 _PACKAGES = (
@@ -66,6 +71,9 @@ _PACKAGES = (
     "tensorflow",
     "tensorflow-privacy",
     "tf-keras",
+)
+NON_PRIVATE_DIAGNOSTICS = (
+    "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
 )
 _NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
@@ -120,16 +128,23 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """Does what ``train`` does, for a request that was checked already."""
     model = _make_model(checked)
-    optimizer = make_optimizer(checked.request.settings)
+    settings = checked.request.settings
+    optimizer = make_optimizer(settings)
     tables = lazy_noise.choose(
         model,
         optimizer,
-        checked.request.settings,
+        settings,
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
+    gradient_sum = methods.gradient_sum(model, settings)
     reporter.say(_describe(checked, model))
-    session = _Session(checked, model, optimizer, tables, _open_run(checked), reporter)
+    if settings.method != NON_PRIVATE:
+        path = methods.choose_path(model, settings)
+        reporter.say(f"per-example gradients: {path}")
+    session = _Session(
+        checked, model, optimizer, gradient_sum, tables, _open_run(checked), reporter
+    )
     with session.recorded(), _stop_signals() as stop:
         with _withheld_values():
             session.run_steps(stop)
@@ -225,6 +240,7 @@ class _Session:
         checked: Checked,
         model: models.TrainableModel,
         optimizer: Any,
+        gradient_sum: GradientSum,
         tables: lazy_noise.Choice,
         noise_key: bytes,
         reporter: Reporter,
@@ -236,7 +252,8 @@ class _Session:
         self._model = model
         self._noise_key = noise_key
         self._reporter = reporter
-        self._optimizer = optimizer
+        self._ascent = self._sharpness_aware(optimizer)
+        self._optimizer = self._ascent or optimizer
         self._lazy = self._lazy_noise(tables)
         self._flush_steps = lazy_noise.FlushSteps(
             every=tables.flush_every,
@@ -246,7 +263,7 @@ class _Session:
         )
         self._step = Step(
             model.variables,
-            self._gradient_sum(),
+            gradient_sum,
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
             lazy=self._lazy,
@@ -276,18 +293,34 @@ class _Session:
         if self._state.restore():
             reporter.say(f"continuing after step {self._done}")
         self._iterates.check(self._done)
+        self._bias = self._clipping_bias(gradient_sum)
 
     @property
     def _done(self) -> int:
         return self._state.num_steps_executed
 
-    def _gradient_sum(self) -> clipping.GradientSum:
-        clip = self._settings.l2_norm_clip
-        if clip is None:
-            return clipping.plain_sum(self._model)
-        path = clipping.choose_path(self._model)
-        self._reporter.say(f"per-example gradients: {path}")
-        return clipping.clipped_sum(self._model, l2_norm_clip=clip, path=path)
+    def _sharpness_aware(self, optimizer: Any) -> SharpnessAwareOptimizer | None:
+        if self._settings.method != DP_SAT:
+            return None
+        assert self._settings.sat_radius is not None  # checked by the settings
+        return SharpnessAwareOptimizer(
+            optimizer, self._model.variables, radius=self._settings.sat_radius
+        )
+
+    def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:
+        if not self._settings.non_private_diagnostics:
+            return None
+        self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
+        return NonPrivateClippingBias(
+            self._request.run,
+            self._model.variables,
+            clipped=clipped,
+            unclipped=methods.gradient_sum(
+                self._model, self._settings, l2_norm_clip=math.inf
+            ),
+            first_step=self._done,
+            autograph=self._model.needs_autograph,
+        )
 
     def _lazy_noise(self, tables: lazy_noise.Choice) -> LazyNoise | None:
         if tables.message:
@@ -321,6 +354,7 @@ class _Session:
         private = self._settings.method != NON_PRIVATE
         return RunRecord(
             method=self._settings.method,
+            method_settings=self._settings.describe_method(),
             num_steps_executed=self._done,
             complete=complete,
             noise_multiplier=self._checked.noise_multiplier if private else None,
@@ -361,9 +395,15 @@ class _Session:
                     ledger.enter(int(batch["step"]), part=int(batch["part"]))
                     if int(batch["part"]) == 0:
                         self._averages.before_step(self._done)
+                        if self._ascent is not None:
+                            self._ascent.ascend()
                         self._step.begin(next(draws), self._later_noise())
                     self._step.add(batch["columns"], batch["weight"])
+                    if self._bias is not None:
+                        self._bias.add(batch["columns"], batch["weight"])
                 self._step.finish()
+                if self._bias is not None:
+                    self._bias.finish(ledger.num_executed)
                 self._state.num_steps_executed = ledger.num_executed
                 self._averages.after_step(self._done)
                 self._after_step(stop)

@@ -28,9 +28,9 @@ from tests.trainer.zoo import (
 )
 from trainer.bam import bam_sum, choose_bam_path
 from trainer.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
+from trainer.method_settings import BAM_HVP, BAM_SAM
 from trainer.models import TrainableModel, binary_cross_entropy
 from trainer.replaced_weights import replaced_weights
-from trainer.settings import BAM_HVP, BAM_SAM
 from trainer.tf_privacy import keras, tf
 
 CLIP = 0.3

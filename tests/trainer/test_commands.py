@@ -42,6 +42,7 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     key = create_key_file(root / "private" / NOISE_KEY_NAME)
     record = RunRecord(
         method="dp-sgd",
+        method_settings={},
         num_steps_executed=10,
         complete=True,
         noise_multiplier=1.5,

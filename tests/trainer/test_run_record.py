@@ -28,6 +28,7 @@ from trainer.run_record import (
 def make_record(manifest: Manifest, **changes: Any) -> RunRecord:
     fields: dict[str, Any] = {
         "method": "dp-sgd",
+        "method_settings": {},
         "num_steps_executed": manifest.plan.num_steps,
         "complete": True,
         "noise_multiplier": 1.5,
@@ -66,7 +67,10 @@ def test_json_round_trip(small_batches: Any) -> None:
     "changes",
     [
         {"unknown": 1},
-        {"version": 2},
+        {"version": 1},
+        {"method_settings": {"bam_radius": 0.1}},
+        {"method": "bam"},
+        {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
         {"format": "dpsgd-batches"},
         {"method": "magic"},
         {"noise_multiplier": None},

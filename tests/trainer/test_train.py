@@ -232,6 +232,69 @@ def test_runs_that_share_a_key_share_no_noise(
     assert len(set(drawn)) == len(drawn)
 
 
+METHODS: list[dict[str, Any]] = [
+    {"method": "bam", "bam_radius": 0.25},
+    {"method": "bam", "bam_radius": 0.25, "bam_variant": "hvp"},
+    {"method": "dp-sat", "sat_radius": 0.25},
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
+    method: dict[str, Any], request_for: Any
+) -> None:
+    plain = train(request_for("plain", run_id=ONE_ID))
+    request = request_for(settings=_private(**method))
+    summary = train(request)
+    assert summary.statement is not None
+    assert plain.statement is not None
+    assert summary.statement["epsilon"] == plain.statement["epsilon"]
+    kind = method["method"].replace("-", "").upper()
+    assert kind in summary.statement["mechanism"].replace("-", "").upper()
+    assert "radius=0.25" in summary.statement["mechanism"]
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.method == method["method"]
+    assert 0.25 in record.method_settings.values()
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == summary.statement
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_radius_0_is_the_run_of_dp_sgd(
+    method: dict[str, Any], request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "embedding_noise": "dense"}
+    name = next(key for key in method if key.endswith("radius"))
+    for run, changes in (
+        ("plain", {}),
+        ("zero", {**method, name: 0.0}),
+        ("moved", method),
+    ):
+        train(request_for(run, settings=_private(**free, **changes)))
+    plain, zero, moved = (_weights(tmp_path / n) for n in ("plain", "zero", "moved"))
+    for left, right in zip(plain, zero, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+    assert not all(np.allclose(a, b) for a, b in zip(plain, moved, strict=True))
+
+
+def test_diagnostics_are_marked_and_private_and_change_nothing(
+    request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    free = {"noise_multiplier": 0.0, "method": "bam", "bam_radius": 0.1}
+    train(request_for("without", settings=_private(**free)))
+    settings = _private(**free, non_private_diagnostics=True)
+    request = request_for("with", settings=settings)
+    with Terminal() as reporter:
+        train(request, reporter)
+    assert "NON-PRIVATE" in "".join(capfd.readouterr())
+    assert _same(tmp_path / "without", tmp_path / "with")
+    files = [path.relative_to(request.run) for path in request.run.rglob("*bias*")]
+    assert list(map(str, files)) == ["private/non_private_clipping_bias.csv"]
+    lines = (request.run / files[0]).read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", *map(str, range(1, 11))]
+    assert not list((tmp_path / "without").rglob("*bias*"))
+
+
 # -- what a run refuses ----------------------------------------------------------------
 
 
@@ -433,13 +496,19 @@ def test_training_over_an_average_changes_the_iterates_from_its_step_on(
         assert np.array_equal(left, right) == same
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "adam"},
+        {"method": "dp-sat", "sat_radius": 0.1},
+        {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
+    ],
+)
 def test_a_crashed_run_continues_to_bit_identical_results(
-    optimizer: str, request_for: Any, tmp_path: pathlib.Path, crash: Any
+    changes: dict[str, Any], request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
-    settings = _private(
-        optimizer=optimizer, **AVERAGES, train_over="uta", aggregate_from=4
-    )
+    settings = _private(**changes, **AVERAGES, train_over="uta", aggregate_from=4)
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
