@@ -97,6 +97,9 @@ def test_a_tied_vote_is_label_zero_and_ties_cost_auc() -> None:
     outputs.add(np.array([1.0, -0.5]))
     outputs.add(np.array([-1.0, 0.1]))
     assert outputs.majority.tolist() == [0, 0]
+    undecided = Outputs(1)
+    undecided.add(np.zeros(1))
+    assert undecided.votes.tolist() == [0]
     assert majority_metrics(np.array([0, 1]), outputs).auc == 0.5
     # The mean probabilities are not tied: (0.7311 + 0.2689) / 2 and
     # (0.3775 + 0.5250) / 2.

@@ -27,6 +27,7 @@ from trainer import privacy, sealed_arrays
 from trainer.aggregation_settings import WEIGHT_AVERAGES
 from trainer.dp_step import Step
 from trainer.held_out import HeldOut
+from trainer.iterates import Iterates
 from trainer.preflight import Request
 from trainer.progress import Silent, Terminal
 from trainer.run_record import RUN_NAMES, exported_names, read_run
@@ -575,6 +576,48 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
             train(request)
     train(request)
     assert _same(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_crash_while_an_iterate_is_kept_is_mended(
+    written: bool,
+    request_for: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = _private(keep_last=3, keep_every=2)
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=1
+    )
+    keep = Iterates.keep
+
+    def keep_and_crash(self: Iterates, step: int, weights: Any) -> None:
+        if step == 8:
+            if written:
+                keep(self, step, weights)
+            raise Planted
+        keep(self, step, weights)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Iterates, "keep", keep_and_crash)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert _same(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_whose_iterate_was_changed_does_not_go_on(
+    request_for: Any, crash: Any
+) -> None:
+    request = request_for(
+        settings=_private(keep_last=3, keep_every=2), checkpoint_every=1
+    )
+    crash(request, 7)
+    path = request.run / "iterates" / "step-00000006.npz"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"step-00000006\.npz.*was changed"):
+        train(request)
 
 
 @pytest.mark.parametrize("name", ["export", "pretty_json", "_write_record"])
