@@ -1,6 +1,6 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | prepare | batches | verify | train | account | demo
+dpsgd plan | synth | prepare | batches | verify | train | compare | account | demo
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ COMMANDS = {
         "Hold batches against their checksums.",
     ),
     "train": ("trainer.commands:train_command", "Train on batches, with DP-SGD."),
+    "compare": (
+        "trainer.compare_commands:compare",
+        "Shuffled and Poisson batches: noise, epsilon and AUC.",
+    ),
     "account": ("trainer.commands:account", "The epsilon of a run, or of a plan."),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,20 @@ def train_command(**flags: Any) -> None:
     click.echo(aggregation_commands.metrics_text(summary.metrics))
     click.echo(summary.text.rstrip("\n"))
     click.echo(f"results in {summary.run}")
+
+
+def train_request(arguments: Sequence[str]) -> Any:
+    """Returns the request that ``dpsgd train`` makes of ``arguments``.
+
+    Raises:
+      InputError: what the command would refuse before it reads any file.
+    """
+    try:
+        flags = train_command.make_context("train", list(arguments)).params
+    except click.ClickException as error:
+        raise InputError(error.format_message()) from None
+    flags.pop("as_json")
+    return _request(flags)
 
 
 def _request(flags: dict[str, Any]) -> Any:
