@@ -34,7 +34,7 @@ from typing import Any
 from accounting.validation import InputError
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
-from trainer.settings import NON_PRIVATE
+from trainer.method_settings import NON_PRIVATE
 
 #: What a trial was asked to do, beside its run.
 _FLAGS_SUFFIX = ".flags.json"
@@ -65,6 +65,7 @@ class Trial:
       epsilon: The target that its noise was chosen for; None without privacy.
       seed: Which repetition.
       flags: All flags of ``dpsgd train`` but the folders, the method and the seed.
+      label: Tells apart trials that differ in their flags alone.
     """
 
     sampler: str
@@ -72,12 +73,14 @@ class Trial:
     epsilon: float | None
     seed: int
     flags: tuple[str, ...]
+    label: str = ""
 
     @property
     def name(self) -> str:
         """Name of the run's folder."""
         target = "" if self.epsilon is None else f"-eps{self.epsilon:g}"
-        return f"{self.sampler}-{self.method}{target}-seed{self.seed}"
+        label = f"-{self.label}" if self.label else ""
+        return f"{self.sampler}-{self.method}{target}-seed{self.seed}{label}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import click
 
 from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError, check_float, check_int
-from trainer.settings import DP_SGD, METHODS, NON_PRIVATE
+from trainer.method_settings import DP_SGD, METHODS, NON_PRIVATE
 
 _TITLE = "Same noise, other batches"
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
