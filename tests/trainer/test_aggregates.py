@@ -69,6 +69,13 @@ def test_the_mean_of_weights_by_hand() -> None:
     assert upa.values()[0].dtype == np.float32
 
 
+def test_the_mean_of_weights_is_formed_in_double_precision() -> None:
+    mean = WeightedMean(uniform_weights(3))
+    for value in (1e8, 1.0, -1e8):  # in single precision 1e8 + 1 = 1e8
+        mean.add([np.array(value, "f4")])
+    assert mean.values()[0] == pytest.approx(1 / 3, abs=1e-7)
+
+
 def test_outputs_of_three_iterates_by_hand() -> None:
     # Probabilities of label 1, a row per iterate, a column per example.
     table = np.array([[0.2, 0.6, 0.9], [0.4, 0.4, 0.8], [0.6, 0.8, 0.7]])

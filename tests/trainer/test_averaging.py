@@ -134,6 +134,7 @@ def test_the_state_of_the_averages_is_in_their_variables() -> None:
         if step > 4:
             weights[1].assign(weights[0])
             right.after_step(step)
-    for name in left:
-        for a, b in zip(left[name].values(), right[name].values(), strict=True):
-            np.testing.assert_array_equal(a, b)
+        # At once: the sums of the tail are formed anew after some steps.
+        for name in left if step >= 4 else ():
+            for a, b in zip(left[name].values(), right[name].values(), strict=True):
+                np.testing.assert_array_equal(a, b)

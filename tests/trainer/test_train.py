@@ -478,22 +478,24 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     assert found["opa"]["log_loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_training_over_an_average_changes_the_iterates_from_its_step_on(
+def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
     request_for: Any,
 ) -> None:
+    none = {"keep_last": 3, "keep_every": 2, "noise_multiplier": 0.0}
     plain = {**AVERAGES, "noise_multiplier": 0.0}
     over = {**plain, "train_over": "uta", "aggregate_from": 8}
     requests = [
         request_for(name, settings=_private(**settings))
-        for name, settings in (("plain", plain), ("over", over))
+        for name, settings in (("none", none), ("plain", plain), ("over", over))
     ]
     for request in requests:
         train(request)
     for step, same in ((6, True), (8, True), (10, False)):
-        left, right = (
+        without, left, right = (
             np.load(request.run / f"iterates/step-{step:08d}.npz")["weight_0"]
             for request in requests
         )
+        assert np.array_equal(without, left)
         assert np.array_equal(left, right) == same
 
 
