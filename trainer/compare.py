@@ -33,8 +33,8 @@ from typing import Any
 
 from accounting.validation import InputError
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
-from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.method_settings import NON_PRIVATE
+from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 
 #: What a trial was asked to do, beside its run.
 _FLAGS_SUFFIX = ".flags.json"
