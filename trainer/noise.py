@@ -6,8 +6,8 @@ a later physical batch of that step, or a chunk of a flush after it.
 Formal guarantees:
   - ``standard_normal`` returns the same bits for the same arguments; a replayed step
     draws the same noise, so that a crash is not a second release.
-  - For a uniform secret key, and up to the PRF assumption on keyed BLAKE2b and ChaCha
-    with 20 rounds, values of different (step, variable, place) are independent.
+  - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
+    (in counter mode), values of different (step, variable, place) are independent.
   - Values are drawn in double precision and rounded once to float32.  The arithmetic of
     floating point is not hidden: this is not a defence against attacks on the last bits
     (Mironov 2012).
@@ -24,12 +24,14 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from randomgen import ChaCha
+from randomgen import AESCounter
 
 from pipelines.keys import derive
 
-#: Values drawn at a time: 8 MiB of doubles, whatever the size of the variable.
-_CHUNK = 1 << 20
+_AES_KEY_BYTES = 16
+
+#: Values drawn at a time: doubles that stay in a core's cache.
+_CHUNK = 1 << 15
 
 #: Steps drawn ahead of the reader.  Each holds one float32 per parameter.
 _DEPTH = 2
@@ -52,7 +54,8 @@ def standard_normal(
       place: What the noise is for, where a step has several uses of a variable.
     """
     key = derive(noise_key, "noise", step, variable, *place)
-    bits = ChaCha(key=int.from_bytes(key, "little"), rounds=20)
+    # Half the cost of a normal from ChaCha, where processors have AES instructions.
+    bits = AESCounter(key=int.from_bytes(key[:_AES_KEY_BYTES], "little"))
     generator = np.random.Generator(bits)
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):

@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
+from randomgen import AESCounter
 
-from pipelines.keys import insecure_key
+from pipelines.keys import derive, insecure_key
 from trainer.noise import NoiseStream, standard_normal, step_noise
 
 KEY = insecure_key(1)
@@ -22,6 +23,23 @@ def test_same_key_step_and_variable_give_the_same_bits() -> None:
     assert first.dtype == np.float32
     assert first.shape == (5, 7)
     assert first.tobytes() == again.tobytes()
+
+
+def test_the_generator_is_aes_128_in_counter_mode() -> None:
+    # FIPS 197, appendix C.1: this block under this key.
+    key, block = bytes(range(16)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    generator = AESCounter(
+        key=int.from_bytes(key, "little"), counter=int.from_bytes(block, "little")
+    )
+    found = generator.random_raw(2).astype("<u8").tobytes()
+    assert found == bytes.fromhex("69c4e0d86a7b0430d8cdb78070b4c55a")
+
+
+def test_a_stream_is_that_of_the_sub_key_of_its_labels() -> None:
+    key = int.from_bytes(derive(KEY, "noise", 3, 1, "part", 2)[:16], "little")
+    wanted = np.random.Generator(AESCounter(key=key, counter=0)).standard_normal(9)
+    found = standard_normal(KEY, 3, 1, (9,), ("part", 2))
+    np.testing.assert_array_equal(found, wanted.astype("f4"))
 
 
 def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
