@@ -43,7 +43,7 @@ import numpy as np
 
 from accounting.validation import InputError
 from pipelines.manifest import Manifest
-from trainer import bookkeeping, clipping
+from trainer import bookkeeping, clipping, methods
 from trainer.bookkeeping import TableReads
 from trainer.method_settings import NON_PRIVATE
 from trainer.models import TrainableModel
@@ -195,7 +195,7 @@ def obstacle(
 ) -> str | None:
     """Returns why no table of this run can have lazy noise; None if some can."""
     reads = None
-    if clipping.choose_path(model) == clipping.BOOKKEEPING:
+    if methods.choose_path(model, settings) == clipping.BOOKKEEPING:
         reads = bookkeeping.table_reads(model)
     if settings.lazy_obstacle is not None:
         return settings.lazy_obstacle

@@ -13,6 +13,7 @@ from accounting.validation import InputError
 from pipelines.keys import insecure_key
 from trainer import bookkeeping
 from trainer import lazy_noise as module
+from trainer.bam import bam_sum
 from trainer.bookkeeping import TableReads
 from trainer.clipping import clipped_sum
 from trainer.dp_step import Step
@@ -84,10 +85,17 @@ def _rate() -> Any:
     return keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.5, 2.0, 0.1])
 
 
-def _step(model: TrainableModel, lazy: LazyNoise | None) -> Step:
+def _step(
+    model: TrainableModel, lazy: LazyNoise | None, method: str = "dp-sgd"
+) -> Step:
+    gradient_sum = (
+        clipped_sum(model, l2_norm_clip=0.5)
+        if method == "dp-sgd"
+        else bam_sum(model, l2_norm_clip=0.5, radius=0.3)
+    )
     return Step(
         model.variables,
-        clipped_sum(model, l2_norm_clip=0.5),
+        gradient_sum,
         keras.optimizers.SGD(_rate()),
         expected_batch_size=4,
         lazy=lazy,
@@ -98,9 +106,11 @@ def _weights(model: TrainableModel) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.variables]
 
 
-def _eager(steps: list[list[Any]], noise: list[list[np.ndarray]]) -> list[Any]:
+def _eager(
+    steps: list[list[Any]], noise: list[list[np.ndarray]], method: str
+) -> list[Any]:
     model = _model()
-    step, found = _step(model, None), []
+    step, found = _step(model, None, method), []
     for parts, values in zip(steps, noise, strict=True):
         step.begin(values)
         for part in parts:
@@ -110,9 +120,10 @@ def _eager(steps: list[list[Any]], noise: list[list[np.ndarray]]) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("method", ["dp-sgd", "bam"])
 @pytest.mark.parametrize("sizes", [(3,), (4, 0, 2)])
 def test_flushed_weights_are_those_of_noise_at_every_step(
-    sizes: tuple[int, ...], rows: Any, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], method: str, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_FLUSH_CHUNK", 14)  # rows do not fill the last chunk
     num_steps, random = 12, np.random.default_rng(0)
@@ -123,14 +134,14 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     model = _model()
     shapes = [v.shape for v in model.variables]
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
-    wanted = _eager(steps, noise)
+    wanted = _eager(steps, noise, method)
     reads = bookkeeping.table_reads(model)
     assert reads is not None
     lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
     replay = _Replay(
         reads, np.stack([n[0] for n in noise]), [float(_rate()(s)) for s in range(12)]
     )
-    step, differed = _step(model, lazy), 0
+    step, differed = _step(model, lazy, method), 0
     for index, parts in enumerate(steps):
         replay.step = index
         values = [replay.of_batch(parts[0], step.shapes[0]), *noise[index][1:]]
