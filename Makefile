@@ -6,13 +6,14 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3; do \
 RUN = $(VENV)/bin/
 INSTALLED = $(VENV)/installed
 
-.PHONY: help demo test lint engines-embedded check-python lock clean
+.PHONY: help demo test lint engines engines-embedded check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
 	@echo "make test   set up, and run all tests"
 	@echo "make lint   set up, and run formatter, linter, types and import contracts"
-	@echo "make engines-embedded  test the job on a Flink and a Spark of one process each"
+	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
+	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
 	@echo "make lock   resolve deploy/lock/ anew from setup.py"
 	@echo "make clean  remove the environment and what the demo made"
 
@@ -32,6 +33,9 @@ lint: $(INSTALLED)
 engines-embedded: $(INSTALLED)
 	$(RUN)python -m deploy.engines build
 	$(RUN)python -m pytest -q tests/engines
+
+engines: $(INSTALLED)
+	$(RUN)python -m deploy.engines all
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.10 or 3.11 on the PATH; \

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pathlib
+import shutil
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
 from accounting.validation import InputError
-from deploy.engines import parts
+from deploy.engines import embedded, faults, jobs, parts, report
+from deploy.engines.cluster import Cluster, environment
+from deploy.engines.flink import FlinkCluster
+from deploy.engines.hosts import HEAD, make_hosts, why_no_namespaces
+from deploy.engines.spark import SparkCluster
+
+CLUSTERS: dict[str, Callable[..., Cluster]] = {
+    "flink": FlinkCluster,
+    "spark": SparkCluster,
+}
+
+_engine = click.argument("engine", type=click.Choice(parts.ENGINES))
+_rows = click.option("--rows", default=2_000_000, show_default=True, help="Large job.")
+_speed_rows = click.option(
+    "--speed-rows", default=8_000_000, show_default=True, help="Job on 1 and 2 workers."
+)
 
 
 @click.group()
@@ -22,6 +43,210 @@ def build(clusters: bool) -> None:
     parts.build_job_servers()
     if clusters:
         parts.fetch_clusters()
+
+
+@cli.command(name="all")
+@_rows
+@_speed_rows
+def run_all(rows: int, speed_rows: int) -> None:
+    """Embedded engines, clusters, faults and speed, in one table."""
+    parts.build_job_servers()
+    parts.fetch_clusters()
+    with _workspace() as folder:
+        large, small = _make_jobs(folder, rows)
+        table = [_local(large, small)]
+        for engine in parts.ENGINES:
+            table.append(_embedded(engine, large, small, folder))
+            table.append(_cluster(engine, large, small, folder))
+        speeds = [_speed(engine, speed_rows, folder) for engine in parts.ENGINES]
+    report.show_speed(speeds)
+    report.show_rows(table)
+    _refuse_differences(table)
+
+
+@cli.command()
+@_engine
+@_rows
+def cluster(engine: str, rows: int) -> None:
+    """One cluster of two workers: every sampler, and every fault."""
+    parts.build_job_servers()
+    parts.fetch_clusters()
+    with _workspace() as folder:
+        large, small = _make_jobs(folder, rows)
+        table = [_local(large, small), _cluster(engine, large, small, folder)]
+    report.show_rows(table)
+    _refuse_differences(table)
+
+
+@cli.command()
+@_engine
+@_speed_rows
+def speed(engine: str, speed_rows: int) -> None:
+    """One job on one worker and on two, each pinned to a core of its own."""
+    parts.build_job_servers()
+    parts.fetch_clusters()
+    with _workspace() as folder:
+        measured = _speed(engine, speed_rows, folder)
+    report.show_speed([measured])
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@_engine
+@click.option("--workers", default=2, show_default=True, help="Worker hosts.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
+    """Run a `dpsgd batches` command on a cluster that is started and stopped for it.
+
+    \b
+    Example:
+      python -m deploy.engines run flink -- --input data/train --out batches \\
+          --batch-size 1024 --epochs 1
+    """
+    parts.build_job_servers()
+    parts.fetch_clusters()
+    with _workspace() as folder, _started(engine, workers, folder) as started:
+        line = ["python", "-m", "dpsgd", "batches", *command, *started.options()]
+        client = started.hosts.start(HEAD, "client", line, environment())
+        status = client.wait()
+        click.echo(client.log.read_text(), nl=False)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _workspace() -> Iterator[pathlib.Path]:
+    """A folder that is removed at the end; its logs stay after a failure."""
+    parts.FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(tempfile.mkdtemp(dir=parts.FOLDER, prefix="run-"))
+    try:
+        yield folder
+    except InputError as error:
+        kept = parts.FOLDER / "logs"
+        shutil.rmtree(kept, ignore_errors=True)
+        for log in folder.rglob("*.log"):
+            target = kept / log.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(log, target)
+        raise InputError(f"{error} Logs are in {kept}.") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _started(
+    engine: str, workers: int, folder: pathlib.Path, cores: Sequence[int] = ()
+) -> Iterator[Cluster]:
+    """A running cluster, with its own folder and logs."""
+    home = folder / f"{engine}-{workers}"
+    if not shutil.which("ip"):
+        parts.install("iproute2")
+    if reason := why_no_namespaces():
+        click.echo(f"engines: one worker host: {reason}", err=True)
+    with make_hosts(workers, home / "logs", cores) as hosts:
+        cluster = CLUSTERS[engine](hosts, home)
+        _tell(f"starting a {engine} cluster of {len(hosts.workers)}")
+        cluster.start()
+        yield cluster
+
+
+def _tell(message: str) -> None:
+    click.echo(f"engines: {message}", err=True)
+
+
+def _make_jobs(folder: pathlib.Path, rows: int) -> tuple[jobs.Job, list[jobs.Job]]:
+    _tell(f"making {rows:,} rows, and batches of them on the local runner")
+    return jobs.make_jobs(folder / "input", rows)
+
+
+def _local(large: jobs.Job, small: Sequence[jobs.Job]) -> report.Row:
+    outcome = jobs.make_reference(large)
+    same = [outcome.identical, *(jobs.make_reference(job).identical for job in small)]
+    return report.Row(
+        engine="local",
+        mode="in process",
+        rows_per_second=large.rows / outcome.seconds,
+        identical=same,
+    )
+
+
+def _embedded(
+    engine: str, large: jobs.Job, small: Sequence[jobs.Job], folder: pathlib.Path
+) -> report.Row:
+    _tell(f"embedded {engine}: every sampler")
+    home = folder / f"{engine}-embedded"
+    home.mkdir()
+    with embedded.job_server(engine, home / "job-server.log") as options:
+        outcome = jobs.run_here(large, home / "large", options)
+        same = [outcome.identical]
+        for job in small:
+            same.append(jobs.run_here(job, home / job.sampler, options).identical)
+    return report.Row(
+        engine=engine,
+        mode="embedded",
+        rows_per_second=large.rows / outcome.seconds,
+        identical=same,
+    )
+
+
+def _cluster(
+    engine: str, large: jobs.Job, small: Sequence[jobs.Job], folder: pathlib.Path
+) -> report.Row:
+    with _started(engine, 2, folder) as cluster:
+        _tell(f"{engine} cluster: every sampler")
+        home = cluster.folder
+        same = [
+            jobs.run_on(cluster, job, home / job.sampler).identical for job in small
+        ]
+        outcome = jobs.run_on(cluster, large, home / "large")
+        shares = cluster.shares()
+        records = []
+        for fault in faults.FAULTS:
+            _tell(f"{engine} cluster: killing the {fault.part} while {fault.phase}")
+            out = home / f"without-{fault.part.replace(' ', '-')}"
+            records.append(faults.run_with_fault(cluster, large, fault, out))
+            shutil.rmtree(out)
+        workers = len(cluster.hosts.workers)
+    return report.Row(
+        engine=engine,
+        mode=f"cluster, {workers} worker{'s' if workers > 1 else ''}",
+        rows_per_second=large.rows / outcome.seconds,
+        identical=[*same, outcome.identical],
+        faults=records,
+        shares=shares,
+        peak_bytes=outcome.peak_bytes,
+    )
+
+
+def _speed(engine: str, rows: int, folder: pathlib.Path) -> report.Speed:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2 or why_no_namespaces():
+        raise InputError("Expected two cores and namespaces, to pin two hosts.")
+    large, _ = jobs.make_jobs(folder / f"{engine}-speed-input", rows)
+    jobs.make_reference(large)
+    outcomes = {}
+    for workers in (1, 2):
+        _tell(f"{engine}, {workers} worker(s): {rows:,} rows")
+        with _started(engine, workers, folder / "speed", cores) as cluster:
+            outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
+            shutil.rmtree(cluster.folder / "out")
+    if not all(outcome.identical for outcome in outcomes.values()):
+        raise InputError(f"Expected {engine} to write the bytes of the local runner.")
+    return report.Speed(
+        engine=engine,
+        rows=rows,
+        one=outcomes[1].seconds,
+        two=outcomes[2].seconds,
+        peak_bytes=max(outcome.peak_bytes for outcome in outcomes.values()),
+    )
+
+
+def _refuse_differences(table: Sequence[report.Row]) -> None:
+    for row in table:
+        survived = [fault.outcome.identical for fault in row.faults]
+        if not all([*row.identical, *survived]):
+            raise InputError(
+                f"Expected {row.engine}, {row.mode}, to write the bytes of the local "
+                "runner in every job."
+            )
 
 
 def main() -> None:

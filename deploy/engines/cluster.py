@@ -1,0 +1,156 @@
+"""A standalone cluster: what Flink's and Spark's have in common.
+
+Each worker host runs the engine's worker and a pool of Python workers.  A client on the
+head gives jobs to it, as ``dpsgd batches`` with the options of ``options``.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from deploy.engines import parts
+from deploy.engines.conditions import wait_for
+from deploy.engines.embedded import RUNNERS, job_server_command
+from deploy.engines.hosts import HEAD, Hosts, Process
+
+POOL_PORT = 50000
+JOB_PORT = 8099
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What the engine says that one worker did.
+
+    Attributes:
+      read: Share of the blocks that were read and sampled there.
+      written: Share of the step groups that were written there.
+    """
+
+    read: float
+    written: float
+
+
+class Cluster(abc.ABC):
+    """A master and a job server on the head, workers and pools on the other hosts."""
+
+    engine: str
+
+    def __init__(self, hosts: Hosts, folder: pathlib.Path) -> None:
+        self.hosts = hosts
+        self.folder = folder
+        self.engines: dict[str, Process] = {}
+        self.pools: dict[str, Process] = {}
+        self.job_server: Process | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @abc.abstractmethod
+    def start_master(self) -> None:
+        """Starts the master and waits until it answers."""
+
+    @abc.abstractmethod
+    def start_engine(self, host: str) -> None:
+        """Starts the engine's worker on a host, also in place of one that died."""
+
+    @abc.abstractmethod
+    def num_engines(self) -> int:
+        """Returns how many workers the master counts as alive."""
+
+    @abc.abstractmethod
+    def sampled(self) -> int:
+        """Returns the bytes that the running job has sampled, as the engine counts."""
+
+    @abc.abstractmethod
+    def shares(self) -> dict[str, Share]:
+        """Returns what each worker did of the last job, by the engine's own metrics."""
+
+    @abc.abstractmethod
+    def job_server_options(self) -> list[str]:
+        """Options of the job server that name the master."""
+
+    @abc.abstractmethod
+    def cancel_jobs(self) -> None:
+        """Ends the jobs that a dead client or job server left on the cluster."""
+
+    def java_options(self) -> Sequence[str]:
+        """Options of the job server's Java."""
+        return ()
+
+    def job_server_environment(self) -> dict[str, str]:
+        """Variables of the job server."""
+        return environment()
+
+    def start(self) -> None:
+        """Starts all parts; returns when the master counts every worker."""
+        self.start_master()
+        for host in self.hosts.workers:
+            self.start_pool(host)
+            self.start_engine(host)
+        self.start_job_server()
+        count = len(self.hosts.workers)
+        wait_for(f"{count} workers of {self.engine}", lambda: self.all_there())
+
+    def all_there(self) -> bool:
+        """Whether the master counts every worker."""
+        return self.num_engines() == len(self.hosts.workers)
+
+    def start_pool(self, host: str) -> None:
+        """Starts the pool of Python workers of a host."""
+        module = "apache_beam.runners.worker.worker_pool_main"
+        command = ["python", "-m", module, "--service_port", str(POOL_PORT)]
+        self.pools[host] = self.hosts.start(host, "pool", command, environment())
+
+    def start_job_server(self) -> None:
+        """Starts Beam's job server for this cluster."""
+        artifacts = self.folder / "artifacts"
+        command = job_server_command(
+            self.engine, JOB_PORT, artifacts, self.java_options()
+        )
+        self.job_server = self.hosts.start(
+            HEAD,
+            f"{self.engine}-job-server",
+            [*command, *self.job_server_options()],
+            self.job_server_environment(),
+        )
+
+    def options(self) -> list[str]:
+        """Options with which ``dpsgd batches`` gives its job to this cluster."""
+        return [
+            f"--runner={RUNNERS[self.engine]}",
+            f"--job_endpoint=localhost:{JOB_PORT}",
+            "--environment_type=EXTERNAL",
+            f"--environment_config=localhost:{POOL_PORT}",
+            # Python workers outlive a stage: starting one takes seconds.
+            "--environment_cache_millis=600000",
+            f"--parallelism={len(self.hosts.workers)}",
+        ]
+
+    def python_workers(self) -> list[int]:
+        """Process ids of the Python workers that the pools started."""
+        return [pid for pool in self.pools.values() for pid in children(pool.pid)]
+
+
+def children(pid: int) -> list[int]:
+    """Returns the processes that a process started and that still run."""
+    found = []
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in path.read_text().split()]
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Variables under which ``python`` and ``java`` are those of this program.
+
+    A pool starts its workers as plain ``python``.
+    """
+    variables = parts.environment()
+    folder = pathlib.Path(sys.executable).parent
+    variables["PATH"] = f"{folder}{os.pathsep}{variables['PATH']}"
+    variables["PYTHONPATH"] = str(parts.ROOT)
+    return variables

@@ -1,0 +1,146 @@
+"""Killing parts of a cluster in mid-job, and what becomes of the job.
+
+A part is killed by its process id with SIGKILL, together with what it started, as when
+its container dies; then it is replaced, as Kubernetes would.  The moment follows from a
+condition, never from a time:
+
+    sampling    the engine has counted bytes of packed rows, no batch file is there
+    writing     some batch files are there, others are not
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import pathlib
+from collections.abc import Callable
+
+from accounting.validation import InputError
+from deploy.engines.cluster import Cluster
+from deploy.engines.conditions import wait_for
+from deploy.engines.hosts import Process
+from deploy.engines.jobs import (
+    Job,
+    Outcome,
+    last_line,
+    num_written,
+    run_on,
+    start_on,
+)
+from pipelines.manifest import MANIFEST_NAME
+
+SAMPLING, WRITING = "sampling", "writing"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is killed, and when.
+
+    Attributes:
+      part: "engine" (a TaskManager; a Spark worker with its executor), "pool" (with its
+        Python workers) or "job server".
+      phase: Of the job.
+    """
+
+    part: str
+    phase: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """What was killed when, and what became of the job."""
+
+    engine: str
+    part: str
+    pid: int
+    phase: str
+    time: str
+    files: int
+    total_files: int
+    outcome: Outcome
+
+
+FAULTS = (
+    Fault(part="engine", phase=SAMPLING),
+    Fault(part="pool", phase=WRITING),
+    Fault(part="job server", phase=WRITING),
+)
+
+
+def run_with_fault(
+    cluster: Cluster, job: Job, fault: Fault, out: pathlib.Path
+) -> Record:
+    """Runs a job, kills a part of the cluster in the middle, and sees the job through.
+
+    Raises:
+      InputError: the job did not survive, or ended before it could be disturbed.
+    """
+    killed: list[tuple[Process, str, int]] = []
+
+    def disturb(client: Process) -> None:
+        _await_phase(cluster, fault.phase, out, client)
+        victim, replace = _victim(cluster, fault.part)
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%H:%M:%S")
+        files = num_written(out)
+        victim.kill()
+        if (out / MANIFEST_NAME).exists():
+            raise InputError(f"Expected to kill {victim.name} before the job's end.")
+        killed.append((victim, now, files))
+        replace()
+
+    if fault.part == "job server":
+        outcome = _resume(cluster, job, out, disturb)
+    else:
+        outcome = run_on(cluster, job, out, disturb)
+    wait_for("every worker to be back", cluster.all_there)
+    (victim, now, files) = killed[0]
+    return Record(
+        engine=cluster.engine,
+        part=f"{victim.name} of {victim.host}",
+        pid=victim.pid,
+        phase=fault.phase,
+        time=now,
+        files=files,
+        total_files=num_written(out),
+        outcome=outcome,
+    )
+
+
+def _resume(
+    cluster: Cluster, job: Job, out: pathlib.Path, disturb: Callable[[Process], None]
+) -> Outcome:
+    """The first run dies with the job server; the same command finishes its work."""
+    client = start_on(cluster, job, out)
+    disturb(client)
+    wait_for("the client to give up", lambda: not client.running(), 300)
+    if not client.wait():
+        raise InputError("Expected a client to fail whose job server is dead.")
+    if not last_line(client.log).startswith("error: Expected the engine"):
+        raise InputError(f"Expected one line of error: {last_line(client.log)}")
+    outcome = run_on(cluster, job, out)
+    cluster.cancel_jobs()
+    return outcome
+
+
+def _await_phase(
+    cluster: Cluster, phase: str, out: pathlib.Path, client: Process
+) -> None:
+    def reached() -> bool:
+        if not client.running():
+            raise InputError(f"Expected a job in the middle: {last_line(client.log)}")
+        return cluster.sampled() > 0 if phase == SAMPLING else num_written(out) > 0
+
+    wait_for(f"the job to be {phase}", reached, 300)
+
+
+def _victim(cluster: Cluster, part: str) -> tuple[Process, Callable[[], None]]:
+    """What is to be killed, and how it is replaced."""
+    host = cluster.hosts.workers[-1]
+    if part == "engine":
+        return cluster.engines[host], lambda: cluster.start_engine(host)
+    if part == "pool":
+        return cluster.pools[host], lambda: cluster.start_pool(host)
+    server = cluster.job_server
+    if server is None:
+        raise InputError("Expected a job server to kill.")
+    return server, cluster.start_job_server

@@ -1,0 +1,145 @@
+"""A Flink cluster: one JobManager, and a TaskManager on every worker host."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from typing import Any
+
+import yaml
+
+from deploy.engines import parts
+from deploy.engines.cluster import Cluster, Share, environment
+from deploy.engines.conditions import wait_for
+from deploy.engines.embedded import OPENS
+from deploy.engines.hosts import HEAD, Process
+
+CONFIG = parts.DEPLOY / "flink" / "config.yaml"
+_PORT = 8081
+_UNITS = {"k": 10, "m": 20, "g": 30}
+
+
+def memory_options(config: dict[str, Any]) -> list[str]:
+    """Returns the limits of a TaskManager's Java that its configuration implies."""
+    memory = config["taskmanager"]["memory"]
+    task, framework = memory["task"], memory["framework"]
+    heap = _bytes(task["heap"]["size"]) + _bytes(framework["heap"]["size"])
+    direct = _bytes(task["off-heap"]["size"]) + _bytes(framework["off-heap"]["size"])
+    direct += _bytes(memory["network"]["max"])
+    metaspace = _bytes(memory["jvm-metaspace"]["size"])
+    return [
+        f"-Xms{heap}",
+        f"-Xmx{heap}",
+        f"-XX:MaxDirectMemorySize={direct}",
+        f"-XX:MaxMetaspaceSize={metaspace}",
+    ]
+
+
+def _bytes(text: str) -> int:
+    return int(text[:-1]) << _UNITS[text[-1]]
+
+
+class FlinkCluster(Cluster):
+    """See the module."""
+
+    engine = "flink"
+    _starts = itertools.count()
+
+    def start_master(self) -> None:
+        (self.folder / "conf").mkdir(exist_ok=True)
+        shutil.copy(CONFIG, self.folder / "conf" / "config.yaml")
+        self.master = self._java(
+            HEAD,
+            "jobmanager",
+            ["-Xmx768m"],
+            "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+            {"rest.address": self._head},
+        )
+        wait_for("Flink's JobManager", lambda: self._get("overview") is not None)
+
+    def start_engine(self, host: str) -> None:
+        config = yaml.safe_load(CONFIG.read_text())
+        self.engines[host] = self._java(
+            host,
+            "taskmanager",
+            memory_options(config),
+            "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
+            {
+                "taskmanager.host": self.hosts.address(host),
+                "taskmanager.resource-id": f"{host}-{next(self._starts)}",
+                "io.tmp.dirs": str(self.folder),
+            },
+        )
+
+    def num_engines(self) -> int:
+        overview = self._get("overview") or {}
+        return overview.get("taskmanagers", 0)
+
+    def job_server_options(self) -> list[str]:
+        return ["--flink-master", f"{self._head}:{_PORT}"]
+
+    def sampled(self) -> int:
+        return sum(self._by_worker("SampleAndPack", "write-bytes").values())
+
+    def shares(self) -> dict[str, Share]:
+        read = self._by_worker("SampleAndPack", "read-records")
+        written = self._by_worker("OrderTruncatePadWrite", "read-records")
+        return {
+            host: Share(
+                read=read[host] / sum(read.values()),
+                written=written[host] / sum(written.values()),
+            )
+            for host in read
+        }
+
+    def cancel_jobs(self) -> None:
+        def none_left() -> bool:
+            jobs = self._get("jobs") or {"jobs": [{"id": "", "status": "RUNNING"}]}
+            ended = ("CANCELED", "FAILED", "FINISHED")
+            left = [job for job in jobs["jobs"] if job["status"] not in ended]
+            for job in left:
+                self.hosts.get(self._url(f"jobs/{job['id']}?mode=cancel"), "PATCH")
+            return not left
+
+        wait_for("Flink to cancel what is left of a job", none_left)
+
+    def _by_worker(self, step: str, metric: str) -> dict[str, int]:
+        """Worker -> a count of Flink's for the tasks of a step of the newest job."""
+        jobs = (self._get("jobs/overview") or {"jobs": []})["jobs"]
+        done = dict.fromkeys(self.hosts.workers, 0)
+        if not jobs:
+            return done
+        job = f"jobs/{max(jobs, key=lambda job: job['start-time'])['jid']}"
+        for vertex in (self._get(job) or {"vertices": []})["vertices"]:
+            if step in vertex["name"]:
+                answer = self._get(f"{job}/vertices/{vertex['id']}/taskmanagers")
+                for worker in (answer or {"taskmanagers": []})["taskmanagers"]:
+                    host = worker["taskmanager-id"].partition("-")[0]
+                    if host in done:
+                        done[host] += max(0, worker["metrics"][metric])
+        return done
+
+    @property
+    def _head(self) -> str:
+        return self.hosts.address(HEAD)
+
+    def _java(
+        self,
+        host: str,
+        name: str,
+        options: list[str],
+        main: str,
+        settings: dict[str, str],
+    ) -> Process:
+        settings = {"jobmanager.rpc.address": self._head, **settings}
+        dynamic = [word for item in settings.items() for word in ("-D", "=".join(item))]
+        jars = f"{parts.cluster_jars('flink')}/*"
+        command = ["java", *OPENS, *options, "-cp", jars, main]
+        command += ["--configDir", str(self.folder / "conf"), *dynamic]
+        return self.hosts.start(host, f"flink-{name}", command, environment())
+
+    def _get(self, path: str) -> Any:
+        return self.hosts.get(self._url(path))
+
+    def _url(self, path: str) -> str:
+        return f"http://{self._head}:{_PORT}/{path}"

@@ -1,0 +1,188 @@
+"""The batch job on an engine: run, timed, and held against the local runner."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from accounting.plan import SAMPLERS, TRUNCATED_POISSON
+from accounting.validation import InputError
+from deploy.engines import parts
+from deploy.engines.cluster import Cluster, environment
+from deploy.engines.comparing import same_bytes
+from deploy.engines.conditions import wait_for
+from deploy.engines.hosts import HEAD, Process
+from pipelines.verify import verify
+
+BATCH_SIZE = 1024
+_LONGEST = 900.0
+_ROWS_OF_SAMPLERS = 50_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What ``dpsgd batches`` is to do, on whatever engine.
+
+    Attributes:
+      source: Folder of Parquet.
+      rows: Rows of it.
+      key_file: The sampling key.
+      sampler: How rows are sampled; one epoch.
+      reference: Where the local runner's batches are, or will be.
+    """
+
+    source: pathlib.Path
+    rows: int
+    key_file: pathlib.Path
+    sampler: str
+    reference: pathlib.Path
+
+    def command(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
+        """Returns the command line that writes ``out``."""
+        cap = ["--truncated-batch-size", str(BATCH_SIZE + BATCH_SIZE // 16)]
+        return [
+            "python", "-m", "dpsgd", "batches", "--input", str(self.source),
+            "--out", str(out), "--key-file", str(self.key_file),
+            "--batch-size", str(BATCH_SIZE), "--epochs", "1",
+            "--sampler", self.sampler,
+            *(cap if self.sampler == TRUNCATED_POISSON else []), *options,
+        ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job went.
+
+    Attributes:
+      seconds: From the start of the command to its end.
+      identical: Whether it verifies and has the bytes of the local runner.
+      peak_bytes: The largest resident memory of a Python worker, where it was watched.
+    """
+
+    seconds: float
+    identical: bool
+    peak_bytes: int = 0
+
+
+def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
+    """Makes inputs; returns a large job, and a small one for every sampler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_rows(folder / "large", rows)
+    _write_rows(folder / "small", _ROWS_OF_SAMPLERS)
+
+    def job(size: str, count: int, sampler: str) -> Job:
+        return Job(
+            source=folder / size,
+            rows=count,
+            key_file=folder / "sampling.key",
+            sampler=sampler,
+            reference=folder / f"local-{size}-{sampler}",
+        )
+
+    small = [job("small", _ROWS_OF_SAMPLERS, sampler) for sampler in SAMPLERS]
+    return job("large", rows, TRUNCATED_POISSON), small
+
+
+def _write_rows(folder: pathlib.Path, rows: int) -> None:
+    from tests.benchmarks import prepared_rows
+
+    if rows > _ROWS_OF_SAMPLERS:
+        prepared_rows.write_rows(folder, rows)
+    else:
+        folder.mkdir()
+        prepared_rows.write_table(folder / "part-0.parquet", rows, 4000)
+
+
+def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcome:
+    """Runs a job in a process of its own, on this machine.
+
+    Raises:
+      InputError: it failed.
+    """
+    begin = time.monotonic()
+    result = subprocess.run(
+        job.command(out, options),
+        cwd=parts.ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    if result.returncode:
+        raise InputError(f"Expected {job.sampler} on {options}: {result.stderr[-500:]}")
+    return _outcome(job, out, time.monotonic() - begin)
+
+
+def make_reference(job: Job) -> Outcome:
+    """Runs a job on the local runner, which all others are held against."""
+    return run_here(job, job.reference)
+
+
+def start_on(cluster: Cluster, job: Job, out: pathlib.Path) -> Process:
+    """Gives a job to a cluster; returns the client, which waits for it."""
+    command = job.command(out, cluster.options())
+    return cluster.hosts.start(HEAD, f"client-{out.name}", command, environment())
+
+
+def run_on(
+    cluster: Cluster,
+    job: Job,
+    out: pathlib.Path,
+    meanwhile: Callable[[Process], None] = lambda _: None,
+) -> Outcome:
+    """Runs a job on a cluster to its end.
+
+    Args:
+      cluster: Where.
+      job: What.
+      out: A new folder, or that of the same job, unfinished.
+      meanwhile: Called with the client once it has started.
+
+    Raises:
+      InputError: it failed, or took too long.
+    """
+    begin = time.monotonic()
+    client = start_on(cluster, job, out)
+    meanwhile(client)
+    peak = 0
+
+    def ended() -> bool:
+        nonlocal peak
+        peak = max([peak, *map(peak_bytes, cluster.python_workers())])
+        return not client.running()
+
+    wait_for(f"the end of {out.name}", ended, _LONGEST)
+    seconds = time.monotonic() - begin
+    if client.wait():
+        raise InputError(f"Expected {out.name} to succeed: {last_line(client.log)}")
+    return dataclasses.replace(_outcome(job, out, seconds), peak_bytes=peak)
+
+
+def _outcome(job: Job, out: pathlib.Path, seconds: float) -> Outcome:
+    intact = not verify(out).findings
+    identical = intact and (out == job.reference or same_bytes(out, job.reference))
+    return Outcome(seconds=seconds, identical=identical)
+
+
+def num_written(out: pathlib.Path) -> int:
+    """Returns how many batch files are finished."""
+    return len(list(out.glob("batches-*.tfrecord")))
+
+
+def peak_bytes(pid: int) -> int:
+    """Returns the largest resident memory that a process ever had, or 0."""
+    with contextlib.suppress(OSError):
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+            return int(found[1]) << 10
+    return 0
+
+
+def last_line(log: pathlib.Path) -> str:
+    """Returns the end of a log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"

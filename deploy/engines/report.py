@@ -1,0 +1,135 @@
+"""What was measured, as tables for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.engines.cluster import Share
+from deploy.engines.faults import Record
+
+
+@dataclasses.dataclass(kw_only=True)
+class Row:
+    """One engine in one mode.
+
+    Attributes:
+      engine: "local", "flink" or "spark".
+      mode: How it ran.
+      rows_per_second: Of the large job, from the start of the command to its end.
+      identical: Of every job: whether its bytes are those of the local runner.
+      faults: What was killed.
+      shares: Worker -> what it did of the large job.
+      peak_bytes: Largest memory of a Python worker.
+    """
+
+    engine: str
+    mode: str
+    rows_per_second: float
+    identical: list[bool]
+    faults: list[Record] = dataclasses.field(default_factory=list)
+    shares: dict[str, Share] = dataclasses.field(default_factory=dict)
+    peak_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One job on one worker and on two, each pinned to a core of its own.
+
+    Attributes:
+      engine: Which.
+      rows: Of the job.
+      one: Seconds with one worker.
+      two: Seconds with two.
+      peak_bytes: Largest memory of a Python worker in either run.
+    """
+
+    engine: str
+    rows: int
+    one: float
+    two: float
+    peak_bytes: int
+
+
+def show_rows(rows: Sequence[Row]) -> None:
+    """Prints the table of engines, with what its last column stands for."""
+    console = Console()
+    if any(row.faults for row in rows):
+        console.print(_fault_table(rows))
+    if any(row.shares for row in rows):
+        console.print(_share_table(rows))
+    table = Table(title="the same job on every engine")
+    for column in ("engine", "mode", "rows/s", "identical bytes", "faults survived"):
+        table.add_column(column)
+    for row in rows:
+        survived = [fault.outcome.identical for fault in row.faults]
+        table.add_row(
+            row.engine,
+            row.mode,
+            f"{row.rows_per_second:,.0f}",
+            f"{'yes' if all(row.identical) else 'NO'}, {len(row.identical)} jobs",
+            f"{sum(survived)} of {len(survived)}" if survived else "-",
+        )
+    console.print(table)
+
+
+def _fault_table(rows: Sequence[Row]) -> Table:
+    table = Table(title="killed with SIGKILL in mid-job")
+    columns = ("engine", "killed", "pid", "at (UTC)", "while", "files done", "seconds",
+               "verified, identical")  # fmt: skip
+    for column in columns:
+        table.add_column(column)
+    for fault in (fault for row in rows for fault in row.faults):
+        table.add_row(
+            fault.engine,
+            fault.part,
+            str(fault.pid),
+            fault.time,
+            fault.phase,
+            f"{fault.files} of {fault.total_files}",
+            f"{fault.outcome.seconds:.0f}",
+            "yes" if fault.outcome.identical else "NO",
+        )
+    return table
+
+
+def _share_table(rows: Sequence[Row]) -> Table:
+    table = Table(title="work of each worker, by the engine's own metrics")
+    columns = (
+        "engine",
+        "worker",
+        "read and sampled",
+        "written",
+        "largest Python worker",
+    )
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        for worker, share in row.shares.items():
+            memory = f"{row.peak_bytes / 2**20:,.0f} MiB"
+            table.add_row(
+                row.engine, worker, f"{share.read:.0%}", f"{share.written:.0%}", memory
+            )
+    return table
+
+
+def show_speed(speeds: Sequence[Speed]) -> None:
+    """Prints what a second worker brings."""
+    table = Table(title="two workers against one, each pinned to one core")
+    columns = ("engine", "rows", "1 worker", "2 workers", "speed-up",
+               "largest Python worker")  # fmt: skip
+    for column in columns:
+        table.add_column(column)
+    for speed in speeds:
+        table.add_row(
+            speed.engine,
+            f"{speed.rows:,}",
+            f"{speed.one:.0f} s",
+            f"{speed.two:.0f} s",
+            f"{speed.one / speed.two:.2f} x",
+            f"{speed.peak_bytes / 2**20:,.0f} MiB",
+        )
+    Console().print(table)

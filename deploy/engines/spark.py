@@ -1,0 +1,146 @@
+"""A standalone Spark cluster: one master, and a worker on every worker host."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from deploy.engines import parts
+from deploy.engines.cluster import Cluster, Share, environment
+from deploy.engines.conditions import wait_for
+from deploy.engines.embedded import OPENS
+from deploy.engines.hosts import HEAD, Process
+
+_PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040
+
+
+class SparkCluster(Cluster):
+    """See the module."""
+
+    engine = "spark"
+
+    def start_master(self) -> None:
+        self._events.mkdir(exist_ok=True)
+        self.master = self._java(
+            HEAD,
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            ["--host", self._head, "--port", str(_PORT), "--webui-port", str(_UI_PORT)],
+        )
+        wait_for("Spark's master", lambda: self._master() is not None)
+
+    def start_engine(self, host: str) -> None:
+        work = self.folder / f"{host}-work"
+        self.engines[host] = self._java(
+            host,
+            "worker",
+            "org.apache.spark.deploy.worker.Worker",
+            ["--host", self.hosts.address(host), "--cores", "1", "--memory", "2g",
+             "--work-dir", str(work), self._url],
+        )  # fmt: skip
+
+    def num_engines(self) -> int:
+        return (self._master() or {}).get("aliveworkers", 0)
+
+    def job_server_options(self) -> list[str]:
+        return ["--spark-master-url", self._url]
+
+    def java_options(self) -> list[str]:
+        # The job server is Spark's driver, and these are Spark's own settings.
+        settings = {
+            "spark.executor.memory": "1g",
+            # Small tasks: what is lost with a worker is little, and no worker waits for
+            # data that another one is nearer to.
+            "spark.default.parallelism": str(4 * len(self.hosts.workers)),
+            "spark.locality.wait": "0s",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": self._events.as_uri(),
+            "spark.driver.bindAddress": "0.0.0.0",
+            "spark.driver.host": self._head,
+            "spark.ui.port": str(_DRIVER_PORT),
+            "spark.executor.extraJavaOptions": " ".join(OPENS),
+        }
+        return [f"-D{name}={value}" for name, value in settings.items()]
+
+    def job_server_environment(self) -> dict[str, str]:
+        return self._environment(HEAD)
+
+    def cancel_jobs(self) -> None:
+        """Leaves nothing to do: a Spark job ends with its driver, the job server."""
+
+    def sampled(self) -> int:
+        applications = f"http://{self._head}:{_DRIVER_PORT}/api/v1/applications"
+        for application in self.hosts.get(applications) or []:
+            executors = self.hosts.get(f"{applications}/{application['id']}/executors")
+            return sum(each["totalShuffleWrite"] for each in executors or [])
+        return 0
+
+    def shares(self) -> dict[str, Share]:
+        log = max(self._events.iterdir(), key=lambda path: path.stat().st_mtime)
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        tasks = [e for e in events if e["Event"] == "SparkListenerTaskEnd"]
+        # The largest shuffle is that of the packed rows: who wrote it has sampled, who
+        # read it has made batches.
+        read = _by_host(tasks, _shuffle_written)
+        written = _by_host(tasks, _shuffle_read)
+        return {
+            host: Share(
+                read=read.get(self.hosts.address(host), 0) / sum(read.values()),
+                written=written.get(self.hosts.address(host), 0)
+                / sum(written.values()),
+            )
+            for host in self.hosts.workers
+        }
+
+    @property
+    def _events(self) -> pathlib.Path:
+        return self.folder / "events"
+
+    @property
+    def _head(self) -> str:
+        return self.hosts.address(HEAD)
+
+    @property
+    def _url(self) -> str:
+        return f"spark://{self._head}:{_PORT}"
+
+    def _environment(self, host: str) -> dict[str, str]:
+        return {
+            **environment(),
+            "SPARK_HOME": str(parts.cluster_jars("spark").parent),
+            "SPARK_LOCAL_IP": self.hosts.address(host),
+            "SPARK_LOCAL_DIRS": str(self.folder),
+            # Or every executor dies over a missing folder of Spark's own build.
+            "SPARK_SCALA_VERSION": "2.12",
+        }
+
+    def _java(self, host: str, name: str, main: str, arguments: list[str]) -> Process:
+        jars = f"{parts.cluster_jars('spark')}/*"
+        command = ["java", *OPENS, "-Xmx512m", "-cp", jars, main, *arguments]
+        return self.hosts.start(host, f"spark-{name}", command, self._environment(host))
+
+    def _master(self) -> Any:
+        return self.hosts.get(f"http://{self._head}:{_UI_PORT}/json/")
+
+
+def _shuffle_written(metrics: dict[str, Any]) -> int:
+    return metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+
+
+def _shuffle_read(metrics: dict[str, Any]) -> int:
+    read = metrics["Shuffle Read Metrics"]
+    return read["Local Bytes Read"] + read["Remote Bytes Read"]
+
+
+def _by_host(
+    tasks: list[dict[str, Any]], count: Callable[[dict[str, Any]], int]
+) -> dict[str, int]:
+    """Address -> the sum of a count over its tasks that ended well."""
+    done: dict[str, int] = {}
+    for task in tasks:
+        if task["Task End Reason"]["Reason"] == "Success":
+            host = task["Task Info"]["Host"]
+            done[host] = done.get(host, 0) + count(task["Task Metrics"])
+    return done

@@ -1,0 +1,68 @@
+"""What engines are built from: checksums, Java, and limits that fit together."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+
+import pytest
+import yaml
+
+from accounting.validation import InputError
+from deploy.engines import parts
+from deploy.engines.flink import CONFIG, memory_options
+
+
+def test_a_download_with_another_checksum_is_refused(tmp_path: pathlib.Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(b"data")
+    with pytest.raises(InputError, match="pinned checksum"):
+        parts._fetch(source.as_uri(), target, hashlib.sha512(b"date").hexdigest())
+    assert not target.exists()
+    parts._fetch(source.as_uri(), target, hashlib.sha512(b"data").hexdigest())
+    assert target.read_bytes() == b"data"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.9" 2023', 17),
+        ('java version "1.8.0_392"', 1),
+        ("?", None),
+    ],
+)
+def test_java_is_asked_for_its_version(
+    tmp_path: pathlib.Path, text: str, version: int | None
+) -> None:
+    java = tmp_path / "java"
+    java.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    java.chmod(0o755)
+    assert parts.java_version(java) == version
+    assert parts.java_version(tmp_path / "none") is None
+
+
+def test_what_is_missing_is_told_with_the_command(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "FOLDER", tmp_path)
+    assert "`make engines-embedded`" in (parts.missing() or "")
+
+
+def test_a_changed_pin_is_another_part(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flink").mkdir()
+    monkeypatch.setattr(parts, "DEPLOY", tmp_path)
+    names = set()
+    for text in ("1", "2", "1"):
+        (tmp_path / "flink" / "pom.xml").write_text(text)
+        names.add(parts.job_server("flink"))
+    assert len(names) == 2
+
+
+def test_the_memory_of_a_taskmanager_adds_up() -> None:
+    """Flink refuses to start unless Java's limits are those of the configuration."""
+    options = memory_options(yaml.safe_load(CONFIG.read_text()))
+    assert f"-Xmx{640 << 20}" in options  # 512 + 128
+    assert f"-XX:MaxDirectMemorySize={384 << 20}" in options  # 128 + 128 + 128
+    assert f"-XX:MaxMetaspaceSize={256 << 20}" in options
