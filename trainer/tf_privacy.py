@@ -55,6 +55,11 @@ if tf.keras.Model is not keras.Model:
         "first import of TensorFlow, or import trainer before it."
     )
 
+# Grappler's remapper now and then trips over a graph ("Node Relu_2 has an empty op
+# name"), prints that, and leaves the graph as it is: whether kernels are fused would
+# depend on chance, and a resumed run might differ in the last bits.
+tf.config.optimizer.set_experimental_options({"remapping": False})
+
 # AutoGraph warns of functions of Python itself whose source it cannot find.
 tf.get_logger().setLevel("ERROR")
 
