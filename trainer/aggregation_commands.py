@@ -18,6 +18,7 @@ from trainer.aggregation_settings import (
     UTA,
     AggregationSettings,
 )
+from trainer.tasks import in_words, metric_names
 
 #: What the name of an average stands for, in plain words.
 MEANINGS = {
@@ -106,13 +107,14 @@ def metrics_text(metrics: dict[str, Any]) -> str:
       >>> print(metrics_text({**last, "aggregates": {}, "uncertainty": None}))
       held-out AUC 0.7500, log loss 0.5000, accuracy 0.8000
     """
+    names = metric_names(metrics)
     if not metrics["aggregates"]:
-        auc, loss, accuracy = _numbers(metrics)
-        return f"held-out AUC {auc}, log loss {loss}, accuracy {accuracy}"
-    rows = [("held-out metrics of", "AUC", "log loss", "accuracy")]
-    rows.append(("last iterate", *_numbers(metrics)))
+        pairs = zip(map(in_words, names), _numbers(metrics, names), strict=True)
+        return "held-out " + ", ".join(map(" ".join, pairs))
+    rows = [("held-out metrics of", *map(in_words, names))]
+    rows.append(("last iterate", *_numbers(metrics, names)))
     for name, values in metrics["aggregates"].items():
-        rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values)))
+        rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values, names)))
     width = max(len(row[0]) for row in rows)
     lines = [
         f"{row[0]:<{width}}" + "".join(f"{x:>11}" for x in row[1:]) for row in rows
@@ -120,10 +122,9 @@ def metrics_text(metrics: dict[str, Any]) -> str:
     return "\n".join([*lines, *_notes(metrics)])
 
 
-def _numbers(metrics: dict[str, Any]) -> tuple[str, str, str]:
-    values = (metrics[name] for name in ("auc", "log_loss", "accuracy"))
-    auc, loss, accuracy = ("-" if x is None else f"{x:.4f}" for x in values)
-    return auc, loss, accuracy
+def _numbers(metrics: dict[str, Any], names: list[str]) -> list[str]:
+    values = (metrics.get(name) for name in names)
+    return ["-" if x is None else f"{x:.4f}" for x in values]
 
 
 def _notes(metrics: dict[str, Any]) -> list[str]:

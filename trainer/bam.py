@@ -52,7 +52,7 @@ from trainer.clipping import (
 from trainer.method_settings import BAM_SAM, BAM_VARIANTS
 from trainer.models import TrainableModel
 from trainer.replaced_weights import check_replaceable, replaced_weights
-from trainer.rows import keep_rows
+from trainer.rows import keep_rows, real_rows
 from trainer.tf_privacy import tf
 
 #: Copies of the weights that an example needs at a time: u_i, where to, and g_i.
@@ -114,7 +114,7 @@ def _bookkeeping_sum(
     model: TrainableModel, l2_norm_clip: float, radius: float
 ) -> GradientSum:
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = weight > 0
+        real = real_rows(model, columns, weight)
         safe = keep_rows(columns, real)
         here = bookkeeping.backward(model, safe)
         counted, scale = ascent_scale(here.norms(), real, radius)

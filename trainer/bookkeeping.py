@@ -39,9 +39,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.models import TrainableModel, binary_cross_entropy
-from trainer.rows import align, clip_scale, keep_rows, zero_others
-from trainer.settings import LABEL
+from trainer.models import TrainableModel
+from trainer.rows import align, clip_scale, keep_rows, real_rows, zero_others
 from trainer.tf_privacy import gradient_clipping_utils, keras, tf
 
 #: Ids of an example in one table up to which all pairs are compared for equality.
@@ -163,7 +162,8 @@ def table_reads(model: TrainableModel) -> TableReads | None:
         return None
 
     def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        values = lookups(model.inputs(keep_rows(columns, weight > 0)))
+        real = real_rows(model, columns, weight)
+        values = lookups(model.inputs(keep_rows(columns, real)))
         return [
             tf.reshape(tf.cast(value, tf.int32), (-1,))
             for value in tf.nest.flatten(values)
@@ -188,7 +188,7 @@ def bookkeeping_sum(
     """
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = weight > 0
+        real = real_rows(model, columns, weight)
         found = backward(model, keep_rows(columns, real))
         return found.clipped_sum(real, l2_norm_clip)
 
@@ -218,10 +218,10 @@ def backward(
         return use.outputs, use
 
     with tape:
-        logits, found = gradient_clipping_utils.model_forward_pass(
+        outputs, found = gradient_clipping_utils.model_forward_pass(
             model.network, model.inputs(columns), call
         )
-        loss = tf.reduce_sum(binary_cross_entropy(columns[LABEL], logits))
+        loss = tf.reduce_sum(model.losses(columns, outputs))
     uses = [use for use in found if use is not None]
     slopes = tape.gradient(
         loss,

@@ -6,6 +6,7 @@ Formal guarantees:
   - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to
     float32 rounding) that depends on this row and the weights of the model alone.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
+  - Nor does a real row with a label that the loss does not take.
   - A real row whose gradient is not finite, or whose norm overflows float32,
     contributes exactly nothing, as a ghost would.  That is a bounded function of the
     row, so that the sensitivity is unchanged; it is reported nowhere, since how many
@@ -29,9 +30,8 @@ from typing import Any
 
 from accounting.validation import check_choice
 from trainer import bookkeeping
-from trainer.models import TrainableModel, binary_cross_entropy
-from trainer.rows import align, clip_scale, keep_rows, zero_others
-from trainer.settings import LABEL
+from trainer.models import TrainableModel
+from trainer.rows import align, clip_scale, keep_rows, real_rows, zero_others
 from trainer.tf_privacy import tf
 
 BOOKKEEPING = "book-keeping"
@@ -70,11 +70,10 @@ def plain_sum(model: TrainableModel) -> GradientSum:
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         # 0 times NaN is NaN in the matrix products of back-propagation: what may not
         # contribute must not enter the forward pass either.
-        real = weight > 0
+        real = real_rows(model, columns, weight)
         safe = keep_rows(columns, real)
         with tf.GradientTape() as tape:
-            losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
-            total = tf.reduce_sum(tf.where(real, losses, 0.0))
+            total = tf.reduce_sum(tf.where(real, model.losses(safe), 0.0))
         return tape.gradient(
             total, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -103,7 +102,7 @@ def example_gradient(
     sources = model.variables if weights is None else list(weights)
     with tf.GradientTape() as tape:
         tape.watch(sources)
-        loss = tf.reduce_sum(binary_cross_entropy(row[LABEL], model.logits(row)))
+        loss = tf.reduce_sum(model.losses(row))
     gradients = tape.gradient(
         loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
@@ -134,7 +133,7 @@ def vectorized_sum(
         return gradient({name: value[tf.newaxis] for name, value in example.items()})
 
     def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = weight > 0
+        real = real_rows(model, columns, weight)
         stacked, valid = tf.vectorized_map(of_example, keep_rows(columns, real))
         squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
         norms = tf.sqrt(tf.add_n(squares))

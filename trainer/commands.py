@@ -19,6 +19,7 @@ from trainer.settings import (
     OPTIMIZERS,
     TrainSettings,
 )
+from trainer.tasks import LOSSES
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -107,6 +108,18 @@ def _sizes(
     default="criteo",
     show_default=True,
     help="Or module:function, which takes the manifest and returns a Keras model.",
+)
+@click.option(
+    "--loss",
+    default=TrainSettings.loss,
+    show_default=True,
+    help=f"By its Keras name: {', '.join(LOSSES)}; cross-entropies take logits.  Or "
+    "module:function (labels, outputs -> one number per example).",
+)
+@click.option(
+    "--metric",
+    help="One more for held-out examples: module:function (labels, predictions as "
+    "NumPy arrays -> a number).",
 )
 @click.option("--embedding-dim", type=int, default=8, show_default=True)
 @click.option(

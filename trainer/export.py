@@ -1,11 +1,13 @@
 """The trained model, in forms that load without this package.
 
-    RUN/model.keras    Keras 2 (the package tf-keras): columns -> probability
+    RUN/model.keras    Keras 2 (the package tf-keras): columns -> prediction
     RUN/saved_model/   TensorFlow alone: ``signatures["serving_default"](**columns)``
 
 Formal guarantees:
   - Neither form needs code of this package, for models of Keras layers.
-  - Both give the probability of label 1, of shape (batch, 1), from raw columns.
+  - Both give from raw columns what ``tasks`` says: ``probability`` of label 1, of shape
+    (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the outputs
+    of the network as they are, under their names or as ``prediction``.
   - Both hold the weights and nothing else of the training, such as optimizer state.
 """
 
@@ -15,27 +17,40 @@ import os
 import pathlib
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.manifest import Manifest
 from trainer.models import TrainableModel
 from trainer.run_record import exported_names
+from trainer.tasks import BINARY, CLASSES
 from trainer.tf_privacy import keras, tf
 
 PROBABILITY = "probability"
+PROBABILITIES = "probabilities"
+PREDICTION = "prediction"
 
 
-def probability_model(model: TrainableModel, manifest: Manifest) -> Any:
-    """Returns a Keras model of named columns that gives probabilities."""
+def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
+    """Returns a Keras model of named columns that gives predictions."""
     columns = {column.name: column for column in manifest.columns}
     inputs = {
         name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
         for name in model.network.input_names
     }
-    logits = keras.layers.Reshape((1,))(model.network(inputs))
-    output = keras.layers.Activation("sigmoid", name=PROBABILITY)(logits)
-    return keras.Model(inputs, output, name=model.network.name)
+    outputs = _predictions(model.network(inputs), model.loss.task)
+    return keras.Model(inputs, outputs, name=model.network.name)
+
+
+def _predictions(outputs: Any, task: str) -> Any:
+    if task == BINARY:
+        logits = keras.layers.Reshape((1,))(outputs)
+        return keras.layers.Activation("sigmoid", name=PROBABILITY)(logits)
+    if task == CLASSES:
+        return keras.layers.Softmax(name=PROBABILITIES)(outputs)
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    return keras.layers.Activation("linear", name=PREDICTION)(outputs)
 
 
 def export(
@@ -53,7 +68,7 @@ def export(
       run: The folder.
       average: Which average the weights are; None if they are the last iterate.
     """
-    network = probability_model(model, manifest)
+    network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
     _appear(run / keras_name, lambda path: network.save(path, save_format="keras"))
     _appear(run / tensorflow_name, lambda path: _save_tensorflow(network, path))
@@ -68,7 +83,10 @@ def _save_tensorflow(network: Any, path: str) -> None:
     }
 
     def serve(**columns: Any) -> dict[str, Any]:
-        return {PROBABILITY: network(columns)}
+        outputs = network(columns)
+        if isinstance(outputs, Mapping):
+            return dict(outputs)
+        return {network.output_names[0]: outputs}
 
     concrete = tf.function(serve).get_concrete_function(**signature)
     tf.saved_model.save(module, path, signatures={"serving_default": concrete})

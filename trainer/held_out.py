@@ -1,12 +1,9 @@
-"""Evaluation on held-out examples: AUC and log loss.
-
-Training losses and metrics are not private and are never computed.  The metrics here
-are of examples that were not trained on; the privacy statement does not protect those.
+"""Evaluation on held-out examples, which the privacy statement does not protect.
 
 Formal guarantees:
-  - Rows are read one row group at a time; of all rows only labels and logits are kept.
-  - ``auc`` is exact: the probability that a positive scores above a negative, ties
-    counted half.
+  - Rows are read one row group at a time; of all rows only what ``tasks.Scores`` keeps
+    stays.
+  - A row whose label the loss does not take is refused, without a word of the row.
   - ``digest`` differs between folders whose files differ in name, order or one byte.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
@@ -21,7 +18,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,72 +28,19 @@ from accounting.validation import InputError
 from pipelines.batch_format import Column
 from pipelines.manifest import DATASET_METADATA_KEY, Manifest
 from trainer.settings import LABEL
+from trainer.tasks import Metric, Metrics, Scores
 
-#: Columns of some rows -> one logit per row.
-Predict = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
+    from trainer.models import TrainableModel
+
+#: Columns of some rows -> outputs of the network as arrays, or a dict of them.
+Predict = Callable[[Mapping[str, np.ndarray]], Any]
 
 #: Rows that a model sees at a time.
 _BATCH_ROWS = 8192
 
 #: Bytes of a file that are digested at a time.
 _DIGEST_BYTES = 1 << 22
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """What predictions of held-out examples are worth.
-
-    Attributes:
-      auc: None where all labels are equal.
-      log_loss: Mean, in nats; None for predictions that are no probabilities.
-      accuracy: Share of the examples whose label has the higher probability; 0 is
-        predicted where both have the same.
-      num_examples: How many there are.
-    """
-
-    auc: float | None
-    log_loss: float | None
-    accuracy: float
-    num_examples: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict."""
-        return dataclasses.asdict(self)
-
-
-def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
-    """Returns the area under the ROC curve; None where all labels are equal.
-
-    Example:
-      >>> auc(np.array([0, 1, 1]), np.array([0.5, 0.5, 2.0]))
-      0.75
-    """
-    positive = labels > 0
-    num_positive = int(positive.sum())
-    num_negative = len(labels) - num_positive
-    if not num_positive or not num_negative:
-        return None
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mean_rank = np.cumsum(counts) - (counts - 1) / 2
-    rank_sum = mean_rank[place][positive].sum()
-    above = rank_sum - num_positive * (num_positive + 1) / 2
-    return float(above / (num_positive * num_negative))
-
-
-def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Returns the mean binary cross-entropy in nats."""
-    signed = np.where(labels > 0, logits, -logits).astype(np.float64)
-    return float(np.logaddexp(0, -signed).mean())
-
-
-def metrics_of(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Returns the metrics of predictions that are given as logits."""
-    return Metrics(
-        auc=auc(labels, logits),
-        log_loss=log_loss(labels, logits),
-        accuracy=float(((logits > 0) == (labels > 0)).mean()),
-        num_examples=len(labels),
-    )
 
 
 class HeldOut:
@@ -142,28 +86,85 @@ class HeldOut:
                 for part in file.iter_batches(_BATCH_ROWS, columns=names):
                     yield {c.name: _values(part[c.name], c) for c in self._columns}
 
-    def evaluate(self, predict: Predict) -> Metrics:
-        """Returns the metrics of the logits that ``predict`` gives."""
-        return metrics_of(*self.predictions(predict))
 
-    def predictions(self, predict: Predict) -> tuple[np.ndarray, np.ndarray]:
-        """Returns labels and logits of all rows, in order.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Judges the present weights of a model by held-out examples.
+
+    Attributes:
+      held_out: The examples.
+      model: Says what labels mean and how outputs are judged.
+      predict: Gives the outputs of the model's network.
+      metric: One more metric, of the user's own.
+    """
+
+    held_out: HeldOut
+    model: TrainableModel
+    predict: Predict
+    metric: Metric | None = None
+
+    def metrics(self) -> Metrics:
+        """Returns the metrics of all examples.
 
         Raises:
-          InputError: a logit is not finite.
+          InputError: a label that the loss does not take, or outputs that are not
+            finite.
+        """
+        model = self.model
+        scores = Scores(model.loss.task, self.metric)
+        for columns, outputs in self._outputs():
+            scores.add(
+                labels=model.labels(columns),
+                outputs=outputs,
+                losses=np.asarray(model.losses(columns, outputs)),
+                predictions=_arrays(model.loss.predict(outputs)),
+            )
+        return scores.metrics()
+
+    def logits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns labels and logits of all examples, in order, of a binary task.
+
+        Raises:
+          InputError: as of ``metrics``.
         """
         labels, logits = [], []
-        for columns in self.batches():
+        for columns, outputs in self._outputs():
             labels.append(columns[LABEL])
-            logits.append(predict(columns))
-        label, logit = np.concatenate(labels), np.concatenate(logits)
-        if not np.isfinite(logit).all():
-            raise InputError(
-                "Expected finite predictions for the held-out examples; the weights "
-                "have diverged, or the model cannot take a value of theirs. Try a "
-                "smaller --learning-rate."
-            )
-        return label, logit
+            logits.append(outputs.reshape(-1))
+        return np.concatenate(labels), np.concatenate(logits)
+
+    def _outputs(self) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+        for columns in self.held_out.batches():
+            _check_labels(self.model, columns)
+            outputs = self.predict(columns)
+            _check_finite(outputs)
+            yield columns, outputs
+
+
+def _arrays(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: np.asarray(value) for name, value in values.items()}
+    return np.asarray(values)
+
+
+def _check_labels(model: TrainableModel, columns: Mapping[str, np.ndarray]) -> None:
+    if not np.all(model.accepts(columns)):
+        names = " and ".join(model.label_names)
+        raise InputError(
+            f"Expected the values of column {names} of --eval to be "
+            f"{model.allowed_labels} for loss={model.loss.name!r}. Mend or drop "
+            "the other rows, or choose another --loss."
+        )
+
+
+def _check_finite(outputs: Any) -> None:
+    arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise InputError(
+            "Expected finite predictions for the held-out examples; the weights have "
+            "diverged, or the model cannot take a value of theirs. Try a smaller "
+            "--learning-rate."
+        )
 
 
 def _check_file(path: pathlib.Path, manifest: Manifest) -> int:

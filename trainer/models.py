@@ -1,12 +1,13 @@
 """Models: the click model for Criteo-format columns, and models that users bring.
 
-A model maps a dict of columns (all but ``label``) to one logit per example, of shape
-(batch,) or (batch, 1).  Its loss is the binary cross-entropy of that logit and the
-column ``label`` in {0, 1}, per example.  Preprocessing is part of the model, so that
-the exported model takes columns as they are.
+A model maps a dict of columns to outputs: for the default loss one logit per example,
+whose binary cross-entropy with the column ``label`` is minimised; see ``losses`` for
+others.  Preprocessing is part of the model, so that the exported model takes columns as
+they are.
 
 A model of one's own is ``--model module:function``, where ``function(manifest)``
-returns such a Keras model:
+returns such a Keras model, functional or subclassed (then of all columns but
+``label``):
 
     def small(manifest):
         integers = keras.Input((13,), name="integers")
@@ -14,8 +15,8 @@ returns such a Keras model:
 
 Formal guarantees:
   - ``check_model`` refuses a model in which the output of one example depends on
-    another example, which draws random numbers, or which changes in a forward pass;
-    the clipping of per-example gradients would mean nothing for it.
+    another example, which draws random numbers, or which changes in a forward pass,
+    and such a loss; the clipping of per-example gradients would mean nothing for it.
   - Any column value gives a finite logit of the click model with finite weights:
     missing, negative and infinite integers and ids out of range included.
 
@@ -29,19 +30,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib
-import os
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.validation import InputError, check_int
 from pipelines.manifest import Manifest
+from trainer.losses import (
+    BINARY_CROSS_ENTROPY,
+    Loss,
+    check_shapes,
+    loss_by_name,
+    loss_of_ones_own,
+)
 from trainer.settings import LABEL
 from trainer.tf_privacy import keras, tf
+from trainer.user_code import load_function, one_line_errors
 
 INTEGERS = "integers"
 CATEGORIES = "categories"
@@ -58,20 +63,59 @@ _PROBE_ROWS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainableModel:
-    """A Keras model that gives logits, and what is public about it.
+    """A Keras model, its loss, and what is public about it.
 
     Attributes:
-      network: The Keras model, from a dict of columns to logits.
+      network: The functional Keras model, from a dict of columns to outputs.
       description: Name and sizes, for the run record.
+      loss: What is minimised.
     """
 
     network: Any
     description: dict[str, Any]
+    loss: Loss = BINARY_CROSS_ENTROPY
 
-    def logits(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
-        """Returns float32 logits of shape (batch,)."""
-        outputs = self.network(self.inputs(columns), training=training)
-        return tf.reshape(outputs, (-1,))
+    def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
+        """Returns what the network gives: a tensor (batch, ...), or a dict of them."""
+        return self.network(self.inputs(columns), training=training)
+
+    def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
+        """Returns the loss of each example, of shape (batch,).
+
+        Args:
+          columns: All columns of some rows.
+          outputs: Of the network for these rows; computed if None.
+        """
+        if outputs is None:
+            outputs = self.outputs(columns)
+        return self.loss.per_example(self.labels(columns), outputs)
+
+    def labels(self, columns: Mapping[str, Any]) -> Any:
+        """Returns what outputs are held against: a column, or a dict of columns."""
+        if isinstance(self.network.output, Mapping):
+            return {name: columns[name] for name in self.label_names}
+        return columns[LABEL]
+
+    def accepts(self, columns: Mapping[str, Any]) -> Any:
+        """Returns of which rows the loss takes the labels, bool of shape (batch,)."""
+        return self.loss.accepts(self.labels(columns), self._num_classes)
+
+    @property
+    def label_names(self) -> list[str]:
+        """The columns that outputs are held against."""
+        output = self.network.output
+        return list(output) if isinstance(output, Mapping) else [LABEL]
+
+    @property
+    def allowed_labels(self) -> str:
+        """The labels that the loss takes, in words."""
+        return self.loss.allowed.format(last=self._num_classes - 1)
+
+    @property
+    def _num_classes(self) -> int:
+        # Of several outputs or one without axes there are no classes to count.
+        shape: Sequence[int] = getattr(self.network.output, "shape", ())
+        return shape[-1] if len(shape) > 1 else 1
 
     def inputs(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the columns that the network takes."""
@@ -79,9 +123,11 @@ class TrainableModel:
 
     @property
     def needs_autograph(self) -> bool:
-        """Whether a layer is not one of Keras's: it may branch on tensors in Python."""
+        """Whether layers or loss are not Keras's: they may branch on tensors."""
         layers = self.network._flatten_layers(include_self=False)
         modules = {type(layer).__module__.split(".")[0] for layer in layers}
+        if self.loss.ones_own:
+            return True
         functional = type(self.network).__module__.split(".")[0] == "tf_keras"
         return not (functional and modules <= {"tf_keras"})
 
@@ -93,13 +139,6 @@ class TrainableModel:
 
 #: Brings the logarithms of counts to the size of the other inputs.
 _LOG_SCALE = 0.25
-
-
-def binary_cross_entropy(labels: Any, logits: Any) -> Any:
-    """Returns the loss of each example, shape (batch,)."""
-    return tf.nn.sigmoid_cross_entropy_with_logits(
-        tf.cast(labels, tf.float32), tf.reshape(logits, (-1,))
-    )
 
 
 def criteo_model(
@@ -182,53 +221,15 @@ def criteo_num_buckets(manifest: Manifest) -> list[int]:
     return num_buckets
 
 
-def load_function(spec: str) -> Callable[[Manifest], Any]:
-    """Returns the function that ``module:function`` names.
+def make_loss(name: str) -> Loss:
+    """Returns the loss with a Keras name, or the one that ``module:function`` computes.
 
     Raises:
-      InputError: no such module or function.
+      InputError: no such loss.
     """
-    module_name, _, name = spec.partition(":")
-    remedy = "Give --model as module:function, importable from the current folder."
-    if not module_name or not name:
-        raise InputError(f"Expected model={spec!r} to name a function. {remedy}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"Expected model={spec!r} to be importable; there is no module "
-            f"{error.name!r}. {remedy}"
-        ) from None
-    except Exception as error:
-        raise _raised(spec, error) from None
-    if not callable(function):
-        raise InputError(f"Expected model={spec!r} to name a function. {remedy}")
-    return function
-
-
-def _raised(spec: str, error: Exception) -> InputError:
-    """Returns the error of a user's code as one line, with where it was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}"
-    else:
-        where = f"{place.filename}, line {place.lineno}"
-    return InputError(
-        f"Expected model={spec!r} to return a model; it raised "
-        f"{type(error).__name__}: {error} ({where}). Mend it there."
-    )
-
-
-def _call(spec: str, manifest: Manifest) -> Any:
-    function = load_function(spec)
-    try:
-        return function(manifest)
-    except InputError:
-        raise
-    except Exception as error:
-        raise _raised(spec, error) from None
+    if ":" in name:
+        return loss_of_ones_own(name, load_function(name, "loss"))
+    return loss_by_name(name)
 
 
 def make_model(
@@ -237,6 +238,7 @@ def make_model(
     model: str = "criteo",
     embedding_dim: int,
     hidden: Sequence[int],
+    loss: Loss = BINARY_CROSS_ENTROPY,
 ) -> TrainableModel:
     """Returns the model that ``model`` names, checked.
 
@@ -245,46 +247,68 @@ def make_model(
       model: "criteo", or "module:function".
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of the hidden layers of the click model.
+      loss: What is minimised.
 
     Raises:
       InputError: no such model, or one that cannot be trained privately.
     """
-    description: dict[str, Any] = {"name": model}
+    description: dict[str, Any] = {"name": model, "loss": loss.name}
     if model == "criteo":
         network = criteo_model(manifest, embedding_dim=embedding_dim, hidden=hidden)
         description |= {"embedding_dim": embedding_dim, "hidden": list(hidden)}
     else:
         network = _call(model, manifest)
-    if not isinstance(network, keras.Model):
-        raise InputError(f"Expected model={model!r} to return a tf_keras.Model.")
     sizes = [int(np.prod(v.shape)) for v in network.trainable_variables]
     description["num_parameters"] = sum(sizes)
-    trainable = TrainableModel(network=network, description=description)
+    trainable = TrainableModel(network=network, description=description, loss=loss)
     check_model(trainable, manifest)
     return trainable
+
+
+def _call(spec: str, manifest: Manifest) -> Any:
+    """Returns the model that a function of the user's makes, as a functional one."""
+    function = load_function(spec)
+    with one_line_errors(f"model={spec!r}"):
+        network = function(manifest)
+        if not isinstance(network, keras.Model):
+            raise InputError(f"Expected model={spec!r} to return a tf_keras.Model.")
+        if network.inputs is not None:
+            return network
+        inputs = {
+            column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
+            for column in manifest.columns
+            if column.name != LABEL
+        }
+        return keras.Model(inputs, network(inputs), name=network.name)
 
 
 def check_model(model: TrainableModel, manifest: Manifest) -> None:
     """Accepts a model whose per-example gradients mean what clipping needs.
 
     Raises:
-      InputError: examples are mixed, chance is used, state changes, the outputs are not
-        one logit per example, or an example of zeros has no finite gradient.
+      InputError: examples are mixed, chance is used, state changes, the outputs do not
+        suit the loss, or an example of zeros has no finite gradient.
     """
     _check_inputs(model, manifest)
     _check_layers(model.network)
-    _check_behaviour(model, manifest)
+    with one_line_errors(f"the model with loss={model.loss.name!r}"):
+        _check_behaviour(model, manifest)
 
 
 def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
     names = {column.name for column in manifest.columns}
-    if LABEL not in names:
-        raise InputError(f"Expected a column {LABEL!r} among the batches' columns.")
+    labels = set(model.label_names)
+    for name in model.label_names:
+        if name not in names:
+            raise InputError(
+                f"Expected a column {name!r} among the batches' columns, to hold the "
+                "model's output against."
+            )
     for name in model.network.input_names:
-        if name not in names or name == LABEL:
+        if name not in names or name in labels:
             raise InputError(
                 f"Expected input {name!r} of the model to be a column of the batches: "
-                f"{', '.join(sorted(names - {LABEL}))}."
+                f"{', '.join(sorted(names - labels))}."
             )
     if not model.variables:
         raise InputError("Expected the model to have trainable variables.")
@@ -343,19 +367,16 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     }
     before = [v.numpy() for v in model.network.non_trainable_variables]
     with _random_weights(model):
-        logits = [model.logits(c, training=True) for c in (columns, mixed, columns)]
-    if any(tuple(value.shape) != (_PROBE_ROWS,) for value in logits):
-        raise InputError("Expected the model to give one logit per example.")
-    if not np.array_equal(logits[0], logits[2], equal_nan=True):
+        found = [_behaviour(model, probe) for probe in (columns, mixed, columns)]
+    if not all(map(_equal, found[0], found[2])):
         raise InputError(
-            "Expected the model to give the same output for the same examples twice. "
-            "Remove what draws random numbers or keeps state."
+            "Expected the model and its loss to give the same for the same examples "
+            "twice. Remove what draws random numbers or keeps state."
         )
-    same = np.allclose(logits[0][0], logits[1][0], rtol=1e-4, atol=1e-5, equal_nan=True)
-    if not same:
+    if not all(_close(a[0], b[0]) for a, b in zip(found[0], found[1], strict=True)):
         raise InputError(
-            "Expected the output for one example not to depend on the others. Remove "
-            "what mixes examples, such as a mean over the batch."
+            "Expected the output and the loss of one example not to depend on the "
+            "others. Remove what mixes examples, such as a mean over the batch."
         )
     after = [v.numpy() for v in model.network.non_trainable_variables]
     if not all(map(np.array_equal, before, after)):
@@ -363,12 +384,42 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     _check_zero_row(model, columns)
 
 
+def _behaviour(model: TrainableModel, columns: Mapping[str, Any]) -> list[np.ndarray]:
+    """Returns outputs and losses of some rows, of the shapes that they should have."""
+    outputs = model.outputs(columns, training=True)
+    found = tf.nest.flatten(outputs)
+    if isinstance(outputs, (list, tuple)):
+        raise InputError(
+            "Expected several outputs of the model as a dict, whose names are those of "
+            "the columns that they are held against."
+        )
+    if any(value.shape[:1] != (_PROBE_ROWS,) for value in found):
+        raise InputError("Expected the model to give one output per example.")
+    if not model.loss.ones_own:
+        check_shapes(model.loss, model.labels(columns), outputs)
+    of_rows = model.losses(columns, outputs)
+    if tuple(of_rows.shape) != (_PROBE_ROWS,):
+        raise InputError(
+            f"Expected loss={model.loss.name!r} to give one number per example: shape "
+            f"(batch,), not {tuple(of_rows.shape)} for a batch of {_PROBE_ROWS}."
+        )
+    return [np.asarray(value) for value in (*found, of_rows)]
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> bool:
+    return np.array_equal(left, right, equal_nan=True)
+
+
+def _close(left: np.ndarray, right: np.ndarray) -> bool:
+    return np.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def _check_zero_row(model: TrainableModel, columns: Mapping[str, Any]) -> None:
     # Rows that may not contribute are replaced by zeros; 0 times their gradient must
     # be 0.
     zeros = {name: tf.zeros_like(value) for name, value in columns.items()}
     with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(binary_cross_entropy(zeros[LABEL], model.logits(zeros)))
+        loss = tf.reduce_sum(model.losses(zeros))
     for gradient in tape.gradient(loss, model.variables):
         if (
             gradient is not None

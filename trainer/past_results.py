@@ -18,9 +18,10 @@ import numpy as np
 from trainer.aggregates import Outputs, WeightedMean, ema_weights, uniform_weights
 from trainer.aggregation_settings import OMV, OPA, PAST_EMA, UPA, AggregationSettings
 from trainer.averaging import weights_of
-from trainer.held_out import HeldOut, Metrics, Predict, auc, metrics_of
+from trainer.held_out import Evaluator
 from trainer.iterates import Iterates
 from trainer.run_record import UNCERTAINTY_NAME
+from trainer.tasks import BINARY, Metrics, auc, binary_metrics
 from trainer.uncertainty import write_uncertainty
 
 
@@ -29,9 +30,8 @@ class PastResults:
 
     Args:
       iterates: At least one.
-      weights: The trainable variables of the model that ``predict`` uses.
-      predict: Columns -> logits.
-      held_out: The examples.
+      weights: The trainable variables of the model that is evaluated.
+      evaluator: Judges it by the held-out examples.
       settings: Which averages, intervals and exports.
     """
 
@@ -39,14 +39,12 @@ class PastResults:
         self,
         iterates: Iterates,
         weights: list[Any],
-        predict: Predict,
-        held_out: HeldOut,
+        evaluator: Evaluator,
         settings: AggregationSettings,
     ) -> None:
         self._iterates = iterates
         self._weights = weights
-        self._predict = predict
-        self._held_out = held_out
+        self._evaluator = evaluator
         self._settings = settings
 
     def evaluate(
@@ -61,12 +59,14 @@ class PastResults:
         metrics = {}
         for name, values in self._weight_averages().items():
             with weights_of(self._weights, values):
-                metrics[name] = self._held_out.evaluate(self._predict).to_json()
+                metrics[name] = self._evaluator.metrics()
                 if name in self._settings.export:
                     export(name)
+        if self._evaluator.model.loss.task != BINARY:
+            return metrics, None
         labels, outputs = self._outputs()
-        metrics[OPA] = metrics_of(labels, outputs.mean_logits).to_json()
-        metrics[OMV] = majority_metrics(labels, outputs).to_json()
+        metrics[OPA] = binary_metrics(labels, outputs.mean_logits)
+        metrics[OMV] = majority_metrics(labels, outputs)
         return metrics, self._intervals(outputs)
 
     def _intervals(self, outputs: Outputs) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ class PastResults:
         outputs = None
         for iterate in self._iterates:
             with weights_of(self._weights, iterate):
-                labels, logits = self._held_out.predictions(self._predict)
+                labels, logits = self._evaluator.logits()
             outputs = outputs or Outputs(len(labels))
             outputs.add(logits)
         assert outputs is not None  # there is at least one iterate
@@ -104,9 +104,9 @@ def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
     Its AUC is that of the share of votes, which has but k + 1 levels: examples tie, and
     ties count half.  A share of 0 or 1 is no probability: there is no log loss.
     """
-    return Metrics(
-        auc=auc(labels, outputs.vote_share),
-        log_loss=None,
-        accuracy=float((outputs.majority == (labels > 0)).mean()),
-        num_examples=len(labels),
-    )
+    return {
+        "auc": auc(labels, outputs.vote_share),
+        "log_loss": None,
+        "accuracy": float((outputs.majority == (labels > 0)).mean()),
+        "num_examples": len(labels),
+    }

@@ -33,6 +33,7 @@ from trainer.held_out import HeldOut
 from trainer.method_settings import NON_PRIVATE, gradients_text
 from trainer.run_record import NOISE_KEY_NAME, RECORD_NAME, RUN_NAMES, RunRecord
 from trainer.settings import LABEL, TrainSettings
+from trainer.tasks import BINARY, OTHER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def check(request: Request) -> Checked:
       InputError: name, value, bound, remedy.
     """
     manifest = read_manifest(request.batches)
-    _check_columns(manifest)
+    _check_columns(manifest, request.settings.task)
     request.settings.check_steps(manifest.plan.num_steps)
     check_files(request.batches, manifest)
     held_out = HeldOut(request.held_out, manifest)
@@ -128,12 +129,17 @@ def check(request: Request) -> Checked:
     )
 
 
-def _check_columns(manifest: Manifest) -> None:
-    labels = [column for column in manifest.columns if column.name == LABEL]
-    if not labels or labels[0].shape != ():
+def _check_columns(manifest: Manifest, task: str) -> None:
+    shapes = {column.name: column.shape for column in manifest.columns}
+    if task != OTHER and LABEL not in shapes:
         raise InputError(
-            f"Expected a column {LABEL!r} of one number per example in the batches, "
-            "which is what is predicted. Rename it in the input."
+            f"Expected a column {LABEL!r} in the batches, which is what is predicted. "
+            "Rename it in the input."
+        )
+    if task == BINARY and shapes[LABEL] != ():
+        raise InputError(
+            f"Expected column {LABEL!r} of the batches to hold one number per example. "
+            "For a list of them choose another --loss."
         )
 
 

@@ -1,6 +1,9 @@
 """What every way of clipping does to rows: keep some, zero the others, scale.
 
 Formal guarantees:
+  - ``real_rows`` are those of weight above 0 with a label that the loss takes: a
+    function of the row alone.  All others contribute exactly nothing, padding and
+    rows of another label alike, and nobody is told how many there were.
   - ``keep_rows`` gives exact zeros for all other rows, NaN or not.
   - ``clip_scale`` gives a factor s with ``s * norm <= l2_norm_clip`` (up to float32
     rounding) to real rows of finite norm, and exactly 0 to all others.
@@ -14,7 +17,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.models import TrainableModel
 from trainer.tf_privacy import clip_grads, tf
+
+
+def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
+    """Returns which rows may contribute, bool of shape (batch,)."""
+    return tf.logical_and(weight > 0, model.accepts(columns))
 
 
 def align(rows: Any, value: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.aggregation_settings import AggregationSettings
 from trainer.method_settings import NON_PRIVATE, MethodSettings
+from trainer.tasks import BINARY, LOSSES, OTHER
 
-#: The column that is predicted, in {0, 1}; all others are inputs.
+#: The column that is predicted; all others are inputs.
 LABEL = "label"
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
@@ -40,6 +41,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
       optimizer: One of ``OPTIMIZERS``, with Keras's defaults.
       learning_rate: Above 0.
       model: "criteo", or "module:function".
+      loss: One of ``tasks.LOSSES``, or "module:function".
+      metric: "module:function" of one more metric of held-out examples, or None.
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
@@ -58,6 +61,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
     optimizer: str = "momentum"
     learning_rate: float = 0.1
     model: str = "criteo"
+    loss: str = "binary_crossentropy"
+    metric: str | None = None
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
     init_seed: int = 0
@@ -70,6 +75,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
         check_float("learning_rate", self.learning_rate, above=0)
+        self._check_loss()
         check_int("embedding_dim", self.embedding_dim, at_least=1)
         for size in self.hidden:
             check_int("hidden", size, at_least=1)
@@ -99,6 +105,15 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.averages_every_step:
             return "--ema-decay and --tail read every row at every step"
         return self.whole_tables_obstacle
+
+    def _check_loss(self) -> None:
+        if ":" not in self.loss:
+            check_choice("loss", self.loss, tuple(LOSSES))
+        if self.uncertainty is not None and self.task != BINARY:
+            raise InputError(
+                f"Expected no --uncertainty beside loss={self.loss!r}; intervals are "
+                "for the probability that binary_crossentropy learns."
+            )
 
     def _check_non_private(self) -> None:
         given = (
@@ -132,6 +147,11 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
             )
         check_float("l2_norm_clip", self.l2_norm_clip, above=0)
+
+    @property
+    def task(self) -> str:
+        """What the loss says of labels; "other" of a loss of one's own."""
+        return LOSSES.get(self.loss, OTHER)
 
     def eval_steps(self, num_steps: int) -> int:
         """Returns the steps between two points of the curve."""

@@ -52,6 +52,7 @@ from trainer.clipping_bias import NonPrivateClippingBias
 from trainer.dp_sat import SharpnessAwareOptimizer
 from trainer.dp_step import Step
 from trainer.export import export
+from trainer.held_out import Evaluator
 from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
 from trainer.method_settings import DP_SAT, NON_PRIVATE
@@ -63,6 +64,7 @@ from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
+from trainer.user_code import load_function
 
 _PACKAGES = (
     "dp-accounting",
@@ -129,6 +131,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """Does what ``train`` does, for a request that was checked already."""
     model = _make_model(checked)
     settings = checked.request.settings
+    evaluator = _make_evaluator(checked, model)
     optimizer = make_optimizer(settings)
     tables = lazy_noise.choose(
         model,
@@ -143,7 +146,14 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         path = methods.choose_path(model, settings)
         reporter.say(f"per-example gradients: {path}")
     session = _Session(
-        checked, model, optimizer, gradient_sum, tables, _open_run(checked), reporter
+        checked,
+        model,
+        evaluator,
+        optimizer,
+        gradient_sum,
+        tables,
+        _open_run(checked),
+        reporter,
     )
     with session.recorded(), _stop_signals() as stop:
         with _withheld_values():
@@ -185,6 +195,17 @@ def _make_model(checked: Checked) -> models.TrainableModel:
         model=settings.model,
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
+        loss=models.make_loss(settings.loss),
+    )
+
+
+def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator:
+    metric = checked.request.settings.metric
+    return Evaluator(
+        held_out=checked.held_out,
+        model=model,
+        predict=_make_predict(model, checked),
+        metric=load_function(metric, "metric") if metric is not None else None,
     )
 
 
@@ -239,6 +260,7 @@ class _Session:
         self,
         checked: Checked,
         model: models.TrainableModel,
+        evaluator: Evaluator,
         optimizer: Any,
         gradient_sum: GradientSum,
         tables: lazy_noise.Choice,
@@ -270,7 +292,7 @@ class _Session:
             autograph=model.needs_autograph,
         )
         self._averages = TrainingAverages(model.variables, self._settings)
-        self._predict = _make_predict(model, checked)
+        self._evaluator = evaluator
         identity = preflight.identity_fingerprint(
             # A flush draws noise: when there is one is part of what the run is.
             {**checked.identity(), "flush_every": tables.flush_every},
@@ -449,8 +471,7 @@ class _Session:
             )
 
     def _evaluate(self) -> None:
-        metrics = self._checked.held_out.evaluate(self._predict)
-        self._state.points.append({"step": self._done, **metrics.to_json()})
+        self._state.points.append({"step": self._done, **self._evaluator.metrics()})
 
     # -- results -------------------------------------------------------------------
 
@@ -476,18 +497,16 @@ class _Session:
         return Summary(run=run, metrics=metrics, statement=statement, text=text)
 
     def _finish_averages(self) -> dict[str, Any]:
-        held_out, aggregates, uncertainty = self._checked.held_out, {}, None
+        aggregates, uncertainty = {}, None
         if self._averages or self._iterates.steps:
             self._reporter.say("evaluating averages of the weights")
         for name in self._averages:
             with self._averages.swapped(name):
                 self._export(name)
-                aggregates[name] = held_out.evaluate(self._predict).to_json()
+                aggregates[name] = self._evaluator.metrics()
         if self._iterates.steps:
             past, weights = self._iterates, self._model.variables
-            results = PastResults(
-                past, weights, self._predict, held_out, self._settings
-            )
+            results = PastResults(past, weights, self._evaluator, self._settings)
             metrics, uncertainty = results.evaluate(self._export)
             aggregates |= metrics
         return {"aggregates": aggregates, "uncertainty": uncertainty}
@@ -519,9 +538,9 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
         for name, spec in element_spec(checked.manifest)["columns"].items()
     }
-    logits = tf.function(
-        lambda rows: model.logits(rows),
+    outputs = tf.function(
+        lambda rows: model.outputs(rows),
         input_signature=[columns],
         autograph=model.needs_autograph,
     )
-    return lambda rows: np.asarray(logits(dict(rows)))
+    return lambda rows: tf.nest.map_structure(np.asarray, outputs(dict(rows)))

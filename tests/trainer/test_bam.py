@@ -29,7 +29,7 @@ from tests.trainer.zoo import (
 from trainer.bam import bam_sum, choose_bam_path
 from trainer.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
 from trainer.method_settings import BAM_HVP, BAM_SAM
-from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.models import TrainableModel
 from trainer.replaced_weights import replaced_weights
 from trainer.tf_privacy import keras, tf
 
@@ -54,7 +54,7 @@ def _sum(
 def _gradient(model: TrainableModel, row: np.ndarray) -> list[np.ndarray]:
     columns, _ = batch(row)
     with tf.GradientTape() as tape:
-        loss = binary_cross_entropy(columns["label"], model.logits(columns))[0]
+        loss = model.losses(columns)[0]
     gradients = tape.gradient(
         loss, model.variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
@@ -225,7 +225,7 @@ def test_a_row_without_a_finite_gradient_contributes_nothing(
     spoiled = np.concatenate([data, data[:1]])
     spoiled["integers"][-1] = bad
     # The wrong label for a large logit: the gradient does not vanish.
-    logit = model.logits({k: v[-1:] for k, v in batch(spoiled)[0].items()})[0]
+    logit = model.outputs({k: v[-1:] for k, v in batch(spoiled)[0].items()})[0]
     spoiled["label"][-1] = not logit > 0
     gradient_sum = _sum(model, variant=variant)
     found = arrays(gradient_sum(*batch(spoiled, padding=3)))
@@ -279,9 +279,9 @@ def test_no_variable_changes_and_every_attribute_is_put_back(rows: Any) -> None:
         np.testing.assert_array_equal(variable.numpy(), value)
     weights = [tf.zeros_like(variable) for variable in model.variables]
     with contextlib.suppress(KeyError), replaced_weights(model, weights):
-        assert not model.logits(batch(rows(2))[0]).numpy().any()
+        assert not model.outputs(batch(rows(2))[0]).numpy().any()
         raise KeyError
-    assert model.logits(batch(rows(2))[0]).numpy().all()
+    assert model.outputs(batch(rows(2))[0]).numpy().all()
 
 
 class Hidden(keras.layers.Layer):

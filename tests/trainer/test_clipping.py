@@ -31,7 +31,7 @@ from trainer.clipping import (
     clipped_sum,
     plain_sum,
 )
-from trainer.models import TrainableModel, binary_cross_entropy
+from trainer.models import TrainableModel
 from trainer.tf_privacy import keras, tf
 
 CLIP = 0.3
@@ -53,7 +53,7 @@ def _naive_sum(
     for index in range(len(rows)):
         columns, _ = batch(rows[index : index + 1])
         with tf.GradientTape() as tape:
-            loss = binary_cross_entropy(columns["label"], model.logits(columns))[0]
+            loss = model.losses(columns)[0]
         gradients = arrays(tape.gradient(loss, model.variables))
         norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
         for target, gradient in zip(total, gradients, strict=True):

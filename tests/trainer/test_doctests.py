@@ -15,11 +15,11 @@ import pytest
         "aggregation_commands",
         "aggregation_settings",
         "averaging",
-        "held_out",
         "lazy_noise",
         "noise",
         "progress",
         "run_record",
+        "tasks",
         "uncertainty",
     ],
 )

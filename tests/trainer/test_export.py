@@ -76,7 +76,7 @@ def test_exported_models_load_without_this_package(
         "integers": np.array(COLUMNS["integers"], "f4"),
         "categories": np.array(COLUMNS["categories"], "i4"),
     }
-    wanted = 1 / (1 + np.exp(-np.array(model.logits(columns))))
+    wanted = 1 / (1 + np.exp(-np.ravel(model.outputs(columns))))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 

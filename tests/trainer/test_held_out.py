@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.validation import InputError
-from trainer.held_out import HeldOut, auc, log_loss
+from trainer.held_out import Evaluator, HeldOut
+from trainer.models import TrainableModel, make_model
+from trainer.tasks import Metrics, auc, log_loss
 
 
 def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
@@ -48,24 +50,62 @@ def test_all_rows_are_read_in_order(
         np.testing.assert_array_equal(found, wanted[name])
 
 
-def test_metrics_are_those_of_the_predictions(
-    small_batches: Any, held_out: Any
-) -> None:
-    source = HeldOut(held_out, small_batches.manifest)
-    metrics = source.evaluate(lambda columns: 2.0 * columns["label"] - 1.0)
-    assert metrics.auc == 1.0
-    assert metrics.num_examples == 300
-    assert metrics.log_loss == pytest.approx(np.log1p(np.exp(-1)))
+@pytest.fixture
+def model(small_batches: Any) -> TrainableModel:
+    return make_model(small_batches.manifest, embedding_dim=2, hidden=(4,))
 
 
-def test_predictions_that_are_not_finite_are_an_error(
-    small_batches: Any, held_out: Any
+@pytest.fixture
+def metrics(small_batches: Any, held_out: Any, model: TrainableModel) -> Any:
+    def make(predict: Any, metric: Any = None) -> Metrics:
+        source = HeldOut(held_out, small_batches.manifest)
+        return Evaluator(
+            held_out=source, model=model, predict=predict, metric=metric
+        ).metrics()
+
+    return make
+
+
+def test_metrics_are_those_of_the_predictions(metrics: Any) -> None:
+    assert metrics(lambda columns: 2.0 * columns["label"] - 1.0) == {
+        "auc": 1.0,
+        "log_loss": pytest.approx(np.log1p(np.exp(-1))),
+        "accuracy": 1.0,
+        "num_examples": 300,
+    }
+
+
+def test_a_metric_of_ones_own_sees_what_the_exported_model_gives(
+    metrics: Any, rows: Any
 ) -> None:
-    source = HeldOut(held_out, small_batches.manifest)
+    def brier(labels: np.ndarray, predictions: np.ndarray) -> float:
+        assert predictions.shape == (300, 1)
+        return float(np.mean((labels - predictions[:, 0]) ** 2))
+
+    found = metrics(lambda rows: np.full(len(rows["label"]), 2.0), brier)
+    labels = rows(300, seed=99)["label"]
+    wanted = np.mean((labels - 1 / (1 + np.exp(-2))) ** 2)
+    assert found["brier"] == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(InputError, match="metric <lambda> to return one finite number"):
+        metrics(lambda rows: rows["label"] * 1.0, lambda *_: np.nan)
+
+
+def test_labels_that_the_loss_does_not_take_are_refused_without_their_content(
+    metrics: Any, held_out: Any
+) -> None:
+    labels = pa.array([0, 1, 113] * 100, pa.int8())
+    _rewrite(held_out, lambda t: t.set_column(0, "label", labels))
+    message = "column label of --eval to be 0 or 1"
+    with pytest.raises(InputError, match=message) as error:
+        metrics(lambda columns: 1.0 * columns["label"])
+    assert "113" not in str(error.value)
+
+
+def test_predictions_that_are_not_finite_are_an_error(metrics: Any) -> None:
     for value in (np.nan, np.inf):
         predict = lambda rows, v=value: np.where(rows["label"], 0.0, v)  # noqa: E731
         with pytest.raises(InputError, match="--learning-rate"):
-            source.evaluate(predict)
+            metrics(predict)
 
 
 def _rewrite(folder: pathlib.Path, change: Any) -> None:

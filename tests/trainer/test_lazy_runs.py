@@ -21,7 +21,7 @@ from trainer import noise
 from trainer import train as module
 from trainer.checkpoints import Checkpoints
 from trainer.dp_step import Step
-from trainer.held_out import HeldOut
+from trainer.held_out import Evaluator
 from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
 from trainer.preflight import Request
@@ -117,7 +117,7 @@ def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     monkeypatch.setattr(LazyNoise, "__init__", remember)
     watch(Step, "finish", "step")
     watch(Checkpoints, "save", "checkpoint")
-    watch(HeldOut, "evaluate", "evaluation")
+    watch(Evaluator, "metrics", "evaluation")
     watch(Iterates, "keep", "kept iterate")
     watch(module, "export", "export")
     return found

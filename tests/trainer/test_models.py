@@ -37,7 +37,7 @@ def test_any_column_value_gives_a_finite_logit(manifest: Any) -> None:
         "integers": tf.constant([values], tf.float32),
         "categories": tf.constant([ids], tf.int32),
     }
-    assert np.isfinite(model.logits(columns)).all()
+    assert np.isfinite(model.outputs(columns)).all()
 
 
 def test_integers_enter_as_logarithms_and_missing_ones_are_told(manifest: Any) -> None:
@@ -210,7 +210,7 @@ def test_wrong_inputs_and_outputs_are_refused(manifest: Any) -> None:
     for network, message in (
         (keras.Model(other, keras.layers.Dense(1)(other)), "'numbers'"),
         (keras.Model(label, keras.layers.Dense(1)(label[:, None])), "'label'"),
-        (keras.Model(wide, keras.layers.Dense(2)(wide)), "one logit"),
+        (keras.Model(wide, keras.layers.Dense(2)(wide)), "one logit per example"),
         (keras.Model(wide, tf.reduce_sum(wide, 1)), "trainable"),
     ):
         with pytest.raises(InputError, match=message):
@@ -232,7 +232,11 @@ def test_a_model_of_ones_own(
     )
     monkeypatch.chdir(tmp_path)
     model = _click_model(manifest, model="my_models:small")
-    assert model.description == {"name": "my_models:small", "num_parameters": 67}
+    assert model.description == {
+        "name": "my_models:small",
+        "loss": "binary_crossentropy",
+        "num_parameters": 67,
+    }
     for spec, message in (
         ("my_models:other", "function"),
         ("no_such_module:small", "no_such_module"),

@@ -9,23 +9,29 @@ import numpy as np
 import pytest
 
 from trainer.aggregation_settings import AggregationSettings
-from trainer.held_out import metrics_of
 from trainer.iterates import Iterates
+from trainer.losses import BINARY_CROSS_ENTROPY, Loss, loss_by_name
+from trainer.models import TrainableModel
 from trainer.past_results import PastResults
+from trainer.tasks import Metrics, binary_metrics
 from trainer.tf_privacy import tf
 
 INPUTS = np.array([-2.0, -1.0, 1.0, 3.0])
 LABELS = np.array([0, 1, 0, 1])
 
 
-class _HeldOut:
-    """Stands for the files: one column of four numbers."""
+class _Evaluator:
+    """Stands for held-out files with one column of four numbers."""
 
-    def predictions(self, predict: Any) -> tuple[np.ndarray, np.ndarray]:
-        return LABELS, predict({"x": INPUTS})
+    def __init__(self, weight: Any, loss: Loss) -> None:
+        self._weight = weight
+        self.model = TrainableModel(network=None, description={}, loss=loss)
 
-    def evaluate(self, predict: Any) -> Any:
-        return metrics_of(*self.predictions(predict))
+    def logits(self) -> tuple[np.ndarray, np.ndarray]:
+        return LABELS, float(self._weight) * INPUTS
+
+    def metrics(self) -> Metrics:
+        return binary_metrics(*self.logits())
 
 
 @pytest.fixture
@@ -41,12 +47,15 @@ def iterates(tmp_path: pathlib.Path) -> Iterates:
     return kept
 
 
-def _results(iterates: Iterates, weight: Any, **settings: Any) -> PastResults:
-    held_out: Any = _HeldOut()
-    return PastResults(
-        iterates, [weight], lambda rows: float(weight) * rows["x"], held_out,
-        AggregationSettings(keep_last=3, **settings),
-    )  # fmt: skip
+def _results(
+    iterates: Iterates,
+    weight: Any,
+    loss: Loss = BINARY_CROSS_ENTROPY,
+    **settings: Any,
+) -> PastResults:
+    evaluator: Any = _Evaluator(weight, loss)
+    chosen = AggregationSettings(keep_last=3, **settings)
+    return PastResults(iterates, [weight], evaluator, chosen)
 
 
 def test_every_aggregate_by_hand(iterates: Iterates, weight: Any) -> None:
@@ -54,8 +63,8 @@ def test_every_aggregate_by_hand(iterates: Iterates, weight: Any) -> None:
     metrics, uncertainty = results.evaluate(lambda name: None)
     assert uncertainty is None
     # UPA: weight 1/2.  EMA: (-1 + 2 * 0.5 + 4 * 2) / 7 = 8/7.
-    assert metrics["upa"] == metrics_of(LABELS, INPUTS / 2).to_json()
-    loss = metrics_of(LABELS, INPUTS * 8 / 7).log_loss
+    assert metrics["upa"] == binary_metrics(LABELS, INPUTS / 2)
+    loss = binary_metrics(LABELS, INPUTS * 8 / 7)["log_loss"]
     assert metrics["past_ema"]["log_loss"] == pytest.approx(loss, rel=1e-6)
     each = [1 / (1 + np.exp(-value * INPUTS)) for value in (-1.0, 0.5, 2.0)]
     opa = np.mean(each, 0)
@@ -64,6 +73,13 @@ def test_every_aggregate_by_hand(iterates: Iterates, weight: Any) -> None:
     # Votes for label 1: 1, 1, 2, 2 of 3.
     assert metrics["omv"]["accuracy"] == 0.5
     assert metrics["omv"]["auc"] == (0.5 + 1 + 0 + 0.5) / 4
+
+
+def test_only_weights_are_averaged_of_a_model_without_probabilities(
+    iterates: Iterates, weight: Any
+) -> None:
+    results = _results(iterates, weight, loss_by_name("huber"))
+    assert set(results.evaluate(lambda name: None)[0]) == {"past_ema", "upa"}
 
 
 def test_what_is_asked_for_is_exported_with_its_weights_and_the_model_is_left_as_it_was(

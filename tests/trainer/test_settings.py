@@ -52,6 +52,11 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
             },
             "--method dp-sat",
         ),
+        ({"loss": "hinge"}, "loss='hinge'"),
+        (
+            {"loss": "huber", "keep_last": 2, "uncertainty": 0.9},
+            "no --uncertainty beside loss='huber'",
+        ),
         ({"method": "non-private"}, "non-private"),
         ({"hidden": (0,)}, "hidden=0"),
         ({"embedding_dim": 0}, "embedding_dim=0"),

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainer.clipping import GradientSum
-from trainer.models import TrainableModel, binary_cross_entropy
-from trainer.rows import clip_scale, keep_rows
-from trainer.settings import LABEL
+from trainer.models import TrainableModel
+from trainer.rows import clip_scale, keep_rows, real_rows
 from trainer.tf_privacy import clip_grads, keras, tf
 
 NUM_ROWS = 8
@@ -162,20 +161,20 @@ def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
     registry = layer_registry.make_default_layer_registry()
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = weight > 0
+        real = real_rows(model, columns, weight)
         safe = keep_rows(columns, real)
         norms = clip_grads.compute_gradient_norms(
             model.network,
             registry,
             model.inputs(safe),
-            safe[LABEL],
-            per_example_loss_fn=lambda y, z, _: binary_cross_entropy(y, z),
+            model.labels(safe),
+            per_example_loss_fn=lambda y, z, _: model.loss.per_example(y, z),
         )
         counted, scale = clip_scale(norms, real, l2_norm_clip)
         # 0 times the derivative of a loss that is not finite would be NaN.
         safe = keep_rows(columns, counted)
         with tf.GradientTape() as tape:
-            losses = binary_cross_entropy(safe[LABEL], model.logits(safe))
+            losses = model.losses(safe)
             total = tf.reduce_sum(tf.where(counted, losses * scale, 0.0))
         return tape.gradient(total, model.variables)
 

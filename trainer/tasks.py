@@ -1,0 +1,194 @@
+"""What is learned, as far as labels and held-out metrics go.  Needs NumPy alone.
+
+    task     labels                    held-out metrics      the exported model gives
+    binary   0 or 1                    AUC, log loss,        the probability of 1
+                                       accuracy
+    classes  a class, or its one-hot   accuracy, log loss    one probability per class
+    other    any finite number         mean loss             what the network gives
+
+Training losses and metrics are not private and are never computed.  The metrics here
+are of examples that were not trained on; the privacy statement does not protect those.
+
+Formal guarantees:
+  - ``auc`` is exact: the probability that a positive scores above a negative, ties
+    counted half.
+  - ``Scores`` keeps of every row some numbers alone: its score or loss, whether it was
+    right, and labels and predictions only for a metric of the user's own.
+
+Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+
+BINARY = "binary"
+CLASSES = "classes"
+OTHER = "other"
+
+#: Losses that are known by their Keras names, and the task of each.
+LOSSES = {
+    "binary_crossentropy": BINARY,
+    "sparse_categorical_crossentropy": CLASSES,
+    "categorical_crossentropy": CLASSES,
+    "mean_squared_error": OTHER,
+    "mean_absolute_error": OTHER,
+    "mean_absolute_percentage_error": OTHER,
+    "mean_squared_logarithmic_error": OTHER,
+    "huber": OTHER,
+    "log_cosh": OTHER,
+    "poisson": OTHER,
+}
+
+#: Name -> value; None where it is not defined.
+Metrics = dict[str, float | int | None]
+
+#: (labels, predictions) of all held-out rows -> one number.
+Metric = Callable[[Any, Any], float]
+
+
+def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
+    """Returns the area under the ROC curve; None where all labels are equal.
+
+    Example:
+      >>> auc(np.array([0, 1, 1]), np.array([0.5, 0.5, 2.0]))
+      0.75
+    """
+    positive = labels > 0
+    num_positive = int(positive.sum())
+    num_negative = len(labels) - num_positive
+    if not num_positive or not num_negative:
+        return None
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(counts) - (counts - 1) / 2
+    rank_sum = mean_rank[place][positive].sum()
+    above = rank_sum - num_positive * (num_positive + 1) / 2
+    return float(above / (num_positive * num_negative))
+
+
+def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Returns the mean binary cross-entropy in nats."""
+    signed = np.where(labels > 0, logits, -logits).astype(np.float64)
+    return float(np.logaddexp(0, -signed).mean())
+
+
+def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
+    """Returns the metrics of predictions that are given as logits.
+
+    Of a logit of 0, where both labels are as probable, label 0 is the prediction.
+    """
+    return {
+        "auc": auc(labels, logits),
+        "log_loss": log_loss(labels, logits),
+        "accuracy": float(((logits > 0) == (labels > 0)).mean()),
+        "num_examples": len(labels),
+    }
+
+
+def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Returns the part of each row's classes that the largest output names, (rows,).
+
+    Args:
+      labels: Classes, of the shape of ``outputs`` without its last axis, or one-hot.
+      outputs: Shape (rows, ..., classes).
+
+    Example:
+      >>> correct(np.array([1, 0]), np.array([[0.0, 3.0], [0.0, 3.0]])).tolist()
+      [1.0, 0.0]
+    """
+    if labels.ndim == outputs.ndim:
+        labels = labels.argmax(-1)
+    right = outputs.argmax(-1) == labels
+    return right.reshape(len(right), -1).mean(1)
+
+
+def metric_names(fields: Mapping[str, Any]) -> list[str]:
+    """Returns which entries of a point of the curve, or of metrics.json, are metrics.
+
+    Example:
+      >>> metric_names({"step": 3, "auc": 0.5, "log_loss": 0.7, "num_examples": 9})
+      ['auc', 'log_loss']
+    """
+    known = ("step", "num_examples", "examples", "method", "uncertainty")
+    return [
+        name
+        for name, value in fields.items()
+        if name not in known and isinstance(value, (int, float, type(None)))
+    ]
+
+
+def in_words(name: str) -> str:
+    """Returns the name of a metric as people write it."""
+    return "AUC" if name == "auc" else name.replace("_", " ")
+
+
+class Scores:
+    """The metrics of rows that come in parts.
+
+    Args:
+      task: "binary", "classes" or "other".
+      metric: One of the user's own, reported under the name of the function.
+    """
+
+    def __init__(self, task: str, metric: Metric | None = None) -> None:
+        self._task = task
+        self._metric = metric
+        self._kept: dict[str, list[Any]] = {}
+        self._num_examples = 0
+
+    def add(self, *, labels: Any, outputs: Any, losses: Any, predictions: Any) -> None:
+        """Takes in rows: NumPy arrays, or dicts of them.  Sensitive."""
+        self._num_examples += len(losses)
+        if self._task == BINARY:
+            self._keep("label", labels)
+            self._keep("logit", outputs.reshape(-1))
+        else:
+            self._keep("loss", losses)
+        if self._task == CLASSES:
+            self._keep("correct", correct(labels, outputs))
+        if self._metric is not None:
+            self._keep("labels", labels)
+            self._keep("predictions", predictions)
+
+    def _keep(self, name: str, values: Any) -> None:
+        self._kept.setdefault(name, []).append(values)
+
+    def _all(self, name: str) -> Any:
+        parts = self._kept[name]
+        if isinstance(parts[0], Mapping):
+            return {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        return np.concatenate(parts)
+
+    def metrics(self) -> Metrics:
+        """Returns the metrics, the one to judge by first, and ``num_examples``.
+
+        Raises:
+          InputError: the user's own metric is not a finite number.
+        """
+        if self._task == BINARY:
+            found = binary_metrics(self._all("label"), self._all("logit"))
+        else:
+            loss = float(self._all("loss").mean(dtype=np.float64))
+            found = {"loss": loss}
+            if self._task == CLASSES:
+                accuracy = float(self._all("correct").mean(dtype=np.float64))
+                found = {"accuracy": accuracy, "log_loss": loss}
+            found["num_examples"] = self._num_examples
+        if self._metric is not None:
+            found |= self._own_metric(self._metric)
+        return found
+
+    def _own_metric(self, metric: Metric) -> dict[str, float]:
+        name = getattr(metric, "__name__", type(metric).__name__)
+        value = metric(self._all("labels"), self._all("predictions"))
+        if not np.isscalar(value) or not np.isfinite(value):
+            raise InputError(
+                f"Expected metric {name} to return one finite number. Mend it, or "
+                "leave --metric away."
+            )
+        return {name: float(value)}
