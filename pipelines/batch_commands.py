@@ -147,7 +147,7 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
     )
 
 
-def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
+def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any]:
     plan = layout.plan
     return {
         "sampler": plan.sampler,
@@ -160,6 +160,7 @@ def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
         "expected_padding": round(cost.padding, 4),
         "shuffle_bytes": cost.shuffle_bytes,
         "output_bytes": cost.output_bytes,
+        "bytes_per_worker": worker_bytes,
     }
 
 
@@ -231,6 +232,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
         check_out,
         estimate,
         make_layout,
+        worker_bytes,
         write_batches,
     )
 
@@ -239,7 +241,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     plan = _make_plan(dataset.num_examples, options)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
-    summary = _summary(layout, cost)
+    summary = _summary(layout, cost, worker_bytes(layout, dataset))
     if options["dry_run"]:
         show("Would write", summary, options["as_json"])
         return

@@ -85,6 +85,9 @@ _MOST_GROUPS = 4096
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
+#: What Beam lets pile up between a Python worker and an engine that is slower: two queues
+#: to send and one to receive, of 100 MiB each.
+_CHANNEL_BYTES = 300 << 20
 
 JOB_NAME = "job.json"
 SPILL_NAME = "spill"
@@ -154,16 +157,29 @@ def estimate(layout: Layout) -> Estimate:
     )
 
 
+def worker_bytes(layout: Layout, dataset: Dataset) -> int:
+    """Returns the memory that a Python worker of an engine needs.  Public.
+
+    It holds one block or one range of steps at a time, whatever the size of the data.
+    """
+    return _BASE_BYTES + _CHANNEL_BYTES + _unit_bytes(layout, dataset)
+
+
+def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
+    """Bytes for the block or the range of steps that one thread works on."""
+    largest_block = max(block.num_rows for block in dataset.blocks)
+    participations = layout.plan.num_steps * layout.plan.sampling_probability
+    row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
+    return max(math.ceil(largest_block * row), _COPIES * group_bytes(layout))
+
+
 def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
     """Returns how many threads of the local runner fit into ``memory_limit`` bytes.
 
     Raises:
       InputError: not even one.
     """
-    largest_block = max(block.num_rows for block in dataset.blocks)
-    participations = layout.plan.num_steps * layout.plan.sampling_probability
-    row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
-    each = max(math.ceil(largest_block * row), _COPIES * group_bytes(layout))
+    each = _unit_bytes(layout, dataset)
     if memory_limit < _BASE_BYTES + each:
         raise InputError(
             f"Expected memory_limit={memory_limit} >= {_BASE_BYTES + each} bytes, "

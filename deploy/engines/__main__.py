@@ -62,6 +62,7 @@ def run_all(rows: int, speed_rows: int) -> None:
     report.show_speed(speeds)
     report.show_rows(table)
     _refuse_differences(table)
+    _refuse_waste([*table, *speeds])
 
 
 @cli.command()
@@ -76,6 +77,7 @@ def cluster(engine: str, rows: int) -> None:
         table = [_local(large, small), _cluster(engine, large, small, folder)]
     report.show_rows(table)
     _refuse_differences(table)
+    _refuse_waste(table)
 
 
 @cli.command()
@@ -88,6 +90,7 @@ def speed(engine: str, speed_rows: int) -> None:
     with _workspace() as folder:
         measured = _speed(engine, speed_rows, folder)
     report.show_speed([measured])
+    _refuse_waste([measured])
 
 
 @cli.command(context_settings={"ignore_unknown_options": True})
@@ -213,6 +216,7 @@ def _cluster(
         faults=records,
         shares=shares,
         peak_bytes=outcome.peak_bytes,
+        allowed_bytes=jobs.allowed_bytes(large),
     )
 
 
@@ -236,6 +240,7 @@ def _speed(engine: str, rows: int, folder: pathlib.Path) -> report.Speed:
         one=outcomes[1].seconds,
         two=outcomes[2].seconds,
         peak_bytes=max(outcome.peak_bytes for outcome in outcomes.values()),
+        allowed_bytes=jobs.allowed_bytes(large),
     )
 
 
@@ -246,6 +251,16 @@ def _refuse_differences(table: Sequence[report.Row]) -> None:
             raise InputError(
                 f"Expected {row.engine}, {row.mode}, to write the bytes of the local "
                 "runner in every job."
+            )
+
+
+def _refuse_waste(measured: Sequence[report.Row | report.Speed]) -> None:
+    for each in measured:
+        if each.peak_bytes > each.allowed_bytes:
+            raise InputError(
+                f"Expected a Python worker on {each.engine} to stay within "
+                f"{each.allowed_bytes >> 20} MiB, one block or one range of steps; it "
+                f"took {each.peak_bytes >> 20} MiB."
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import re
 import subprocess
@@ -120,6 +121,18 @@ def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcom
 def make_reference(job: Job) -> Outcome:
     """Runs a job on the local runner, which all others are held against."""
     return run_here(job, job.reference)
+
+
+def allowed_bytes(job: Job) -> int:
+    """Returns the memory that the job says a Python worker needs."""
+    result = subprocess.run(
+        job.command(job.reference, ["--dry-run", "--json"]),
+        cwd=parts.ROOT,
+        env=environment(),
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(result.stdout)["bytes_per_worker"]
 
 
 def start_on(cluster: Cluster, job: Job, out: pathlib.Path) -> Process:

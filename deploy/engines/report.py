@@ -24,6 +24,7 @@ class Row:
       faults: What was killed.
       shares: Worker -> what it did of the large job.
       peak_bytes: Largest memory of a Python worker.
+      allowed_bytes: What the job says that it may be.
     """
 
     engine: str
@@ -33,6 +34,7 @@ class Row:
     faults: list[Record] = dataclasses.field(default_factory=list)
     shares: dict[str, Share] = dataclasses.field(default_factory=dict)
     peak_bytes: int = 0
+    allowed_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class Speed:
       one: Seconds with one worker.
       two: Seconds with two.
       peak_bytes: Largest memory of a Python worker in either run.
+      allowed_bytes: What the job says that it may be.
     """
 
     engine: str
@@ -52,6 +55,7 @@ class Speed:
     one: float
     two: float
     peak_bytes: int
+    allowed_bytes: int
 
 
 def show_rows(rows: Sequence[Row]) -> None:
@@ -109,7 +113,7 @@ def _share_table(rows: Sequence[Row]) -> Table:
         table.add_column(column)
     for row in rows:
         for worker, share in row.shares.items():
-            memory = f"{row.peak_bytes / 2**20:,.0f} MiB"
+            memory = f"{row.peak_bytes >> 20:,} of {row.allowed_bytes >> 20:,} MiB"
             table.add_row(
                 row.engine, worker, f"{share.read:.0%}", f"{share.written:.0%}", memory
             )
@@ -130,6 +134,6 @@ def show_speed(speeds: Sequence[Speed]) -> None:
             f"{speed.one:.0f} s",
             f"{speed.two:.0f} s",
             f"{speed.one / speed.two:.2f} x",
-            f"{speed.peak_bytes / 2**20:,.0f} MiB",
+            f"{speed.peak_bytes >> 20:,} of {speed.allowed_bytes >> 20:,} MiB",
         )
     Console().print(table)

@@ -117,6 +117,7 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     # 17 bytes a row; 12 more on the way, 4 more of weight; two records of 7 rows.
     assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
     assert said["output_bytes"] == 40 * 14 * (17 + 4)
+    assert 812 << 20 < said["bytes_per_worker"] < 813 << 20
     assert said["expected_padding"] == pytest.approx(0.4)
     assert not (tmp_path / "o").exists()
 

@@ -21,7 +21,7 @@ from pipelines import poisson_batching, transforms
 from pipelines.keys import create_key_file, insecure_key, read_key_file
 from pipelines.manifest import read_manifest
 from pipelines.parquet_blocks import Dataset, list_blocks, read_block
-from pipelines.poisson_batching import local_threads, write_batches
+from pipelines.poisson_batching import local_threads, worker_bytes, write_batches
 from pipelines.reader import read_batches
 from pipelines.sampling import Participations, find_boundaries, sample_block
 from pipelines.transforms import Layout, sample_and_pack
@@ -207,6 +207,11 @@ def test_a_limit_below_one_block_or_range_of_steps_is_refused(
     with pytest.raises(InputError, match="memory_limit=1000"):
         local_threads(layout, dataset, 1000)
     assert local_threads(layout, dataset, 1 << 40) == len(os.sched_getaffinity(0))
+    # A worker of an engine does the work of one thread, and holds what is on its way.
+    least = worker_bytes(layout, dataset) - poisson_batching._CHANNEL_BYTES
+    assert local_threads(layout, dataset, least) == 1
+    with pytest.raises(InputError, match=f"memory_limit={least - 1}"):
+        local_threads(layout, dataset, least - 1)
 
 
 _RUN = """
