@@ -85,8 +85,8 @@ _MOST_GROUPS = 4096
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
-#: What Beam lets pile up between a Python worker and an engine that is slower: two queues
-#: to send and one to receive, of 100 MiB each.
+#: What Beam lets pile up between a Python worker and an engine that is slower: two
+#: queues to send and one to receive, of 100 MiB each.
 _CHANNEL_BYTES = 300 << 20
 
 JOB_NAME = "job.json"
