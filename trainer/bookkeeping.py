@@ -242,8 +242,8 @@ def _dense(layer: Any, values: Any, move: _Move, tape: Any) -> _Use:
 
     def squared_norms(slope: Any) -> Any:
         if len(values.shape) == 2:
-            sizes = tf.reduce_sum(values**2, 1) + float(layer.use_bias)
-            return sizes * tf.reduce_sum(slope**2, 1)
+            sizes = tf.reduce_sum(tf.square(values), 1) + float(layer.use_bias)
+            return sizes * tf.reduce_sum(tf.square(slope), 1)
         # Several positions of one example: ||sum_t x_t^T d_t||^2 by inner products.
         x, d = _positions(values), _positions(slope)
         inner = tf.matmul(x, x, transpose_b=True) + float(layer.use_bias)

@@ -135,7 +135,9 @@ def vectorized_sum(
     def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = real_rows(model, columns, weight)
         stacked, valid = tf.vectorized_map(of_example, keep_rows(columns, real))
-        squares = [tf.reduce_sum(g**2, list(range(1, len(g.shape)))) for g in stacked]
+        squares = [
+            tf.reduce_sum(tf.square(g), list(range(1, len(g.shape)))) for g in stacked
+        ]
         norms = tf.sqrt(tf.add_n(squares))
         counted, scale = clip_scale(norms, real & valid, l2_norm_clip)
         return [

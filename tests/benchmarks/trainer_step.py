@@ -8,6 +8,7 @@ and 13 integers, in two sizes; the batch is 1,024 rows; the optimizer is plain S
     Keras      ``train_on_batch`` of the compiled model on the same batches, no privacy
     DP-SGD     what `dpsgd train` does: noise of large tables is lazy, and its flushes
                are counted with the steps between them
+    BAM        the same, with bias-aware minimisation
     registry   TF Privacy's layer-registry norms and a second backward pass, and noise
                on all weights at every step
 
@@ -39,7 +40,7 @@ import conftest  # noqa: E402
 
 from pipelines.keys import insecure_key  # noqa: E402
 from tests.trainer.zoo import registry_sum  # noqa: E402
-from trainer import clipping, lazy_noise  # noqa: E402
+from trainer import bam, clipping, lazy_noise  # noqa: E402
 from trainer.batches import BatchSource  # noqa: E402
 from trainer.dp_step import Step  # noqa: E402
 from trainer.lazy_noise import LazyNoise  # noqa: E402
@@ -172,6 +173,10 @@ def _dp_sgd(model: TrainableModel) -> clipping.GradientSum:
     return clipping.clipped_sum(model, l2_norm_clip=1.0)
 
 
+def _bam(model: TrainableModel) -> clipping.GradientSum:
+    return bam.bam_sum(model, l2_norm_clip=1.0, radius=0.02)
+
+
 def _registry(model: TrainableModel) -> clipping.GradientSum:
     return registry_sum(model, 1.0)
 
@@ -180,11 +185,12 @@ def _registry(model: TrainableModel) -> clipping.GradientSum:
 WAYS: dict[str, Callable[[Setting], Any]] = {
     "Keras": Keras,
     "DP-SGD": lambda setting: Private(setting, _dp_sgd),
+    "BAM": lambda setting: Private(setting, _bam),
     "registry": lambda setting: Private(setting, _registry, DENSE_NOISE),
 }
 
 #: (way, way it is divided by).
-RATIOS = (("DP-SGD", "Keras"), ("registry", "DP-SGD"))
+RATIOS = (("DP-SGD", "Keras"), ("BAM", "Keras"), ("registry", "DP-SGD"))
 
 
 def _clocked(act: Callable[[], object]) -> Seconds:
