@@ -17,6 +17,7 @@ from trainer.method_settings import BAM_VARIANTS, DP_SGD, METHODS
 from trainer.settings import (
     EMBEDDING_NOISES,
     OPTIMIZERS,
+    SCHEDULES,
     TrainSettings,
 )
 from trainer.tasks import LOSSES
@@ -92,9 +93,10 @@ def _sizes(
 )
 @click.option(
     "--optimizer",
-    type=click.Choice(OPTIMIZERS),
     default=TrainSettings.optimizer,
     show_default=True,
+    help=f"{', '.join(OPTIMIZERS)}, or module:function, which takes the learning rate "
+    "and returns a Keras optimizer.",
 )
 @click.option(
     "--learning-rate",
@@ -102,6 +104,27 @@ def _sizes(
     default=TrainSettings.learning_rate,
     show_default=True,
     help="Suits momentum; Adam wants about 0.01.",
+)
+@click.option(
+    "--learning-rate-schedule",
+    type=click.Choice(SCHEDULES),
+    default=TrainSettings.learning_rate_schedule,
+    show_default=True,
+    help="How the learning rate falls over the run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Steps in which the learning rate rises first.",
+)
+@click.option(
+    "--final-learning-rate-fraction",
+    type=float,
+    default=TrainSettings.final_learning_rate_fraction,
+    show_default=True,
+    help="What is left of the learning rate at the end of a schedule that falls.",
 )
 @click.option(
     "--model",

@@ -13,7 +13,16 @@ from trainer.tasks import BINARY, LOSSES, OTHER
 #: The column that is predicted; all others are inputs.
 LABEL = "label"
 
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "nadam", "rmsprop")
+OPTIMIZERS = (
+    "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
+    "lion", "nadam", "rmsprop",
+)  # fmt: skip
+
+CONSTANT = "constant"
+COSINE = "cosine"
+LINEAR = "linear"
+EXPONENTIAL = "exponential"
+SCHEDULES = (CONSTANT, COSINE, LINEAR, EXPONENTIAL)
 
 #: How embedding tables get their noise; automatic is lazy where that is exact and pays.
 AUTO_NOISE = "auto"
@@ -38,8 +47,12 @@ class TrainSettings(MethodSettings, AggregationSettings):
       target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.  Above 0.
-      optimizer: One of ``OPTIMIZERS``, with Keras's defaults.
+      optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
       learning_rate: Above 0.
+      learning_rate_schedule: One of ``SCHEDULES``: how the rate falls.
+      warmup_steps: Steps in which the rate rises to ``learning_rate`` first.
+      final_learning_rate_fraction: What is left of the rate at the end of a schedule
+        that falls, in (0, 1].
       model: "criteo", or "module:function".
       loss: One of ``tasks.LOSSES``, or "module:function".
       metric: "module:function" of one more metric of held-out examples, or None.
@@ -60,6 +73,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
     l2_norm_clip: float | None = None
     optimizer: str = "momentum"
     learning_rate: float = 0.1
+    learning_rate_schedule: str = CONSTANT
+    warmup_steps: int = 0
+    final_learning_rate_fraction: float = 0.01
     model: str = "criteo"
     loss: str = "binary_crossentropy"
     metric: str | None = None
@@ -72,9 +88,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)
         AggregationSettings.__post_init__(self)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        self._check_optimizer()
         check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
-        check_float("learning_rate", self.learning_rate, above=0)
         self._check_loss()
         check_int("embedding_dim", self.embedding_dim, at_least=1)
         for size in self.hidden:
@@ -105,6 +120,15 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.averages_every_step:
             return "--ema-decay and --tail read every row at every step"
         return self.whole_tables_obstacle
+
+    def _check_optimizer(self) -> None:
+        if ":" not in self.optimizer:
+            check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_float("learning_rate", self.learning_rate, above=0)
+        schedule, fraction = "learning_rate_schedule", "final_learning_rate_fraction"
+        check_choice(schedule, self.learning_rate_schedule, SCHEDULES)
+        check_int("warmup_steps", self.warmup_steps, at_least=0)
+        check_float(fraction, self.final_learning_rate_fraction, above=0, at_most=1)
 
     def _check_loss(self) -> None:
         if ":" not in self.loss:
@@ -162,6 +186,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
         return {
             "name": self.optimizer,
             "learning_rate": self.learning_rate,
+            "learning_rate_schedule": self.learning_rate_schedule,
+            "warmup_steps": self.warmup_steps,
+            "final_learning_rate_fraction": self.final_learning_rate_fraction,
             "ema_decay": self.ema_decay,
             **self.describe_feedback(),
         }

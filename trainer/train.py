@@ -57,12 +57,12 @@ from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
 from trainer.method_settings import DP_SAT, NON_PRIVATE
 from trainer.noise import LaterNoise, NoiseStream
+from trainer.optimizers import make_optimizer
 from trainer.past_results import PastResults
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
-from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
 from trainer.user_code import load_function
 
@@ -132,7 +132,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
-    optimizer = make_optimizer(settings)
+    optimizer = make_optimizer(settings, checked.manifest.plan.num_steps)
     tables = lazy_noise.choose(
         model,
         optimizer,
@@ -169,19 +169,6 @@ def _describe(checked: Checked, model: models.TrainableModel) -> str:
         f"{plan.num_examples}, {model.description['num_parameters']} parameters"
         + (f", noise multiplier {noise:.6g}" if noise is not None else "")
     )
-
-
-def make_optimizer(settings: TrainSettings) -> Any:
-    """Returns the Keras optimizer of ``settings``."""
-    makers = {
-        "sgd": keras.optimizers.SGD,
-        "momentum": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
-        "adagrad": keras.optimizers.Adagrad,
-        "adam": keras.optimizers.Adam,
-        "nadam": keras.optimizers.Nadam,
-        "rmsprop": keras.optimizers.RMSprop,
-    }
-    return makers[settings.optimizer](settings.learning_rate)
 
 
 def _make_model(checked: Checked) -> models.TrainableModel:

@@ -52,6 +52,9 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
             },
             "--method dp-sat",
         ),
+        ({"learning_rate_schedule": "step"}, "learning_rate_schedule"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"final_learning_rate_fraction": 0.0}, "final_learning_rate_fraction=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
         (
             {"loss": "huber", "keep_last": 2, "uncertainty": 0.9},

@@ -503,7 +503,11 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
     "changes",
     [
         {"optimizer": "sgd"},
-        {"optimizer": "adam"},
+        {
+            "optimizer": "adam",
+            "learning_rate_schedule": "cosine",
+            "warmup_steps": 2,
+        },
         {"method": "dp-sat", "sat_radius": 0.1},
         {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
     ],
