@@ -60,7 +60,7 @@ _OPTIONS = (
         type=int,
         metavar="K",
         help="Keep K iterates in OUT/iterates, and report what averages of their "
-        "weights and of their predictions give.",
+        "weights and, of a binary task, of their predictions give.",
     ),
     click.option(
         "--keep-every",

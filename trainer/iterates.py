@@ -72,8 +72,8 @@ class Iterates:
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         return map(self.load, self.steps)
 
-    def check(self, num_steps_executed: int) -> None:
-        """Accepts a folder that has all iterates up to so many steps.
+    def recover(self, num_steps_executed: int) -> None:
+        """Removes what a kill left; accepts a folder with all iterates up to a step.
 
         Raises:
           InputError: one is missing or was changed.

@@ -52,6 +52,8 @@ class PastResults:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Returns the metrics of every aggregate by its name, and what intervals say.
 
+        Averages of outputs and intervals are made for a binary task alone.
+
         Args:
           export: Is called with the name of an average that is to be exported, while
             the model has its weights.

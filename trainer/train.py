@@ -301,7 +301,7 @@ class _Session:
         )
         if self._state.restore():
             reporter.say(f"continuing after step {self._done}")
-        self._iterates.check(self._done)
+        self._iterates.recover(self._done)
         self._bias = self._clipping_bias(gradient_sum)
 
     @property

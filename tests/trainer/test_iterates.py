@@ -70,22 +70,22 @@ def test_a_changed_iterate_is_refused(
 ) -> None:
     damage(iterates.path(6))
     with pytest.raises(InputError, match=r"step-00000006\.npz.*missing or was changed"):
-        iterates.check(8)
+        iterates.recover(8)
     with pytest.raises(InputError, match=r"step-00000006\.npz"):
         list(iterates)
-    iterates.check(5)  # what the run has not come to yet is written again
+    iterates.recover(5)  # what the run has not come to yet is written again
 
 
 def test_an_iterate_of_another_run_is_refused(iterates: Iterates) -> None:
     other = Iterates(run=iterates.run, run_key=bytes(32), steps=STEPS)
     with pytest.raises(InputError, match=r"step-00000004\.npz"):
-        other.check(8)
+        other.recover(8)
 
 
 def test_leftovers_of_writes_that_were_killed_are_removed(iterates: Iterates) -> None:
     leftover = iterates.path(6).with_name(".step-00000006.npz.0123")
     leftover.write_bytes(b"half")
-    iterates.check(8)
+    iterates.recover(8)
     assert sorted(p.name for p in leftover.parent.iterdir()) == [
         f"step-{step:08d}.npz" for step in STEPS
     ]
