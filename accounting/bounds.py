@@ -293,6 +293,7 @@ def smallest_truncated_batch_size(
     """
     check_epsilon(epsilon)
     check_delta(delta)
+    check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
     return truncated_poisson.smallest_truncated_batch_size(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,

@@ -12,7 +12,7 @@ import click
 
 from accounting import bounds, relations
 from accounting import plan as plans
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
 
 if TYPE_CHECKING:
     from accounting.comparison import Answer, Point, Question
@@ -163,20 +163,17 @@ def _question(flags: dict[str, Any]) -> Question:
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     num_examples, batch_size = flags["num_examples"], flags["batch_size"]
-    per_epoch = plans.steps_per_epoch(num_examples, batch_size)
-    epochs, num_steps = flags["epochs"], flags["num_steps"]
-    if epochs is None and num_steps is None:
-        raise InputError("Expected --epochs or --num-steps.")
-    if num_steps is None:
-        num_steps = per_epoch * check_int("epochs", epochs, at_least=1)
-    if epochs is None:
-        epochs = max(1, round(num_steps / per_epoch))
-        epochs = epochs if num_steps % epochs == 0 else 1
+    num_steps, num_epochs = plans.steps_and_epochs(
+        num_examples,
+        batch_size,
+        epochs=flags["epochs"],
+        num_steps=flags["num_steps"],
+    )
     return Question(
         num_examples=num_examples,
         expected_batch_size=batch_size,
         num_steps=num_steps,
-        num_epochs=epochs,
+        num_epochs=num_epochs,
         delta=flags["delta"],
         epsilon=flags["epsilon"],
         noise_multiplier=flags["noise_multiplier"],

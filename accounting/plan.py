@@ -203,3 +203,38 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
         remedy="A batch cannot be larger than num_examples.",
     )
     return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)
+
+
+def steps_and_epochs(
+    num_examples: int,
+    expected_batch_size: int,
+    *,
+    epochs: int | None,
+    num_steps: int | None,
+) -> tuple[int, int]:
+    """Returns ``num_steps`` and ``num_epochs`` of what the flags of a command ask for.
+
+    Steps that are no whole number of epochs count as one epoch, which the samplers that
+    go through the data refuse.
+
+    Example:
+      >>> steps_and_epochs(1000, 10, epochs=3, num_steps=None)
+      (300, 3)
+      >>> steps_and_epochs(1000, 10, epochs=None, num_steps=200)
+      (200, 2)
+      >>> steps_and_epochs(1000, 10, epochs=None, num_steps=250)
+      (250, 1)
+
+    Raises:
+      InputError: not exactly one of the two is given, or a value is out of range.
+    """
+    if (epochs is None) == (num_steps is None):
+        raise InputError("Expected exactly one of --epochs and --num-steps.")
+    per_epoch = steps_per_epoch(num_examples, expected_batch_size)
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
+        return epochs * per_epoch, epochs
+    assert num_steps is not None  # exactly one is given
+    check_int("num_steps", num_steps, at_least=1)
+    whole = num_steps % per_epoch == 0
+    return num_steps, num_steps // per_epoch if whole else 1

@@ -17,9 +17,9 @@ from accounting.plan import (
     SAMPLERS,
     TRUNCATED_POISSON,
     DpSgdPlan,
-    steps_per_epoch,
+    steps_and_epochs,
 )
-from accounting.validation import InputError, check_float, check_int
+from accounting.validation import InputError, check_float
 from pipelines.console import Bars, show, stoppable
 
 if TYPE_CHECKING:
@@ -110,11 +110,13 @@ def _truncated_batch_size(
 
 
 def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
-    batch_size, epochs = options["batch_size"], options["epochs"]
-    if (options["num_steps"] is None) == (epochs is None):
-        raise InputError("Expected exactly one of --epochs and --num-steps.")
-    if epochs is not None:
-        check_int("epochs", epochs, at_least=1)
+    batch_size = options["batch_size"]
+    num_steps, num_epochs = steps_and_epochs(
+        num_examples,
+        batch_size,
+        epochs=options["epochs"],
+        num_steps=options["num_steps"],
+    )
     check_float("epsilon", options["epsilon"], above=0)
     given = options["truncated_batch_size"]
     if given != "auto" and options["sampler"] != TRUNCATED_POISSON:
@@ -122,11 +124,6 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
             f"Expected --truncated-batch-size={given} with --sampler "
             f"{TRUNCATED_POISSON} alone; sampler is {options['sampler']}. Leave it out."
         )
-    if epochs is None:
-        num_steps, num_epochs = options["num_steps"], 1
-    else:
-        num_steps = epochs * steps_per_epoch(num_examples, batch_size)
-        num_epochs = epochs
     truncated = None
     if options["sampler"] == TRUNCATED_POISSON:
         truncated = _truncated_batch_size(

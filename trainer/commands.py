@@ -11,7 +11,7 @@ import click
 
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
 from trainer import aggregation_commands
 from trainer.method_settings import BAM_VARIANTS, DP_SGD, METHODS
 from trainer.settings import (
@@ -300,19 +300,17 @@ def _account_plan(flags: dict[str, Any]) -> Any:
 
 
 def _plan(flags: dict[str, Any]) -> DpSgdPlan:
-    num_steps, epochs = flags["num_steps"], flags["epochs"]
-    if (num_steps is None) == (epochs is None):
-        raise InputError("Expected exactly one of --num-steps and --epochs.")
-    if epochs is not None:
-        check_int("epochs", epochs, at_least=1)
-        num_steps = epochs * plans.steps_per_epoch(
-            flags["num_examples"], flags["batch_size"]
-        )
+    num_steps, num_epochs = plans.steps_and_epochs(
+        flags["num_examples"],
+        flags["batch_size"],
+        epochs=flags["epochs"],
+        num_steps=flags["num_steps"],
+    )
     return DpSgdPlan(
         sampler=flags["sampler"],
         num_examples=flags["num_examples"],
         expected_batch_size=flags["batch_size"],
         num_steps=num_steps,
-        num_epochs=epochs or 1,
+        num_epochs=num_epochs,
         truncated_batch_size=flags["truncated_batch_size"],
     )

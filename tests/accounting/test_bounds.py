@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accounting import bounds, intervals
 from accounting.intervals import Bounds, NoiseBounds
-from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
 from accounting.validation import InputError
 
 
@@ -165,3 +165,41 @@ def test_answers_are_frozen(small_plan):
     answer = bounds.epsilon(small_plan("poisson"), noise_multiplier=1.0, delta=1e-5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         answer.upper = 0.0
+
+
+def test_more_steps_than_are_accounted_for_are_refused_everywhere():
+    for num_steps in (0, bounds.MOST_STEPS + 1):
+        with pytest.raises(InputError, match=f"num_steps={num_steps}"):
+            bounds.smallest_truncated_batch_size(
+                num_examples=10**6,
+                expected_batch_size=1000,
+                num_steps=num_steps,
+                epsilon=1.0,
+                delta=1e-8,
+            )
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"epochs": 3, "num_steps": None}, (300, 3)),
+        ({"epochs": None, "num_steps": 200}, (200, 2)),
+        ({"epochs": None, "num_steps": 250}, (250, 1)),
+    ],
+)
+def test_steps_of_whole_epochs_are_epochs(asked, found):
+    assert steps_and_epochs(1000, 10, **asked) == found
+
+
+@pytest.mark.parametrize(
+    ("epochs", "num_steps", "message"),
+    [
+        (None, None, "exactly one"),
+        (1, 1, "exactly one"),
+        (0, None, "epochs=0"),
+        (None, 0, "num_steps=0"),
+    ],
+)
+def test_steps_and_epochs_are_one_question(epochs, num_steps, message):
+    with pytest.raises(InputError, match=message):
+        steps_and_epochs(1000, 10, epochs=epochs, num_steps=num_steps)
