@@ -13,7 +13,8 @@ Formal guarantees:
     keeps its id; with other settings, batches, layers or initial weights it is refused.
     (A copy of an unfinished run's folder is that same run.)
   - The record says "complete" last, when all results are written.
-  - Neither losses, gradient norms nor numbers of real rows are computed for people.
+  - Neither losses, gradient norms nor numbers of real rows are computed for people,
+    but for ``clipping_bias`` where it is asked for.
 
 Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
 """

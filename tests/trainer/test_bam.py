@@ -255,6 +255,32 @@ def test_a_row_that_has_no_finite_direction_contributes_nothing(
     assert all(not array.any() for array in arrays(gradient_sum(*batch(data))))
 
 
+@tf.custom_gradient
+def _cliff(values: Any) -> Any:
+    """0 where there is no number; everywhere else infinitely steep."""
+    known = ~tf.math.is_nan(values)
+    steep = tf.where(known, math.inf, 0.0)
+    return tf.where(known, values, 0.0), lambda slope: slope * steep
+
+
+class Cliff(keras.layers.Layer):
+    """A Dense layer with ``_cliff`` behind it, beside another that is harmless."""
+
+    def build(self, input_shape: Any) -> None:
+        self.steep = self.add_weight("steep", (input_shape[-1], 1))
+        self.flat = self.add_weight("flat", (input_shape[-1], 1))
+
+    def call(self, values: Any) -> Any:
+        return _cliff(values @ self.steep) + values @ self.flat
+
+
+def test_a_gradient_that_is_finite_only_uphill_contributes_nothing(rows: Any) -> None:
+    model = make_model(_own(Cliff))
+    gradient_sum = _sum(model)
+    found = arrays(gradient_sum(*batch(rows(NUM_ROWS))))
+    assert all(not array.any() for array in found)
+
+
 @pytest.mark.parametrize("variant", [BAM_SAM, BAM_HVP])
 def test_no_gradient_no_move(variant: str, rows: Any) -> None:
     # Behind a logit of 1e4 the loss is flat: u_i is exactly 0 for label 1.

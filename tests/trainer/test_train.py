@@ -278,6 +278,19 @@ def test_radius_0_is_the_run_of_dp_sgd(
     assert not all(np.allclose(a, b) for a, b in zip(plain, moved, strict=True))
 
 
+def test_lazy_noise_gives_the_same_run_of_bam(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    # An example's own move touches the rows that it reads, and no other.
+    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "learning_rate": 1.0}
+    for kind in ("lazy", "dense"):
+        settings = _private(**free, method="bam", bam_radius=0.25, embedding_noise=kind)
+        train(request_for(kind, settings=settings))
+    lazy, dense = (_weights(tmp_path / kind) for kind in ("lazy", "dense"))
+    for left, right in zip(lazy, dense, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
 def test_diagnostics_are_marked_and_private_and_change_nothing(
     request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
