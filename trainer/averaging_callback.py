@@ -46,7 +46,6 @@ class AverageWeights(keras.callbacks.Callback):
         self._settings = settings
         self._averages: TrainingAverages | None = None
         self._first = self._done = 0
-        self._step_begins = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Starts the averages at the weights, the first time."""
@@ -57,9 +56,8 @@ class AverageWeights(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Lets a step start at an average, if it is to."""
-        if self._step_begins:
-            self._known().before_step(self._done)
-        self._step_begins = False
+        # Within a step the weights are still those that it started at.
+        self._known().before_step(self._done)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Takes in the weights, if the batch ended a step."""
@@ -72,7 +70,6 @@ class AverageWeights(keras.callbacks.Callback):
                 f"{done - self._done}. Compile with steps_per_execution=1."
             )
         self._done = done
-        self._step_begins = True
         self._known().after_step(done)
 
     @contextlib.contextmanager

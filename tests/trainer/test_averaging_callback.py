@@ -51,6 +51,15 @@ def test_a_fit_over_the_tail_average_by_hand() -> None:
         assert float(model.weights[0]) == pytest.approx(109 / 64)
 
 
+def test_averages_begin_with_their_first_fit() -> None:
+    # Weights 0, 1 before, which are not averaged; then 1, 3/2, 7/4.
+    model, callback = _model(), AverageWeights(AggregationSettings(tail=9))
+    model.fit(np.ones((1, 1)), np.full((1, 1), 2.0), verbose=0)
+    _fit(model, callback, 2)
+    with callback.swapped("uta"):
+        assert float(model.weights[0]) == pytest.approx((1 + 1.5 + 1.75) / 3)
+
+
 class _EverySecond(keras.optimizers.SGD):
     """Updates with the second batch of two."""
 
