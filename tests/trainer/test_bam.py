@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from tests.trainer.zoo import (
 )
 from trainer.bam import bam_sum, choose_bam_path
 from trainer.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
+from trainer.losses import loss_by_name
 from trainer.method_settings import BAM_HVP, BAM_SAM
 from trainer.models import TrainableModel
 from trainer.replaced_weights import replaced_weights
@@ -109,6 +111,24 @@ def test_the_sum_equals_a_loop_that_moves_the_weights(
     assert max(np.abs(a - b).max() for a, b in zip(plain, wanted, strict=True)) > 1e-3
     for gradient_sum in _sums(model, clip, radius):
         assert_close(arrays(gradient_sum(columns, weight)), wanted)
+
+
+@pytest.mark.parametrize(
+    "name", ["sparse_categorical_crossentropy", "mean_squared_error"]
+)
+def test_it_equals_the_loop_for_any_loss(name: str, rows: Any) -> None:
+    size = 3 if name.startswith("sparse") else 1
+
+    def make() -> Any:
+        integers, values = numbers()
+        values = keras.layers.Dense(5, activation="tanh")(values)
+        return keras.Model(integers, keras.layers.Dense(size)(values))
+
+    model, data = make_model(make), rows(NUM_ROWS)
+    model = dataclasses.replace(model, loss=loss_by_name(name))
+    wanted = _loop_sum(model, data)
+    for gradient_sum in _sums(model):
+        assert_close(arrays(gradient_sum(*batch(data, padding=2))), wanted)
 
 
 @pytest.mark.parametrize("seed", range(4))
