@@ -627,7 +627,7 @@ def test_a_crash_while_an_iterate_is_kept_is_mended(
 
 
 def test_a_run_whose_iterate_was_changed_does_not_go_on(
-    request_for: Any, crash: Any
+    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_for(
         settings=_private(keep_last=3, keep_every=2), checkpoint_every=1
@@ -635,8 +635,12 @@ def test_a_run_whose_iterate_was_changed_does_not_go_on(
     crash(request, 7)
     path = request.run / "iterates" / "step-00000006.npz"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
+    steps: list[int] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "advance", steps.append)
     with pytest.raises(InputError, match=r"step-00000006\.npz.*was changed"):
-        train(request)
+        train(request, reporter)
+    assert not steps
 
 
 @pytest.mark.parametrize("name", ["export", "pretty_json", "_write_record"])
