@@ -21,6 +21,7 @@ Sensitive: labels, outputs, losses.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,52 @@ def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
         allowed="finite",
         ones_own=True,
     )
+
+
+def loss_of_keras(loss: Any) -> Loss:
+    """Returns what ``compile(loss=...)`` means: a name, an instance or a function.
+
+    A function of the user's gives one number per example, or several to be averaged.
+
+    Raises:
+      InputError: several losses, or one that looks at the whole batch.
+    """
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    if not callable(loss):
+        raise InputError(
+            "Expected one loss in compile. For several outputs give one function "
+            "(labels, outputs) of dicts that adds their losses up."
+        )
+    is_object = isinstance(loss, keras.losses.Loss)
+    name = type(loss).__name__ if is_object else getattr(loss, "__name__", "loss")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    if "hinge" in name:
+        raise InputError(
+            f"Expected a loss of each example; Keras's {name} converts labels by a "
+            "look at the whole batch. Choose another, such as binary_crossentropy."
+        )
+    function = loss.call if is_object else loss
+    known = {one.name: one for one in (BINARY_CROSS_ENTROPY, *_CLASS_LOSSES)}.get(name)
+    return Loss(
+        name=name,
+        task=known.task if known else OTHER,
+        per_example=lambda labels, outputs: _mean_of_row(
+            tf.cast(function(_beside(labels, outputs), outputs), tf.float32)
+        ),
+        accepts=known.accepts if known else _finite,
+        allowed=known.allowed if known else "finite",
+        ones_own=not (is_object or getattr(keras.losses, name, None) is loss),
+    )
+
+
+def _beside(labels: Any, outputs: Any) -> Any:
+    """Returns labels (batch,) shaped (batch, 1) where outputs are, as Keras's fit."""
+    if tf.nest.is_nested(outputs) or tf.nest.is_nested(labels):
+        return labels
+    if len(labels.shape) == 1 and tuple(outputs.shape[1:]) == (1,):
+        return tf.expand_dims(labels, 1)
+    return labels
 
 
 def _all_of_row(value: Any) -> Any:

@@ -272,14 +272,19 @@ def _call(spec: str, manifest: Manifest) -> Any:
         network = function(manifest)
         if not isinstance(network, keras.Model):
             raise InputError(f"Expected model={spec!r} to return a tf_keras.Model.")
-        if network.inputs is not None:
-            return network
-        inputs = {
-            column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
-            for column in manifest.columns
-            if column.name != LABEL
-        }
-        return keras.Model(inputs, network(inputs), name=network.name)
+        return as_functional(network, manifest)
+
+
+def as_functional(network: Any, manifest: Manifest) -> Any:
+    """Returns a model with named inputs: itself, or what takes all but ``label``."""
+    if network.inputs is not None:
+        return network
+    inputs = {
+        column.name: keras.Input(column.shape, dtype=column.dtype, name=column.name)
+        for column in manifest.columns
+        if column.name != LABEL
+    }
+    return keras.Model(inputs, network(inputs), name=network.name)
 
 
 def check_model(model: TrainableModel, manifest: Manifest) -> None:

@@ -115,16 +115,16 @@ def check(request: Request) -> Checked:
     request.settings.check_steps(manifest.plan.num_steps)
     check_files(request.batches, manifest)
     held_out = HeldOut(request.held_out, manifest)
-    resumes = _check_run_folder(request.run)
+    resumes = check_run_folder(request.run)
     _check_key(request)
-    noise_multiplier = _noise_multiplier(request.settings, manifest)
+    noise_multiplier = noise_multiplier_of(request.settings, manifest)
     return Checked(
         request=request,
         manifest=manifest,
         held_out=held_out,
         noise_multiplier=noise_multiplier,
         statement=_statement(request.settings, manifest, noise_multiplier),
-        batches_digest=_batches_digest(request.batches),
+        batches_digest=digest_of_batches(request.batches),
         resumes=resumes,
     )
 
@@ -163,8 +163,12 @@ def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
             )
 
 
-def _check_run_folder(run: pathlib.Path) -> bool:
-    """Returns whether the folder holds an unfinished run."""
+def check_run_folder(run: pathlib.Path) -> bool:
+    """Returns whether the folder holds an unfinished run.
+
+    Raises:
+      InputError: it holds something else.
+    """
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
     refusal = f"Expected --out {run} to be new or empty. Choose another folder."
@@ -194,7 +198,8 @@ def _check_key(request: Request) -> None:
         read_key_file(path)
 
 
-def _noise_multiplier(settings: TrainSettings, manifest: Manifest) -> float | None:
+def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:
+    """Returns the given noise multiplier, or that of the target; None without noise."""
     if settings.method == NON_PRIVATE:
         return None
     if settings.noise_multiplier is not None:
@@ -220,7 +225,8 @@ def _statement(
     )
 
 
-def _batches_digest(directory: str | os.PathLike[str]) -> str:
+def digest_of_batches(directory: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 over the digests of all batch files.  Sensitive."""
     path = pathlib.Path(directory) / PRIVATE_NAME / CHECKSUMS_NAME
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

@@ -48,6 +48,6 @@ def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
     scale = (
         tf.ones_like(norms)
         if math.isinf(l2_norm_clip)
-        else clip_grads.compute_clip_weights(l2_norm_clip, norms)
+        else clip_grads.compute_clip_weights(float(l2_norm_clip), norms)
     )
     return counted, tf.where(counted, scale, 0.0)

@@ -21,7 +21,7 @@ def test_other_rows_are_exactly_zero_whatever_they_held() -> None:
     np.testing.assert_array_equal(found["vector"], [[1, 2], [0, 0], [0, 0]])
 
 
-@pytest.mark.parametrize("clip", [0.5, 2.0, math.inf])
+@pytest.mark.parametrize("clip", [0.5, 2.0, 2, math.inf])
 def test_factors_by_hand(clip: float) -> None:
     norms = tf.constant([0.0, 1.0, 4.0, math.nan, math.inf, 1.0])
     real = tf.constant([True, True, True, True, True, False])
