@@ -26,9 +26,12 @@ TRAIN = [
 # Privacy needs a newer dp-accounting than TensorFlow Privacy allows.
 JAX = ["jax-privacy>=2,<3"]
 OPACUS = ["opacus>=1.5,<2"]
+# Batches in an object store; gs:// needs apache-beam[gcp], hdfs:// apache-beam[hadoop].
+AWS = ["boto3>=1.34"]
 DEV = [
     "hypothesis>=6.100",
     "import-linter>=2",
+    "moto[s3,server]>=5",  # an S3 server in the tests' own process
     "mpmath>=1.3",
     "mypy>=1.10",
     "pytest>=8",
@@ -55,8 +58,9 @@ setup(
         "train": [*PIPELINES, *ACCOUNTING, *TRAIN],
         "jax": JAX,
         "opacus": OPACUS,
+        "aws": AWS,
         "dev": DEV,
-        "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *DEV],
+        "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *DEV],
     },
     entry_points={"console_scripts": ["dpsgd=dpsgd:main"]},
 )

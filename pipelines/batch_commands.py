@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import logging
-import pathlib
 import re
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -164,7 +163,12 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
-@click.option("--input", "source", required=True, help="Folder or glob of Parquet.")
+@click.option(
+    "--input",
+    "source",
+    required=True,
+    help="Folder or glob of Parquet, also s3:// and such.",
+)
 @click.option("--out", required=True, help="New folder, or that of the same job.")
 @click.option(
     "--sampler",
@@ -194,8 +198,9 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 @click.option("--physical-batch-size", type=int, help="Rows of one record.")
 @click.option(
     "--key-file",
-    help="Sampling key of this data set alone, mode 0600; made if missing. "
-    "[default: OUT/private/sampling.key]",
+    help="Sampling key of this data set alone: a file of mode 0600, made if missing; a "
+    "file in a store; or secretmanager://projects/P/secrets/S/versions/V.  "
+    "[default: OUT/private/sampling.key, where OUT is on this machine]",
 )
 @click.option(
     "--memory-limit",
@@ -203,6 +208,11 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
     default="4GiB",
     show_default=True,
     help="On the local runner; its shuffle goes through files.",
+)
+@click.option(
+    "--scratch",
+    help="Folder on this machine for the local runner's shuffle.  [default: in OUT, or "
+    "among temporary files where OUT is in a store]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -223,7 +233,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
       dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
     """
     _quiet_beam()
-    from pipelines import progress
+    from pipelines import progress, storage
     from pipelines.parquet_blocks import list_blocks
     from pipelines.poisson_batching import (
         check_out,
@@ -234,6 +244,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     )
 
     beam_options = _beam_options(ctx.args)
+    storage.use_options(beam_options)
     dataset = list_blocks(source)
     plan = _make_plan(dataset.num_examples, options)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
@@ -242,7 +253,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     if options["dry_run"]:
         show("Would write", summary, options["as_json"])
         return
-    check_out(pathlib.Path(out))
+    check_out(out)
     with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance), stoppable():
         bars.set_total("blocks", len(dataset.blocks))
         bars.set_total("steps", plan.num_steps)
@@ -252,6 +263,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
             out=out,
             key_file=options["key_file"],
             memory_limit=options["memory_limit"],
+            scratch=options["scratch"],
             options=beam_options,
         )
     show(

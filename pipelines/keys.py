@@ -3,7 +3,8 @@
 Formal guarantees:
   - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
     exist before; a half-written key is never visible under its final name.
-  - A key file that others can read, or that does not hold one key, is refused.
+  - A key file of this machine that others can read is refused, and so is anything that
+    does not hold one key.  Who can read a key in a store, its own rules of access say.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
     the PRF assumption on keyed BLAKE2b; no sub-key tells the key.
   - No function here has a default key or seed.
@@ -21,9 +22,13 @@ import secrets
 import stat
 
 from accounting.validation import InputError
+from pipelines.storage import StrPath, is_remote, read_bytes, read_secret
 
 #: Bytes of a key and of a sub-key.
 KEY_BYTES = 32
+
+#: Google's Secret Manager: this, then projects/NAME/secrets/NAME/versions/NUMBER.
+SECRET_MANAGER = "secretmanager://"
 
 
 def derive(key: bytes, *labels: str | int) -> bytes:
@@ -50,7 +55,7 @@ def insecure_key(seed: int) -> bytes:
     return derive(b"insecure", "seed", seed)
 
 
-def create_key_file(path: str | os.PathLike[str]) -> bytes:
+def create_key_file(path: StrPath) -> bytes:
     """Makes a key, saves it at ``path`` with mode 0600, and returns it.
 
     Raises:
@@ -74,40 +79,51 @@ def create_key_file(path: str | os.PathLike[str]) -> bytes:
     return key
 
 
-def read_key_file(path: str | os.PathLike[str]) -> bytes:
-    """Returns the key in the file at ``path``.
+def _read_text(location: str) -> str:
+    """Returns what is at ``location``; of this machine's files, if it is private."""
+    if location.startswith(SECRET_MANAGER):
+        return read_secret(location.removeprefix(SECRET_MANAGER)).decode("ascii")
+    text = read_bytes(location).decode("ascii")
+    mode = 0 if is_remote(location) else os.stat(location).st_mode
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"Expected key file {location} mode {stat.S_IMODE(mode):04o} to be 0600. "
+            f"Others can read it; run `chmod 600 {location}`, or make a new key."
+        )
+    return text
+
+
+def read_key_file(path: StrPath) -> bytes:
+    """Returns the key at ``path``: a file here or in a store, or a managed secret.
 
     Raises:
       InputError: no such file, readable by others, or not one key.
     """
-    target = pathlib.Path(path)
+    location = os.fspath(path)
     try:
-        mode = target.stat().st_mode
-        text = target.read_text(encoding="ascii").strip()
+        text = _read_text(location).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"Expected key file {target} to be readable: {type(error).__name__}."
+            f"Expected key file {location} to be readable: {type(error).__name__}."
         ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(
-            f"Expected key file {target} mode {stat.S_IMODE(mode):04o} to be 0600. "
-            f"Others can read it; run `chmod 600 {target}`, or make a new key."
-        )
     try:
         key = bytes.fromhex(text)
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
         raise InputError(
-            f"Expected key file {target} to hold {2 * KEY_BYTES} hexadecimal digits."
+            f"Expected key file {location} to hold {2 * KEY_BYTES} hexadecimal digits."
         )
     return key
 
 
-def read_or_create_key_file(path: str | os.PathLike[str]) -> bytes:
-    """Returns the key at ``path``, which is made if it does not exist.
+def read_or_create_key_file(path: StrPath) -> bytes:
+    """Returns the key at ``path``, which is made if it does not exist on this machine.
 
     Raises:
-      InputError: the file exists and is refused by ``read_key_file``.
+      InputError: the file exists and is refused by ``read_key_file``, or it does not
+        exist in a store, where nothing says that nobody else made it meanwhile.
     """
-    return read_key_file(path) if os.path.lexists(path) else create_key_file(path)
+    if is_remote(path) or os.path.lexists(path):
+        return read_key_file(path)
+    return create_key_file(path)

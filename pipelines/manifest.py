@@ -19,14 +19,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import pathlib
-import secrets
 from typing import Any
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from pipelines.batch_format import FORMAT_VERSION, Column
+from pipelines.storage import StrPath, join, make_folder, read_bytes, write_atomically
 
 MANIFEST_NAME = "manifest.json"
 PRIVATE_NAME = "private"
@@ -156,21 +154,6 @@ class FileChecksum:
     num_real: int
 
 
-def write_atomically(path: pathlib.Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes ``data`` under a temporary name, flushes it to disk, and renames it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def pretty_json(value: Any) -> bytes:
     """Returns ``value`` as indented JSON with sorted keys, for people."""
     return (
@@ -178,68 +161,71 @@ def pretty_json(value: Any) -> bytes:
     ).encode()
 
 
-def read_json(path: pathlib.Path, *, remedy: str = "") -> Any:
+def read_json(path: StrPath, *, remedy: str = "") -> Any:
     """Returns the JSON value in the file at ``path``.
 
     Raises:
       InputError: no such file, or not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except FileNotFoundError:
         raise InputError(f"Expected {path} to exist. {remedy}".strip()) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InputError(
+            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
+        ) from None
+    except ValueError as error:
         raise InputError(
             f"Expected {path} to be a JSON file: {type(error).__name__}."
         ) from None
 
 
-def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
+def read_manifest(directory: StrPath) -> Manifest:
     """Returns the manifest of a folder of batches.
 
     Raises:
       InputError: missing, unfinished or damaged.
     """
-    path = pathlib.Path(directory) / MANIFEST_NAME
+    path = join(directory, MANIFEST_NAME)
     remedy = "The folder holds no finished batches; run `dpsgd batches` to the end."
     return Manifest.from_json(read_json(path, remedy=remedy))
 
 
 def write_manifest(
-    directory: str | os.PathLike[str],
+    directory: StrPath,
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
 ) -> None:
     """Writes the checksums, then the manifest: a manifest means a finished job."""
-    root = pathlib.Path(directory)
     data = pretty_json(manifest.to_json())
     private = {
         "manifest_sha256": hashlib.sha256(data).hexdigest(),
         "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
     }
-    (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
-    path = root / PRIVATE_NAME / CHECKSUMS_NAME
+    make_folder(join(directory, PRIVATE_NAME))
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
     write_atomically(path, pretty_json(private), mode=0o600)
-    write_atomically(root / MANIFEST_NAME, data)
+    write_atomically(join(directory, MANIFEST_NAME), data)
 
 
-def read_checksums(directory: str | os.PathLike[str]) -> dict[str, FileChecksum]:
+def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:
     """Returns the checksums of a folder, after holding its manifest against them.
 
     Raises:
       InputError: missing or damaged, or the manifest was edited.
     """
-    root = pathlib.Path(directory)
-    path = root / PRIVATE_NAME / CHECKSUMS_NAME
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    manifest = join(directory, MANIFEST_NAME)
     private = read_json(path, remedy="Without it the batches cannot be verified.")
     try:
-        data = (root / MANIFEST_NAME).read_bytes()
+        data = read_bytes(manifest)
     except OSError:
-        raise InputError(f"Expected {root / MANIFEST_NAME} to exist.") from None
+        raise InputError(f"Expected {manifest} to exist.") from None
     try:
         if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
             raise InputError(
-                f"Expected {root / MANIFEST_NAME} to be as it was written; it was "
+                f"Expected {manifest} to be as it was written; it was "
                 "edited. Restore it, or make the batches again."
             )
         return {name: FileChecksum(**sums) for name, sums in private["files"].items()}

@@ -26,13 +26,12 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 
 from accounting.validation import InputError
 from pipelines.batch_format import DTYPES, Column
 from pipelines.manifest import DATASET_METADATA_KEY
 from pipelines.sampling import BlockRows
+from pipelines.storage import join, match, open_file
 
 _WILDCARDS = "*?["
 
@@ -87,8 +86,8 @@ class Dataset:
 
 def _open(path: str) -> IO[bytes]:
     try:
-        return FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED)
-    except Exception as error:
+        return open_file(path)
+    except OSError as error:
         raise InputError(
             f"Expected input file {path} to be readable: {type(error).__name__}."
         ) from None
@@ -160,15 +159,19 @@ def list_paths(pattern: str) -> list[tuple[str, str]]:
     """
     if not any(character in pattern for character in _WILDCARDS):
         is_file = pattern.endswith(".parquet")
-        pattern = pattern if is_file else FileSystems.join(pattern, "*.parquet")
+        pattern = pattern if is_file else join(pattern, "*.parquet")
     fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     prefix = fixed[: fixed.rfind("/") + 1]
-    found = FileSystems.match([pattern])[0].metadata_list
-    if not found:
+    try:
+        paths = match(pattern)
+    except OSError as error:
+        raise InputError(
+            f"Expected --input {pattern} to be readable: {error.strerror}."
+        ) from None
+    if not paths:
         raise InputError(
             f"Expected Parquet files at --input {pattern}; there are none."
         )
-    paths = sorted(metadata.path for metadata in found)
     return [(path, path.removeprefix(prefix)) for path in paths]
 
 

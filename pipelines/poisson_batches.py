@@ -11,9 +11,6 @@ Public: the plan, the columns, the names of files.  Sensitive: the key and the b
 
 from __future__ import annotations
 
-import os
-import pathlib
-
 import apache_beam as beam
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
@@ -28,6 +25,7 @@ from pipelines.poisson_batching import (
     open_job,
     pending_groups,
 )
+from pipelines.storage import StrPath, absolute
 from pipelines.transforms import Secrets, WriteBatches
 
 
@@ -63,17 +61,17 @@ class PoissonBatches(beam.PTransform):
         self,
         plan: DpSgdPlan,
         dataset: Dataset,
-        out: str | os.PathLike[str],
+        out: StrPath,
         *,
-        key_file: str | os.PathLike[str] | None = None,
+        key_file: StrPath | None = None,
         physical_batch_size: int | None = None,
     ) -> None:
         super().__init__()
         check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
         self._layout = make_layout(plan, dataset, physical_batch_size)
         self._dataset = dataset
-        self._out = pathlib.Path(out).absolute()
-        self._key_file = None if key_file is None else pathlib.Path(key_file).absolute()
+        self._out = absolute(out)
+        self._key_file = None if key_file is None else absolute(key_file)
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
         """Opens the folder and wires what is still to be written.
@@ -85,8 +83,8 @@ class PoissonBatches(beam.PTransform):
         key_file, _ = self._open()
         return blocks | "WriteBatches" >> WriteBatches(
             self._layout,
-            str(self._out),
-            Secrets(key_file=str(key_file)),
+            self._out,
+            Secrets(key_file=key_file),
             num_blocks=len(self._dataset.blocks),
             groups=pending_groups(self._out, self._layout),
         )
@@ -98,8 +96,9 @@ class PoissonBatches(beam.PTransform):
           InputError: the pipeline did not write every file.
         """
         _, batches_id = self._open()
-        with lock_job(self._out):
+        with lock_job(self._out) as check_lock:
+            check_lock()
             return finish_job(self._out, self._layout, self._dataset, batches_id)
 
-    def _open(self) -> tuple[pathlib.Path, str]:
+    def _open(self) -> tuple[str, str]:
         return open_job(self._out, self._layout, self._dataset, self._key_file)

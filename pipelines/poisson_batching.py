@@ -2,8 +2,9 @@
 
     OUT/private/job.json     what is being made; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
-    OUT/private/spill/       the local runner's shuffle, until then
+    OUT/private/spill/       the local runner's shuffle, until then, unless elsewhere
     OUT/private/boundaries.npy  of a shuffle, the ranks that start its steps, until then
+    OUT/private/owner        in a store, who began last to write here, until then
 
 Formal guarantees:
   - Nothing is written before every option, the input's columns and the key are checked.
@@ -12,6 +13,9 @@ Formal guarantees:
   - A job that was killed is finished by the same command; blocks that were sampled and
     files that were complete are not made again, and the result is byte-identical to an
     undisturbed run.
+  - On this machine two jobs never write one folder at a time.  A store has no locks:
+    there the job that began last wins, any other ends with an error, and what both
+    wrote of the same job is the same.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
     data: the shuffle goes through files, and the input is read once.
 
@@ -20,6 +24,7 @@ Public: plan and layout.  Sensitive: the key and ``private/``.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import fcntl
@@ -29,9 +34,10 @@ import math
 import os
 import pathlib
 import re
-import shutil
+import stat
+import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -42,7 +48,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
-from pipelines import progress
+from pipelines import progress, storage
 from pipelines.batch_format import row_bytes
 from pipelines.keys import commitment, read_key_file, read_or_create_key_file
 from pipelines.manifest import (
@@ -55,11 +61,11 @@ from pipelines.manifest import (
     pretty_json,
     read_json,
     read_manifest,
-    write_atomically,
     write_manifest,
 )
 from pipelines.parquet_blocks import Dataset
 from pipelines.sampling import check_sampler, find_boundaries
+from pipelines.storage import StrPath, absolute, is_remote, join, write_atomically
 from pipelines.transforms import (
     AGAIN,
     OVERHEAD_BYTES,
@@ -90,6 +96,8 @@ _PARTICIPATION_BYTES = 96
 _CHANNEL_BYTES = 300 << 20
 
 JOB_NAME = "job.json"
+OWNER_NAME = "owner"
+FILES_NAME = "files"
 SPILL_NAME = "spill"
 BOUNDARIES_NAME = "boundaries.npy"
 DEFAULT_MEMORY_LIMIT = 4 << 30
@@ -191,50 +199,79 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
 
 
 @contextlib.contextmanager
-def lock_job(out: pathlib.Path) -> Iterator[None]:
-    """Holds an open job locked; the lock goes with the process, however it ends."""
-    with open(out / PRIVATE_NAME / JOB_NAME, "rb") as file:
+def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
+    """Holds an open job locked; the lock goes with the process, however it ends.
+
+    Yields:
+      What checks, right before the job is finished, that the lock is still held: in a
+      store, which has no locks, the job that began last has it.
+
+    Raises:
+      InputError: another job has it.
+    """
+    taken = InputError(
+        f"Expected no other job to write {out}. Wait for it, or choose another --out."
+    )
+    if is_remote(out):
+        yield _own(join(out, PRIVATE_NAME, OWNER_NAME), taken)
+        return
+    with open(join(out, PRIVATE_NAME, JOB_NAME), "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(file.fileno()).st_nlink:  # finished before it was locked
                 raise OSError
         except OSError:
-            raise InputError(
-                f"Expected no other job to write {out}. Wait for it, or "
-                "choose another --out."
-            ) from None
-        yield
+            raise taken from None
+        yield lambda: None
 
 
-def check_out(out: pathlib.Path) -> None:
+def _own(path: str, taken: InputError) -> Callable[[], None]:
+    """Enters this process as the owner of a job; returns what checks that it still is.
+
+    The window between that check and the manifest stays open; ``verify`` finds files of
+    two jobs with different keys.
+    """
+    name = os.urandom(16)
+    write_atomically(path, name)
+
+    def check() -> None:
+        if not storage.exists(path) or storage.read_bytes(path) != name:
+            raise taken
+
+    return check
+
+
+def check_out(out: StrPath) -> None:
     """Refuses a folder that holds anything but an unfinished job.
 
     Raises:
       InputError: what the folder holds.
     """
-    if (out / PRIVATE_NAME / JOB_NAME).exists():
+    storage.check_folder(out, "--out")
+    if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
         return  # unfinished: open_job compares it with this job
-    if (out / MANIFEST_NAME).exists():
+    if storage.exists(join(out, MANIFEST_NAME)):
         raise InputError(
             f"Expected --out {out} to be empty; it holds finished batches."
         )
-    if out.exists() and not (out.is_dir() and _is_fresh(out)):
+    if os.path.isfile(out) or not _is_fresh(out):
         raise InputError(f"Expected --out {out} to be an empty or new folder.")
 
 
-def _is_fresh(out: pathlib.Path) -> bool:
+def _is_fresh(out: StrPath) -> bool:
     """Whether a folder holds nothing, or what a job does before its state is there."""
-    if any(path.name != PRIVATE_NAME for path in out.iterdir()):
+    if storage.names(out) - {PRIVATE_NAME}:
         return False
-    private = out / PRIVATE_NAME
-    names = [path.name for path in private.iterdir()] if private.is_dir() else []
     begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
-    return all(name == KEY_NAME or name.startswith(begun) for name in names)
+    private = storage.names(join(out, PRIVATE_NAME))
+    return all(
+        name in (KEY_NAME, FILES_NAME) or name.startswith(begun) for name in private
+    )
 
 
 def open_job(
-    out: pathlib.Path, layout: Layout, dataset: Dataset, key_file: pathlib.Path | None
-) -> tuple[pathlib.Path, str]:
+    out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
+) -> tuple[str, str]:
     """Makes or re-opens the folder of a job; returns (key file, batches_id).
 
     Raises:
@@ -247,26 +284,36 @@ def open_job(
             f"input, {dataset.num_examples}."
         )
     check_out(out)
-    private = out / PRIVATE_NAME
-    path = private / JOB_NAME
+    private = join(out, PRIVATE_NAME)
+    path = join(private, JOB_NAME)
     if key_file is not None:
         key = read_or_create_key_file(key_file)
     # Batches are sensitive, and so is the size of a file where a step is not capped.
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private.mkdir(mode=0o700, exist_ok=True)
+    for folder in (out, private, join(private, FILES_NAME)):
+        storage.make_folder(folder)
     if key_file is None:
-        key_file = private / KEY_NAME
+        key_file = _own_key_file(out)
         key = read_or_create_key_file(key_file)
     state = {
         "layout": fingerprint(_layout_json(layout)),
         "input": dataset.digest,
         "key": commitment(key, "job"),
     }
-    if not path.exists():
+    if not storage.exists(path):
         write_atomically(path, pretty_json(state), mode=0o600)
     _check_same_job(out, read_json(path), state)
     batches_id = commitment(key, "batches", state["layout"], state["input"])
-    return key_file, batches_id
+    return os.fspath(key_file), batches_id
+
+
+def _own_key_file(out: StrPath) -> str:
+    """Where the key of a job is kept whose user named no place."""
+    if is_remote(out):
+        raise InputError(
+            f"Expected --key-file with --out {out}, so that the key is not "
+            "kept beside the batches. Name a file that every worker reads, or a secret."
+        )
+    return join(out, PRIVATE_NAME, KEY_NAME)
 
 
 def _layout_json(layout: Layout) -> dict[str, Any]:
@@ -274,7 +321,7 @@ def _layout_json(layout: Layout) -> dict[str, Any]:
     return {**fields, "plan": layout.plan.to_json()}
 
 
-def _check_same_job(out: pathlib.Path, found: Any, state: dict[str, str]) -> None:
+def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
     names = {"layout": "options or columns", "input": "input", "key": "sampling key"}
     for field, name in names.items():
         if not isinstance(found, dict) or found.get(field) != state[field]:
@@ -284,17 +331,24 @@ def _check_same_job(out: pathlib.Path, found: Any, state: dict[str, str]) -> Non
             )
 
 
-def _finished(out: pathlib.Path, layout: Layout) -> dict[int, FileChecksum]:
+def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
     """Groups whose file is complete, with the checksums that their writers left."""
-    done = {}
-    for group in range(layout.num_groups):
+    files = storage.sizes(out)
+    marks = storage.sizes(join(out, PRIVATE_NAME, FILES_NAME))
+
+    def read(group: int) -> FileChecksum | None:
         name = layout.file(group).name
-        path = pathlib.Path(checksum_path(str(out), name))
-        with contextlib.suppress(FileNotFoundError):
-            checksum = FileChecksum(**json.loads(path.read_bytes()))
-            if (out / name).stat().st_size == checksum.size:
-                done[group] = checksum
-    return done
+        if name not in files or os.path.basename(checksum_path("", name)) not in marks:
+            return None
+        text = storage.read_bytes(checksum_path(os.fspath(out), name))
+        checksum = FileChecksum(**json.loads(text))
+        return checksum if checksum.size == files[name] else None
+
+    groups = range(layout.num_groups)
+    # A store answers after a while, and answers many at once.
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        found = pool.map(read, groups)
+        return {group: c for group, c in zip(groups, found, strict=True) if c}
 
 
 def is_local(options: PipelineOptions) -> bool:
@@ -324,7 +378,7 @@ def is_local(options: PipelineOptions) -> bool:
 def _run_pipeline(
     layout: Layout,
     dataset: Dataset,
-    out: pathlib.Path,
+    out: str,
     secrets: Secrets,
     groups: list[int],
     spill: Spill | None,
@@ -337,7 +391,7 @@ def _run_pipeline(
         | "WriteBatches"
         >> WriteBatches(
             layout,
-            str(out),
+            out,
             secrets,
             num_blocks=len(dataset.blocks),
             groups=groups,
@@ -383,9 +437,10 @@ def write_batches(
     *,
     dataset: Dataset,
     layout: Layout,
-    out: str | os.PathLike[str],
-    key_file: str | os.PathLike[str] | None = None,
+    out: StrPath,
+    key_file: StrPath | None = None,
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    scratch: StrPath | None = None,
     options: PipelineOptions | None = None,
 ) -> Manifest:
     """Writes the batches of ``layout`` to ``out``, resuming an unfinished same job.
@@ -393,9 +448,13 @@ def write_batches(
     Args:
       dataset: From ``list_blocks``.
       layout: From ``make_layout``.
-      out: An empty or new folder, or that of the same job, unfinished.
-      key_file: The sampling key; made if missing.  By default in ``out``/private.
+      out: An empty or new folder, or that of the same job, unfinished; on this machine
+        or in a store.
+      key_file: The sampling key; made if missing.  By default in ``out``/private, if
+        that is on this machine.
       memory_limit: Bytes for the local runner; engines have their own.
+      scratch: A folder on this machine for the local runner's shuffle.  By default it
+        is in ``out``/private or, if that is in a store, among temporary files.
       options: Beam's options; without a runner, Beam's in-process runner.
 
     Returns:
@@ -404,38 +463,39 @@ def write_batches(
     Raises:
       InputError: before any work, for anything that the user can mend.
     """
+    options = options or PipelineOptions([])  # not those of this process
+    storage.use_options(options)
+    key = None if key_file is None else absolute(key_file)
+    root = absolute(out)
     try:
-        return _write_batches(
-            dataset, layout, pathlib.Path(out), _path(key_file), memory_limit, options
+        threads = (
+            local_threads(layout, dataset, memory_limit) if is_local(options) else 0
         )
+        key_path, batches_id = open_job(root, layout, dataset, key)
+        folder = _spill_folder(root, scratch, batches_id)
+        with lock_job(root) as check_lock:
+            if pending := pending_groups(root, layout):
+                _report_written(layout, pending)
+                secrets = _secrets(layout, dataset, root, key_path)
+                with (
+                    _local_shuffle(folder, threads)
+                    if threads
+                    else contextlib.nullcontext()
+                ) as spill:
+                    _run_pipeline(
+                        layout, dataset, root, secrets, pending, spill, options
+                    )
+            check_lock()
+            manifest = finish_job(root, layout, dataset, batches_id)
+            storage.delete_folder(folder)
+            return manifest
     except OSError as error:
         raise storage_error(error) from error
 
 
-def _write_batches(
-    dataset: Dataset,
-    layout: Layout,
-    root: pathlib.Path,
-    key_file: pathlib.Path | None,
-    memory_limit: int,
-    options: PipelineOptions | None,
-) -> Manifest:
-    options = options or PipelineOptions([])  # not those of this process
-    spill = None
-    if is_local(options):
-        threads = local_threads(layout, dataset, memory_limit)
-        folder = root / PRIVATE_NAME / SPILL_NAME / _boot_id()
-        spill = Spill(folder=str(folder), num_threads=threads)
-    key_path, batches_id = open_job(root, layout, dataset, key_file)
-    with lock_job(root):
-        if pending := pending_groups(root, layout):
-            written = set(range(layout.num_groups)) - set(pending)
-            progress.advance("steps", sum(len(layout.steps(g)) for g in written))
-            if spill:
-                _make_spill_folder(pathlib.Path(spill.folder))
-            secrets = _secrets(layout, dataset, root, key_path)
-            _run_pipeline(layout, dataset, root, secrets, pending, spill, options)
-        return finish_job(root, layout, dataset, batches_id)
+def _report_written(layout: Layout, pending: list[int]) -> None:
+    written = set(range(layout.num_groups)) - set(pending)
+    progress.advance("steps", sum(len(layout.steps(group)) for group in written))
 
 
 def _boot_id() -> str:
@@ -447,42 +507,75 @@ def _boot_id() -> str:
         return uuid.uuid4().hex
 
 
-def _make_spill_folder(folder: pathlib.Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.parent.chmod(0o700)
-    for other in folder.parent.iterdir():
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+def _spill_folder(out: str, scratch: StrPath | None, batches_id: str) -> str:
+    """Where the local shuffle of a job is kept, also by the next try.
+
+    Raises:
+      InputError: in a store.
+    """
+    if scratch is None and not is_remote(out):
+        return join(out, PRIVATE_NAME, SPILL_NAME)
+    place = tempfile.gettempdir() if scratch is None else absolute(scratch)
+    if is_remote(place):
+        raise InputError(f"Expected --scratch {place} to be on this machine.")
+    return join(place, f"dpsgd-{SPILL_NAME}-{batches_id}")
 
 
-def _secrets(
-    layout: Layout, dataset: Dataset, out: pathlib.Path, key_file: pathlib.Path
-) -> Secrets:
+@contextlib.contextmanager
+def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
+    """Makes the folder of the local shuffle, and holds it locked.
+
+    What other boots of this machine left there is removed.
+
+    Raises:
+      InputError: another process has it or, among temporary files, it is another
+        user's.
+    """
+    storage.make_folder(folder)
+    found = os.lstat(folder)
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise InputError(
+            f"Expected {folder} to be a folder of this user. Name another --scratch."
+        )
+    os.chmod(folder, 0o700)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        boot = _boot_id()
+        storage.make_folder(join(folder, boot))
+        for other in storage.names(folder) - {boot}:
+            storage.delete_folder(join(folder, other))
+        yield Spill(folder=join(folder, boot), num_threads=num_threads)
+    except BlockingIOError:
+        raise InputError(
+            f"Expected no other job to use {folder}. Wait for it."
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secrets:
     """Leaves for the workers what derives from the key and from all blocks together."""
     rows = [block.rows for block in dataset.blocks]
     boundaries = find_boundaries(layout.plan, read_key_file(key_file), rows)
     if boundaries is None:
-        return Secrets(key_file=str(key_file))
-    path, data = out / PRIVATE_NAME / BOUNDARIES_NAME, io.BytesIO()
+        return Secrets(key_file=key_file)
+    path, data = join(out, PRIVATE_NAME, BOUNDARIES_NAME), io.BytesIO()
     np.save(data, boundaries, allow_pickle=False)
     write_atomically(path, data.getvalue(), mode=0o600)
-    return Secrets(key_file=str(key_file), boundaries_file=str(path))
+    return Secrets(key_file=key_file, boundaries_file=path)
 
 
-def _path(path: str | os.PathLike[str] | None) -> pathlib.Path | None:
-    return None if path is None else pathlib.Path(path).absolute()
-
-
-def pending_groups(out: pathlib.Path, layout: Layout) -> list[int]:
+def pending_groups(out: StrPath, layout: Layout) -> list[int]:
     """Returns the groups that an open job has still to write."""
-    if (out / MANIFEST_NAME).exists():
+    if storage.exists(join(out, MANIFEST_NAME)):
         return []  # killed while it cleaned up
     done = _finished(out, layout)
     return [group for group in range(layout.num_groups) if group not in done]
 
 
 def finish_job(
-    out: pathlib.Path, layout: Layout, dataset: Dataset, batches_id: str
+    out: StrPath, layout: Layout, dataset: Dataset, batches_id: str
 ) -> Manifest:
     """Writes checksums and manifest of an open job, and removes what else it left.
 
@@ -493,14 +586,14 @@ def finish_job(
     Raises:
       InputError: not every file is there.
     """
-    if not (out / MANIFEST_NAME).exists():
+    if not storage.exists(join(out, MANIFEST_NAME)):
         _write_manifest(out, layout, dataset, batches_id)
     _clean(out)
     return read_manifest(out)
 
 
 def _write_manifest(
-    out: pathlib.Path, layout: Layout, dataset: Dataset, batches_id: str
+    out: StrPath, layout: Layout, dataset: Dataset, batches_id: str
 ) -> None:
     done = _finished(out, layout)
     if len(done) < layout.num_groups:
@@ -522,17 +615,18 @@ def _write_manifest(
     write_manifest(out, manifest, checksums)
 
 
-def _clean(out: pathlib.Path) -> None:
+def _clean(out: StrPath) -> None:
     """Leaves of a job with a manifest what is to stay; does nothing the second time."""
-    private = out / PRIVATE_NAME
-    shutil.rmtree(private / "files", ignore_errors=True)
-    shutil.rmtree(private / SPILL_NAME, ignore_errors=True)
-    (private / BOUNDARIES_NAME).unlink(missing_ok=True)
+    private = join(out, PRIVATE_NAME)
+    storage.delete_folder(join(private, FILES_NAME))
+    storage.delete_folder(join(private, SPILL_NAME))
     # Temporary files of processes that were killed.
-    names = (KEY_NAME, JOB_NAME, CHECKSUMS_NAME, BOUNDARIES_NAME)
+    names = (KEY_NAME, JOB_NAME, CHECKSUMS_NAME, BOUNDARIES_NAME, OWNER_NAME)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
-        for prefix in prefixes:
-            for leftover in folder.glob(f".{prefix}*"):
-                leftover.unlink()
-    # Last: while it is there, the same command goes on from here.
-    (private / JOB_NAME).unlink(missing_ok=True)
+        begun = tuple(f".{prefix}" for prefix in prefixes)
+        for name in storage.sizes(folder):
+            if name.startswith(begun):
+                storage.delete(join(folder, name))
+    # Last: while job.json is there, the same command goes on from here.
+    for name in (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME):
+        storage.delete(join(private, name))

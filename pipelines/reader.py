@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-import os
-import pathlib
 from collections.abc import Iterable, Iterator
 
 from accounting.validation import InputError, check_int
@@ -37,16 +35,17 @@ from pipelines.manifest import (
     read_checksums,
     read_manifest,
 )
+from pipelines.storage import StrPath, join, read_bytes
 
 
-def read_file(path: pathlib.Path, checksum: FileChecksum) -> bytes:
+def read_file(path: StrPath, checksum: FileChecksum) -> bytes:
     """Returns the contents of a batch file, after holding them against the checksum.
 
     Raises:
       InputError: missing, or not the bytes that were written.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise InputError(
             f"Expected batch file {path} to be readable: {type(error).__name__}. "
@@ -95,13 +94,11 @@ def _next_positions(
     return {next_part if batch.part + 1 < parts_per_step else next_step}
 
 
-def read_batches(
-    directory: str | os.PathLike[str], *, first_step: int = 0
-) -> Iterator[PhysicalBatch]:
+def read_batches(directory: StrPath, *, first_step: int = 0) -> Iterator[PhysicalBatch]:
     """Yields every physical batch of steps ``first_step`` and later, in step order.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote.
+      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
       first_step: Where to start; a resumed run passes the number of finished steps.
 
     Raises:
@@ -110,9 +107,7 @@ def read_batches(
     return (batch for _, batch in _open(directory, first_step))
 
 
-def read_records(
-    directory: str | os.PathLike[str], *, first_step: int = 0
-) -> Iterator[bytes]:
+def read_records(directory: StrPath, *, first_step: int = 0) -> Iterator[bytes]:
     """Yields the records behind ``read_batches``, for readers that decode natively.
 
     Args and errors are those of ``read_batches``; every check has passed already.
@@ -120,37 +115,37 @@ def read_records(
     return (record for record, _ in _open(directory, first_step))
 
 
-def _open(
-    directory: str | os.PathLike[str], first_step: int
-) -> Iterator[tuple[bytes, PhysicalBatch]]:
+def _open(directory: StrPath, first_step: int) -> Iterator[tuple[bytes, PhysicalBatch]]:
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
     check_int("first_step", first_step, at_least=0, at_most=manifest.plan.num_steps)
-    return _read(pathlib.Path(directory), manifest, checksums, first_step)
+    return _read(directory, manifest, checksums, first_step)
 
 
 def _read(
-    root: pathlib.Path,
+    directory: StrPath,
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
     first_step: int,
 ) -> Iterator[tuple[bytes, PhysicalBatch]]:
     files = _files_from(manifest.files, first_step)
-    for file, data in _contents(root, files, checksums):
+    for file, data in _contents(directory, files, checksums):
         for record, batch in check_file(data, file, manifest):
             if batch.step >= first_step:
                 yield record, batch
 
 
 def _contents(
-    root: pathlib.Path, files: Iterable[BatchFile], checksums: dict[str, FileChecksum]
+    directory: StrPath,
+    files: Iterable[BatchFile],
+    checksums: dict[str, FileChecksum],
 ) -> Iterator[tuple[BatchFile, bytes]]:
     """Yields checked files; one is read and hashed while that before it is used."""
 
     def read(file: BatchFile) -> tuple[BatchFile, bytes]:
         if file.name not in checksums:
             raise InputError(f"Expected a checksum for batch file {file.name}.")
-        return file, read_file(root / file.name, checksums[file.name])
+        return file, read_file(join(directory, file.name), checksums[file.name])
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ahead: concurrent.futures.Future[tuple[BatchFile, bytes]] | None = None

@@ -14,7 +14,8 @@ Formal guarantees:
     the number of workers, or how often and in which order bundles run.
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.
-  - No key is part of the pipeline: workers read it from a file.
+  - No key is part of the pipeline: workers read it from where the pipeline says.
+  - No worker writes but into folders that the job has made, through ``storage``.
   - What fails in a worker is an InputError of one line, which names no row.
 
 Public: the layout.  Sensitive: every element.
@@ -29,16 +30,12 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 import traceback
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from accounting.plan import DpSgdPlan
@@ -56,6 +53,7 @@ from pipelines.manifest import PRIVATE_NAME, BatchFile, FileChecksum
 from pipelines.parquet_blocks import Block, read_block
 from pipelines.sampling import Participations, arrange_steps, sample_block
 from pipelines.spill import read_slice, spill_path, write_spill
+from pipelines.storage import join, read_bytes, write_atomically
 
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
@@ -103,10 +101,11 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """Paths of what workers must know and nobody else; never the values.
+    """Where workers find what nobody else must know; never the values.
 
     Attributes:
-      key_file: The sampling key.
+      key_file: The sampling key: a file on every worker, or one in a store, or a
+        managed secret (see ``keys.read_key_file``).
       boundaries_file: Of a shuffle, the array from ``sampling.find_boundaries``.
     """
 
@@ -124,7 +123,7 @@ class Spill:
 
 def checksum_path(directory: str, name: str) -> str:
     """Where the checksum of the batch file ``name`` is kept until the job ends."""
-    return FileSystems.join(directory, PRIVATE_NAME, "files", f"{name}.json")
+    return join(directory, PRIVATE_NAME, "files", f"{name}.json")
 
 
 def pack_element(
@@ -218,29 +217,9 @@ def encode_steps(
     )
 
 
-def write_file(path: str, data: bytes) -> None:
-    """Writes ``data`` under a temporary name beside ``path``, then renames it."""
-    folder, name = FileSystems.split(path)
-    temporary = FileSystems.join(folder, f".{name}.{uuid.uuid4().hex}")
-    try:
-        with FileSystems.create(
-            temporary, compression_type=CompressionTypes.UNCOMPRESSED
-        ) as file:
-            file.write(data)
-            if isinstance(file, io.IOBase):  # of this machine: survive its power
-                file.flush()
-                os.fsync(file.fileno())
-        FileSystems.rename([temporary], [path])
-    except BaseException:
-        if FileSystems.exists(temporary):
-            FileSystems.delete([temporary])
-        raise
-
-
 def read_array(path: str) -> np.ndarray:
-    """Returns the array in a ``.npy`` file of any file system that Beam knows."""
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as file:
-        return np.load(io.BytesIO(file.read()), allow_pickle=False)
+    """Returns the array in a ``.npy`` file."""
+    return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
 
 
 def write_group(
@@ -249,10 +228,10 @@ def write_group(
     """Writes the file of ``group``, then its checksum."""
     data, checksum = encode_steps(layout, group, elements)
     name = layout.file(group).name
-    write_file(FileSystems.join(directory, name), data)
+    write_atomically(join(directory, name), data)
     # Last: a file with a checksum is finished, and is not written again.
     text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
-    write_file(checksum_path(directory, name), text.encode())
+    write_atomically(checksum_path(directory, name), text.encode())
 
 
 def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
@@ -301,7 +280,7 @@ def plain_errors() -> Iterator[None]:
         raise storage_error(error) from None
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{pathlib.PurePath(frame.filename).name}:{frame.lineno}"
+        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
         raise InputError(
             f"Expected no {type(error).__name__} in {frame.name} ({place}). If it is "
             f"not a fault of this machine, report it; then {AGAIN}"
@@ -446,7 +425,7 @@ class WriteBatches(beam.PTransform):
 
     Args:
       layout: How steps are spread over files.
-      directory: Where the files go; any file system that Beam knows.
+      directory: Where the files go, made by ``open_job``; any store that Beam knows.
       secrets: Where the workers find the sampling key and what derives from it.
       num_blocks: Elements of the input.
       groups: The ranges of steps to write; all by default.

@@ -12,8 +12,6 @@ Public: the findings, which name files and steps.  Sensitive: everything that is
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
 from collections.abc import Callable
 
 import numpy as np
@@ -28,6 +26,7 @@ from pipelines.manifest import (
     read_manifest,
 )
 from pipelines.reader import check_file, read_file
+from pipelines.storage import StrPath, join, sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,9 +50,9 @@ def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
 
 
 def _check_file(
-    root: pathlib.Path, file: BatchFile, manifest: Manifest, checksum: FileChecksum
+    directory: StrPath, file: BatchFile, manifest: Manifest, checksum: FileChecksum
 ) -> None:
-    data = read_file(root / file.name, checksum)
+    data = read_file(join(directory, file.name), checksum)
     num_records = num_real = 0
     for _, batch in check_file(data, file, manifest):
         _check_padding(batch, file)
@@ -64,37 +63,34 @@ def _check_file(
 
 
 def verify(
-    directory: str | os.PathLike[str],
+    directory: StrPath,
     *,
     progress: Callable[[int], None] = lambda num_files: None,
 ) -> Verification:
     """Checks every byte of a folder of batches; goes on after a finding.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote.
+      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
       progress: Called with the number of files checked so far.
 
     Raises:
       InputError: no readable manifest or checksums to check against.
     """
-    root = pathlib.Path(directory)
-    manifest = read_manifest(root)
-    checksums = read_checksums(root)
+    manifest = read_manifest(directory)
+    checksums = read_checksums(directory)
     findings = []
     for count, file in enumerate(manifest.files, start=1):
         try:
             if file.name not in checksums:
                 raise InputError(f"Expected a checksum for batch file {file.name}.")
-            _check_file(root, file, manifest, checksums[file.name])
+            _check_file(directory, file, manifest, checksums[file.name])
         except InputError as error:
             findings.append(str(error))
         progress(count)
     known = {file.name for file in manifest.files}
-    for path in sorted(root.glob("*.tfrecord")):
-        if path.name not in known:
-            findings.append(
-                f"Expected no batch file {path.name}: it is not of this job."
-            )
+    for name in sorted(sizes(directory)):
+        if name.endswith(".tfrecord") and name not in known:
+            findings.append(f"Expected no batch file {name}: it is not of this job.")
     return Verification(
         num_files=len(manifest.files),
         num_steps=manifest.plan.num_steps,

@@ -63,6 +63,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.batch_format", FRAMEWORKS),
         ("pipelines.manifest", FRAMEWORKS),
         ("pipelines.keys", FRAMEWORKS),
+        ("pipelines.storage", HEAVY),
         ("pipelines.reader", FRAMEWORKS),
         ("pipelines.verify", FRAMEWORKS),
         ("pipelines.data_commands", FRAMEWORKS),

@@ -121,6 +121,7 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
 
 
 def writer(layout: Layout, folder: pathlib.Path) -> transforms._WriteGroupFn:
+    (folder / "private" / "files").mkdir(parents=True)
     write = transforms._WriteGroupFn(layout, str(folder), num_blocks=5, spill=None)
     write.start_bundle()
     return write

@@ -159,7 +159,7 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
 
         return wrapped
 
-    for name in ("write_file", "write_spill"):
+    for name in ("write_atomically", "write_spill"):
         patch.setattr(transforms, name, dying(getattr(transforms, name)))
 
 
@@ -438,7 +438,9 @@ def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
 
 FAULTS = [
     pytest.param(patched("write_spill", no_space), "No space left", id="full in map"),
-    pytest.param(patched("write_file", no_space), "No space left", id="full in reduce"),
+    pytest.param(
+        patched("write_atomically", no_space), "No space left", id="full in reduce"
+    ),
     pytest.param(patched("sample_block", quoting_a_row), "ValueError", id="map dies"),
     pytest.param(
         patched("encode_batch", quoting_a_row), "ValueError", id="reduce fails"

@@ -1,0 +1,319 @@
+"""Files of this machine and of every store that Beam knows, through one small door.
+
+A path with a scheme (``s3://``, ``gs://``, ``hdfs://``) is a store's and goes through
+Beam's ``FileSystems``; any other is this machine's, or mounted on it, and goes through
+the operating system, without Beam.
+
+Formal guarantees:
+  - What ``write_atomically`` writes is visible under its final name complete or not at
+    all.  Where the file system has folders that is a rename of a temporary file (and,
+    on this machine, a flush to the disk before it); in an object store an object
+    appears when its writing ends, and a write that failed is removed.
+  - No error holds anything but the path, the operation and the type of what went wrong:
+    messages of a store's client may quote addresses and credentials.
+
+References:
+  Strong consistency of what was written: Amazon S3 since 2020-12, Google Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import IO, Any
+
+from accounting.validation import InputError
+
+StrPath = str | os.PathLike[str]
+
+_SCHEME = "://"
+_WILDCARDS = "*?["
+#: What has to be installed beside Beam for a scheme.
+_EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
+
+
+def is_remote(path: StrPath) -> bool:
+    """Whether ``path`` is a store's."""
+    return _SCHEME in os.fspath(path)
+
+
+def absolute(path: StrPath) -> str:
+    """Returns ``path`` as every process of this machine understands it."""
+    text = os.fspath(path)
+    return text.rstrip("/") if is_remote(text) else os.path.abspath(text)
+
+
+def join(folder: StrPath, *names: str) -> str:
+    """Returns the path of something in ``folder``."""
+    if is_remote(folder):
+        return "/".join([os.fspath(folder).rstrip("/"), *names])
+    return os.path.join(folder, *names)
+
+
+def use_options(options: Any) -> None:
+    """Lets the stores use Beam's ``options``, such as ``--s3_endpoint_url``."""
+    from apache_beam.io.filesystems import FileSystems
+
+    FileSystems.set_options(options)
+
+
+def _file_systems() -> Any:
+    """Beam's door to the stores, with options where nobody has given any."""
+    from apache_beam.io.filesystems import FileSystems
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.options.value_provider import RuntimeValueProvider
+
+    # A worker's options arrive as runtime options and must win.
+    if not (FileSystems._pipeline_options or RuntimeValueProvider.runtime_options):
+        FileSystems.set_options(PipelineOptions([]))
+    return FileSystems
+
+
+def _file_system(path: str) -> Any:
+    try:
+        return _file_systems().get_filesystem(path)
+    except ValueError:
+        scheme = path.split(_SCHEME)[0]
+        extra = _EXTRAS.get(scheme)
+        remedy = f"pip install 'apache-beam[{extra}]'" if extra else "see Beam's list"
+        raise InputError(
+            f"Expected {scheme}:// of {path} to be a file system that Beam has here: "
+            f"{remedy}."
+        ) from None
+
+
+@contextlib.contextmanager
+def _plain_errors(path: str) -> Iterator[None]:
+    """Turns what a store's client raises into an OSError that quotes nothing."""
+    try:
+        yield
+    except (InputError, FileNotFoundError):
+        raise
+    except Exception as error:
+        code = getattr(error, "code", "")
+        reason = f"the store answered {type(error).__name__} {code}".strip()
+        raise OSError(errno.EIO, reason, path) from None
+
+
+def open_file(path: StrPath) -> IO[bytes]:
+    """Returns ``path`` open for reading, with ``seek``.
+
+    Raises:
+      OSError: missing, or refused.
+    """
+    if not is_remote(path):
+        return open(path, "rb")
+    from apache_beam.io.filesystem import CompressionTypes
+
+    name = os.fspath(path)
+    with _plain_errors(name):
+        try:
+            return _file_system(name).open(
+                name, compression_type=CompressionTypes.UNCOMPRESSED
+            )
+        except Exception:
+            if not _file_system(name).exists(name):
+                raise FileNotFoundError(errno.ENOENT, "no such object", name) from None
+            raise
+
+
+def read_bytes(path: StrPath) -> bytes:
+    """Returns the contents of a file.
+
+    Raises:
+      OSError: missing, or refused.
+    """
+    with open_file(path) as file, _plain_errors(os.fspath(path)):
+        return file.read()
+
+
+def read_secret(version: str) -> bytes:
+    """Returns a version of a secret of Google's Secret Manager.  Sensitive.
+
+    Raises:
+      OSError: no such secret, no access, or no client.
+    """
+    from apache_beam.utils.secret import GcpSecret
+
+    with _plain_errors(version):
+        return GcpSecret(version).get_secret_bytes()
+
+
+def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes ``data`` to ``path``, visible when it is complete; replaces what is there.
+
+    Args:
+      path: In a folder that is there.
+      data: The contents.
+      mode: Permissions on this machine; a store has its own rules of access.
+
+    Raises:
+      OSError: no room, no access, no folder.
+    """
+    if is_remote(path):
+        _write_remote(os.fspath(path), data)
+        return
+    folder, name = os.path.split(os.fspath(path))
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def _write_remote(path: str, data: bytes) -> None:
+    with _plain_errors(path):
+        files = _file_system(path)
+        if not files.has_dirs():
+            _create_remote(files, path, data)
+            return
+        folder, name = path.rsplit("/", 1)
+        temporary = f"{folder}/.{name}.{secrets.token_hex(8)}"
+        _create_remote(files, temporary, data)
+        if files.exists(path):  # a rename on Hadoop replaces nothing
+            files.delete([path])
+        files.rename([temporary], [path])
+
+
+def _create_remote(files: Any, path: str, data: bytes) -> None:
+    from apache_beam.io.filesystem import CompressionTypes
+
+    file = files.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    try:
+        file.write(data)
+    except BaseException:
+        # Closing, now or by the garbage collector, may publish what was written so far.
+        for undo in (file.close, lambda: files.delete([path])):
+            with contextlib.suppress(Exception):
+                undo()
+        raise
+    file.close()
+
+
+def exists(path: StrPath) -> bool:
+    """Whether there is a file at ``path``; of folders only this machine's."""
+    if not is_remote(path):
+        return os.path.lexists(path)
+    with _plain_errors(os.fspath(path)):
+        return _file_system(os.fspath(path)).exists(os.fspath(path))
+
+
+def match(pattern: str) -> list[str]:
+    """Returns the sorted paths of the files that match a glob."""
+    with _plain_errors(pattern):
+        found = _file_systems().match([pattern])[0].metadata_list
+    return sorted(metadata.path for metadata in found)
+
+
+def _listing(folder: str) -> dict[str, int]:
+    """Path below a store's folder -> size, at any depth where there are no folders."""
+    with _plain_errors(folder):
+        files = _file_system(folder)
+        if files.has_dirs() and not files.exists(folder):
+            return {}
+        found = files.match([f"{folder}/**"])[0].metadata_list
+    return {
+        metadata.path.removeprefix(f"{folder}/"): metadata.size_in_bytes
+        for metadata in found
+    }
+
+
+def names(folder: StrPath) -> set[str]:
+    """Returns the names directly in a folder; none where there is no folder."""
+    if is_remote(folder):
+        return {path.split("/")[0] for path in _listing(absolute(folder))}
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def sizes(folder: StrPath) -> dict[str, int]:
+    """Returns name -> bytes of the files directly in a folder, as ``names`` does.
+
+    Hadoop lists folders too, with 0 bytes.
+    """
+    if is_remote(folder):
+        listing = _listing(absolute(folder))
+        return {path: size for path, size in listing.items() if "/" not in path}
+    found = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            # A temporary file of a worker may be gone by now.
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file():
+                    found[entry.name] = entry.stat().st_size
+    return found
+
+
+def make_folder(path: StrPath) -> None:
+    """Makes a folder that its owner alone may enter, where a file system has folders.
+
+    A folder that is there already stays as it is.
+    """
+    if not is_remote(path):
+        parent = os.path.dirname(os.path.abspath(path))
+        os.makedirs(parent, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        return
+    name = os.fspath(path)
+    with _plain_errors(name):
+        files = _file_system(name)
+        if files.has_dirs() and not files.exists(name):
+            files.mkdirs(name)
+
+
+def delete(path: StrPath) -> None:
+    """Removes a file; nothing happens where there is none."""
+    if not is_remote(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    elif exists(path):
+        with _plain_errors(os.fspath(path)):
+            _file_system(os.fspath(path)).delete([os.fspath(path)])
+
+
+def delete_folder(path: StrPath) -> None:
+    """Removes a folder with all that is in it; nothing happens where there is none."""
+    if not is_remote(path):
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    name = absolute(path)
+    with _plain_errors(name):
+        files = _file_system(name)
+        if not files.has_dirs():
+            objects = [f"{name}/{path}" for path in _listing(name)]
+            if objects:
+                files.delete(objects)
+        elif files.exists(name):
+            files.delete([name])
+
+
+def check_folder(path: StrPath, option: str) -> None:
+    """Refuses a store's folder that a listing would misunderstand.
+
+    Raises:
+      InputError: wildcards, or no name beside the bucket's.
+    """
+    if not is_remote(path):
+        return
+    text = absolute(path)
+    place = text.split(_SCHEME, 1)[1]
+    if "/" not in place or any(character in text for character in _WILDCARDS):
+        raise InputError(
+            f"Expected {option} {text} to name a folder in a bucket, without any of "
+            f"{' '.join(_WILDCARDS)}."
+        )
+    _file_system(text)  # is its client here?
