@@ -4,7 +4,7 @@ A place is empty for the noise of a variable in a step; for tables with lazy noi
 a later physical batch of that step, or a chunk of a flush after it.
 
 Formal guarantees:
-  - ``standard_normal`` returns the same bits for the same arguments; a replayed step
+  - ``normal`` returns the same bits for the same arguments; a replayed step
     draws the same noise, so that a crash is not a second release.
   - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
     (in counter mode), values of different (step, variable, place) are independent.
@@ -37,14 +37,16 @@ _CHUNK = 1 << 15
 _DEPTH = 2
 
 
-def standard_normal(
+def normal(
     noise_key: bytes,
     step: int,
     variable: int,
     shape: Sequence[int],
     place: tuple[str | int, ...] = (),
+    *,
+    stddev: float = 1.0,
 ) -> np.ndarray:
-    """Returns float32 values of the standard normal distribution.  Sensitive.
+    """Returns float32 values of a centred normal distribution.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
@@ -52,6 +54,7 @@ def standard_normal(
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable, or of the part of it that gets noise.
       place: What the noise is for, where a step has several uses of a variable.
+      stddev: Standard deviation of the distribution.
     """
     key = derive(noise_key, "noise", step, variable, *place)
     # Half the cost of a normal from ChaCha, where processors have AES instructions.
@@ -60,7 +63,8 @@ def standard_normal(
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        part[:] = generator.standard_normal(len(part))
+        doubles = generator.standard_normal(len(part))
+        np.multiply(doubles, stddev, out=part, casting="same_kind")
     return values.reshape(shape)
 
 
@@ -71,7 +75,7 @@ def step_noise(
     if noise_stddev == 0:
         return [np.zeros(shape, np.float32) for shape in shapes]
     return [
-        standard_normal(noise_key, step, index, shape) * np.float32(noise_stddev)
+        normal(noise_key, step, index, shape, stddev=noise_stddev)
         for index, shape in enumerate(shapes)
     ]
 
@@ -101,8 +105,9 @@ class LaterNoise:
     def _draw(
         self, variable: int, shape: Sequence[int], place: tuple[str | int, ...]
     ) -> np.ndarray:
-        values = standard_normal(self.noise_key, self.step, variable, shape, place)
-        return values * np.float32(self.noise_stddev)
+        return normal(
+            self.noise_key, self.step, variable, shape, place, stddev=self.noise_stddev
+        )
 
 
 class NoiseStream:

@@ -19,7 +19,7 @@ from trainer.clipping import clipped_sum
 from trainer.dp_step import Step
 from trainer.lazy_noise import LazyNoise, choose, is_plain_sgd
 from trainer.models import TrainableModel
-from trainer.noise import LaterNoise, standard_normal
+from trainer.noise import LaterNoise, normal
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
 
@@ -196,7 +196,7 @@ def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarr
         ids = random.integers(0, num_rows // 2, num_rows // 3)
         if step == read_at:
             ids = random.permutation(num_rows)
-        noise = 3.0 * standard_normal(KEY, step, 0, shape)
+        noise = 3.0 * normal(KEY, step, 0, shape)
         lazy.complete_read({"ids": tf.constant(ids, tf.int32)}, None, [noise])
         if step == read_at:
             read = table.numpy().ravel()
@@ -236,7 +236,7 @@ def test_no_two_draws_of_a_run_share_a_stream() -> None:
     for step in range(3):
         later = LaterNoise(noise_key=KEY, step=step, noise_stddev=1.0)
         for variable in range(2):
-            found.append(standard_normal(KEY, step, variable, shape))
+            found.append(normal(KEY, step, variable, shape))
             found += [later.of_part(part, variable, shape) for part in (1, 2)]
             found += [later.of_chunk(variable, chunk, shape) for chunk in (0, 1, 2)]
     assert len({values.tobytes() for values in found}) == 3 * 2 * 6

@@ -167,14 +167,14 @@ def test_no_noise_of_a_run_is_used_twice(
     request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[bytes] = []
-    draw = noise.standard_normal
+    draw = noise.normal
 
-    def spy(*args: Any) -> np.ndarray:
-        values = draw(*args)
+    def spy(*args: Any, **more: Any) -> np.ndarray:
+        values = draw(*args, **more)
         drawn.append(values.tobytes())
         return values
 
-    monkeypatch.setattr(noise, "standard_normal", spy)
+    monkeypatch.setattr(noise, "normal", spy)
     train(request_for())
     # 10 steps of 5 variables, 4 flushes of a table, and further batches of steps.
     assert len(drawn) > 10 * 5 + 4

@@ -11,15 +11,15 @@ import pytest
 from randomgen import AESCounter
 
 from pipelines.keys import derive, insecure_key
-from trainer.noise import NoiseStream, standard_normal, step_noise
+from trainer.noise import NoiseStream, normal, step_noise
 
 KEY = insecure_key(1)
 OTHER_KEY = insecure_key(2)
 
 
 def test_same_key_step_and_variable_give_the_same_bits() -> None:
-    first = standard_normal(KEY, 3, 1, (5, 7))
-    again = standard_normal(KEY, 3, 1, (5, 7))
+    first = normal(KEY, 3, 1, (5, 7))
+    again = normal(KEY, 3, 1, (5, 7))
     assert first.dtype == np.float32
     assert first.shape == (5, 7)
     assert first.tobytes() == again.tobytes()
@@ -38,14 +38,14 @@ def test_the_generator_is_aes_128_in_counter_mode() -> None:
 def test_a_stream_is_that_of_the_sub_key_of_its_labels() -> None:
     key = int.from_bytes(derive(KEY, "noise", 3, 1, "part", 2)[:16], "little")
     wanted = np.random.Generator(AESCounter(key=key, counter=0)).standard_normal(9)
-    found = standard_normal(KEY, 3, 1, (9,), ("part", 2))
+    found = normal(KEY, 3, 1, (9,), ("part", 2))
     np.testing.assert_array_equal(found, wanted.astype("f4"))
 
 
 def test_streams_of_other_keys_steps_and_variables_are_uncorrelated() -> None:
     n = 20_000
     labels = itertools.product((KEY, OTHER_KEY), (0, 1, 10), (0, 1, 10))
-    streams = np.stack([standard_normal(*label, (n,)) for label in labels])
+    streams = np.stack([normal(*label, (n,)) for label in labels])
     correlation = np.corrcoef(streams) - np.eye(len(streams))
     # 153 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
     assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
@@ -65,14 +65,14 @@ def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = standard_normal(KEY, 0, 0, (1000,))
+    whole = normal(KEY, 0, 0, (1000,))
     monkeypatch.setattr("trainer.noise._CHUNK", 64)
-    assert standard_normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
+    assert normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
 
 
 def test_scalars_and_empty_shapes() -> None:
-    assert standard_normal(KEY, 0, 0, ()).shape == ()
-    assert standard_normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
+    assert normal(KEY, 0, 0, ()).shape == ()
+    assert normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
 
 
 def test_no_noise_is_exactly_zero() -> None:
