@@ -64,8 +64,8 @@ def read_file(path: StrPath, checksum: FileChecksum) -> bytes:
 
 def check_file(
     data: bytes, file: BatchFile, manifest: Manifest
-) -> Iterator[tuple[bytes, PhysicalBatch]]:
-    """Yields (record, its batch) of one file, after checking steps and parts.
+) -> Iterator[PhysicalBatch]:
+    """Yields the batches of one file, after checking steps and parts.
 
     Raises:
       CorruptRecordError: a step or part is missing, repeated or out of order.
@@ -80,7 +80,7 @@ def check_file(
                 f"{batch.step}, part {batch.part}."
             )
         allowed = _next_positions(batch, manifest.parts_per_step)
-        yield record, batch
+        yield batch
     if end not in allowed:
         raise CorruptRecordError(f"Expected {file.name} to end with step {end[0] - 1}.")
 
@@ -104,18 +104,6 @@ def read_batches(directory: StrPath, *, first_step: int = 0) -> Iterator[Physica
     Raises:
       InputError: missing, changed, incomplete or repeated data, or a bad start.
     """
-    return (batch for _, batch in _open(directory, first_step))
-
-
-def read_records(directory: StrPath, *, first_step: int = 0) -> Iterator[bytes]:
-    """Yields the records behind ``read_batches``, for readers that decode natively.
-
-    Args and errors are those of ``read_batches``; every check has passed already.
-    """
-    return (record for record, _ in _open(directory, first_step))
-
-
-def _open(directory: StrPath, first_step: int) -> Iterator[tuple[bytes, PhysicalBatch]]:
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
     check_int("first_step", first_step, at_least=0, at_most=manifest.plan.num_steps)
@@ -127,12 +115,12 @@ def _read(
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
     first_step: int,
-) -> Iterator[tuple[bytes, PhysicalBatch]]:
+) -> Iterator[PhysicalBatch]:
     files = _files_from(manifest.files, first_step)
     for file, data in _contents(directory, files, checksums):
-        for record, batch in check_file(data, file, manifest):
+        for batch in check_file(data, file, manifest):
             if batch.step >= first_step:
-                yield record, batch
+                yield batch
 
 
 def _contents(

@@ -54,7 +54,7 @@ def _check_file(
 ) -> None:
     data = read_file(join(directory, file.name), checksum)
     num_records = num_real = 0
-    for _, batch in check_file(data, file, manifest):
+    for batch in check_file(data, file, manifest):
         _check_padding(batch, file)
         num_records += 1
         num_real += int(np.count_nonzero(batch.weight))

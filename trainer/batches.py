@@ -1,25 +1,33 @@
-"""The batches of a folder as a ``tf.data`` pipeline, in step order.
+"""The batches of a folder as tensors, in step order.
 
 Formal guarantees:
-  - The dataset yields exactly what ``pipelines.reader.read_batches`` yields, which
-    checks digests, steps and parts as they pass; what it refuses raises its InputError.
+  - Elements are exactly what ``pipelines.reader.read_batches`` yields, which checks
+    digests, steps and parts as they pass; what it refuses raises its InputError, and no
+    element of a file comes before the digest of the file was held against its checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
+
+Reading, hashing and decoding go on in threads of their own while a batch is trained on.
 
 Public: the manifest.  Sensitive: every element.
 """
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import os
 from collections.abc import Iterator
 from typing import Any
 
+from pipelines.batch_format import PhysicalBatch
 from pipelines.manifest import Manifest
-from pipelines.reader import read_records
+from pipelines.reader import read_batches
 from trainer.tf_privacy import tf
 
-#: Physical batches that are read while one is trained on.
+#: Physical batches that are decoded while one is trained on.
 _PREFETCH = 4
+
+Element = dict[str, Any]
 
 
 def element_spec(manifest: Manifest) -> dict[str, Any]:
@@ -36,41 +44,16 @@ def element_spec(manifest: Manifest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _parse(record: Any, manifest: Manifest) -> dict[str, Any]:
-    """Decodes one record in TensorFlow's own code: no row passes through Python."""
-    spec = element_spec(manifest)
-    names = [column.name for column in manifest.columns]
-    features: dict[str, Any] = {
-        name: tf.io.FixedLenFeature((), tf.string) for name in (*names, "weight")
-    }
-    for name in ("step", "part"):
-        features[name] = tf.io.FixedLenFeature((), tf.int64)
-    parsed = tf.io.parse_single_example(record, features)
-
-    def decode(name: str, kind: Any) -> Any:
-        return tf.reshape(tf.io.decode_raw(parsed[name], kind.dtype), kind.shape)
-
-    return {
-        "columns": {name: decode(name, spec["columns"][name]) for name in names},
-        "weight": decode("weight", spec["weight"]),
-        "step": parsed["step"],
-        "part": parsed["part"],
-    }
-
-
-def _options() -> Any:
-    options = tf.data.Options()
-    # TensorFlow would parallelise the decoding and, told to be deterministic, undo it
-    # with an error message on the terminal.
-    options.experimental_optimization.map_parallelization = False
-    return options
-
-
 class BatchSource:
-    """Iterates over the elements of ``dataset``, with errors a user can read.
+    """Iterates over batches as dicts of tensors.
 
-    Elements are dicts: ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding),
-    ``step`` and ``part``.  A step is one element or more, in a row.
+    They have ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding), and the
+    integers ``step`` and ``part``.  A step is one element or more, in a row.
+
+    Args:
+      directory: A folder that ``dpsgd batches`` wrote.
+      manifest: Its manifest.
+      first_step: Where to start.
     """
 
     def __init__(
@@ -81,30 +64,38 @@ class BatchSource:
         first_step: int = 0,
     ) -> None:
         self._directory = directory
+        self._manifest = manifest
         self._first_step = first_step
-        self._error: Exception | None = None
-        records = tf.data.Dataset.from_generator(
-            self._generate, output_signature=tf.TensorSpec((), tf.string)
-        )
-        # Prefetched twice: reading, decoding and training each have a thread.
-        batches = records.prefetch(_PREFETCH).map(
-            lambda record: _parse(record, manifest)
-        )
-        self.dataset = batches.prefetch(_PREFETCH).with_options(_options())
 
-    def _generate(self) -> Iterator[bytes]:
-        # tf.data wraps an exception into one of its own, with a stack trace in its
-        # text: __iter__ raises the one that was kept here.
-        try:
-            yield from read_records(self._directory, first_step=self._first_step)
-        except Exception as error:
-            self._error = error
-            raise
+    def __iter__(self) -> Iterator[Element]:
+        # No tf.data: it would copy each record from Python to TensorFlow and parse it
+        # again, which costs more than all that is done here.
+        batches = read_batches(self._directory, first_step=self._first_step)
+        return _ahead(map(_element, batches))
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        try:
-            yield from self.dataset
-        except tf.errors.OpError:
-            if self._error is None:
-                raise
-            raise self._error from None
+    @property
+    def dataset(self) -> Any:
+        """The same as a ``tf.data.Dataset``, for `fit`; slower, errors wrapped."""
+        return tf.data.Dataset.from_generator(
+            lambda: iter(self), output_signature=element_spec(self._manifest)
+        )
+
+
+def _element(batch: PhysicalBatch) -> Element:
+    return {
+        "columns": {name: tf.constant(value) for name, value in batch.columns.items()},
+        "weight": tf.constant(batch.weight),
+        "step": batch.step,
+        "part": batch.part,
+    }
+
+
+def _ahead(elements: Iterator[Element]) -> Iterator[Element]:
+    """Yields the elements, of which a thread makes some ahead."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = collections.deque(
+            pool.submit(next, elements, None) for _ in range(_PREFETCH)
+        )
+        while (element := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, elements, None))
+            yield element

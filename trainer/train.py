@@ -400,10 +400,10 @@ class _Session:
         self._reporter.start(self._plan.num_steps, done=self._done)
         with self._noise() as noise:
             draws = iter(noise)
-            for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
+            for _, parts in itertools.groupby(source, lambda batch: batch["step"]):
                 for batch in parts:
-                    ledger.enter(int(batch["step"]), part=int(batch["part"]))
-                    if int(batch["part"]) == 0:
+                    ledger.enter(batch["step"], part=batch["part"])
+                    if batch["part"] == 0:
                         self._averages.before_step(self._done)
                         if self._ascent is not None:
                             self._ascent.ascend()

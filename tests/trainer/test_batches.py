@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,36 @@ def test_an_edited_manifest_is_refused(small_batches: Any) -> None:
         _read(small_batches)
 
 
-def test_errors_of_the_dataset_itself_are_not_swallowed(small_batches: Any) -> None:
+def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
+    small_batches: Any,
+) -> None:
+    path = small_batches.path / small_batches.manifest.files[1].name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    batches = iter(BatchSource(small_batches.path, small_batches.manifest))
+    assert [next(batches)["step"] for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(InputError, match="changed"):
+        next(batches)
+
+
+def test_the_dataset_has_the_same_elements_and_does_not_swallow_errors(
+    small_batches: Any,
+) -> None:
+    source = BatchSource(small_batches.path, small_batches.manifest)
+    assert source.dataset.element_spec == element_spec(small_batches.manifest)
+    for left, right in zip(source, source.dataset, strict=True):
+        assert left["step"] == right["step"]
+        for name, values in left["columns"].items():
+            assert values.numpy().tobytes() == right["columns"][name].numpy().tobytes()
     path = small_batches.path / small_batches.manifest.files[1].name
     path.write_bytes(path.read_bytes()[:-1])
-    source = BatchSource(small_batches.path, small_batches.manifest)
     with pytest.raises(Exception, match="changed"):
         list(source.dataset)
+
+
+def test_reading_ends_when_its_reader_leaves(small_batches: Any) -> None:
+    before = threading.active_count()
+    iterator = iter(BatchSource(small_batches.path, small_batches.manifest))
+    next(iterator)
+    assert threading.active_count() > before
+    iterator.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
