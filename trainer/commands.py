@@ -181,6 +181,10 @@ def _sizes(
     type=int,
     help="Steps between checkpoints.  Default: every minute.",
 )
+@click.option(
+    "--tensorboard", type=_FOLDER, help="Folder for the held-out curve as events."
+)
+@click.option("--csv", type=_FILE, help="File for the held-out curve as a table.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 def train_command(**flags: Any) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
@@ -230,7 +234,8 @@ def _request(flags: dict[str, Any]) -> Any:
     from trainer.preflight import Request
 
     folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
-    rest = {name: flags.pop(name) for name in ("noise_key_file", "checkpoint_every")}
+    others = ("noise_key_file", "checkpoint_every", "tensorboard", "csv")
+    rest = {name: flags.pop(name) for name in others}
     settings = TrainSettings(
         target_epsilon=flags.pop("epsilon"), target_delta=flags.pop("delta"), **flags
     )

@@ -48,6 +48,8 @@ class Request:
       noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
         None.
       checkpoint_every: Steps between checkpoints; by time if None.
+      tensorboard: Folder for TensorBoard's event file of the curve, or None.
+      csv: File for the curve, or None.
     """
 
     settings: TrainSettings
@@ -56,6 +58,8 @@ class Request:
     run: pathlib.Path
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
+    tensorboard: pathlib.Path | None = None
+    csv: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint_every is not None:
@@ -117,6 +121,7 @@ def check(request: Request) -> Checked:
     held_out = HeldOut(request.held_out, manifest)
     resumes = check_run_folder(request.run)
     _check_key(request)
+    _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
     return Checked(
         request=request,
@@ -196,6 +201,21 @@ def _check_key(request: Request) -> None:
         )
     if path.exists():
         read_key_file(path)
+
+
+def _check_curve_files(request: Request, *, resumes: bool) -> None:
+    for option, path in (("tensorboard", request.tensorboard), ("csv", request.csv)):
+        if path is None:
+            continue
+        if path.resolve().is_relative_to(request.run.resolve()):
+            raise InputError(
+                f"Expected --{option} {path} outside of --out {request.run}."
+            )
+        used = any(path.glob("events*")) if option == "tensorboard" else path.exists()
+        if used and not resumes:
+            raise InputError(
+                f"Expected --{option} {path} to hold no other run. Choose another name."
+            )
 
 
 def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:

@@ -26,6 +26,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import shutil
 import signal
 from collections.abc import Iterator
 from importlib import metadata
@@ -37,6 +38,7 @@ from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
 from trainer import (
+    curve_files,
     lazy_noise,
     methods,
     models,
@@ -201,11 +203,22 @@ def _open_run(checked: Checked) -> bytes:
     """Makes the folder and returns the noise key."""
     request = checked.request
     private = request.run / PRIVATE_NAME
-    if not checked.resumes:
+    if checked.resumes:
+        _remove_leftovers(request.run)
+    else:
         request.run.mkdir(parents=True, exist_ok=True)
         private.mkdir(mode=0o700)
     path = request.noise_key_file or private / run_record.NOISE_KEY_NAME
     return keys.read_or_create_key_file(path)
+
+
+def _remove_leftovers(run: pathlib.Path) -> None:
+    """Removes what a run that was killed was writing: names that start with a dot."""
+    for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -460,6 +473,10 @@ class _Session:
 
     def _evaluate(self) -> None:
         self._state.points.append({"step": self._done, **self._evaluator.metrics()})
+        if self._request.csv is not None:
+            curve_files.write_csv(self._state.points, self._request.csv)
+        if self._request.tensorboard is not None:
+            curve_files.write_events(self._state.points, self._request.tensorboard)
 
     # -- results -------------------------------------------------------------------
 

@@ -778,3 +778,14 @@ def test_a_run_killed_twice_ends_bit_identical(
         # The terminal is for progress: TensorFlow writes nothing to it.
         assert done.stdout + done.stderr == ""
     assert _same(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_what_a_kill_cut_short_is_removed_when_the_run_goes_on(
+    request_for: Any,
+) -> None:
+    request = request_for(run_id=ONE_ID)
+    (request.run / ".0a.saved_model").mkdir()
+    for name in (".0a.saved_model/part", ".0b.model.keras", "private/.0c.run.id"):
+        (request.run / name).write_bytes(b"half")
+    train(request)
+    assert not list(request.run.rglob(".*"))

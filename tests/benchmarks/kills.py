@@ -1,0 +1,253 @@
+"""Kills training runs at random moments and holds what they end with against others.
+
+    python -m tests.benchmarks.kills --kills 300
+
+For every configuration one run is left alone.  Then runs of the same request are killed
+(SIGKILL) after times drawn uniformly from nothing to the time of the undisturbed run,
+and the same request is given again, until a run completes; then the next one begins,
+until so many kills were done.  Weights, kept iterates, metrics, curves and statements
+of every completed run have to be those of the undisturbed one, byte for byte.
+
+A run is a child that is forked from this process, which has imported TensorFlow but
+never used it: no context and no thread pool, which is checked before each fork.
+So a restart costs no import; everything after the import is executed, and killed, as in
+``dpsgd train``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool would not survive a fork
+
+import h5py
+import numpy as np
+
+from pipelines.keys import create_key_file
+from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from trainer.preflight import Request
+from trainer.progress import Silent
+from trainer.settings import TrainSettings
+from trainer.train import train
+
+_FORK = multiprocessing.get_context("fork")
+_NUM_STEPS = 400
+_LONGEST_SECONDS = 600.0
+
+#: name -> (settings, rows of a physical batch; None for one batch per step)
+CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
+    "sgd-lazy": (
+        {"optimizer": "sgd", "embedding_noise": "lazy", "learning_rate": 0.5},
+        None,
+    ),
+    "adam-cosine": (
+        {
+            "optimizer": "adam",
+            "learning_rate_schedule": "cosine",
+            "warmup_steps": 3,
+            "learning_rate": 0.02,
+        },
+        None,
+    ),
+    "averages": (
+        {
+            "ema_decay": 0.9,
+            "tail": 3,
+            "train_over": "ema",
+            "keep_last": 3,
+            "uncertainty": 0.9,
+        },
+        None,
+    ),
+    "logical-batches": (
+        {"optimizer": "sgd", "embedding_noise": "lazy", "ema_decay": None},
+        6,
+    ),
+}
+
+
+@dataclasses.dataclass
+class Tally:
+    """What was done to one configuration."""
+
+    kills: int = 0
+    kills_after_a_step: int = 0
+    runs: int = 0
+    different: int = 0
+    seconds: float = 0.0
+
+
+def make_inputs(folder: pathlib.Path) -> None:
+    """Writes batches of both kinds, held-out examples and a key."""
+    steps = [make_rows(4 + seed % 9, seed) for seed in range(_NUM_STEPS)]
+    write_batches(folder / "whole", steps)
+    write_batches(
+        folder / "parts", steps, physical_batch_size=6, truncated_batch_size=None
+    )
+    write_held_out(folder / "held_out", make_rows(300, seed=99))
+    create_key_file(folder / "noise.key")
+
+
+def request(folder: pathlib.Path, name: str, run: pathlib.Path) -> Request:
+    """Returns the request of a configuration, for a run with the one id of all."""
+    changes, parts = CONFIGURATIONS[name]
+    settings = TrainSettings(
+        embedding_dim=2, hidden=(4,), noise_multiplier=0.8, l2_norm_clip=1.0,
+        target_delta=1e-3, eval_every=70, **changes,
+    )  # fmt: skip
+    private = run / "private"
+    private.mkdir(parents=True, mode=0o700)
+    # Runs draw ids of their own; here they have to be the same run.
+    (private / "run.id").write_text("5" * 32 + "\n")
+    return Request(
+        settings=settings,
+        batches=folder / ("whole" if parts is None else "parts"),
+        held_out=folder / "held_out",
+        run=run,
+        noise_key_file=folder / "noise.key",
+        checkpoint_every=3,
+    )
+
+
+class _Steps(Silent):
+    """Tells the parent how many steps a child has done since it was forked."""
+
+    def __init__(self) -> None:
+        self.num = _FORK.Value("q", 0, lock=False)
+
+    def advance(self, done: int) -> None:
+        """Reports that ``done`` steps are done."""
+        self.num.value += 1
+
+
+def execute(asked: Request, seconds: float) -> tuple[int, int]:
+    """Runs a request in a child for so long at most.
+
+    Returns:
+      The exit status, and the number of steps that were done.
+    """
+    _check_threads()
+    steps = _Steps()
+    child = _FORK.Process(target=train, args=(asked, steps))
+    child.start()
+    child.join(seconds)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    assert child.exitcode is not None  # it was joined
+    return child.exitcode, steps.num.value
+
+
+def _check_threads() -> None:
+    """Accepts one thread, and one of jemalloc, which is made to be forked."""
+    tasks = pathlib.Path("/proc/self/task").glob("*/comm")
+    names = sorted(task.read_text().strip() for task in tasks)
+    others = [name for name in names if name != "jemalloc_bg_thd"]
+    if len(others) != 1:
+        raise RuntimeError(f"Expected one thread before a fork, not {others}.")
+
+
+def results(run: pathlib.Path) -> dict[str, bytes]:
+    """Returns what has to be the same: name -> bytes."""
+    found = {
+        str(path.relative_to(run)): path.read_bytes()
+        for pattern in ("*.json", "*.txt", "*.parquet", "iterates/*.npz")
+        for path in sorted(run.glob(pattern))
+        if not path.name.startswith(".")
+    }
+    # Also the names: nothing that a kill cut short stays.
+    found["names"] = "\n".join(sorted(path.name for path in run.iterdir())).encode()
+    for path in sorted(run.glob("[!.]*.keras")):
+        for name, array in _weights(path):
+            found[f"{path.name}/{name}"] = array.tobytes()
+    return found
+
+
+def _weights(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a saved model; a zip file has its date in it."""
+    found: dict[str, np.ndarray] = {}
+
+    def visit(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset):
+            found[name] = node[()]
+
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open("model.weights.h5") as data,
+        h5py.File(data) as file,
+    ):
+        file.visititems(visit)
+    yield from sorted(found.items())
+
+
+def torture(folder: pathlib.Path, name: str, kills: int, draw: random.Random) -> Tally:
+    """Does ``kills`` kills to runs of one configuration."""
+    start = time.monotonic()
+    whole = folder / f"{name}-whole"
+    if execute(request(folder, name, whole), _LONGEST_SECONDS)[0]:
+        raise RuntimeError(f"Expected the undisturbed run of {name} to succeed.")
+    duration = time.monotonic() - start
+    wanted, tally = results(whole), Tally()
+    while tally.kills < kills:
+        run = folder / f"{name}-{tally.runs}"
+        asked = request(folder, name, run)
+        while True:
+            enough = tally.kills >= kills
+            seconds = _LONGEST_SECONDS if enough else draw.uniform(0, duration)
+            status, steps = execute(asked, seconds)
+            if status == 0:
+                break
+            if status != -9:
+                raise RuntimeError(f"Expected a run of {name} to end; status {status}.")
+            tally.kills += 1
+            tally.kills_after_a_step += steps > 0
+        tally.runs += 1
+        tally.different += results(run) != wanted
+    tally.seconds = time.monotonic() - start
+    return tally
+
+
+def main() -> None:
+    """Prints a table; ends with status 1 if a run ended in another way."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=300, help="In all.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the moments.")
+    parser.add_argument("--only", choices=CONFIGURATIONS, nargs="+")
+    flags = parser.parse_args()
+    names = flags.only or list(CONFIGURATIONS)
+    draw = random.Random(flags.seed)
+    print("| configuration | kills | after a step | runs completed | different | s |")
+    print("|---|---|---|---|---|---|", flush=True)
+    tallies = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        make_inputs(folder)
+        for name in names:
+            tally = torture(folder, name, -(-flags.kills // len(names)), draw)
+            fields = (name, *dataclasses.astuple(tally)[:4], f"{tally.seconds:.0f}")
+            print("| " + " | ".join(map(str, fields)) + " |", flush=True)
+            tallies.append(tally)
+    totals = {
+        "kills": sum(tally.kills for tally in tallies),
+        "kills_after_a_step": sum(tally.kills_after_a_step for tally in tallies),
+        "runs": sum(tally.runs for tally in tallies),
+        "different": sum(tally.different for tally in tallies),
+    }
+    print(json.dumps(totals))
+    sys.exit(totals["different"] > 0)
+
+
+if __name__ == "__main__":
+    main()
