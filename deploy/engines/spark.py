@@ -13,7 +13,15 @@ from deploy.engines.conditions import wait_for
 from deploy.engines.embedded import OPENS
 from deploy.engines.hosts import HEAD, Process
 
+CONFIG = parts.DEPLOY / "spark" / "spark-defaults.conf"
 _PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040
+
+
+def read_settings(text: str) -> dict[str, str]:
+    """Returns the settings of a file in the format of ``spark-defaults.conf``."""
+    lines = [line.split(None, 1) for line in text.splitlines()]
+    return {name: value for name, value in (x for x in lines if len(x) == 2)
+            if not name.startswith("#")}  # fmt: skip
 
 
 class SparkCluster(Cluster):
@@ -50,11 +58,9 @@ class SparkCluster(Cluster):
     def java_options(self) -> list[str]:
         # The job server is Spark's driver, and these are Spark's own settings.
         settings = {
-            "spark.executor.memory": "1g",
-            # Small tasks: what is lost with a worker is little, and no worker waits for
-            # data that another one is nearer to.
+            **read_settings(CONFIG.read_text()),
+            # Small tasks: what is lost with a worker is little.
             "spark.default.parallelism": str(4 * len(self.hosts.workers)),
-            "spark.locality.wait": "0s",
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": self._events.as_uri(),
             "spark.driver.bindAddress": "0.0.0.0",

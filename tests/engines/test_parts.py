@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from accounting.validation import InputError
-from deploy.engines import parts
+from deploy.engines import parts, spark
 from deploy.engines.flink import CONFIG, memory_options
 
 
@@ -58,6 +58,18 @@ def test_a_changed_pin_is_another_part(
         (tmp_path / "flink" / "pom.xml").write_text(text)
         names.add(parts.job_server("flink"))
     assert len(names) == 2
+
+
+def test_comments_are_no_settings_of_spark() -> None:
+    text = "# a comment\n\n#spark.a 1\nspark.b   two words\n"
+    assert spark.read_settings(text) == {"spark.b": "two words"}
+    assert all(name.startswith("spark.") for name in settings_of_the_cluster())
+
+
+def settings_of_the_cluster() -> dict[str, str]:
+    settings = spark.read_settings(spark.CONFIG.read_text())
+    assert len(settings) >= 5
+    return settings
 
 
 def test_the_memory_of_a_taskmanager_adds_up() -> None:
