@@ -13,7 +13,7 @@ COPY trainer trainer
 RUN sed 's/ *\\$//; /--hash/d' constraints.txt > versions.txt \
     && pip install --no-cache-dir --constraint versions.txt '.[pipelines,aws]' \
     && rm -rf trainer build \
-        "$(cd / && python -c 'import os, trainer; print(os.path.dirname(trainer.__file__))')"
+        "$(python -I -c 'import os, trainer; print(os.path.dirname(trainer.__file__))')"
 
 # As a pool beside an engine's worker, start with the arguments --worker_pool: Beam's
 # entry point serves port 50000.  Without them it is what Dataflow starts.
