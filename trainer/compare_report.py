@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pipelines.manifest import write_atomically
+from trainer.aggregation_settings import OMV
 from trainer.compare import Outcome
 
 _HEADINGS = ("batches", "method", "weights", "noise", "eps ≤", "eps ≥")
 
 
 def _cells(outcome: Outcome) -> list[str]:
-    spread = "" if outcome.stddev is None else f" ±{outcome.stddev:.3f}"
+    spread = "" if outcome.stddev is None else f" ±{outcome.stddev:.4f}"
     noise = outcome.noise_multiplier
     return [
         outcome.sampler,
@@ -78,34 +79,36 @@ def show(outcomes: Sequence[Outcome], *, title: str) -> None:
 
 
 def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None:
-    """Draws the metric over the proven epsilon: a line per way of training.
+    """Draws the metric over the proven epsilon: a panel for each way of training.
 
-    Runs without privacy are horizontal lines; bars are one standard deviation.  Where
-    nothing is proven the point stands at the epsilon that no proof can go below.
+    Colours are the weights that were evaluated, bars one standard deviation, dashed
+    lines the runs without privacy on the same kind of batches.  Where nothing is proven
+    the point stands at the epsilon that no proof can go below.  Majority votes are in
+    the table alone.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        lines.setdefault(_label(outcome), []).append(outcome)
-    figure = Figure(figsize=(10, 5), layout="constrained")
+    # Votes have few levels, and an AUC so low that it would flatten all other lines.
+    shown = [outcome for outcome in outcomes if outcome.weights != OMV]
+    panels = list(dict.fromkeys(_panel(o) for o in shown if _place(o) is not None))
+    panels = panels or [_panel(shown[0])]
+    figure = Figure(figsize=(2.5 + 3.2 * len(panels), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for index, (label, points) in enumerate(lines.items()):
-        # A little apart, so that bars at one epsilon do not hide each other.
-        shift = 1.004 ** (index - len(lines) / 2)
-        _draw(axes, label, points, color=f"C{index % 10}", shift=shift)
-    _describe_axes(axes, outcomes)
-    axes.set_title(title)
-    figure.legend(loc="outside right upper", fontsize="small")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        _draw_panel(axis, panel, shown)
+    axes[0].set_ylabel(f"held-out {outcomes[0].metric.replace('_', ' ')}")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+    figure.suptitle(title)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())
 
 
-def _label(outcome: Outcome) -> str:
-    return f"{outcome.method}, {outcome.weights}, {outcome.sampler}"
+def _panel(outcome: Outcome) -> tuple[str, str]:
+    return outcome.method, outcome.sampler
 
 
 def _place(outcome: Outcome) -> float | None:
@@ -113,27 +116,29 @@ def _place(outcome: Outcome) -> float | None:
     return bound if bound is not None else outcome.epsilon_lower_bound
 
 
-def _draw(
-    axes: Any, label: str, points: Sequence[Outcome], *, color: str, shift: float
-) -> None:
-    placed = [(place, p) for p in points if (place := _place(p)) is not None]
-    if not placed:
-        axes.axhline(points[0].mean, color=color, linestyle="--", label=label)
-        return
-    axes.errorbar(
-        [place * shift for place, _ in placed],
-        [point.mean for _, point in placed],
-        yerr=[point.stddev or 0.0 for _, point in placed],
-        color=color, marker="o", markersize=4, capsize=3, label=label,
-    )  # fmt: skip
-
-
-def _describe_axes(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    places = {round(p, 2) for o in outcomes if (p := _place(o)) is not None}
+def _draw_panel(axes: Any, panel: tuple[str, str], shown: Sequence[Outcome]) -> None:
+    lines: dict[str, list[Outcome]] = {}
+    for outcome in shown:
+        lines.setdefault(outcome.weights, [])
+        if _panel(outcome) == panel and _place(outcome) is not None:
+            lines[outcome.weights].append(outcome)
+        elif outcome.sampler == panel[1] and _place(outcome) is None:
+            color = f"C{list(lines).index(outcome.weights)}"
+            axes.axhline(outcome.mean, color=color, linestyle="--", linewidth=1)
+    for index, (weights, points) in enumerate(lines.items()):
+        # A little apart, so that bars at one epsilon do not hide each other.
+        shift = 1.02 ** (index - (len(lines) - 1) / 2)
+        axes.errorbar(
+            [(_place(point) or 0.0) * shift for point in points],
+            [point.mean for point in points],
+            yerr=[point.stddev or 0.0 for point in points],
+            color=f"C{index}", marker="o", markersize=4, capsize=2, label=weights,
+        )  # fmt: skip
+    places = {round(p, 2) for o in shown if _panel(o) == panel and (p := _place(o))}
     if places:
         axes.set_xscale("log")
         axes.set_xticks(sorted(places), [f"{value:g}" for value in sorted(places)])
         axes.minorticks_off()
     axes.set_xlabel("proven epsilon")
-    axes.set_ylabel(f"held-out {outcomes[0].metric.replace('_', ' ')}")
+    axes.set_title(f"{panel[0]}, {panel[1]}", fontsize="medium")
     axes.grid(alpha=0.3)
