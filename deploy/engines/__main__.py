@@ -58,9 +58,11 @@ def run_all(rows: int, speed_rows: int) -> None:
         for engine in parts.ENGINES:
             table.append(_embedded(engine, large, small, folder))
             table.append(_cluster(engine, large, small, folder))
-        speeds = [_speed(engine, speed_rows, folder) for engine in parts.ENGINES]
-    report.show_speed(speeds)
-    report.show_rows(table)
+        try:
+            speeds = [_speed(engine, speed_rows, folder) for engine in parts.ENGINES]
+            report.show_speed(speeds)
+        finally:
+            report.show_rows(table)  # last, and also if speed could not be measured
     _refuse_differences(table)
     _refuse_waste([*table, *speeds])
 
