@@ -28,7 +28,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 
@@ -43,14 +42,6 @@ FOLDER = ROOT / "build" / "engines"
 ENGINES = ("flink", "spark")
 #: What both Flink 1.19 and Spark 3.5 run on.
 JAVA_VERSIONS = (11, 17)
-_MAVEN_URL = (
-    "https://repo1.maven.org/maven2/org/apache/maven/apache-maven/3.9.9/"
-    "apache-maven-3.9.9-bin.tar.gz"
-)
-_MAVEN_SHA512 = (
-    "a555254d6b53d267965a3404ecb14e53c3827c09c3b94b5678835887ab404556"
-    "bfaf78dcfe03ba76fa2508649dca8531c74bca4d5846513522404d48e8c4ac8b"
-)
 #: Folder of the jars inside of each source archive.
 _JARS = {"flink": "deps/lib", "spark": "deps/jars"}
 
@@ -233,30 +224,16 @@ def _have_java() -> None:
 
 
 def _maven() -> str:
-    """A Maven: PATH's, or the fetched one."""
-    fetched = FOLDER / "maven" / "bin" / "mvn"
+    """A Maven: PATH's, or Debian's."""
+    if not shutil.which("mvn"):
+        _tell("installing Maven")
+        install("maven")
     if found := shutil.which("mvn"):
         return found
-    if not fetched.exists():
-        _tell("fetching Maven (9 MB)")
-        with _staging() as staging:
-            archive = staging / "maven.tar.gz"
-            _fetch(_MAVEN_URL, archive, _MAVEN_SHA512)
-            with tarfile.open(archive) as tar:
-                tar.extractall(staging)  # its checksum is pinned
-            (staging / "apache-maven-3.9.9").rename(FOLDER / "maven")
-    return str(fetched)
-
-
-def _fetch(url: str, target: pathlib.Path, sha512: str) -> None:
-    try:
-        with urllib.request.urlopen(url, timeout=60) as response:
-            data = response.read()
-    except OSError as error:
-        raise InputError(f"Expected to fetch {url}: {error}") from None
-    if hashlib.sha512(data).hexdigest() != sha512:
-        raise InputError(f"Expected {url} to have its pinned checksum; refused.")
-    target.write_bytes(data)
+    raise InputError(
+        "Expected Maven (mvn) on the PATH, to build the job servers. On Debian: "
+        "apt-get install maven"
+    )
 
 
 def _build_job_server(engine: str) -> None:

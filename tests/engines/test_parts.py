@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pathlib
 
 import pytest
@@ -13,14 +12,15 @@ from deploy.engines import parts, spark
 from deploy.engines.flink import CONFIG, memory_options
 
 
-def test_a_download_with_another_checksum_is_refused(tmp_path: pathlib.Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(b"data")
-    with pytest.raises(InputError, match="pinned checksum"):
-        parts._fetch(source.as_uri(), target, hashlib.sha512(b"date").hexdigest())
-    assert not target.exists()
-    parts._fetch(source.as_uri(), target, hashlib.sha512(b"data").hexdigest())
-    assert target.read_bytes() == b"data"
+def test_without_maven_the_error_says_how_to_get_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no mvn there, and no apt-get
+    with pytest.raises(InputError, match=r"Maven \(mvn\).*apt-get install maven"):
+        parts._maven()
+    program = tmp_path / "mvn"
+    program.touch(mode=0o755)
+    assert parts._maven() == str(program)
 
 
 @pytest.mark.parametrize(
