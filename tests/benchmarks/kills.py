@@ -3,10 +3,12 @@
     python -m tests.benchmarks.kills --kills 300
 
 For every configuration one run is left alone.  Then runs of the same request are killed
-(SIGKILL) after times drawn uniformly from nothing to the time of the undisturbed run,
-and the same request is given again, until a run completes; then the next one begins,
-until so many kills were done.  Weights, kept iterates, metrics, curves and statements
-of every completed run have to be those of the undisturbed one, byte for byte.
+(SIGKILL) and the same request is given again, until a run completes; then the next one
+begins, until so many kills were done.  A moment is drawn at random: in one of eight any
+time before the first step; else some steps after the start of this process (up to
+``_MOST_STEPS``), and any time within the two steps after; where the run has no more
+steps, any time while results are written.  Weights, kept iterates, metrics, curves and
+statements of a completed run have to be those of the undisturbed one, byte for byte.
 
 A run is a child that is forked from this process, which has imported TensorFlow but
 never used it: no context and no thread pool, which is checked before each fork.
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -27,7 +31,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool would not survive a fork
@@ -44,7 +48,12 @@ from trainer.train import train
 
 _FORK = multiprocessing.get_context("fork")
 _NUM_STEPS = 400
-_LONGEST_SECONDS = 600.0
+#: Between two looks at the steps of a child.
+_LOOK_SECONDS = 0.002
+#: Steps that a process may do before it is killed.
+_MOST_STEPS = 40
+#: Share of the kills that come before the first step.
+_EARLY = 1 / 8
 
 #: name -> (settings, rows of a physical batch; None for one batch per step)
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
@@ -122,32 +131,105 @@ def request(folder: pathlib.Path, name: str, run: pathlib.Path) -> Request:
 
 
 class _Steps(Silent):
-    """Tells the parent how many steps a child has done since it was forked."""
+    """Tells the parent where a child began, and how many steps of the run are done."""
 
     def __init__(self) -> None:
-        self.num = _FORK.Value("q", 0, lock=False)
+        self.first = _FORK.Value("q", -1, lock=False)
+        self.done = _FORK.Value("q", 0, lock=False)
+
+    def start(self, num_steps: int, done: int) -> None:
+        """Reports the start of the steps."""
+        self.done.value = self.first.value = done
 
     def advance(self, done: int) -> None:
         """Reports that ``done`` steps are done."""
-        self.num.value += 1
+        self.done.value = done
+
+    @property
+    def num(self) -> int:
+        """Steps that the child has done."""
+        return self.done.value - max(0, self.first.value)
+
+    def reached(self, num_steps: int) -> bool:
+        """Whether so many steps were done by the child, or all of the run's."""
+        done = self.first.value >= 0 and self.done.value == _NUM_STEPS
+        return self.num >= num_steps or done
 
 
-def execute(asked: Request, seconds: float) -> tuple[int, int]:
-    """Runs a request in a child for so long at most.
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Seconds that the parts of an undisturbed run take."""
+
+    before_steps: float
+    step: float
+    after_steps: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """When a process is killed: after so many steps, and a share of what comes."""
+
+    num_steps: int
+    share: float
+
+    def seconds(self, pace: Pace, steps: _Steps) -> float:
+        """Returns how long to wait when the steps are done."""
+        if self.num_steps == 0:
+            return self.share * pace.before_steps
+        if steps.done.value == _NUM_STEPS:
+            return self.share * pace.after_steps
+        return self.share * 2 * pace.step
+
+
+def draw_moment(draw: random.Random) -> Moment:
+    """Returns the moment of a kill."""
+    early = draw.random() < _EARLY
+    return Moment(0 if early else draw.randint(1, _MOST_STEPS), draw.random())
+
+
+def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
+    """Runs a request in a child, until it ends or its moment comes.
 
     Returns:
       The exit status, and the number of steps that were done.
     """
-    _check_threads()
-    steps = _Steps()
-    child = _FORK.Process(target=train, args=(asked, steps))
-    child.start()
-    child.join(seconds)
+    child, steps = _start(asked)
+    _wait(child, lambda: steps.reached(moment.num_steps))
+    child.join(moment.seconds(pace, steps))
     if child.is_alive():
         child.kill()
         child.join()
     assert child.exitcode is not None  # it was joined
-    return child.exitcode, steps.num.value
+    return child.exitcode, steps.num
+
+
+def execute_whole(asked: Request) -> Pace:
+    """Runs a request in a child to its end, and returns how long its parts took."""
+    times = [time.monotonic()]
+    child, steps = _start(asked)
+    for num_steps in (1, _NUM_STEPS):
+        _wait(child, functools.partial(steps.reached, num_steps))
+        times.append(time.monotonic())
+    child.join()
+    times.append(time.monotonic())
+    if child.exitcode:
+        raise RuntimeError("Expected the undisturbed run to succeed.")
+    before, between, after = (b - a for a, b in itertools.pairwise(times))
+    return Pace(before, between / (_NUM_STEPS - 1), after)
+
+
+def _start(asked: Request) -> tuple[Any, _Steps]:
+    _check_threads()
+    steps = _Steps()
+    child = _FORK.Process(target=train, args=(asked, steps))
+    child.start()
+    return child, steps
+
+
+def _wait(child: Any, condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds or the child ends."""
+    while not condition() and child.is_alive():
+        child.join(_LOOK_SECONDS)
 
 
 def _check_threads() -> None:
@@ -196,27 +278,30 @@ def torture(folder: pathlib.Path, name: str, kills: int, draw: random.Random) ->
     """Does ``kills`` kills to runs of one configuration."""
     start = time.monotonic()
     whole = folder / f"{name}-whole"
-    if execute(request(folder, name, whole), _LONGEST_SECONDS)[0]:
-        raise RuntimeError(f"Expected the undisturbed run of {name} to succeed.")
-    duration = time.monotonic() - start
+    pace = execute_whole(request(folder, name, whole))
     wanted, tally = results(whole), Tally()
     while tally.kills < kills:
         run = folder / f"{name}-{tally.runs}"
-        asked = request(folder, name, run)
-        while True:
-            enough = tally.kills >= kills
-            seconds = _LONGEST_SECONDS if enough else draw.uniform(0, duration)
-            status, steps = execute(asked, seconds)
-            if status == 0:
-                break
-            if status != -9:
-                raise RuntimeError(f"Expected a run of {name} to end; status {status}.")
-            tally.kills += 1
-            tally.kills_after_a_step += steps > 0
+        _complete(request(folder, name, run), kills, tally, pace, draw)
         tally.runs += 1
         tally.different += results(run) != wanted
     tally.seconds = time.monotonic() - start
     return tally
+
+
+def _complete(
+    asked: Request, kills: int, tally: Tally, pace: Pace, draw: random.Random
+) -> None:
+    """Kills a run, and gives its request again, until it completes."""
+    while tally.kills < kills:
+        status, steps = execute(asked, draw_moment(draw), pace)
+        if status == 0:
+            return
+        if status != -9:
+            raise RuntimeError(f"Expected a run to end; its status is {status}.")
+        tally.kills += 1
+        tally.kills_after_a_step += steps > 0
+    execute_whole(asked)
 
 
 def main() -> None:
