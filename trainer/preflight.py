@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 from typing import Any
 
 from accounting.plan import fingerprint
@@ -114,6 +115,7 @@ def check(request: Request) -> Checked:
     Raises:
       InputError: name, value, bound, remedy.
     """
+    _check_local(request)
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
     request.settings.check_steps(manifest.plan.num_steps)
@@ -132,6 +134,20 @@ def check(request: Request) -> Checked:
         batches_digest=digest_of_batches(request.batches),
         resumes=resumes,
     )
+
+
+def _check_local(request: Request) -> None:
+    for flag, path in (
+        ("--batches", request.batches),
+        ("--eval", request.held_out),
+        ("--out", request.run),
+    ):
+        # A path object has lost one of the two slashes after the scheme.
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+            raise InputError(
+                f"Expected {flag} {path} on this machine: `train` reads and writes "
+                "local folders alone. Copy the folder here, or mount the store."
+            )
 
 
 def _check_columns(manifest: Manifest, task: str) -> None:

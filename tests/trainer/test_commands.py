@@ -182,6 +182,7 @@ def test_train_refuses_before_tensorflow_is_loaded(
         ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
         ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
         ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
+        ([*common, "--noise-multiplier=1", "--batches=s3://b/c"], "on this machine"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
