@@ -171,20 +171,23 @@ class Moment:
 
     num_steps: int
     share: float
+    spares_results: bool
 
-    def seconds(self, pace: Pace, steps: _Steps) -> float:
-        """Returns how long to wait when the steps are done."""
+    def seconds(self, pace: Pace, steps: _Steps) -> float | None:
+        """Returns how long to wait when the steps are done; None to the end."""
         if self.num_steps == 0:
             return self.share * pace.before_steps
         if steps.done.value == _NUM_STEPS:
-            return self.share * pace.after_steps
+            return None if self.spares_results else self.share * pace.after_steps
         return self.share * 2 * pace.step
 
 
 def draw_moment(draw: random.Random) -> Moment:
     """Returns the moment of a kill."""
     early = draw.random() < _EARLY
-    return Moment(0 if early else draw.randint(1, _MOST_STEPS), draw.random())
+    num_steps = 0 if early else draw.randint(1, _MOST_STEPS)
+    # Else a busy machine might never write results as fast as they are killed.
+    return Moment(num_steps, draw.random(), draw.random() < 0.5)
 
 
 def execute(asked: Request, moment: Moment, pace: Pace) -> tuple[int, int]:
