@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pipelines.poisson_batching import Estimate
     from pipelines.transforms import Layout
 
+#: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
+MOST_BUNDLE_BYTES = 850 << 20
+_JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -143,6 +147,27 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
     )
 
 
+def _engine_note(options: PipelineOptions, shuffle_bytes: int) -> str:
+    """What to know before a job on Flink or Spark that may never end; empty if nothing.
+
+    A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
+    apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
+    memory, and read them when the bundle is done: with more, both sides wait for ever.
+    """
+    asked = options.get_all_options()
+    if asked["runner"] not in _JAVA_RUNNERS:
+        return ""
+    workers = max(1, asked.get("parallelism") or 1)
+    needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
+    if workers >= needed:
+        return ""
+    return (
+        f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
+        "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: give "
+        f"--parallelism {needed} or more, or use a newer job server."
+    )
+
+
 def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any]:
     plan = layout.plan
     return {
@@ -250,6 +275,8 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
     summary = _summary(layout, cost, worker_bytes(layout, dataset))
+    if note := _engine_note(beam_options, cost.shuffle_bytes):
+        click.echo(note, err=True)
     if options["dry_run"]:
         show("Would write", summary, options["as_json"])
         return

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
-from pipelines import console
+from pipelines import batch_commands, console
+from pipelines.batch_commands import batches
 from pipelines.verify import verify
 
 from .conftest import write_table
@@ -134,3 +136,31 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         bars.advance("steps", 1)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == ["steps: 2 of 3", "steps: 3 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "noted"),
+    [
+        (["--runner=FlinkRunner", "--parallelism=2"], True),
+        (["--runner=SparkRunner"], True),
+        (["--runner=FlinkRunner", "--parallelism=4"], False),
+        ([], False),
+    ],
+)
+def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
+    engine: list[str],
+    noted: bool,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        "--epochs=1", "--dry-run", "--json", *engine,
+    ]  # fmt: skip
+    shuffle = json.loads(CliRunner().invoke(batches, arguments).stdout)["shuffle_bytes"]
+    # Three workers are enough, two are not.
+    monkeypatch.setattr(batch_commands, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
+    result = CliRunner().invoke(batches, arguments)
+    assert result.exit_code == 0
+    assert ("--parallelism 3" in result.stderr) == noted
