@@ -75,6 +75,6 @@ def settings_of_the_cluster() -> dict[str, str]:
 def test_the_memory_of_a_taskmanager_adds_up() -> None:
     """Flink refuses to start unless Java's limits are those of the configuration."""
     options = memory_options(yaml.safe_load(CONFIG.read_text()))
-    assert f"-Xmx{640 << 20}" in options  # 512 + 128
-    assert f"-XX:MaxDirectMemorySize={384 << 20}" in options  # 128 + 128 + 128
+    assert f"-Xmx{1664 << 20}" in options  # 1536 + 128
+    assert f"-XX:MaxDirectMemorySize={1280 << 20}" in options  # 1024 + 128 + 128
     assert f"-XX:MaxMetaspaceSize={256 << 20}" in options
