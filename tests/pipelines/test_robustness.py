@@ -40,7 +40,7 @@ from pipelines import parquet_blocks, poisson_batching, transforms
 from pipelines.keys import create_key_file, read_key_file
 from pipelines.parquet_blocks import Dataset, list_blocks
 from pipelines.poisson_batching import finish_job, open_job, write_batches
-from pipelines.transforms import Layout, Spill
+from pipelines.transforms import Layout, Spill, checksum_path
 from pipelines.verify import verify
 
 MakeLayout = Callable[..., Layout]
@@ -312,11 +312,15 @@ class Seen:
         return len(self.batches) + len(self.blocks)
 
     def look(self) -> None:
-        """Every file is complete when it is first seen, and is never written again."""
+        """Every file is complete when it is first seen; finished ones stay for ever."""
         for path in list(self.out.glob("batches-*")):
             if path.name not in self.batches:
                 data = (self.whole / path.name).read_bytes()
                 assert path.read_bytes() == data, f"{path.name} is partial"
+                # Killed between file and checksum, the job was not done with it.
+                mark = pathlib.Path(checksum_path(str(self.out), path.name))
+                if not (mark.exists() or (self.out / "manifest.json").exists()):
+                    continue
             self._same(self.batches, path)
         for path in list((self.out / "private" / "spill").glob("*/block-*")):
             with contextlib.suppress(FileNotFoundError):  # removed when the job ends
