@@ -92,11 +92,8 @@ class Checked:
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise on a sum of clipped gradients."""
-        clip = self.request.settings.l2_norm_clip
-        if self.noise_multiplier is None or clip is None:
-            return 0.0
-        return self.noise_multiplier * clip
+        """Standard deviation of the noise of one step."""
+        return noise_stddev(self.request.settings, self.noise_multiplier)
 
     def identity(self) -> dict[str, Any]:
         """Returns all that the run is a function of, but for its model, id and key."""
@@ -245,6 +242,13 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     return privacy.noise_multiplier(
         manifest.plan, epsilon=settings.target_epsilon, delta=settings.target_delta
     )
+
+
+def noise_stddev(settings: TrainSettings, noise_multiplier: float | None) -> float:
+    """Returns the standard deviation of the noise on a sum of clipped gradients."""
+    if noise_multiplier is None or settings.l2_norm_clip is None:
+        return 0.0
+    return noise_multiplier * settings.l2_norm_clip
 
 
 def _statement(

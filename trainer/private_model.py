@@ -10,10 +10,10 @@
 Keras's loop could be given any data set, repeated, cut short or shuffled, and would see
 one physical batch at a time, where noise belongs to a logical one.
 
-An epoch is ``ceil(num_examples / expected_batch_size)`` steps of the plan, the last one
-what is left.  ``epochs`` counts from the start of the plan, as in Keras: after
-``fit(epochs=1)``, ``fit(epochs=3)`` trains for two more.  A batch, for callbacks, is a
-step of the plan.
+An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
+integer; the last epoch is what is left.  ``epochs`` counts from the start of the plan,
+as in Keras: after ``fit(epochs=1)``, ``fit(epochs=3)`` trains for two more.  A batch,
+for callbacks, is a step of the plan.
 
 Formal guarantees:
   - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
@@ -39,7 +39,6 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ import numpy as np
 from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
 from pipelines import keys
-from pipelines.manifest import PRIVATE_NAME, read_manifest
+from pipelines.manifest import read_manifest
 from trainer import methods, models, preflight, privacy, run_record
 from trainer.batches import BatchSource
 from trainer.dp_step import Step
@@ -60,7 +59,6 @@ from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras
 
 _PREFIX = "non_private_"
-_PACKAGES = ("dp-accounting", "numpy", "tensorflow", "tf-keras")
 
 
 def make_private(
@@ -268,7 +266,7 @@ class PrivateModel(keras.Model):
         logs: dict[str, Any] = {}
         with NoiseStream(
             self._key(), steps=range(self._done, last), shapes=self._compiled().shapes,
-            noise_stddev=self._noise_stddev,
+            noise_stddev=preflight.noise_stddev(self._settings, self._multiplier),
         ) as noise:  # fmt: skip
             steps = zip(self._logical_batches(), noise, strict=False)
             while self._done < last and not self.stop_training:
@@ -396,23 +394,12 @@ class PrivateModel(keras.Model):
         assert self._run_key is not None  # made by _open_run
         return self._run_key
 
-    @property
-    def _noise_stddev(self) -> float:
-        clip = self._settings.l2_norm_clip
-        return 0.0 if self._multiplier is None or clip is None else (
-            self._multiplier * clip
-        )  # fmt: skip
-
     def _open_run(self) -> None:
         if self._run_key is not None:
             return
         if preflight.check_run_folder(self._run):
             raise InputError(f"Expected run={self._run} to be new or empty.")
-        private = self._run / PRIVATE_NAME
-        self._run.mkdir(parents=True, exist_ok=True)
-        private.mkdir(mode=0o700)
-        path = self._noise_key_file or private / run_record.NOISE_KEY_NAME
-        self._noise_key = keys.read_or_create_key_file(path)
+        self._noise_key = run_record.open_run(self._run, self._noise_key_file)
         identity = {
             "manifest": self._manifest.fingerprint,
             "batches": preflight.digest_of_batches(self._batches),
@@ -450,5 +437,5 @@ class PrivateModel(keras.Model):
             batches_id=self._manifest.batches_id,
             optimizer={"name": type(getattr(self, "optimizer", None)).__name__},
             model=dict(description),
-            versions={name: metadata.version(name) for name in _PACKAGES},
+            versions=run_record.versions(),
         )

@@ -34,11 +34,12 @@ import os
 import pathlib
 import re
 import secrets
+from importlib import metadata
 from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
-from pipelines.keys import derive, read_key_file
+from pipelines.keys import derive, read_key_file, read_or_create_key_file
 from pipelines.manifest import (
     MANIFEST_NAME,
     PRIVATE_NAME,
@@ -67,6 +68,15 @@ SAVED_MODEL_NAME = "saved_model"
 _RUN_ID_BYTES = 16
 ITERATES_NAME = "iterates"
 UNCERTAINTY_NAME = "uncertainty.parquet"
+#: What trains: another version may round, or draw, otherwise.
+_PACKAGES = (
+    "dp-accounting",
+    "numpy",
+    "randomgen",
+    "tensorflow",
+    "tensorflow-privacy",
+    "tf-keras",
+)
 
 
 def exported_names(average: str | None = None) -> tuple[str, str]:
@@ -196,6 +206,11 @@ class RunRecord:
                 f"Expected the fields of a run record; wrong or missing: {wrong}."
             )
         return cls(**{name: fields[name] for name in names})
+
+
+def versions() -> dict[str, str]:
+    """Returns name and version of the software that trains."""
+    return {name: metadata.version(name) for name in _PACKAGES}
 
 
 class StepLedger:
@@ -354,6 +369,29 @@ def read_run(
     return record, manifest
 
 
+def open_run(
+    run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
+) -> bytes:
+    """Makes the folder of a run, unless it resumes, and returns its noise key.
+
+    Raises:
+      FileExistsError: another process made a run of this folder meanwhile.
+      InputError: the key is refused.
+    """
+    if not resumes:
+        run.mkdir(parents=True, exist_ok=True)
+        (run / PRIVATE_NAME).mkdir(mode=0o700)
+    return read_or_create_key_file(_noise_key_path(run, noise_key_file))
+
+
+def _noise_key_path(
+    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
+) -> pathlib.Path:
+    if noise_key_file is not None:
+        return pathlib.Path(noise_key_file)
+    return run / PRIVATE_NAME / NOISE_KEY_NAME
+
+
 def read_or_create_run_id(run: pathlib.Path) -> str:
     """Returns the random id of the run in the folder ``run``.
 
@@ -383,11 +421,7 @@ def read_noise_key(
     Raises:
       InputError: there is none, or it is refused.
     """
-    path = (
-        pathlib.Path(noise_key_file)
-        if noise_key_file is not None
-        else run / PRIVATE_NAME / NOISE_KEY_NAME
-    )
+    path = _noise_key_path(run, noise_key_file)
     if not path.exists():
         raise InputError(
             f"Expected noise key file {path} to exist. Give the key that the run was "

@@ -29,7 +29,6 @@ import pathlib
 import shutil
 import signal
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -69,14 +68,6 @@ from trainer.session_state import SessionState
 from trainer.tf_privacy import keras, tf
 from trainer.user_code import load_function
 
-_PACKAGES = (
-    "dp-accounting",
-    "numpy",
-    "randomgen",
-    "tensorflow",
-    "tensorflow-privacy",
-    "tf-keras",
-)
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
 )
@@ -200,16 +191,11 @@ def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator
 
 
 def _open_run(checked: Checked) -> bytes:
-    """Makes the folder and returns the noise key."""
-    request = checked.request
-    private = request.run / PRIVATE_NAME
-    if checked.resumes:
+    """Makes the folder, or tidies it, and returns the noise key."""
+    request, resumes = checked.request, checked.resumes
+    if resumes:
         _remove_leftovers(request.run)
-    else:
-        request.run.mkdir(parents=True, exist_ok=True)
-        private.mkdir(mode=0o700)
-    path = request.noise_key_file or private / run_record.NOISE_KEY_NAME
-    return keys.read_or_create_key_file(path)
+    return run_record.open_run(request.run, request.noise_key_file, resumes=resumes)
 
 
 def _remove_leftovers(run: pathlib.Path) -> None:
@@ -388,7 +374,7 @@ class _Session:
             batches_id=self._checked.manifest.batches_id,
             optimizer=self._settings.describe_optimizer(),
             model=self._model.description,
-            versions={name: metadata.version(name) for name in _PACKAGES},
+            versions=run_record.versions(),
         )
 
     def _write_record(self, *, complete: bool) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from pipelines.manifest import read_json
 from trainer.dp_step import Step
 from trainer.private_model import PrivateModel, make_private
-from trainer.run_record import read_run
+from trainer.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_privacy import keras, tf
 
 
@@ -101,6 +103,15 @@ def test_every_step_is_consumed_once_however_often_fit_is_called(
     record, manifest = read_run(tmp_path / "run")
     assert record.complete and record.num_steps_executed == 10  # noqa: PT018
     assert manifest.plan.num_steps == 10
+
+
+def test_the_record_names_the_software_that_clipped_and_drew_the_noise(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    _compiled(private()).fit(epochs=1, verbose=0)
+    record = RunRecord.from_json(read_json(tmp_path / "run" / RECORD_NAME))
+    for package in ("numpy", "randomgen", "tensorflow-privacy"):
+        assert record.versions[package] == metadata.version(package)
 
 
 def test_several_fits_are_one_run(
