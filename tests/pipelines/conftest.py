@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import bz2
 import contextlib
+import logging
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -22,6 +24,7 @@ import pytest
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
+import dpsgd
 from accounting.plan import DpSgdPlan
 from pipelines.keys import create_key_file
 from pipelines.parquet_blocks import list_blocks
@@ -125,6 +128,21 @@ def pipeline_bytes() -> Callable[[beam.Pipeline], bytes]:
         return b"".join([proto.SerializeToString(), *fns])
 
     return collect
+
+
+def run_command(
+    patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """(exit code, all that was printed or logged) of a command, in process."""
+    patch.setattr(logging.getLogger(), "handlers", [])
+    patch.setattr(sys, "argv", ["dpsgd", *arguments])
+    code: Any = 0
+    try:
+        dpsgd.main()
+    except SystemExit as end:
+        code = end.code or 0
+    printed = capfd.readouterr()
+    return code, printed.out + printed.err
 
 
 #: Code blocks of pipelines/README.md that need a package of an optional extra.

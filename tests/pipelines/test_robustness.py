@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import logging
 import os
 import pathlib
 import pickle
@@ -42,6 +41,8 @@ from pipelines.parquet_blocks import Dataset, list_blocks
 from pipelines.poisson_batching import finish_job, open_job, write_batches
 from pipelines.transforms import Layout, Spill, checksum_path
 from pipelines.verify import verify
+
+from .conftest import run_command
 
 MakeLayout = Callable[..., Layout]
 
@@ -393,23 +394,6 @@ def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
 CANARY = 914827365564738291
 
 
-def cli(
-    patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """(exit code, all that was printed or logged) of ``dpsgd batches``, in process."""
-    import dpsgd
-
-    patch.setattr(logging.getLogger(), "handlers", [])
-    patch.setattr(sys, "argv", ["dpsgd", "batches", *arguments])
-    code: Any = 0
-    try:
-        dpsgd.main()
-    except SystemExit as end:
-        code = end.code or 0
-    printed = capfd.readouterr()
-    return code, printed.out + printed.err
-
-
 def no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -474,7 +458,7 @@ def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
     options += ["--batch-size", "100", "--epochs", "1", "--sampler", "poisson"]
     with pytest.MonkeyPatch.context() as patch:
         fault(source, patch)
-        code, printed = cli(patch, capfd, *options)
+        code, printed = run_command(patch, capfd, "batches", *options)
     errors = [line for line in printed.splitlines() if "rror" in line]
     assert code == 2, printed
     assert len(errors) == 1, printed
@@ -487,7 +471,7 @@ def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
     assert not (out / "manifest.json").exists()
     (source / "a.parquet").write_bytes(sound)
     with pytest.MonkeyPatch.context() as patch:
-        code, printed = cli(patch, capfd, *options)
+        code, printed = run_command(patch, capfd, "batches", *options)
     assert code == 0, printed
     assert verify(out).findings == ()
     public = (out / "manifest.json").read_text() + printed
@@ -507,7 +491,9 @@ def test_a_key_that_others_can_read_starts_no_job(
     key_file.chmod(0o640)
     options = ["--input", str(input_folder), "--out", str(tmp_path / "o")]
     options += ["--key-file", str(key_file), "--batch-size", "10", "--epochs", "1"]
-    code, printed = cli(monkeypatch, capfd, *options, "--sampler", "poisson")
+    code, printed = run_command(
+        monkeypatch, capfd, "batches", *options, "--sampler", "poisson"
+    )
     assert code == 2
     assert "chmod 600" in printed
     assert key not in printed

@@ -39,6 +39,8 @@ from pipelines.reader import read_batches
 from pipelines.transforms import Layout
 from pipelines.verify import verify
 
+from .conftest import run_command
+
 MakeLayout = Callable[..., Layout]
 
 #: (operation, path), called before each; a test raises from it.
@@ -356,23 +358,6 @@ def test_a_scheme_whose_client_is_missing_is_refused_with_the_remedy() -> None:
 # The job.
 
 
-def cli(
-    patch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """(exit code, all that was printed or logged) of a command, in process."""
-    import dpsgd
-
-    patch.setattr(logging.getLogger(), "handlers", [])
-    patch.setattr(sys, "argv", ["dpsgd", *arguments])
-    code: Any = 0
-    try:
-        dpsgd.main()
-    except SystemExit as end:
-        code = end.code or 0
-    printed = capfd.readouterr()
-    return code, printed.out + printed.err
-
-
 def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
     place: str,
     tmp_path: pathlib.Path,
@@ -387,17 +372,17 @@ def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
     options = ["--key-file", str(key_file), "--batch-size", "25", "--epochs", "1"]
     options += ["--physical-batch-size", "16"]
     for where, out in ((str(input_folder), str(tmp_path / "o")), (source, place)):
-        code, printed = cli(
+        code, printed = run_command(
             monkeypatch, capfd, "batches", "--input", where, "--out", out, *options
         )
         assert code == 0, printed
     assert contents(place) == contents(str(tmp_path / "o"))
     assert len(contents(place)) == read_manifest(place).plan.num_steps + 2
     assert not list(tmp_path.glob("dpsgd-spill-*"))
-    assert cli(monkeypatch, capfd, "verify", place)[0] == 0
+    assert run_command(monkeypatch, capfd, "verify", place)[0] == 0
     steps = [batch.step for batch in read_batches(place)]
     assert steps == [batch.step for batch in read_batches(tmp_path / "o")]
-    code, printed = cli(
+    code, printed = run_command(
         monkeypatch, capfd, "batches", "--input", source, "--out", place, *options
     )
     assert (code, "finished batches" in printed) == (2, True), printed
@@ -412,7 +397,7 @@ def damage_is_found(
     data[len(data) // 2] ^= 1
     storage.write_atomically(f"{place}/{name}", bytes(data))
     storage.write_atomically(f"{place}/batches-stray.tfrecord", b"stray")
-    code, printed = cli(monkeypatch, capfd, "verify", place)
+    code, printed = run_command(monkeypatch, capfd, "verify", place)
     assert code == 2
     found = [line for line in printed.splitlines() if line.startswith("found:")]
     assert len(found) == 2, printed
