@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from accounting import allocation, balls_and_bins, bounds, monte_carlo
 from accounting.plan import DpSgdPlan
+from tests.accounting.published import DELTA
 
-DELTA = 2.7e-8
 #: noise 0.35, t = 1000, one epoch: epsilon -> published band.
 BAND = {
     0.5: (1.203358e-01, 1.214468e-01),

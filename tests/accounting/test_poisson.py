@@ -6,8 +6,8 @@ import pytest
 
 from accounting import bounds, poisson, poisson_lower
 from accounting.plan import DpSgdPlan
+from tests.accounting.published import DELTA
 
-DELTA = 2.7e-8
 #: Noise multipliers at epsilon 5, delta 2.7e-8: (batch size, epochs) -> value.  They
 #: were found with a tolerance of 5e-4 and a coarser grid.
 NOISE = {

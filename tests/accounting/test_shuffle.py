@@ -3,8 +3,8 @@
 import pytest
 
 from accounting import bounds, shuffle
+from tests.accounting.published import DELTA
 
-DELTA = 2.7e-8
 #: noise 0.35, T = 1000, one epoch: epsilon -> lower bounds of shuffles and, with means
 #: 1 and 0, of balls and bins.
 EXAMPLE = {

@@ -9,8 +9,7 @@ from scipy import signal
 
 from accounting import bounds, loss_distributions, truncated_poisson
 from accounting.plan import DpSgdPlan
-
-DELTA = 2.7e-8
+from tests.accounting.published import DELTA
 
 
 def plan(size, cap, num_examples, steps):

@@ -16,30 +16,7 @@ from typing import Any
 import accounting.profiles  # noqa: F401 - loaded here, so that no question pays for it
 from accounting import bounds
 from accounting.plan import DpSgdPlan
-
-DELTA = 2.7e-8
-STEPS = {
-    1024: 35938,
-    2048: 17969,
-    4096: 8984,
-    8192: 4492,
-    16384: 2246,
-    32768: 1123,
-    65536: 562,
-    131072: 281,
-    262144: 140,
-}
-
-
-def criteo_plan(sampler: str, batch_size: int, num_epochs: int) -> DpSgdPlan:
-    """A plan over 36.8 million examples, with q = 1 / steps per epoch."""
-    return DpSgdPlan(
-        sampler=sampler,
-        num_examples=batch_size * STEPS[batch_size],
-        expected_batch_size=batch_size,
-        num_steps=STEPS[batch_size] * num_epochs,
-        num_epochs=num_epochs,
-    )
+from tests.accounting.published import DELTA, STEPS, criteo_plan
 
 
 def timed(label: str, question: Callable[[], Any]) -> tuple[Any, float]:
