@@ -81,9 +81,8 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --l2-norm-clip 10 --hidden 32,16
     """
     outcomes = _carry_out(flags, tuple(ctx.args))
-    fields = [dataclasses.asdict(outcome) for outcome in outcomes]
     out: pathlib.Path = flags["out"]
-    write_results(out, outcomes, title=_TITLE)
+    fields = write_results(out, outcomes, title=_TITLE)
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
@@ -93,8 +92,10 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     click.echo(f"table and plot in {out}/comparison.md")
 
 
-def write_results(out: pathlib.Path, outcomes: list[Any], *, title: str) -> None:
-    """Writes comparison.json, comparison.md and comparison.png into ``out``."""
+def write_results(
+    out: pathlib.Path, outcomes: list[Any], *, title: str
+) -> list[dict[str, Any]]:
+    """Writes comparison.json, comparison.md and comparison.png; returns the first."""
     from pipelines.manifest import pretty_json, write_atomically
     from trainer import compare_report
 
@@ -103,6 +104,7 @@ def write_results(out: pathlib.Path, outcomes: list[Any], *, title: str) -> None
     compare_report.plot(outcomes, out / "comparison.png", title=title)
     text = compare_report.markdown(outcomes, title=title, picture="comparison.png")
     write_atomically(out / "comparison.md", text.encode())
+    return fields
 
 
 def _check(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
