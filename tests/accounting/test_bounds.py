@@ -30,6 +30,9 @@ def test_a_lower_bound_is_never_a_guarantee():
         (1.0, None, "upper bound"),
         (None, 1.0, "lower bound only"),
         (2.0, 1.0, "upper and lower bound"),
+        # A closed form, rounded to both sides.
+        (1.0, 1.0 - 1e-10, "exact"),
+        (1.0, 1.0 - 1e-7, "upper and lower bound"),
     ],
 )
 def test_the_kind_says_what_is_known(upper, lower, kind):
@@ -167,7 +170,24 @@ def test_answers_are_frozen(small_plan):
         answer.upper = 0.0
 
 
-def test_more_steps_than_are_accounted_for_are_refused_everywhere():
+def test_noise_that_cannot_be_verified_is_not_returned(small_plan, monkeypatch):
+    # The search found some; the check finds that it does not suffice, nor any more.
+    broken = Bounds(upper=1.0, method="m")
+    monkeypatch.setattr("accounting.poisson.delta", lambda *_: broken)
+    with pytest.raises(ArithmeticError, match="could not be verified"):
+        bounds.noise_multiplier(small_plan("poisson"), epsilon=2.0, delta=1e-5)
+
+
+def test_more_steps_than_are_accounted_for_are_refused_everywhere(small_plan):
+    steps = bounds.MOST_STEPS + 1
+    plan = small_plan("poisson", num_steps=steps, num_epochs=1)
+    for question, given_values in (
+        (bounds.epsilon, {"noise_multiplier": 1.0, "delta": 1e-8}),
+        (bounds.delta, {"noise_multiplier": 1.0, "epsilon": 1.0}),
+        (bounds.noise_multiplier, {"epsilon": 1.0, "delta": 1e-8}),
+    ):
+        with pytest.raises(InputError, match=f"num_steps={steps}"):
+            question(plan, **given_values)
     for num_steps in (0, bounds.MOST_STEPS + 1):
         with pytest.raises(InputError, match=f"num_steps={num_steps}"):
             bounds.smallest_truncated_batch_size(

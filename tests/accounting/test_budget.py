@@ -82,3 +82,13 @@ def test_no_attack_beats_chance_without_signal(small_plan):
     assert 0.2 <= bound < 0.201
     with pytest.raises(InputError, match="false_positive_rate"):
         budget.attack_success(plan, noise_multiplier=1.0, false_positive_rate=1.2)
+
+
+def test_nothing_is_promised_to_a_user_without_noise(small_plan):
+    found = budget.user_epsilon(
+        small_plan("deterministic"),
+        noise_multiplier=0.0,
+        delta=1e-5,
+        max_examples_per_user=2,
+    )
+    assert found == math.inf

@@ -1,13 +1,17 @@
 """``dpsgd plan``: a table for people, JSON for machines, one line for mistakes."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
 
+from accounting import commands
 from accounting.commands import plan_command
+from accounting.comparison import Answer
+from accounting.intervals import Bounds, NoiseBounds
 from accounting.validation import InputError
 
 QUESTION = [
@@ -149,3 +153,48 @@ def test_no_beam_and_no_tensorflow():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().endswith("[]")
+
+
+def test_the_target_is_printed_with_all_its_digits(monkeypatch):
+    sampler = ["--sampler", "deterministic"]
+    exact = ["--epsilon", "2.0000001", "--delta", "1.23456789e-05"]
+    text = run(*QUESTION, *exact, *sampler)
+    assert "epsilon=2.0000001, delta=1.23456789e-05" in text
+    noise = [*QUESTION[:6], *exact[2:], "--noise-multiplier", "1.23456789"]
+    assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
+    captions = []
+    monkeypatch.setattr(
+        "accounting.plots.draw_sweep", lambda *arguments: captions.append(arguments[2])
+    )
+    run(*QUESTION, *exact, *sampler, "--sweep", "epochs", "--plot", "a.png")
+    assert "delta=1.23456789e-05" in captions[0]
+
+
+@pytest.mark.parametrize("epsilon", ["1", "2", "3", "4", "5"])
+def test_printed_bounds_are_rounded_outwards(epsilon):
+    base = [*QUESTION, "--epsilon", epsilon, "--sampler"]
+    for sampler in ("deterministic", "dynamic-shuffle"):
+        [row] = json.loads(run(*base, sampler, "--json"))["answers"]
+        bound = row["noise_multiplier"]
+        line = re.search(rf"{sampler}.*", run(*base, sampler)).group()
+        *low, high = map(float, re.findall(r"\d+\.\d{4}", line))
+        assert bound["sufficient"] <= high < bound["sufficient"] + 1e-4
+        if sampler == "deterministic":
+            # Both sides of one closed form are one number.
+            assert low == []
+        else:
+            assert bound["necessary"] - 1e-4 < low[0] <= bound["necessary"]
+
+
+def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_plan):
+    plan = small_plan("poisson")
+    epsilon = Bounds(upper=None, lower=1.23456, method="m")
+    noise = NoiseBounds(sufficient=None, necessary=1.23456, method="m")
+    for answer in (
+        Answer(plan=plan, noise_multiplier=None, epsilon=epsilon),
+        Answer(plan=plan, noise_multiplier=noise, epsilon=None),
+    ):
+        value, bound = commands._value_cells(answer)
+        assert value == ">= 1.2345"
+        assert bound == "lower bound only: no guarantee"
+    assert commands._range(answer) == ">= 1.2345"

@@ -224,3 +224,8 @@ def test_more_of_anything_costs_more():
     assert epsilon(size=101) > base
     assert epsilon(steps=303) > base
     assert epsilon(delta=0.99e-6) > base
+
+
+def test_at_tiny_noise_the_lower_bound_is_nothing_rather_than_an_error():
+    # The outcomes of many steps are then so many that none is likely.
+    assert poisson_lower.lower_delta(0.5, 0.01, 1000, 1.0) == 0.0

@@ -1,6 +1,8 @@
 """The statement says what is claimed, by which theorem, and what is not covered."""
 
+import dataclasses
 import json
+import math
 
 import pytest
 
@@ -88,3 +90,14 @@ def test_no_noise_is_no_claim(small_plan):
     said = make(small_plan, "deterministic", noise_multiplier=0.0)
     assert said.claim.startswith("No guarantee is claimed")
     assert said.to_json()["epsilon"] is None
+
+
+def test_what_was_proven_is_printed_with_all_its_digits(small_plan):
+    delta, noise = 1.23456789e-5, 1.0123456789012
+    said = make(small_plan, delta=delta, noise_multiplier=noise)
+    assert f", {delta!r})-differentially private" in said.claim
+    assert f"multiplier {noise!r}," in said.to_text()
+    for upper in (None, math.inf):
+        unproven = intervals.Bounds(upper=upper, lower=1.0, method="a lower bound")
+        claim = dataclasses.replace(said, epsilon=unproven).claim
+        assert claim.endswith(f" {delta!r}.")

@@ -1,13 +1,14 @@
 """Truncated Poisson subsampling: both routes, and the tail behind them."""
 
 import itertools
+import math
 
 import mpmath
 import numpy as np
 import pytest
 from scipy import signal
 
-from accounting import bounds, loss_distributions, truncated_poisson
+from accounting import bounds, gaussian, loss_distributions, truncated_poisson
 from accounting.plan import DpSgdPlan
 from tests.accounting.published import DELTA
 
@@ -188,3 +189,17 @@ def test_bounds_enclose_the_truth_from_both_sides():
         plan(100, 200, 10_000, 200), noise_multiplier=1.0, delta=1e-5, both=True
     )
     assert answer.lower <= answer.upper <= answer.lower * 1.002
+
+
+def test_less_noise_than_is_composed_has_a_closed_form():
+    # Truncation alone costs more than delta: the additive bound has no epsilon.
+    small = plan(100, 110, 10_000, 10)
+    assert truncated_poisson.additive_epsilon(small, 0.004, 1e-5) == math.inf
+    answer = bounds.epsilon(small, noise_multiplier=0.004, delta=1e-5)
+    assert answer.method == truncated_poisson.CLOSED
+    # Ten steps of twice the sensitivity.
+    noise = 0.004 / (2 * math.sqrt(10))
+    assert answer.upper == gaussian.gaussian_epsilon(noise, 1e-5) < math.inf
+    delta = bounds.delta(small, noise_multiplier=0.004, epsilon=answer.upper)
+    assert delta.method == truncated_poisson.CLOSED
+    assert delta.upper <= 1e-5
