@@ -11,6 +11,7 @@ Formal guarantees:
   - Values are drawn in double precision and rounded once to float32.  The arithmetic of
     floating point is not hidden: this is not a defence against attacks on the last bits
     (Mironov 2012).
+  - Noise of deviation 0 is exactly zero, and nothing is drawn for it.
   - ``NoiseStream`` yields every step once, in order, whatever the speed of its reader.
 
 Public: steps, shapes, standard deviations.  Sensitive: keys and every value drawn.
@@ -56,6 +57,8 @@ def normal(
       place: What the noise is for, where a step has several uses of a variable.
       stddev: Standard deviation of the distribution.
     """
+    if stddev == 0:
+        return np.zeros(shape, np.float32)
     key = derive(noise_key, "noise", step, variable, *place)
     # Half the cost of a normal from ChaCha, where processors have AES instructions.
     bits = AESCounter(key=int.from_bytes(key[:_AES_KEY_BYTES], "little"))
@@ -72,8 +75,6 @@ def step_noise(
     noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
 ) -> list[np.ndarray]:
     """Returns the noise of one step for every variable.  Sensitive."""
-    if noise_stddev == 0:
-        return [np.zeros(shape, np.float32) for shape in shapes]
     return [
         normal(noise_key, step, index, shape, stddev=noise_stddev)
         for index, shape in enumerate(shapes)

@@ -11,7 +11,7 @@ import pytest
 from randomgen import AESCounter
 
 from pipelines.keys import derive, insecure_key
-from trainer.noise import NoiseStream, normal, step_noise
+from trainer.noise import LaterNoise, NoiseStream, normal, step_noise
 
 KEY = insecure_key(1)
 OTHER_KEY = insecure_key(2)
@@ -75,8 +75,18 @@ def test_scalars_and_empty_shapes() -> None:
     assert normal(KEY, 0, 0, (0, 3)).shape == (0, 3)
 
 
-def test_no_noise_is_exactly_zero() -> None:
-    assert not step_noise(KEY, 0, [(3,)], 0.0)[0].any()
+def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("trainer.noise.AESCounter")
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    for values in (
+        step_noise(KEY, 0, [(3,)], 0.0)[0],
+        later.of_part(1, 0, (3,)),
+        later.of_chunk(0, 1, (3,)),
+    ):
+        assert values.dtype == np.float32
+        assert values.tolist() == [0.0] * 3
 
 
 def test_stream_yields_every_step_once_in_order_for_slow_and_fast_readers() -> None:
