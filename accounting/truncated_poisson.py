@@ -19,6 +19,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accounting import gaussian, poisson
@@ -172,13 +173,28 @@ def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> 
     costs more than ``delta``.
     """
     needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
+    return with_truncation(plan, delta, lambda point: needed_at(point)[0])
+
+
+def with_truncation(
+    plan: DpSgdPlan, delta: float, needed_at: Callable[[float], float]
+) -> float:
+    """Returns the epsilon of the additive bound for any mechanism.
+
+    The coupling of the additive bound does not ask what a step does with its examples.
+
+    Args:
+      plan: Of truncated Poisson sampling.
+      delta: In (0, 1).
+      needed_at: An upper bound on epsilon at some delta without truncation.
+    """
     epsilon = 0.0
     for _ in range(50):
         correction = truncation_delta(plan, epsilon)
         if correction >= delta:
             return math.inf
         # Climbs to the least epsilon with delta_P(epsilon) <= delta - correction.
-        needed = needed_at(delta - correction)[0]
+        needed = needed_at(delta - correction)
         if needed <= epsilon:
             return epsilon
         # A step beyond, so that the climb ends on the private side.
