@@ -24,8 +24,8 @@ from pipelines.console import Bars, show, stoppable
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from pipelines.poisson_batching import Estimate
-    from pipelines.transforms import Layout
+    from pipelines.packing import Layout
+    from pipelines.sizing import Estimate
 
 #: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
 MOST_BUNDLE_BYTES = 850 << 20
@@ -148,7 +148,7 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
 
 
 def _engine_note(options: PipelineOptions, shuffle_bytes: int) -> str:
-    """What to know before a job on Flink or Spark that may never end; empty if nothing.
+    """What to know before Flink or Spark shuffle rows, which may never end; else empty.
 
     A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
     apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
@@ -164,7 +164,7 @@ def _engine_note(options: PipelineOptions, shuffle_bytes: int) -> str:
     return (
         f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
         "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: give "
-        f"--parallelism {needed} or more, or use a newer job server."
+        f"--parallelism {needed} or more, or a --scratch that every worker mounts."
     )
 
 
@@ -235,9 +235,17 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
     help="On the local runner; its shuffle goes through files.",
 )
 @click.option(
+    "--shuffle",
+    type=click.Choice(["auto", "files", "engine"]),
+    default="auto",
+    show_default=True,
+    help="Rows wait between map and reduce in files, which every worker reaches, or in "
+    "the engine.  auto: in the engine on Dataflow or if they would be in a store.",
+)
+@click.option(
     "--scratch",
-    help="Folder on this machine for the local runner's shuffle.  [default: in OUT, or "
-    "among temporary files where OUT is in a store]",
+    help="Folder for the files of the shuffle.  [default: in OUT or, without --runner and "
+    "with OUT in a store, among temporary files]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -259,14 +267,15 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     """
     _quiet_beam()
     from pipelines import progress, storage
+    from pipelines.job_folder import check_out
     from pipelines.parquet_blocks import list_blocks
     from pipelines.poisson_batching import (
-        check_out,
-        estimate,
-        make_layout,
-        worker_bytes,
+        ENGINE,
+        choose_shuffle,
+        runner_of,
         write_batches,
     )
+    from pipelines.sizing import estimate, make_layout, worker_bytes
 
     beam_options = _beam_options(ctx.args)
     storage.use_options(beam_options)
@@ -274,8 +283,12 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     plan = _make_plan(dataset.num_examples, options)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
-    summary = _summary(layout, cost, worker_bytes(layout, dataset))
-    if note := _engine_note(beam_options, cost.shuffle_bytes):
+    place = options["scratch"] or out
+    shuffle = choose_shuffle(options["shuffle"], runner_of(beam_options), place)
+    by_value = shuffle == ENGINE
+    needed = worker_bytes(layout, dataset, by_value=by_value)
+    summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
+    if by_value and (note := _engine_note(beam_options, cost.shuffle_bytes)):
         click.echo(note, err=True)
     if options["dry_run"]:
         show("Would write", summary, options["as_json"])
@@ -290,6 +303,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
             out=out,
             key_file=options["key_file"],
             memory_limit=options["memory_limit"],
+            shuffle=options["shuffle"],
             scratch=options["scratch"],
             options=beam_options,
         )

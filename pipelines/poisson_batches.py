@@ -15,17 +15,25 @@ import apache_beam as beam
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.validation import check_choice
-from pipelines.manifest import Manifest
-from pipelines.parquet_blocks import Block, Dataset
-from pipelines.poisson_batching import (
+from pipelines.job_folder import (
+    SPILL_NAME,
     finish_job,
-    is_local,
     lock_job,
-    make_layout,
     open_job,
     pending_groups,
 )
-from pipelines.storage import StrPath, absolute
+from pipelines.manifest import PRIVATE_NAME, Manifest
+from pipelines.parquet_blocks import Block, Dataset
+from pipelines.poisson_batching import (
+    AUTO,
+    ENGINE,
+    choose_shuffle,
+    runner_of,
+    shared_spill,
+)
+from pipelines.sizing import make_layout
+from pipelines.spill import Spill
+from pipelines.storage import StrPath, absolute, join
 from pipelines.transforms import Secrets, WriteBatches
 
 
@@ -46,6 +54,9 @@ class PoissonBatches(beam.PTransform):
         missing.  By default in ``out``/private.
       physical_batch_size: Rows of every record; by default a step is one record, or
         several if it is large.
+      shuffle: "files" lets rows wait in ``out``/private, which every worker must reach;
+        "engine" lets them travel through the engine; "auto" is the engine on Dataflow
+        and where ``out`` is in a store, else files.
 
     Raises:
       InputError: another sampler, or a bad size.
@@ -65,11 +76,13 @@ class PoissonBatches(beam.PTransform):
         *,
         key_file: StrPath | None = None,
         physical_batch_size: int | None = None,
+        shuffle: str = AUTO,
     ) -> None:
         super().__init__()
         check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
         self._layout = make_layout(plan, dataset, physical_batch_size)
         self._dataset = dataset
+        self._shuffle = shuffle
         self._out = absolute(out)
         self._key_file = None if key_file is None else absolute(key_file)
 
@@ -79,7 +92,9 @@ class PoissonBatches(beam.PTransform):
         Raises:
           InputError: the folder, the key or the options of the pipeline are refused.
         """
-        is_local(blocks.pipeline.options)  # refuses a runner that loses elements
+        runner_of(blocks.pipeline.options)  # refuses a runner that loses elements
+        runner = type(blocks.pipeline.runner).__name__
+        shuffle = choose_shuffle(self._shuffle, runner, self._out)
         key_file, _ = self._open()
         return blocks | "WriteBatches" >> WriteBatches(
             self._layout,
@@ -87,7 +102,11 @@ class PoissonBatches(beam.PTransform):
             Secrets(key_file=key_file),
             num_blocks=len(self._dataset.blocks),
             groups=pending_groups(self._out, self._layout),
+            spill=None if shuffle == ENGINE else self._spill(),
         )
+
+    def _spill(self) -> Spill:
+        return shared_spill(join(self._out, PRIVATE_NAME, SPILL_NAME))
 
     def finish(self) -> Manifest:
         """Writes the manifest, which makes a folder of batches of the files.

@@ -1,13 +1,14 @@
-"""Progress from workers that share the process of the command line.
+"""Progress of workers, wherever they are.
 
-On the local runner workers are threads of this process and report here; on a cluster
-nobody listens, and Beam's own counters say the same.  Only public numbers pass: blocks
-read and steps written.
+On the local runner workers are threads of this process and report here.  On a cluster
+they are other processes; then ``poll`` counts what they have finished.  Only public
+numbers pass: blocks read and steps written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 _listener: Callable[[str, int], None] | None = None
@@ -28,3 +29,35 @@ def listen(listener: Callable[[str, int], None]) -> Iterator[None]:
         yield
     finally:
         _listener = before
+
+
+@contextlib.contextmanager
+def poll(count: Callable[[], dict[str, int]], seconds: float) -> Iterator[None]:
+    """Reports what ``count`` finds now and then, in place of what workers report.
+
+    Args:
+      count: Returns how many of each kind are done so far.  An OSError is passed over.
+      seconds: Between two counts.
+    """
+    tell, reported, ended = _listener, dict[str, int](), threading.Event()
+
+    def report() -> None:
+        with contextlib.suppress(OSError):
+            for kind, done in count().items():
+                if tell and done > reported.get(kind, 0):
+                    tell(kind, done - reported.get(kind, 0))
+                    reported[kind] = done
+
+    def watch() -> None:
+        while not ended.wait(seconds):
+            report()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    with listen(lambda *_: None):
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            report()

@@ -1,9 +1,11 @@
-"""The shuffle of the local runner, through files: one per block, indexed by group.
+"""A shuffle through files: one per block, indexed by group.
 
-Beam's local runner holds a GroupByKey in memory, at about six times its size.  Here the
-map step writes what a block sends to each group into one file, Beam groups the names of
-the blocks, and the reduce step reads its slices.  Memory then depends on the size of a
-block and of a group, never on that of the data.
+The map step writes what a block sends to each group into one file, and the reduce step
+reads its slices.  Memory then depends on the size of a block and of a group, never on
+that of the data.  An engine that shuffles rows itself holds more: Beam's local runner a
+GroupByKey, at about six times its size; Flink the values of a key; and between a Python
+worker and either of Flink and Spark, Beam's Java modules the output of a whole bundle,
+which is a worker's share of the data.
 
     block-<ordinal>      num_groups + 1 offsets (int64), then the groups' bytes
 
@@ -16,55 +18,66 @@ Sensitive: everything; the folder is private and is removed when the job ends.
 
 from __future__ import annotations
 
-import os
-import pathlib
-import secrets
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pipelines.storage import StrPath, join, new_file, slices
+
 _OFFSET = np.dtype("<i8")
+BLOCK_PREFIX = "block-"
 
 
-def spill_path(folder: str, ordinal: int) -> pathlib.Path:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spill:
+    """Where a shuffle goes through files.
+
+    Attributes:
+      folder: One that the job has made, on this machine or where every worker reaches
+        it.
+      num_threads: Of map and reduce in each worker; with more than one, names of files
+        are told before the files are there.
+      flush: Whether files must survive a loss of power.
+    """
+
+    folder: str
+    num_threads: int = 1
+    flush: bool = True
+
+
+def spill_path(folder: StrPath, ordinal: int) -> str:
     """Where the block with this ordinal is spilled."""
-    return pathlib.Path(folder) / f"block-{ordinal:09d}"
+    return join(folder, f"{BLOCK_PREFIX}{ordinal:09d}")
 
 
 def write_spill(
-    path: pathlib.Path, pieces: Iterable[tuple[int, bytes]], num_groups: int
+    path: StrPath, sizes: Sequence[int], pieces: Iterable[bytes], *, flush: bool = True
 ) -> None:
-    """Writes the bytes of some of ``range(num_groups)``, one group in memory at a time.
+    """Writes what a block sends to the groups, one group in memory at a time.
 
     Args:
       path: Final name of the file.
-      pieces: (group, bytes), by ascending group.
-      num_groups: Groups that the index has room for.
+      sizes: Bytes of the piece of each group.
+      pieces: Those of all groups, in order.
+      flush: Whether a loss of power must not undo it.
     """
-    sizes = np.zeros(num_groups + 1, _OFFSET)
-    sizes[0] = sizes.nbytes
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(sizes.nbytes))
-            for group, data in pieces:
-                sizes[group + 1] = len(data)
-                file.write(data)
-            file.seek(0)
-            file.write(np.cumsum(sizes).tobytes())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    starts = np.cumsum([(len(sizes) + 1) * _OFFSET.itemsize, *sizes], dtype=_OFFSET)
+    with new_file(path, mode=0o600, flush=flush) as write:
+        write(starts.tobytes())
+        for size, piece in zip(sizes, pieces, strict=True):
+            if len(piece) != size:
+                raise ValueError(f"a piece has {len(piece)} bytes instead of {size}")
+            write(piece)
 
 
-def read_slice(path: pathlib.Path, group: int) -> bytes:
-    """Returns what ``write_spill`` was given for ``group``."""
-    with open(path, "rb", buffering=0) as file:
-        edges = os.pread(file.fileno(), 2 * _OFFSET.itemsize, group * _OFFSET.itemsize)
-        start, end = np.frombuffer(edges, _OFFSET)
-        data = os.pread(file.fileno(), end - start, start)
-    if len(data) != end - start:
-        raise OSError(f"{path.name} ends before group {group}")
-    return data
+def read_slice(path: StrPath, group: int) -> bytes:
+    """Returns what ``write_spill`` was given for ``group``.
+
+    Raises:
+      OSError: the file is missing or too short.
+    """
+    with slices(path) as read:
+        edges = read(group * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
+        start, end = np.frombuffer(edges, _OFFSET).tolist()
+        return read(start, end - start)

@@ -5,10 +5,11 @@ Beam's ``FileSystems``; any other is this machine's, or mounted on it, and goes 
 the operating system, without Beam.
 
 Formal guarantees:
-  - What ``write_atomically`` writes is visible under its final name complete or not at
-    all.  Where the file system has folders that is a rename of a temporary file (and,
-    on this machine, a flush to the disk before it); in an object store an object
-    appears when its writing ends, and a write that failed is removed.
+  - What ``new_file`` and ``write_atomically`` write is visible under its final name
+    complete or not at all.  Where the file system has folders that is a rename of a
+    temporary file (and, on this machine, a flush to the disk before it, unless the
+    caller does without); in an object store an object appears when its writing ends,
+    and a write that failed is removed.
   - No error holds anything but the path, the operation and the type of what went wrong:
     messages of a store's client may quote addresses and credentials.
 
@@ -23,8 +24,8 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any, cast
 
 from accounting.validation import InputError
 
@@ -143,28 +144,60 @@ def read_secret(version: str) -> bytes:
         return GcpSecret(version).get_secret_bytes()
 
 
-def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes ``data`` to ``path``, visible when it is complete; replaces what is there.
+@contextlib.contextmanager
+def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
+    """Yields what reads (start, size) of a file, without reading more than that.
+
+    In ``gs://`` Beam reads 16 MiB at least.
+
+    Raises:
+      OSError: missing, refused, or too short.
+    """
+    name = os.fspath(path)
+
+    def read(start: int, size: int) -> bytes:
+        with _plain_errors(name):
+            raw.seek(start)
+            parts, left = [], size
+            while left and (part := raw.read(left)):  # it may return less
+                parts.append(part)
+                left -= len(part)
+        if left:
+            raise OSError(errno.EIO, f"{left} bytes are missing at {start}", name)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    with open_file(path) as file:
+        raw: Any = getattr(file, "raw", file)  # Beam's and Python's buffers read ahead
+        yield read
+
+
+@contextlib.contextmanager
+def new_file(
+    path: StrPath, *, mode: int = 0o644, flush: bool = True
+) -> Iterator[Callable[[bytes], None]]:
+    """Yields what writes to ``path``, visible when the context ends without an error.
 
     Args:
-      path: In a folder that is there.
-      data: The contents.
+      path: In a folder that is there; a file of that name is replaced.
       mode: Permissions on this machine; a store has its own rules of access.
+      flush: Whether a loss of power must not undo it.
 
     Raises:
       OSError: no room, no access, no folder.
     """
     if is_remote(path):
-        _write_remote(os.fspath(path), data)
+        with _new_remote(os.fspath(path)) as write:
+            yield write
         return
-    folder, name = os.path.split(os.fspath(path))
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+    temporary = _hidden(os.fspath(path))
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            # A buffered file writes all or raises.
+            yield cast(Callable[[bytes], None], file.write)
+            if flush:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -172,33 +205,57 @@ def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
         raise
 
 
-def _write_remote(path: str, data: bytes) -> None:
+def _hidden(path: str) -> str:
+    """A name beside ``path`` that nobody else uses."""
+    folder, name = path.rsplit("/", 1) if "/" in path else (".", path)
+    return f"{folder}/.{name}.{secrets.token_hex(8)}"
+
+
+def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
+    """Writes ``data`` to ``path``, as ``new_file`` does.
+
+    Raises:
+      OSError: no room, no access, no folder.
+    """
+    with new_file(path, mode=mode) as write:
+        write(data)
+
+
+@contextlib.contextmanager
+def _new_remote(path: str) -> Iterator[Callable[[bytes], None]]:
     with _plain_errors(path):
         files = _file_system(path)
-        if not files.has_dirs():
-            _create_remote(files, path, data)
-            return
-        folder, name = path.rsplit("/", 1)
-        temporary = f"{folder}/.{name}.{secrets.token_hex(8)}"
-        _create_remote(files, temporary, data)
+        target = _hidden(path) if files.has_dirs() else path
+    with _create_remote(files, target) as write:
+        yield write
+    if target == path:
+        return
+    with _plain_errors(path):
         if files.exists(path):  # a rename on Hadoop replaces nothing
             files.delete([path])
-        files.rename([temporary], [path])
+        files.rename([target], [path])
 
 
-def _create_remote(files: Any, path: str, data: bytes) -> None:
+@contextlib.contextmanager
+def _create_remote(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
     from apache_beam.io.filesystem import CompressionTypes
 
-    file = files.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
+    def write(data: bytes) -> None:
+        with _plain_errors(path):
+            file.write(data)
+
+    with _plain_errors(path):
+        file = files.create(path, compression_type=CompressionTypes.UNCOMPRESSED)
     try:
-        file.write(data)
+        yield write
     except BaseException:
         # Closing, now or by the garbage collector, may publish what was written so far.
         for undo in (file.close, lambda: files.delete([path])):
             with contextlib.suppress(Exception):
                 undo()
         raise
-    file.close()
+    with _plain_errors(path):
+        file.close()
 
 
 def exists(path: StrPath) -> bool:
@@ -255,6 +312,18 @@ def sizes(folder: StrPath) -> dict[str, int]:
                 if entry.is_file():
                     found[entry.name] = entry.stat().st_size
     return found
+
+
+def size(path: StrPath) -> int | None:
+    """Returns the bytes of a file, or None where there is none."""
+    try:
+        if not is_remote(path):
+            return os.stat(path).st_size
+        with _plain_errors(os.fspath(path)):
+            files = _file_system(os.fspath(path))
+            return files.size(os.fspath(path)) if exists(path) else None
+    except FileNotFoundError:
+        return None
 
 
 def make_folder(path: StrPath) -> None:

@@ -1,24 +1,33 @@
 """Map, reduce, map: blocks to fixed-size weighted batches, as Beam transforms.
 
-    blocks -> sample and pack -> group by range of steps -> order, truncate, pad, write
+Rows go to their steps by one of two ways.  Through files, on a place that every worker
+reaches, the engine carries the numbers of blocks and groups alone:
 
-Elements are blocks, not rows.  The map step emits, for each range of steps, one element
+    blocks -> sample, pack, spill -> await all blocks -> groups -> order, truncate, pad,
+    write
+
+and without it, the engine carries the rows:
+
+    blocks -> sample, pack -> group by range of steps -> order, truncate, pad, write
+
+Elements are blocks, not rows.  The map step makes, for each range of steps, one piece
 with all rows of a block that chose a step of that range, be it none; the reduce step
 holds one range at a time, some tens of megabytes.
 
 Formal guarantees:
   - Every step of every asked-for range is written, also when no example chose it.
   - No element is lost or counted twice: a range is written only from exactly one
-    element of every block, whatever the engine delivered.
+    piece of every block, whatever the engine delivered.
   - The bytes of a file depend on (key, plan, input, layout) alone: not on the engine,
-    the number of workers, or how often and in which order bundles run.
+    the way of the rows, the number of workers, or how often and in which order bundles
+    run.
   - A file is visible under its final name only when it is complete; its checksum is
-    written after it.
+    written after it.  A finished file is not written again.
   - No key is part of the pipeline: workers read it from where the pipeline says.
   - No worker writes but into folders that the job has made, through ``storage``.
   - What fails in a worker is an InputError of one line, which names no row.
 
-Public: the layout.  Sensitive: every element.
+Public: the layout.  Sensitive: every element that holds rows.
 """
 
 from __future__ import annotations
@@ -26,77 +35,29 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
 import io
 import json
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines import progress
-from pipelines.batch_format import (
-    Column,
-    as_items,
-    encode_batch,
-    row_bytes,
-    write_record,
-)
+from pipelines import progress, storage
+from pipelines.job_folder import checksum_path, read_checksum
 from pipelines.keys import read_key_file
-from pipelines.manifest import PRIVATE_NAME, BatchFile, FileChecksum
-from pipelines.parquet_blocks import Block, read_block
-from pipelines.sampling import Participations, arrange_steps, sample_block
-from pipelines.spill import read_slice, spill_path, write_spill
-from pipelines.storage import join, read_bytes, write_atomically
+from pipelines.packing import Layout, PackedBlock, encode_steps, sample_and_pack
+from pipelines.parquet_blocks import Block
+from pipelines.spill import Spill, read_slice, spill_path, write_spill
+from pipelines.storage import is_remote, join, read_bytes, write_atomically
 
-_STEP = np.dtype("<u4")
-_PRIORITY = np.dtype("<u8")
-#: Bytes that travel with each packed row.
-OVERHEAD_BYTES = _STEP.itemsize + _PRIORITY.itemsize
+#: Slices of a store's files that a worker asks for at a time.
+_REQUESTS = 16
 
 Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How steps are spread over files.  Public; independent of the engine.
-
-    Attributes:
-      plan: How batches are sampled.
-      columns: Columns of the rows.
-      physical_batch_size: Rows of every record, real and padding.
-      steps_per_group: Consecutive steps that one reducer writes into one file.
-    """
-
-    plan: DpSgdPlan
-    columns: tuple[Column, ...]
-    physical_batch_size: int
-    steps_per_group: int
-
-    @property
-    def num_groups(self) -> int:
-        """Ranges of steps, and files."""
-        return -(-self.plan.num_steps // self.steps_per_group)
-
-    def steps(self, group: int) -> range:
-        """The steps of ``group``."""
-        first = group * self.steps_per_group
-        return range(first, min(first + self.steps_per_group, self.plan.num_steps))
-
-    def file(self, group: int) -> BatchFile:
-        """Name and steps of the file of ``group``."""
-        steps = self.steps(group)
-        return BatchFile(
-            name=f"batches-{steps[0]:09d}-{steps[-1]:09d}.tfrecord",
-            first_step=steps[0],
-            num_steps=len(steps),
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,129 +74,27 @@ class Secrets:
     boundaries_file: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Spill:
-    """How the local runner shuffles: a folder, and the threads of map and reduce."""
-
-    folder: str
-    num_threads: int
-
-
-def checksum_path(directory: str, name: str) -> str:
-    """Where the checksum of the batch file ``name`` is kept until the job ends."""
-    return join(directory, PRIVATE_NAME, "files", f"{name}.json")
-
-
-def pack_element(
-    columns: Mapping[str, np.ndarray], chosen: Participations, part: np.ndarray
-) -> bytes:
-    """Returns steps, priorities and columns of some participations as one buffer."""
-    row = chosen.row[part]
-    return b"".join(
-        [
-            chosen.step[part].astype(_STEP).tobytes(),
-            chosen.priority[part].astype(_PRIORITY).tobytes(),
-            *(np.take(items, row).tobytes() for items in columns.values()),
-        ]
-    )
-
-
-def unpack_elements(
-    elements: Iterable[bytes], columns: tuple[Column, ...]
-) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Returns (step, priority, name -> items) of the concatenated ``elements``."""
-    dtypes: list[np.dtype[Any]] = [_STEP, _PRIORITY]
-    dtypes += [np.dtype(f"V{column.numpy_dtype.itemsize}") for column in columns]
-    size = sum(dtype.itemsize for dtype in dtypes)
-    pieces: list[list[np.ndarray]] = [[np.empty(0, dtype)] for dtype in dtypes]
-    for data in elements:
-        count, offset = len(data) // size, 0
-        for dtype, column in zip(dtypes, pieces, strict=True):
-            column.append(np.frombuffer(data, dtype, count, offset))
-            offset += count * dtype.itemsize
-    step, priority, *values = (np.concatenate(column) for column in pieces)
-    names = [column.name for column in columns]
-    return step, priority, dict(zip(names, values, strict=True))
-
-
-def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
-    """Returns, for each group, the indices of its participations."""
-    group = chosen.step // layout.steps_per_group
-    # Small integers are sorted by radix, in linear time.
-    kind = np.uint16 if layout.num_groups <= 1 << 16 else np.int64
-    order = np.argsort(group.astype(kind), kind="stable")
-    edges = np.cumsum(np.bincount(group, minlength=layout.num_groups))
-    return np.split(order, edges[:-1])
-
-
-def sample_and_pack(
-    layout: Layout,
-    key: bytes,
-    block: Block,
-    groups: Iterable[int],
-    boundaries: np.ndarray | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """Yields (group, packed rows that chose it) for each of ``groups``.  Sensitive."""
-    columns = read_block(block, layout.columns)
-    items = {name: as_items(values) for name, values in columns.items()}
-    chosen = sample_block(layout.plan, key, block.rows, boundaries)
-    parts = split_by_group(chosen, layout)
-    for group in groups:
-        yield group, pack_element(items, chosen, parts[group])
-
-
-def encode_steps(
-    layout: Layout, group: int, elements: Iterable[bytes]
-) -> tuple[bytes, FileChecksum]:
-    """Returns the contents of the file of ``group`` and their checksum.  Sensitive."""
-    step, priority, columns = unpack_elements(elements, layout.columns)
-    size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
-    steps = layout.steps(group)
-    chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
-    order = np.concatenate(chosen)
-    # All rows of the group are put in order at once; batches are then slices.
-    columns = {name: np.take(items, order) for name, items in columns.items()}
-    file, start, num_records = io.BytesIO(), 0, 0
-    for number, rows in zip(steps, chosen, strict=True):
-        end, parts = start + len(rows), -(-(largest or max(1, len(rows))) // size)
-        for part in range(parts):
-            piece = slice(start + part * size, min(start + (part + 1) * size, end))
-            record = encode_batch(
-                {name: items[piece] for name, items in columns.items()},
-                step=number,
-                part=part,
-                physical_batch_size=size,
-            )
-            write_record(file, record)
-        start, num_records = end, num_records + parts
-    data = file.getvalue()
-    return data, FileChecksum(
-        size=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        num_records=num_records,
-        num_real=len(order),
-    )
-
-
 def read_array(path: str) -> np.ndarray:
     """Returns the array in a ``.npy`` file."""
     return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
 
 
 def write_group(
-    layout: Layout, directory: str, group: int, elements: Iterable[bytes]
+    layout: Layout, directory: str, group: int, pieces: Iterable[bytes]
 ) -> None:
-    """Writes the file of ``group``, then its checksum."""
-    data, checksum = encode_steps(layout, group, elements)
+    """Writes the file of ``group`` and then its checksum, unless they are there."""
     name = layout.file(group).name
+    if read_checksum(directory, name, storage.size(join(directory, name))):
+        return  # an engine that lost a worker may run everything again
+    data, checksum = encode_steps(layout, group, pieces)
     write_atomically(join(directory, name), data)
     # Last: a file with a checksum is finished, and is not written again.
     text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
     write_atomically(checksum_path(directory, name), text.encode())
 
 
-def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
-    """Refuses a group that is not made of one element of every block.
+def check_delivery(ordinals: list[int], num_blocks: int) -> None:
+    """Refuses anything but one element of every block.
 
     Raises:
       InputError: the engine lost or repeated elements.
@@ -243,8 +102,8 @@ def check_delivery(ordinals: list[int], num_blocks: int, group: int) -> None:
     if sorted(ordinals) != list(range(num_blocks)):
         raise InputError(
             f"Expected the engine to deliver one element of each of {num_blocks} "
-            f"blocks for step group {group}; it delivered {len(ordinals)}. Run the job "
-            "again, on a runner that loses and repeats nothing."
+            f"blocks; it delivered {len(ordinals)}. Run the job again, on a runner "
+            "that loses and repeats nothing."
         )
 
 
@@ -288,16 +147,23 @@ def plain_errors() -> Iterator[None]:
 
 
 class _BundleFn(beam.DoFn):
-    """Runs the jobs of a bundle on the cores of this machine.
+    """Runs the jobs of a bundle, at once if it may, on the cores of this machine.
 
     What a job emits is known before it runs; a bundle ends when all its jobs have.
     """
 
-    _num_threads = 1
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
 
     def start_bundle(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
         self._jobs: list[concurrent.futures.Future[None]] = []
+
+    def _run(self, job: Callable[..., None], *arguments: object) -> None:
+        if self._num_threads == 1:
+            job(*arguments)  # in turn, so that the engine sees how far it is
+        else:
+            self._jobs.append(self._pool.submit(job, *arguments))
 
     def finish_bundle(self) -> None:
         try:
@@ -312,13 +178,12 @@ class _BundleFn(beam.DoFn):
             self._pool.shutdown(cancel_futures=True)
 
 
-class _Mapper:
-    """What both map steps know."""
+class _Sampler:
+    """Reads a block and lets its rows choose their steps."""
 
-    def __init__(self, layout: Layout, secrets: Secrets, groups: tuple[int, ...]):
+    def __init__(self, layout: Layout, secrets: Secrets) -> None:
         self._layout = layout
         self._secrets = secrets
-        self._groups = groups
         self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
 
     def setup(self) -> None:
@@ -327,92 +192,134 @@ class _Mapper:
             self._key = read_key_file(self._secrets.key_file)
             self._boundaries = None if path is None else read_array(path)
 
-    def _pieces(
-        self, block: Block, groups: Iterable[int]
-    ) -> Iterator[tuple[int, bytes]]:
-        return sample_and_pack(self._layout, self._key, block, groups, self._boundaries)
+    def _pack(self, block: Block) -> PackedBlock:
+        return sample_and_pack(self._layout, self._key, block, self._boundaries)
+
+    def _count(self) -> None:
+        self._blocks_read.inc()
 
 
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(Element)
-class _SampleBlockFn(_Mapper, beam.DoFn):
+class _SampleBlockFn(_Sampler, beam.DoFn):
     """Block -> (group, (ordinal of the block, packed rows)) for every group."""
 
+    def __init__(self, layout: Layout, secrets: Secrets, groups: tuple[int, ...]):
+        super().__init__(layout, secrets)
+        self._groups = groups
+
     def process(self, block: Block) -> Iterator[Element]:
         with plain_errors():
-            for group, data in self._pieces(block, self._groups):
-                yield group, (block.ordinal, data)
-        self._blocks_read.inc()
+            packed = self._pack(block)
+            for group in self._groups:
+                yield group, (block.ordinal, packed.piece(group))
+        self._count()
         progress.advance("blocks")
 
 
 @beam.typehints.with_input_types(Block)
-@beam.typehints.with_output_types(Element)
-class _SpillBlockFn(_Mapper, _BundleFn):
-    """The same, with the packed rows in a file and b"" in their place."""
+@beam.typehints.with_output_types(tuple[int, int])
+class _SpillBlockFn(_Sampler, _BundleFn):
+    """Block -> (0, its ordinal), with its packed rows in a file."""
 
-    def __init__(
-        self, layout: Layout, secrets: Secrets, groups: tuple[int, ...], spill: Spill
-    ) -> None:
-        super().__init__(layout, secrets, groups)
-        self._folder = spill.folder
-        self._num_threads = spill.num_threads
+    def __init__(self, layout: Layout, secrets: Secrets, spill: Spill) -> None:
+        _Sampler.__init__(self, layout, secrets)
+        _BundleFn.__init__(self, spill.num_threads)
+        self._spill = spill
 
     def _spill_block(self, block: Block) -> None:
-        path = spill_path(self._folder, block.ordinal)
+        path = spill_path(self._spill.folder, block.ordinal)
         with plain_errors():
-            if not path.exists():
+            if not storage.exists(path):
                 # All groups: a resumed job may want others than this run does.
-                count = self._layout.num_groups
-                write_spill(path, self._pieces(block, range(count)), count)
+                packed = self._pack(block)
+                pieces = map(packed.piece, range(self._layout.num_groups))
+                write_spill(path, packed.sizes, pieces, flush=self._spill.flush)
         progress.advance("blocks")
 
-    def process(self, block: Block) -> Iterator[Element]:
-        self._jobs.append(self._pool.submit(self._spill_block, block))
-        self._blocks_read.inc()
-        for group in self._groups:
-            yield group, (block.ordinal, b"")
+    def process(self, block: Block) -> Iterator[tuple[int, int]]:
+        self._run(self._spill_block, block)
+        self._count()
+        yield 0, block.ordinal
+
+
+@beam.typehints.with_input_types(tuple[int, Iterable[int]])
+@beam.typehints.with_output_types(int)
+class _GroupsFn(beam.DoFn):
+    """(0, ordinals of all blocks) -> the groups, which may be written now."""
+
+    def __init__(self, groups: tuple[int, ...], num_blocks: int) -> None:
+        self._groups = groups
+        self._num_blocks = num_blocks
+
+    def process(self, all_blocks: tuple[int, Iterable[int]]) -> Iterator[int]:
+        check_delivery(list(all_blocks[1]), self._num_blocks)
+        yield from self._groups
+
+
+class _Writer(_BundleFn):
+    """Writes the files of groups."""
+
+    def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
+        super().__init__(num_threads=1)
+        self._layout = layout
+        self._directory = directory
+        self._num_blocks = num_blocks
+        self._steps_written = Metrics.counter("dpsgd", "steps_written")
+
+    def _write(self, group: int, pieces: Iterable[bytes]) -> None:
+        with plain_errors():
+            write_group(self._layout, self._directory, group, pieces)
+        progress.advance("steps", len(self._layout.steps(group)))
+
+    def _count(self, group: int) -> str:
+        self._steps_written.inc(len(self._layout.steps(group)))
+        return self._layout.file(group).name
 
 
 @beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
 @beam.typehints.with_output_types(str)
-class _WriteGroupFn(_BundleFn):
+class _WriteGroupFn(_Writer):
     """(group, elements) -> name of the file that then holds the group's steps."""
-
-    def __init__(
-        self, layout: Layout, directory: str, num_blocks: int, spill: Spill | None
-    ) -> None:
-        self._layout = layout
-        self._directory = directory
-        self._num_blocks = num_blocks
-        self._folder = spill.folder if spill else None
-        self._num_threads = spill.num_threads if spill else 1
-        self._steps_written = Metrics.counter("dpsgd", "steps_written")
-
-    def _write(self, group: int, elements: list[tuple[int, bytes]]) -> None:
-        # Into the order of the blocks, so that arrival decides nothing.
-        elements.sort()
-        folder = self._folder
-        pieces = (
-            data if folder is None else read_slice(spill_path(folder, ordinal), group)
-            for ordinal, data in elements
-        )
-        with plain_errors():
-            write_group(self._layout, self._directory, group, pieces)
-        progress.advance("steps", len(self._layout.steps(group)))
 
     def process(
         self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
     ) -> Iterator[str]:
         group, values = group_and_elements
-        elements = list(values)  # once: Flink does not iterate twice
-        check_delivery([ordinal for ordinal, _ in elements], self._num_blocks, group)
-        if self._folder is None:
-            self._write(group, elements)  # in turn: one group in memory
-        else:
-            self._jobs.append(self._pool.submit(self._write, group, elements))
-        self._steps_written.inc(len(self._layout.steps(group)))
-        yield self._layout.file(group).name
+        # Once: Flink does not iterate twice.  Into the order of the blocks, so that
+        # arrival decides nothing.
+        elements = sorted(values)
+        check_delivery([ordinal for ordinal, _ in elements], self._num_blocks)
+        self._write(group, (data for _, data in elements))
+        yield self._count(group)
+
+
+@beam.typehints.with_input_types(int)
+@beam.typehints.with_output_types(str)
+class _WriteSpilledFn(_Writer):
+    """Group -> name of the file that then holds the group's steps."""
+
+    def __init__(
+        self, layout: Layout, directory: str, num_blocks: int, spill: Spill
+    ) -> None:
+        super().__init__(layout, directory, num_blocks)
+        self._folder = spill.folder
+        self._num_threads = spill.num_threads
+
+    def _pieces(self, group: int) -> Iterator[bytes]:
+        def read(ordinal: int) -> bytes:
+            return read_slice(spill_path(self._folder, ordinal), group)
+
+        if not is_remote(self._folder):
+            yield from map(read, range(self._num_blocks))
+            return
+        # A store answers after a while, and answers many at once.
+        with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
+            yield from pool.map(read, range(self._num_blocks))
+
+    def process(self, group: int) -> Iterator[str]:
+        self._run(lambda: self._write(group, self._pieces(group)))
+        yield self._count(group)
 
 
 @beam.typehints.with_input_types(Block)
@@ -429,8 +336,7 @@ class WriteBatches(beam.PTransform):
       secrets: Where the workers find the sampling key and what derives from it.
       num_blocks: Elements of the input.
       groups: The ranges of steps to write; all by default.
-      spill: For the local runner, where the shuffle goes through files; by default
-        rows travel through the engine.
+      spill: Where the rows go through files; by default they travel through the engine.
 
     Example:
       >>> _ = (pipeline | beam.Create(dataset.blocks)
@@ -451,28 +357,42 @@ class WriteBatches(beam.PTransform):
     ) -> None:
         super().__init__()
         everything = range(layout.num_groups)
-        chosen = tuple(everything if groups is None else groups)
-        self._sample: beam.DoFn = (
-            _SampleBlockFn(layout, secrets, chosen)
-            if spill is None
-            else _SpillBlockFn(layout, secrets, chosen, spill)
-        )
-        self._write = _WriteGroupFn(layout, directory, num_blocks, spill)
+        self._groups = tuple(everything if groups is None else groups)
+        self._layout = layout
+        self._directory = directory
+        self._secrets = secrets
+        self._num_blocks = num_blocks
+        self._spill = spill
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
         """Wires map, reduce, map."""
+        # A bounded read is one subtask on Flink: spread the blocks first.
+        blocks = blocks | "SpreadBlocks" >> beam.Reshuffle()  # Block
+        if self._spill is None:
+            return self._through_engine(blocks)
+        return self._through_files(blocks, self._spill)
+
+    def _through_files(
+        self, blocks: beam.PCollection, spill: Spill
+    ) -> beam.PCollection:
+        layout, directory, num_blocks = self._layout, self._directory, self._num_blocks
+        sample = _SpillBlockFn(layout, self._secrets, spill)
+        write = _WriteSpilledFn(layout, directory, num_blocks, spill)
         return (
             blocks
-            # A bounded read is one subtask on Flink: spread the blocks first.
-            | "SpreadBlocks" >> beam.Reshuffle()  # Block
-            | "SampleAndPack" >> beam.ParDo(self._sample)  # Element
-            | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed rows)])
-            | "OrderTruncatePadWrite" >> beam.ParDo(self._write)  # file name
+            | "SampleAndPack" >> beam.ParDo(sample)  # (0, ordinal)
+            | "AwaitBlocks" >> beam.GroupByKey()  # (0, [ordinal])
+            | "StepGroups" >> beam.ParDo(_GroupsFn(self._groups, num_blocks))  # group
+            | "SpreadGroups" >> beam.Reshuffle()  # group
+            | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
         )
 
-
-def group_bytes(layout: Layout) -> int:
-    """Bytes of the rows of the largest group that a reducer may be handed."""
-    largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
-    row = row_bytes(layout.columns) + OVERHEAD_BYTES
-    return layout.steps_per_group * largest * row
+    def _through_engine(self, blocks: beam.PCollection) -> beam.PCollection:
+        sample = _SampleBlockFn(self._layout, self._secrets, self._groups)
+        write = _WriteGroupFn(self._layout, self._directory, self._num_blocks)
+        return (
+            blocks
+            | "SampleAndPack" >> beam.ParDo(sample)  # Element
+            | "GroupBySteps" >> beam.GroupByKey()  # (group, [(ordinal, packed rows)])
+            | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
+        )

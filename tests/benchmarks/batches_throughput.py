@@ -29,7 +29,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from accounting.bounds import smallest_truncated_batch_size
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_per_epoch
 from pipelines.parquet_blocks import list_blocks, read_block
-from pipelines.poisson_batching import estimate, make_layout, write_batches
+from pipelines.poisson_batching import write_batches
+from pipelines.sizing import estimate, make_layout
 from tests.benchmarks.prepared_rows import write_rows
 
 BATCH_SIZE = 1024

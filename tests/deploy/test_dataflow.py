@@ -26,7 +26,8 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from accounting.plan import DpSgdPlan
 from pipelines.keys import create_key_file
 from pipelines.parquet_blocks import list_blocks
-from pipelines.poisson_batching import make_layout, write_batches
+from pipelines.poisson_batching import write_batches
+from pipelines.sizing import make_layout
 
 apiclient = pytest.importorskip(
     "apache_beam.runners.dataflow.internal.apiclient",

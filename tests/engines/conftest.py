@@ -10,9 +10,10 @@ import pytest
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
 from deploy.engines import embedded, parts
 from pipelines.keys import create_key_file
+from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset, list_blocks
-from pipelines.poisson_batching import make_layout, write_batches
-from pipelines.transforms import Layout
+from pipelines.poisson_batching import write_batches
+from pipelines.sizing import make_layout
 from tests.benchmarks.prepared_rows import write_table
 
 ROWS = 50_000

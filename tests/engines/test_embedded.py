@@ -16,9 +16,9 @@ from accounting.validation import InputError
 from deploy.engines import parts
 from deploy.engines.comparing import same_bytes
 from deploy.engines.embedded import RUNNERS
+from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset
 from pipelines.poisson_batching import write_batches
-from pipelines.transforms import Layout
 from pipelines.verify import verify
 
 # Threads that served an engine end with an exception when it hangs up.

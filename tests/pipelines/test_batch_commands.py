@@ -119,7 +119,8 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     # 17 bytes a row; 12 more on the way, 4 more of weight; two records of 7 rows.
     assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
     assert said["output_bytes"] == 40 * 14 * (17 + 4)
-    assert 812 << 20 < said["bytes_per_worker"] < 813 << 20
+    assert 512 << 20 < said["bytes_per_worker"] < 513 << 20
+    assert said["shuffle"] == "files"
     assert said["expected_padding"] == pytest.approx(0.4)
     assert not (tmp_path / "o").exists()
 
@@ -141,9 +142,10 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 @pytest.mark.parametrize(
     ("engine", "noted"),
     [
-        (["--runner=FlinkRunner", "--parallelism=2"], True),
-        (["--runner=SparkRunner"], True),
-        (["--runner=FlinkRunner", "--parallelism=4"], False),
+        (["--runner=FlinkRunner", "--parallelism=2", "--shuffle=engine"], True),
+        (["--runner=SparkRunner", "--shuffle=engine"], True),
+        (["--runner=FlinkRunner", "--parallelism=4", "--shuffle=engine"], False),
+        (["--runner=FlinkRunner", "--parallelism=2"], False),
         ([], False),
     ],
 )

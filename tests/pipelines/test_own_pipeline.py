@@ -18,12 +18,14 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines import transforms
 from pipelines.batch_format import Column
+from pipelines.job_folder import finish_job, open_job
 from pipelines.manifest import read_manifest
+from pipelines.packing import Layout
 from pipelines.parquet_blocks import Block, Dataset, list_blocks
 from pipelines.poisson_batches import PoissonBatches
-from pipelines.poisson_batching import finish_job, open_job, write_batches
+from pipelines.poisson_batching import write_batches
 from pipelines.reader import read_batches
-from pipelines.transforms import Layout, Secrets, WriteBatches
+from pipelines.transforms import Secrets, WriteBatches
 from pipelines.verify import verify
 
 MakeLayout = Callable[..., Layout]
@@ -173,20 +175,23 @@ def test_a_general_pipeline_is_opened_and_finished_by_hand(
 def test_every_stage_has_a_label_and_types(
     tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
 ) -> None:
-    pipeline = local_pipeline()
-    names = (
-        pipeline
-        | beam.Create(dataset.blocks)
-        | PoissonBatches(plan, dataset, tmp_path / "o")
-    )
-    assert names.element_type is str
-    root = "PoissonBatches/WriteBatches"
-    assert pipeline.applied_labels >= {
-        f"{root}/SpreadBlocks",
-        f"{root}/SampleAndPack",
-        f"{root}/GroupBySteps",
-        f"{root}/OrderTruncatePadWrite",
+    ways = {
+        "files": {"AwaitBlocks", "StepGroups", "SpreadGroups"},
+        "engine": {"GroupBySteps"},
     }
+    both = {"SpreadBlocks", "SampleAndPack", "OrderTruncatePadWrite"}
+    for shuffle, stages in ways.items():
+        pipeline = beam.Pipeline(runner="BundleBasedDirectRunner")
+        batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
+        names = pipeline | beam.Create(dataset.blocks) | batches
+        assert names.element_type is str
+        root = "PoissonBatches/WriteBatches/"
+        found = {
+            label.removeprefix(root).split("/")[0]
+            for label in pipeline.applied_labels
+            if label.startswith(root)
+        }
+        assert found == both | stages
     with pytest.raises(TypeCheckError):
         _ = (
             local_pipeline()

@@ -17,14 +17,15 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
-from pipelines import poisson_batching, transforms
+from pipelines import job_folder, packing, poisson_batching, sizing, transforms
 from pipelines.keys import create_key_file, insecure_key, read_key_file
 from pipelines.manifest import read_manifest
+from pipelines.packing import Layout, sample_and_pack
 from pipelines.parquet_blocks import Dataset, list_blocks, read_block
-from pipelines.poisson_batching import local_threads, worker_bytes, write_batches
+from pipelines.poisson_batching import write_batches
 from pipelines.reader import read_batches
 from pipelines.sampling import Participations, find_boundaries, sample_block
-from pipelines.transforms import Layout, sample_and_pack
+from pipelines.sizing import local_threads, worker_bytes
 from pipelines.verify import verify
 
 MakeLayout = Callable[..., Layout]
@@ -114,15 +115,17 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
     """What the map step emits, by group, in the order of the blocks."""
     elements: dict[int, list[tuple[int, bytes]]] = {}
     for block in dataset.blocks:
-        groups = range(layout.num_groups)
-        for group, data in sample_and_pack(layout, insecure_key(0), block, groups):
-            elements.setdefault(group, []).append((block.ordinal, data))
+        packed = sample_and_pack(layout, insecure_key(0), block)
+        for group in range(layout.num_groups):
+            piece = packed.piece(group)
+            assert len(piece) == packed.sizes[group]
+            elements.setdefault(group, []).append((block.ordinal, piece))
     return elements
 
 
 def writer(layout: Layout, folder: pathlib.Path) -> transforms._WriteGroupFn:
     (folder / "private" / "files").mkdir(parents=True)
-    write = transforms._WriteGroupFn(layout, str(folder), num_blocks=5, spill=None)
+    write = transforms._WriteGroupFn(layout, str(folder), num_blocks=5)
     write.start_bundle()
     return write
 
@@ -138,7 +141,7 @@ def test_bytes_do_not_depend_on_the_order_of_arrival(
         return dataclasses.replace(chosen, priority=np.zeros_like(chosen.priority))
 
     # Arrival must not even decide between rows of the same priority.
-    monkeypatch.setattr(transforms, "sample_block", equal_priorities)
+    monkeypatch.setattr(packing, "sample_block", equal_priorities)
     layout = make_small_layout(4)
     for order, direction in (("listed", 1), ("reversed", -1)):
         write = writer(layout, tmp_path / order)
@@ -159,6 +162,12 @@ def test_no_element_is_lost_or_counted_twice(
         with pytest.raises(InputError, match="loses and repeats nothing"):
             list(write.process((0, delivered)))
     assert contents(tmp_path) == {}
+    ordinals = [ordinal for ordinal, _ in pieces]
+    gather = transforms._GroupsFn((0, 2), num_blocks=5)
+    for named in (ordinals[1:], ordinals[:-1], [*ordinals, 2], [0] * 5):
+        with pytest.raises(InputError, match="loses and repeats nothing"):
+            list(gather.process((0, named)))
+    assert list(gather.process((0, ordinals[::-1]))) == [0, 2]
     list(write.process((0, pieces)))
     assert len(contents(tmp_path)) == 1
 
@@ -190,11 +199,12 @@ def test_bytes_depend_on_the_key_and_not_on_threads_or_the_shuffle(
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key, **options)
         return contents(out)
 
-    one = run("one", memory_limit=poisson_batching._BASE_BYTES + (1 << 20))
+    one = run("one", memory_limit=sizing._BASE_BYTES + (1 << 20))
     monkeypatch.setattr(poisson_batching, "local_threads", lambda *_: 4)
     assert run("threads") == one
-    by_value = PipelineOptions(["--runner=BundleBasedDirectRunner"])
-    assert run("by-value", options=by_value) == one
+    engine = PipelineOptions(["--runner=BundleBasedDirectRunner"])
+    assert run("files", options=engine) == one
+    assert run("by-value", options=engine, shuffle="engine") == one
     create_key_file(tmp_path / "other.key")
     other = run("other", key=tmp_path / "other.key")
     assert set(other) == set(one)
@@ -208,8 +218,10 @@ def test_a_limit_below_one_block_or_range_of_steps_is_refused(
     with pytest.raises(InputError, match="memory_limit=1000"):
         local_threads(layout, dataset, 1000)
     assert local_threads(layout, dataset, 1 << 40) == len(os.sched_getaffinity(0))
-    # A worker of an engine does the work of one thread, and holds what is on its way.
-    least = worker_bytes(layout, dataset) - poisson_batching._CHANNEL_BYTES
+    # A worker of an engine does the work of one thread.
+    least = worker_bytes(layout, dataset)
+    by_value = worker_bytes(layout, dataset, by_value=True)
+    assert by_value == least + sizing._CHANNEL_BYTES  # what is on its way
     assert local_threads(layout, dataset, least) == 1
     with pytest.raises(InputError, match=f"memory_limit={least - 1}"):
         local_threads(layout, dataset, least - 1)
@@ -219,7 +231,8 @@ _RUN = """
 import sys
 from accounting.plan import DpSgdPlan
 from pipelines.parquet_blocks import list_blocks
-from pipelines.poisson_batching import make_layout, write_batches
+from pipelines.poisson_batching import write_batches
+from pipelines.sizing import make_layout
 source, out, key = sys.argv[1:]
 dataset = list_blocks(source)
 plan = DpSgdPlan(sampler="truncated-poisson", num_examples=100, expected_batch_size=10,
@@ -257,7 +270,7 @@ def test_a_killed_job_is_finished_by_the_same_command(
         process.wait()
         for name, changed in kept.items():
             assert (out / name).stat().st_mtime_ns == changed, "written twice"
-        finished = poisson_batching._finished(out, layout)
+        finished = job_folder._finished(out, layout)
         kept = {
             layout.file(g).name: (out / layout.file(g).name).stat().st_mtime_ns
             for g in finished
@@ -298,7 +311,7 @@ def test_an_unfinished_job_of_other_options_input_or_key_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     layout, out = make_small_layout(8), tmp_path / "o"
-    poisson_batching.open_job(out, layout, dataset, key_file)
+    job_folder.open_job(out, layout, dataset, key_file)
     create_key_file(tmp_path / "other.key")
 
     def resume(**changes: object) -> None:
@@ -324,9 +337,9 @@ def test_two_jobs_do_not_write_one_folder(
     key_file: pathlib.Path,
 ) -> None:
     layout, out = make_small_layout(8), tmp_path / "o"
-    poisson_batching.open_job(out, layout, dataset, key_file)
+    job_folder.open_job(out, layout, dataset, key_file)
     with (
-        poisson_batching.lock_job(out),
+        job_folder.lock_job(out),
         pytest.raises(InputError, match="no other job"),
     ):
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)

@@ -35,11 +35,13 @@ from apache_beam.internal import pickler
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
-from pipelines import parquet_blocks, poisson_batching, transforms
+from pipelines import packing, parquet_blocks, poisson_batching, transforms
+from pipelines.job_folder import checksum_path, finish_job, open_job
 from pipelines.keys import create_key_file, read_key_file
+from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset, list_blocks
-from pipelines.poisson_batching import finish_job, open_job, write_batches
-from pipelines.transforms import Layout, Spill, checksum_path
+from pipelines.poisson_batching import write_batches
+from pipelines.spill import Spill
 from pipelines.verify import verify
 
 from .conftest import run_command
@@ -148,14 +150,14 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
         path.with_name(name).write_bytes(b"half of")
 
     def dying(write: Callable[..., None]) -> Callable[..., None]:
-        def wrapped(path: Any, *arguments: Any) -> None:
+        def wrapped(path: Any, *arguments: Any, **options: Any) -> None:
             chaos.may_die()
             try:
                 chaos.may_die()
             except DiedError:
                 half(pathlib.Path(path))
                 raise
-            write(path, *arguments)
+            write(path, *arguments, **options)
             chaos.may_die()
 
         return wrapped
@@ -184,18 +186,22 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
 
     _, batches_id = open_job(out, layout, dataset, key_file)
     secrets = poisson_batching._secrets(layout, dataset, out, key_file)
-    spill, groups = None, tuple(range(layout.num_groups))
-    sample: Any = transforms._SampleBlockFn(layout, secrets, groups)
+    groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
+    chaos = Chaos(seed=SAMPLERS.index(sampler))
+    dying_writes(chaos, monkeypatch)
     if through_files:
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
         spill = Spill(folder=str(folder), num_threads=2)
-        sample = transforms._SpillBlockFn(layout, secrets, groups, spill)
-    write = transforms._WriteGroupFn(layout, str(out), len(dataset.blocks), spill)
-    chaos = Chaos(seed=SAMPLERS.index(sampler))
-    dying_writes(chaos, monkeypatch)
-    elements = chaos.run(sample, list(dataset.blocks))
-    names = chaos.run(write, chaos.shuffle(elements))
+        ordinals = chaos.run(transforms._SpillBlockFn(layout, secrets, spill), blocks)
+        gather = transforms._GroupsFn(groups, len(blocks))
+        elements: list[Any] = chaos.run(gather, chaos.shuffle(ordinals))
+        write: Any = transforms._WriteSpilledFn(layout, str(out), len(blocks), spill)
+    else:
+        sample = transforms._SampleBlockFn(layout, secrets, groups)
+        elements = chaos.shuffle(chaos.run(sample, blocks))
+        write = transforms._WriteGroupFn(layout, str(out), len(blocks))
+    names = chaos.run(write, elements)
     assert sorted(names) == [layout.file(group).name for group in groups]
     # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
     assert chaos.deaths > 5
@@ -210,7 +216,8 @@ import os, sys
 from accounting.plan import DpSgdPlan
 from pipelines.parquet_blocks import list_blocks
 from pipelines import poisson_batching
-from pipelines.poisson_batching import make_layout, write_batches
+from pipelines.poisson_batching import write_batches
+from pipelines.sizing import make_layout
 source, folder, sampler = sys.argv[1:4]
 dataset = list_blocks(source)
 plan = DpSgdPlan(sampler=sampler, num_examples=100, expected_batch_size=25,
@@ -407,7 +414,7 @@ def lose_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
         (source / "a.parquet").unlink(missing_ok=True)
         return parquet_blocks.read_block(*arguments)
 
-    patch.setattr(transforms, "read_block", read)
+    patch.setattr(packing, "read_block", read)
 
 
 def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
@@ -417,11 +424,12 @@ def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
         (source / "a.parquet").write_bytes(data)
         return parquet_blocks.read_block(*arguments)
 
-    patch.setattr(transforms, "read_block", read)
+    patch.setattr(packing, "read_block", read)
 
 
 def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
-    return lambda _, patch: patch.setattr(transforms, name, fault)
+    module = transforms if hasattr(transforms, name) else packing
+    return lambda _, patch: patch.setattr(module, name, fault)
 
 
 FAULTS = [
@@ -524,7 +532,7 @@ def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(beam.Pipeline, "run", record)
-    runner = [] if through_files else ["--runner=BundleBasedDirectRunner"]
+    runner = ["--runner=BundleBasedDirectRunner"]
     out = tmp_path / "o"
     with pytest.raises(KeyboardInterrupt):
         write_batches(
@@ -532,6 +540,7 @@ def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
             layout=layout,
             out=out,
             key_file=key_file,
+            shuffle="files" if through_files else "engine",
             options=PipelineOptions(runner),
         )
     key = read_key_file(key_file)

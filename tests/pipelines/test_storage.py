@@ -31,12 +31,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
-from pipelines import keys, poisson_batching, storage
+from pipelines import job_folder, keys, poisson_batching, storage
 from pipelines.manifest import read_manifest
+from pipelines.packing import Layout
 from pipelines.parquet_blocks import list_blocks
 from pipelines.poisson_batching import write_batches
 from pipelines.reader import read_batches
-from pipelines.transforms import Layout
 from pipelines.verify import verify
 
 from .conftest import run_command
@@ -273,6 +273,30 @@ def contents(folder: str) -> dict[str, bytes]:
 # The small door.
 
 
+def test_slices_of_a_store_ask_for_no_byte_beside_them(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beam's own reader would ask for 16 MiB."""
+    from apache_beam.io.aws.s3io import S3Downloader
+
+    asked: list[tuple[int, int]] = []
+    get_range = S3Downloader.get_range
+
+    def recording(self: Any, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return get_range(self, start, end)
+
+    monkeypatch.setattr(S3Downloader, "get_range", recording)
+    path, data = f"{s3_bucket}/{uuid.uuid4().hex}/a", os.urandom(1 << 20)
+    storage.write_atomically(path, data)
+    with storage.slices(path) as read:
+        assert read(70_000, 900) == data[70_000:70_900]
+        assert read(8, 16) == data[8:24]
+        with pytest.raises(OSError, match="24 bytes are missing"):
+            read(len(data) - 8, 32)
+    assert asked[:2] == [(70_000, 70_900), (8, 24)]
+
+
 def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
     assert storage.names(place) == set()
     assert storage.sizes(place) == {}
@@ -407,15 +431,17 @@ def damage_is_found(
         list(read_batches(place))
 
 
+@pytest.mark.parametrize("shuffle", ["files", "engine"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_engines_of_value_write_the_same_bytes_in_a_store(
+def test_engines_write_the_same_bytes_in_a_store(
     sampler: str,
+    shuffle: str,
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
     make_small_layout: MakeLayout,
     key_file: pathlib.Path,
 ) -> None:
-    """Rows and boundaries travel as on a cluster: through the engine and the store."""
+    """Rows and boundaries travel as on a cluster: through engine and store alone."""
     cap = 14 if sampler == "truncated-poisson" else None
     layout = make_small_layout(
         4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
@@ -428,6 +454,7 @@ def test_engines_of_value_write_the_same_bytes_in_a_store(
         layout=layout,
         out=place,
         key_file=key_file,
+        shuffle=shuffle,
         options=PipelineOptions(["--runner=BundleBasedDirectRunner"]),
     )
     assert contents(place) == contents(str(tmp_path / "o"))
@@ -531,16 +558,16 @@ def test_another_job_and_other_contents_are_refused_in_a_store(
     with pytest.raises(InputError, match="--key-file"):
         write_batches(dataset=dataset, layout=layout, out=memory_place)
     storage.delete_folder(memory_place)
-    poisson_batching.open_job(memory_place, layout, dataset, key_file)
+    job_folder.open_job(memory_place, layout, dataset, key_file)
     other = keys.create_key_file(tmp_path / "other").hex()
     with pytest.raises(InputError, match="same sampling key") as error:
-        poisson_batching.open_job(memory_place, layout, dataset, tmp_path / "other")
+        job_folder.open_job(memory_place, layout, dataset, tmp_path / "other")
     assert other not in str(error.value)
     storage.delete_folder(memory_place)
     storage.make_folder(memory_place)
     storage.write_atomically(f"{memory_place}/notes.txt", b"mine")
     with pytest.raises(InputError, match="empty or new folder"):
-        poisson_batching.check_out(memory_place)
+        job_folder.check_out(memory_place)
 
 
 def test_a_folder_for_the_shuffle_is_one_users_and_one_jobs(
