@@ -244,8 +244,8 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 )
 @click.option(
     "--scratch",
-    help="Folder for the files of the shuffle.  [default: in OUT or, without --runner and "
-    "with OUT in a store, among temporary files]",
+    help="Folder for the files of the shuffle.  [default: in OUT or, without --runner "
+    "and with OUT in a store, among temporary files]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

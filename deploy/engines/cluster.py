@@ -62,10 +62,6 @@ class Cluster(abc.ABC):
         """Returns how many workers the master counts as alive."""
 
     @abc.abstractmethod
-    def sampled(self) -> int:
-        """Returns the bytes that the running job has sampled, as the engine counts."""
-
-    @abc.abstractmethod
     def shares(self) -> dict[str, Share]:
         """Returns what each worker did of the last job, by the engine's own metrics."""
 

@@ -4,7 +4,7 @@ A part is killed by its process id with SIGKILL, together with what it started, 
 its container dies; then it is replaced, as Kubernetes would.  The moment follows from a
 condition, never from a time:
 
-    sampling    the engine has counted bytes of packed rows, no batch file is there
+    sampling    some blocks are sampled, others are not
     writing     some batch files are there, others are not
 """
 
@@ -23,6 +23,7 @@ from deploy.engines.jobs import (
     Job,
     Outcome,
     last_line,
+    num_sampled,
     num_written,
     run_on,
     start_on,
@@ -78,7 +79,7 @@ def run_with_fault(
     killed: list[tuple[Process, str, int]] = []
 
     def disturb(client: Process) -> None:
-        _await_phase(cluster, fault.phase, out, client)
+        _await_phase(fault.phase, out, client)
         victim, replace = _victim(cluster, fault.part)
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%H:%M:%S")
         files = num_written(out)
@@ -122,13 +123,11 @@ def _resume(
     return outcome
 
 
-def _await_phase(
-    cluster: Cluster, phase: str, out: pathlib.Path, client: Process
-) -> None:
+def _await_phase(phase: str, out: pathlib.Path, client: Process) -> None:
     def reached() -> bool:
         if not client.running():
             raise InputError(f"Expected a job in the middle: {last_line(client.log)}")
-        return cluster.sampled() > 0 if phase == SAMPLING else num_written(out) > 0
+        return num_sampled(out) > 0 if phase == SAMPLING else num_written(out) > 0
 
     wait_for(f"the job to be {phase}", reached, 300)
 

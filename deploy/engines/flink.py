@@ -78,9 +78,6 @@ class FlinkCluster(Cluster):
     def job_server_options(self) -> list[str]:
         return ["--flink-master", f"{self._head}:{_PORT}"]
 
-    def sampled(self) -> int:
-        return sum(self._by_worker("SampleAndPack", "write-bytes").values())
-
     def shares(self) -> dict[str, Share]:
         read = self._by_worker("SampleAndPack", "read-records")
         written = self._by_worker("OrderTruncatePadWrite", "read-records")

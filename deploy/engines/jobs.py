@@ -18,6 +18,7 @@ from deploy.engines.cluster import Cluster, environment
 from deploy.engines.comparing import same_bytes
 from deploy.engines.conditions import wait_for
 from deploy.engines.hosts import HEAD, Process
+from pipelines.spill import BLOCK_PREFIX
 from pipelines.verify import verify
 
 BATCH_SIZE = 1024
@@ -179,6 +180,11 @@ def _outcome(job: Job, out: pathlib.Path, seconds: float) -> Outcome:
     intact = not verify(out).findings
     identical = intact and (out == job.reference or same_bytes(out, job.reference))
     return Outcome(seconds=seconds, identical=identical)
+
+
+def num_sampled(out: pathlib.Path) -> int:
+    """Returns how many blocks of an unfinished job are sampled."""
+    return len(list(out.glob(f"private/spill/*/{BLOCK_PREFIX}*")))
 
 
 def num_written(out: pathlib.Path) -> int:

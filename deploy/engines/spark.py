@@ -76,13 +76,6 @@ class SparkCluster(Cluster):
     def cancel_jobs(self) -> None:
         """Leaves nothing to do: a Spark job ends with its driver, the job server."""
 
-    def sampled(self) -> int:
-        applications = f"http://{self._head}:{_DRIVER_PORT}/api/v1/applications"
-        for application in self.hosts.get(applications) or []:
-            executors = self.hosts.get(f"{applications}/{application['id']}/executors")
-            return sum(each["totalShuffleWrite"] for each in executors or [])
-        return 0
-
     def shares(self) -> dict[str, Share]:
         log = max(self._events.iterdir(), key=lambda path: path.stat().st_mtime)
         events = [json.loads(line) for line in log.read_text().splitlines()]
