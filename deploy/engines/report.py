@@ -58,9 +58,15 @@ class Speed:
     allowed_bytes: int
 
 
+def _console() -> Console:
+    """Where the tables go; a file gets them in full width."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
 def show_rows(rows: Sequence[Row]) -> None:
     """Prints the table of engines, with what its last column stands for."""
-    console = Console()
+    console = _console()
     if any(row.faults for row in rows):
         console.print(_fault_table(rows))
     if any(row.shares for row in rows):
@@ -136,4 +142,4 @@ def show_speed(speeds: Sequence[Speed]) -> None:
             f"{speed.one / speed.two:.2f} x",
             f"{speed.peak_bytes >> 20:,} of {speed.allowed_bytes >> 20:,} MiB",
         )
-    Console().print(table)
+    _console().print(table)

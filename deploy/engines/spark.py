@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from deploy.engines import parts
@@ -79,18 +79,14 @@ class SparkCluster(Cluster):
     def shares(self) -> dict[str, Share]:
         log = max(self._events.iterdir(), key=lambda path: path.stat().st_mtime)
         events = [json.loads(line) for line in log.read_text().splitlines()]
-        tasks = [e for e in events if e["Event"] == "SparkListenerTaskEnd"]
-        # The largest shuffle is that of the packed rows: who wrote it has sampled, who
-        # read it has made batches.
-        read = _by_host(tasks, _shuffle_written)
-        written = _by_host(tasks, _shuffle_read)
+        read, written = records_by_stage(events)
+        hosts = {host: self.hosts.address(host) for host in self.hosts.workers}
         return {
             host: Share(
-                read=read.get(self.hosts.address(host), 0) / sum(read.values()),
-                written=written.get(self.hosts.address(host), 0)
-                / sum(written.values()),
+                read=read.get(address, 0) / sum(read.values()),
+                written=written.get(address, 0) / sum(written.values()),
             )
-            for host in self.hosts.workers
+            for host, address in hosts.items()
         }
 
     @property
@@ -124,22 +120,31 @@ class SparkCluster(Cluster):
         return self.hosts.get(f"http://{self._head}:{_UI_PORT}/json/")
 
 
-def _shuffle_written(metrics: dict[str, Any]) -> int:
-    return metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+def records_by_stage(
+    events: Sequence[dict[str, Any]],
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns address -> blocks sampled, and address -> groups written there.
+
+    A block, and then a group, is a record that a task reads from Spark's shuffle.  The
+    stage that samples ends in the job's only GroupByKey; the last stage writes.
+
+    Args:
+      events: Of Spark's event log.
+    """
+    stages = [e["Stage Info"] for e in events if "Stage Info" in e]
+    names = {stage["Stage ID"]: stage["Stage Name"] for stage in stages}
+    sampling = [stage for stage, name in names.items() if "GroupNonMerging" in name]
+    ended = [e for e in events if e["Event"] == "SparkListenerTaskEnd"]
+    return _by_host(ended, sampling), _by_host(ended, [max(names)])
 
 
-def _shuffle_read(metrics: dict[str, Any]) -> int:
-    read = metrics["Shuffle Read Metrics"]
-    return read["Local Bytes Read"] + read["Remote Bytes Read"]
-
-
-def _by_host(
-    tasks: list[dict[str, Any]], count: Callable[[dict[str, Any]], int]
-) -> dict[str, int]:
-    """Address -> the sum of a count over its tasks that ended well."""
+def _by_host(ended: list[dict[str, Any]], stages: list[int]) -> dict[str, int]:
+    """Address -> records read by the tasks of some stages that ended well there."""
     done: dict[str, int] = {}
-    for task in tasks:
-        if task["Task End Reason"]["Reason"] == "Success":
+    for task in ended:
+        good = task["Task End Reason"]["Reason"] == "Success"
+        if good and task["Stage ID"] in stages:
             host = task["Task Info"]["Host"]
-            done[host] = done.get(host, 0) + count(task["Task Metrics"])
+            read = task["Task Metrics"]["Shuffle Read Metrics"]["Total Records Read"]
+            done[host] = done.get(host, 0) + read
     return done

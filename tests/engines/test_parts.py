@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import yaml
@@ -72,9 +73,42 @@ def settings_of_the_cluster() -> dict[str, str]:
     return settings
 
 
+def test_shares_on_spark_are_the_records_of_the_stages_that_sample_and_write() -> None:
+    def stage(number: int, name: str) -> dict[str, Any]:
+        info = {"Stage ID": number, "Stage Name": name}
+        return {"Event": "SparkListenerStageSubmitted", "Stage Info": info}
+
+    def task(number: int, host: str, records: int, end: str = "Success") -> Any:
+        return {
+            "Event": "SparkListenerTaskEnd",
+            "Stage ID": number,
+            "Task End Reason": {"Reason": end},
+            "Task Info": {"Host": host},
+            "Task Metrics": {"Shuffle Read Metrics": {"Total Records Read": records}},
+        }
+
+    events = [
+        stage(1, "repartition at GroupCombineFunctions"),
+        task(1, "a", 100),
+        stage(2, "mapPartitionsToPair at GroupNonMergingWindowsFunctions"),
+        task(2, "a", 9),
+        task(2, "b", 4),
+        task(2, "b", 6, "FetchFailed"),
+        task(2, "b", 6),
+        stage(3, "repartition at GroupCombineFunctions"),
+        task(3, "b", 1),
+        stage(4, "foreach at BoundedDataset"),
+        task(4, "a", 3),
+        task(4, "b", 5),
+    ]
+    read, written = spark.records_by_stage(events)
+    assert read == {"a": 9, "b": 10}
+    assert written == {"a": 3, "b": 5}
+
+
 def test_the_memory_of_a_taskmanager_adds_up() -> None:
     """Flink refuses to start unless Java's limits are those of the configuration."""
     options = memory_options(yaml.safe_load(CONFIG.read_text()))
-    assert f"-Xmx{1664 << 20}" in options  # 1536 + 128
-    assert f"-XX:MaxDirectMemorySize={1280 << 20}" in options  # 1024 + 128 + 128
+    assert f"-Xmx{512 << 20}" in options  # 384 + 128
+    assert f"-XX:MaxDirectMemorySize={256 << 20}" in options  # 64 + 128 + 64
     assert f"-XX:MaxMetaspaceSize={256 << 20}" in options
