@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting import bounds, intervals
 from accounting import plan as plans
@@ -18,7 +18,11 @@ from accounting.plan import DpSgdPlan
 from accounting.relations import REPLACE_SPECIAL
 from accounting.validation import check_float
 
-STATEMENT_VERSION = 1
+if TYPE_CHECKING:
+    from accounting.model_mix import Mixing
+
+#: Bump when the meaning of a field changes or a field is added or removed.
+STATEMENT_VERSION = 2
 RELATION = REPLACE_SPECIAL
 RELATION_TEXT = (
     "zero-out: one example is replaced by a ghost that keeps its slot and contributes "
@@ -95,6 +99,7 @@ class PrivacyStatement:
       epsilon: Bounds at ``delta``.
       gradients: The method and what it clips; functions of one example and of what was
         released before.
+      mixing: How iterates are mixed, of ModelMix; None if they are not.
     """
 
     plan: DpSgdPlan
@@ -103,6 +108,7 @@ class PrivacyStatement:
     delta: float
     epsilon: bounds.Bounds
     gradients: str = DP_SGD_GRADIENTS
+    mixing: Mixing | None = None
 
     @property
     def is_guarantee(self) -> bool:
@@ -112,11 +118,43 @@ class PrivacyStatement:
     @property
     def mechanism(self) -> str:
         """The mechanism in words."""
+        cap = mixture = ""
+        if self.mixing is not None:
+            cap, mixture = _mixing_text(self.mixing)
         return (
-            f"{self.gradients} clipped to l2_norm_clip, summed, Gaussian "
+            f"{self.gradients} clipped to l2_norm_clip,{cap} summed, Gaussian "
             "noise of standard deviation noise_multiplier * l2_norm_clip added once "
-            "per step, divided by the constant expected_batch_size"
+            f"per step, divided by the constant expected_batch_size{mixture}"
         )
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What the claim needs beside theorems that are proven."""
+        return (self._by_mixing.ASSERTED,) if self._by_mixing is not None else ()
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Outputs of the run that the claim does not cover."""
+        if self._by_mixing is None:
+            return NOT_COVERED
+        return (*NOT_COVERED, self._by_mixing.NOT_COVERED)
+
+    @property
+    def discretization(self) -> str:
+        """How the numbers come about."""
+        if self._by_mixing is None:
+            return _DISCRETIZATION[self.plan.sampler]
+        text: str = self._by_mixing.DISCRETIZATION
+        return text
+
+    @property
+    def _by_mixing(self) -> Any:
+        """The module of ModelMix's theorem, if epsilon is by it."""
+        if self.mixing is None:
+            return None
+        from accounting import model_mix
+
+        return model_mix if model_mix.METHOD in self.epsilon.method else None
 
     @property
     def claim(self) -> str:
@@ -169,9 +207,10 @@ class PrivacyStatement:
             "l2_norm_clip": self.l2_norm_clip,
             "accountant": f"dpsgd {_version('dpsgd')}",
             "reference_accountant": f"dp-accounting {_version('dp-accounting')}",
-            "discretization": _DISCRETIZATION[self.plan.sampler],
+            "discretization": self.discretization,
             "pessimism": _PESSIMISM,
-            "not_covered": list(NOT_COVERED),
+            "rests_on": list(self.rests_on),
+            "not_covered": list(self.not_covered),
         }
 
     def to_text(self) -> str:
@@ -193,13 +232,26 @@ class PrivacyStatement:
             f"  accountant  {fields['accountant']}, tested against "
             f"{fields['reference_accountant']}; {fields['discretization']}; "
             f"{_PESSIMISM}.",
-            "  not covered",
         ]
-        return "\n".join(lines + [f"    - {item}" for item in NOT_COVERED]) + "\n"
+        lines += [f"  rests on    {fact}." for fact in self.rests_on]
+        lines += ["  not covered", *(f"    - {item}" for item in self.not_covered)]
+        return "\n".join(lines) + "\n"
 
     def _cap(self) -> str:
         size = self.plan.truncated_batch_size
         return "" if size is None else f", at most B={size:,}"
+
+
+def _mixing_text(mixing: Mixing) -> tuple[str, str]:
+    """Returns what is done before gradients are summed, and after."""
+    cap = ""
+    if mixing.linf_factor > 1:
+        cap = f" then each coordinate to l2_norm_clip / sqrt({mixing.linf_factor}),"
+    return cap, (
+        "; that, times the learning rate, is taken from a hidden mixture of the two "
+        "latest iterates, uniformly random in each coordinate between two points at "
+        f"least {mixing.mix_width!r} times the learning rate apart"
+    )
 
 
 def _finite(value: float | None) -> float | None:
@@ -222,6 +274,7 @@ def privacy_statement(
     delta: float,
     l2_norm_clip: float | None = None,
     gradients: str = DP_SGD_GRADIENTS,
+    mixing: Mixing | None = None,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -232,6 +285,8 @@ def privacy_statement(
       l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said.
       gradients: The method and what it clips, in words: it must be a function of one
         example and of what was released before.
+      mixing: How iterates were mixed, of ModelMix.  The statement gives the better of
+        the bounds with and without mixing, and says which.
 
     Raises:
       InputError: a value out of range.
@@ -243,6 +298,19 @@ def privacy_statement(
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=l2_norm_clip,
         delta=float(delta),
-        epsilon=bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta),
+        epsilon=_epsilon(plan, mixing, noise_multiplier, delta),
         gradients=gradients,
+        mixing=mixing,
+    )
+
+
+def _epsilon(
+    plan: DpSgdPlan, mixing: Mixing | None, noise_multiplier: float, delta: float
+) -> bounds.Bounds:
+    if mixing is None:
+        return bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
+    from accounting import model_mix
+
+    return model_mix.epsilon(
+        plan, mixing, noise_multiplier=noise_multiplier, delta=delta
     )

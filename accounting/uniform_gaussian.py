@@ -9,8 +9,8 @@ Everything is in units of the Gaussian's standard deviation.
 Formal guarantees:
   - ``log_excess_moments`` gives ``ln(A_k - 1)`` from above: the difference of the last
     two quadratures, and the rounding of the exponents, are added.
-  - Width 0 gives the Gaussian's ``A_k = exp(k (k - 1) shift^2 / 2)``, and so does a
-    shift too large for any use, which is an upper bound for every width.
+  - Width 0 gives the Gaussian's ``A_k = exp(k (k - 1) shift^2 / 2)``.  So do shifts too
+    large for any use, or too small for quadrature: an upper bound for every width.
   - A_k grows with the shift and falls with the width.
 
 The last is proven: P is log-concave, so that the best test between P and P + shift has
@@ -43,6 +43,8 @@ _REACH = 15.0
 _FIRST_POINTS, _MOST_POINTS = 8, 512
 #: No quadrature reaches further; the loss is then too large for any use.
 _FARTHEST = 1000.0
+#: Smaller shifts drown in the rounding of the two densities.
+_LEAST_SHIFT = 1e-5
 #: Relative difference of two quadratures at which refinement ends.
 _TOLERANCE = 1e-9
 #: Relative error of an exponent, of which the terms are sums of a few.
@@ -86,7 +88,7 @@ def log_excess_moments(
       ArithmeticError: the quadrature does not settle.
     """
     orders = np.arange(2, most_order + 1)
-    if width == 0.0 or most_order * shift > _FARTHEST:
+    if width == 0.0 or not _LEAST_SHIFT <= shift <= _FARTHEST / most_order:
         # Less noise, hence an upper bound for every width.
         exponents = orders * (orders - 1) * shift**2 / 2
         return np.asarray(log_expm1(exponents * (1 + _ROUNDING)) + _ROUNDING)
@@ -120,7 +122,7 @@ def _quadratures(
         coarse.append(special.logsumexp(terms[:, ::2], axis=1) + math.log(2 * step))
         fine.append(special.logsumexp(terms, axis=1) + math.log(step))
         largest = max(largest, float(np.abs(here).max() + np.abs(loss).max()))
-    rounding = _ROUNDING * (1 + orders * largest)
+    rounding = _ROUNDING * (1 + (orders + 1 / shift) * largest)
     return special.logsumexp(coarse, axis=0), special.logsumexp(fine, axis=0), rounding
 
 

@@ -11,7 +11,10 @@ the sum of the clipped gradients:
     s_i   = min(1, C / n_i)
     sum   = X^T (s * D)         (dense),   rows s_i d_i       (embedding)
 
-No per-example gradient is ever held and nothing is back-propagated twice.
+No per-example gradient is ever held and nothing is back-propagated twice.  But for a
+clip of single coordinates, of which a product of matrices is not the sum: then those of
+a dense layer are held, of as many examples at a time as fit a fixed memory, and the
+rows of an embedding.
 
 The same inner products give the outputs of a layer after the weights of each example
 have moved along this example's own gradient, without a copy of the weights per example.
@@ -36,15 +39,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.models import TrainableModel
-from trainer.rows import align, clip_scale, keep_rows, real_rows, zero_others
+from trainer.rows import (
+    align,
+    cap_coordinates,
+    clip_scale,
+    keep_rows,
+    real_rows,
+    sum_in_chunks,
+    zero_others,
+)
 from trainer.tf_privacy import gradient_clipping_utils, keras, tf
 
 #: Ids of an example in one table up to which all pairs are compared for equality.
 _MOST_PAIRED_IDS = 64
+
+#: Values of a dense layer's gradients that are held where coordinates are clipped.
+_MOST_HELD_VALUES = 1 << 23
 
 #: Inputs of a layer -> what an example's own weights add to its outputs.
 _Move = Callable[[Any], Any] | None
@@ -59,6 +74,7 @@ class _Use:
       outputs: What the layer gives.
       squared_norms: Derivative -> squared norm of each example's gradient.
       gradients: (derivative times scale, kept rows) -> gradient of each variable.
+      capped: The same, and a bound on each coordinate of an example's gradient.
       change: (derivative times scale, inputs) -> what is added to the outputs for these
         inputs when each example's weights move by its gradient times its scale.
     """
@@ -67,6 +83,7 @@ class _Use:
     outputs: Any
     squared_norms: Callable[[Any], Any]
     gradients: Callable[[Any, Any], list[tuple[Any, Any]]]
+    capped: Callable[[Any, Any, float], list[tuple[Any, Any]]]
     change: Callable[[Any, Any], Any]
 
 
@@ -96,12 +113,19 @@ class BackwardPass:
             for use, slope in zip(self.uses, self._scaled(kept, scale), strict=True)
         ]
 
-    def clipped_sum(self, real: Any, l2_norm_clip: float) -> list[Any]:
+    def clipped_sum(
+        self, real: Any, l2_norm_clip: float, linf_norm_clip: float | None = None
+    ) -> list[Any]:
         """Returns the sum of the clipped gradients of real rows, for each variable."""
         counted, scale = clip_scale(self.norms(), real, l2_norm_clip)
         found = {}
         for use, scaled in zip(self.uses, self._scaled(counted, scale), strict=True):
-            for variable, gradient in use.gradients(scaled, counted):
+            pairs = (
+                use.gradients(scaled, counted)
+                if linf_norm_clip is None or math.isinf(linf_norm_clip)
+                else use.capped(scaled, counted, linf_norm_clip)
+            )
+            for variable, gradient in pairs:
                 found[variable.ref()] = gradient
         return [found[variable.ref()] for variable in self.model.variables]
 
@@ -179,18 +203,20 @@ def table_reads(model: TrainableModel) -> TableReads | None:
 def bookkeeping_sum(
     model: TrainableModel,
     l2_norm_clip: float,
+    linf_norm_clip: float | None = None,
 ) -> Callable[[Mapping[str, Any], Any], list[Any]]:
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
       model: Accepted by ``is_exact``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      linf_norm_clip: Of single coordinates, afterwards; None for none.
     """
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = real_rows(model, columns, weight)
         found = backward(model, keep_rows(columns, real))
-        return found.clipped_sum(real, l2_norm_clip)
+        return found.clipped_sum(real, l2_norm_clip, linf_norm_clip)
 
     return gradient_sum
 
@@ -256,6 +282,23 @@ def _dense(layer: Any, values: Any, move: _Move, tape: Any) -> _Use:
             found.append((layer.bias, tf.reduce_sum(d, 0)))
         return found
 
+    def capped(scaled: Any, counted: Any, cap: float) -> list[tuple[Any, Any]]:
+        x, d = _positions(zero_others(values, counted)), _positions(scaled)
+        total = sum_in_chunks(
+            lambda rows: tf.reduce_sum(
+                cap_coordinates(tf.matmul(*rows, transpose_a=True), cap), 0
+            ),
+            (x, d),
+            num_rows=counted.shape[0],
+            chunk_rows=max(1, _MOST_HELD_VALUES // layer.kernel.shape.num_elements()),
+            initial=tf.zeros_like(layer.kernel),
+        )
+        found = [(layer.kernel, total)]
+        if layer.use_bias:
+            each = cap_coordinates(tf.reduce_sum(d, 1), cap)
+            found.append((layer.bias, tf.reduce_sum(each, 0)))
+        return found
+
     def change(scaled: Any, others: Any) -> Any:
         if len(values.shape) == 2:
             inner = tf.reduce_sum(others * values, 1) + float(layer.use_bias)
@@ -269,6 +312,7 @@ def _dense(layer: Any, values: Any, move: _Move, tape: Any) -> _Use:
         outputs=layer.activation(outputs) if layer.activation else outputs,
         squared_norms=squared_norms,
         gradients=gradients,
+        capped=capped,
         change=change,
     )
 
@@ -298,6 +342,12 @@ def _embedding(layer: Any, ids: Any, move: _Move, tape: Any) -> _Use:
         del others  # the same ids
         return _add_equal(scaled, ids, layer.input_dim)
 
+    def capped(scaled: Any, counted: Any, cap: float) -> list[tuple[Any, Any]]:
+        # What an example adds to a row is the sum at its equal ids, told to each once.
+        total = _add_equal(scaled, ids, layer.input_dim)
+        count = _add_equal(tf.ones_like(scaled[..., :1]), ids, layer.input_dim)
+        return gradients(cap_coordinates(total, cap) / count, counted)
+
     def gradients(scaled: Any, counted: Any) -> list[tuple[Any, Any]]:
         del counted  # ids are valid in every row
         indices = tf.reshape(ids, (-1,))
@@ -310,6 +360,7 @@ def _embedding(layer: Any, ids: Any, move: _Move, tape: Any) -> _Use:
         outputs=outputs,
         squared_norms=squared_norms,
         gradients=gradients,
+        capped=capped,
         change=change,
     )
 

@@ -5,6 +5,7 @@
 Formal guarantees:
   - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to
     float32 rounding) that depends on this row and the weights of the model alone.
+  - With ``linf_norm_clip`` its coordinates are then clipped to that, too.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
   - Nor does a real row with a label that the loss does not take.
   - A real row whose gradient is not finite, or whose norm overflows float32,
@@ -20,7 +21,8 @@ models; it holds the gradients of as many examples as fit a fixed memory.
 Public: the path.  Sensitive: every input and output.
 
 References:
-  Goodfellow (2015), arXiv:1510.01799.
+  Goodfellow (2015), arXiv:1510.01799; Xiao, Wan and Devadas (2023), arXiv:2210.03843,
+  Algorithm 2, for the clip of coordinates.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from typing import Any
 from accounting.validation import check_choice
 from trainer import bookkeeping
 from trainer.models import TrainableModel
-from trainer.rows import align, clip_scale, keep_rows, real_rows, zero_others
+from trainer.rows import (
+    align,
+    cap_coordinates,
+    clip_scale,
+    keep_rows,
+    real_rows,
+    sum_in_chunks,
+    zero_others,
+)
 from trainer.tf_privacy import tf
 
 BOOKKEEPING = "book-keeping"
@@ -50,18 +60,23 @@ def choose_path(model: TrainableModel) -> str:
 
 
 def clipped_sum(
-    model: TrainableModel, *, l2_norm_clip: float, path: str | None = None
+    model: TrainableModel,
+    *,
+    l2_norm_clip: float,
+    linf_norm_clip: float | None = None,
+    path: str | None = None,
 ) -> GradientSum:
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
       model: Checked by ``models.check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      linf_norm_clip: Above 0: of single coordinates, afterwards; None for none.
       path: "book-keeping" or "vectorized"; the first that is exact if None.
     """
     path = path or choose_path(model)
     check_choice("path", path, tuple(_PATHS))
-    return _PATHS[path](model, l2_norm_clip)
+    return _PATHS[path](model, l2_norm_clip, linf_norm_clip)
 
 
 def plain_sum(model: TrainableModel) -> GradientSum:
@@ -81,11 +96,14 @@ def plain_sum(model: TrainableModel) -> GradientSum:
     return gradient_sum
 
 
-def _vectorized_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
+def _vectorized_sum(
+    model: TrainableModel, l2_norm_clip: float, linf_norm_clip: float | None
+) -> GradientSum:
     return vectorized_sum(
         model,
         l2_norm_clip,
         lambda row: (example_gradient(model, row), tf.constant(True)),
+        linf_norm_clip=linf_norm_clip,
     )
 
 
@@ -119,6 +137,7 @@ def vectorized_sum(
     gradient: ExampleGradient,
     *,
     copies: int = 1,
+    linf_norm_clip: float | None = None,
 ) -> GradientSum:
     """Returns the clipped sum of what ``gradient`` gives for one example at a time.
 
@@ -127,6 +146,7 @@ def vectorized_sum(
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       gradient: May not depend on other rows.  Sensitive output.
       copies: Values per weight of the model that ``gradient`` needs at a time.
+      linf_norm_clip: Of single coordinates of the clipped gradient; None for none.
     """
 
     def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:
@@ -140,44 +160,26 @@ def vectorized_sum(
         ]
         norms = tf.sqrt(tf.add_n(squares))
         counted, scale = clip_scale(norms, real & valid, l2_norm_clip)
-        return [
-            tf.reduce_sum(zero_others(g, counted) * align(scale, g), 0) for g in stacked
-        ]
+        clipped = [zero_others(g, counted) * align(scale, g) for g in stacked]
+        return [tf.reduce_sum(cap_coordinates(g, linf_norm_clip), 0) for g in clipped]
 
     num_values = copies * sum(v.shape.num_elements() for v in model.variables)
-    return _in_chunks(chunk_sum, model, max(1, _MOST_GRADIENT_VALUES // num_values))
-
-
-def _in_chunks(
-    chunk_sum: GradientSum, model: TrainableModel, chunk_rows: int
-) -> GradientSum:
-    """Returns the sum of ``chunk_sum`` over chunks of rows, one after the other."""
-
-    def split(value: Any, num_chunks: int) -> Any:
-        padding = num_chunks * chunk_rows - value.shape[0]
-        rest = [[0, 0]] * (len(value.shape) - 1)
-        padded = tf.pad(value, [[0, padding], *rest])
-        return tf.reshape(padded, (num_chunks, chunk_rows, *value.shape[1:]))
-
-    def add_chunk(total: list[Any], chunk: tuple[Any, Any]) -> list[Any]:
-        return [a + b for a, b in zip(total, chunk_sum(*chunk), strict=True)]
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        num_chunks = -(-weight.shape[0] // chunk_rows)
-        if num_chunks <= 1:
-            return chunk_sum(columns, weight)
-        parts = {name: split(value, num_chunks) for name, value in columns.items()}
-        return tf.foldl(
-            add_chunk,
-            (parts, split(weight, num_chunks)),
-            initializer=[tf.zeros_like(variable) for variable in model.variables],
-            parallel_iterations=1,
+        return list(
+            sum_in_chunks(
+                lambda rows: chunk_sum(*rows),
+                (dict(columns), weight),
+                num_rows=weight.shape[0],
+                chunk_rows=max(1, _MOST_GRADIENT_VALUES // num_values),
+                initial=[tf.zeros_like(variable) for variable in model.variables],
+            )
         )
 
     return gradient_sum
 
 
-_PATHS: dict[str, Callable[[TrainableModel, float], GradientSum]] = {
+_PATHS: dict[str, Callable[[TrainableModel, float, float | None], GradientSum]] = {
     BOOKKEEPING: bookkeeping.bookkeeping_sum,
     VECTORIZED: _vectorized_sum,
 }

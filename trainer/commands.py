@@ -13,7 +13,13 @@ from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from trainer import aggregation_commands
-from trainer.method_settings import BAM_VARIANTS, DP_SGD, METHODS
+from trainer.method_settings import (
+    BAM_VARIANTS,
+    DP_SGD,
+    METHODS,
+    MODEL_MIX,
+    gradients_text,
+)
 from trainer.settings import (
     EMBEDDING_NOISES,
     OPTIMIZERS,
@@ -60,7 +66,8 @@ def _sizes(
     default=DP_SGD,
     show_default=True,
     help="bam: gradients a small step uphill, each example its own way; dp-sat: uphill "
-    "along the previous noisy gradient; same epsilon.  non-private: no clip, no noise.",
+    "along the previous noisy gradient; same epsilon.  model-mix: less Gaussian noise, "
+    "and hidden mixing of iterates instead.  non-private: no clip, no noise.",
 )
 @click.option(
     "--bam-radius",
@@ -78,6 +85,21 @@ def _sizes(
     type=float,
     metavar="RHO",
     help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
+)
+@click.option(
+    "--mix-width",
+    type=float,
+    metavar="TAU",
+    help="Least distance of the two iterates that model-mix mixes, in each coordinate, "
+    "over the learning rate: in the unit of a mean gradient, as clip norm over batch "
+    "size.  0.05 to 0.15 in the paper, at clip norm 20 and batch size 1,500.",
+)
+@click.option(
+    "--linf-factor",
+    type=int,
+    metavar="P",
+    help="Of model-mix: coordinates of one example's gradient are clipped to the clip "
+    "norm over the root of P.  100 in the paper; 1, which clips nothing, by default.",
 )
 @click.option(
     "--non-private-diagnostics",
@@ -192,9 +214,12 @@ def train_command(**flags: Any) -> None:
     A run that was interrupted goes on when the same command is given again.
 
     \b
-    Example:
+    Examples, of DP-SGD and of ModelMix:
       dpsgd train --batches batches --eval data/test --out run \\
           --epsilon 3 --delta 1e-7 --l2-norm-clip 10
+      dpsgd train --batches batches --eval data/test --out mixed-run \\
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 10 --optimizer sgd \\
+          --method model-mix --mix-width 0.15 --linf-factor 100
     """
     as_json = flags.pop("as_json")
     request = _request(flags)
@@ -253,6 +278,9 @@ def _request(flags: dict[str, Any]) -> Any:
 @click.option("--num-steps", type=int, help="Steps in all.")
 @click.option("--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps.")
 @click.option("--noise-multiplier", type=float, help="Noise over the clip norm.")
+@click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
+@click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
+@click.option("--l2-norm-clip", type=float, help="Beside --mix-width.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 def account(run: Path | None, as_json: bool, **flags: Any) -> None:
     """State the epsilon of a run from what it executed, or that of a plan.
@@ -296,12 +324,30 @@ def _account_plan(flags: dict[str, Any]) -> Any:
             )
     if flags["noise_key_file"] is not None:
         raise InputError("Expected no --noise-key-file without a run.")
+    mixing = _mixing(flags)
+    method = MODEL_MIX if mixing else DP_SGD
     return privacy.plan_statement(
         _plan(flags),
         noise_multiplier=flags["noise_multiplier"],
-        l2_norm_clip=None,
+        l2_norm_clip=flags["l2_norm_clip"],
         delta=flags["delta"],
+        gradients=gradients_text(method, {}),
+        mixing=privacy.mixing_of(method, mixing, flags["l2_norm_clip"]),
     )
+
+
+def _mixing(flags: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of ModelMix; none if the plan is of DP-SGD."""
+    width, factor, clip = (
+        flags[name] for name in ("mix_width", "linf_factor", "l2_norm_clip")
+    )
+    if width is None and factor is not None:
+        raise InputError(f"Expected --mix-width beside linf_factor={factor}.")
+    if width is None:
+        return {}
+    if clip is None:
+        raise InputError(f"Expected --l2-norm-clip beside mix_width={width}.")
+    return {"mix_width": width, "linf_factor": factor or 1}
 
 
 def _plan(flags: dict[str, Any]) -> DpSgdPlan:

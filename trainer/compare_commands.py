@@ -12,7 +12,7 @@ import click
 
 from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError, check_float, check_int
-from trainer.method_settings import DP_SGD, METHODS, NON_PRIVATE
+from trainer.method_settings import DP_SGD, METHODS, MODEL_MIX, NON_PRIVATE
 
 _TITLE = "Same noise, other batches"
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
@@ -110,6 +110,11 @@ def write_results(
 def _check(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Returns the flags of each method of its own."""
     check_int("seeds", flags["seeds"], at_least=1)
+    if MODEL_MIX in flags["methods"]:
+        raise InputError(
+            f"Expected no --method {MODEL_MIX}: methods are compared at one noise, and "
+            "its noise is its own. Train it by `dpsgd train --epsilon`."
+        )
     for epsilon in flags["epsilons"]:
         check_float("epsilon", epsilon, above=0)
     check_float("delta", flags["delta"], above=0, below=1)

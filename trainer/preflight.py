@@ -116,6 +116,7 @@ def check(request: Request) -> Checked:
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
     request.settings.check_steps(manifest.plan.num_steps)
+    privacy.check_sampler(request.settings.method, manifest.plan)
     check_files(request.batches, manifest)
     held_out = HeldOut(request.held_out, manifest)
     resumes = check_run_folder(request.run)
@@ -240,7 +241,10 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     assert settings.target_epsilon is not None  # checked by the settings
     assert settings.target_delta is not None
     return privacy.noise_multiplier(
-        manifest.plan, epsilon=settings.target_epsilon, delta=settings.target_delta
+        manifest.plan,
+        epsilon=settings.target_epsilon,
+        delta=settings.target_delta,
+        mixing=_mixing(settings),
     )
 
 
@@ -262,6 +266,13 @@ def _statement(
         l2_norm_clip=settings.l2_norm_clip,
         delta=settings.target_delta,
         gradients=gradients_text(settings.method, settings.describe_method()),
+        mixing=_mixing(settings),
+    )
+
+
+def _mixing(settings: TrainSettings) -> Any:
+    return privacy.mixing_of(
+        settings.method, settings.describe_method(), settings.l2_norm_clip
     )
 
 

@@ -6,22 +6,64 @@ This is the only module of the trainer that calls the accountant.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from accounting import bounds, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.manifest import Manifest
-from trainer.method_settings import NON_PRIVATE, gradients_text
+from trainer.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
 from trainer.run_record import RunRecord, check_execution
 
+if TYPE_CHECKING:
+    from accounting.model_mix import Mixing
 
-def noise_multiplier(plan: DpSgdPlan, *, epsilon: float, delta: float) -> float:
+
+def mixing_of(
+    method: str, described: Mapping[str, Any], l2_norm_clip: float | None
+) -> Mixing | None:
+    """Returns how a method mixes iterates; None if it does not.
+
+    Args:
+      method: One of ``METHODS``.
+      described: What ``MethodSettings.describe_method`` returns for it.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+    """
+    if method != MODEL_MIX:
+        return None
+    from accounting.model_mix import Mixing
+
+    assert l2_norm_clip is not None  # checked by settings and record
+    return Mixing(l2_norm_clip=l2_norm_clip, **described)
+
+
+def check_sampler(method: str, plan: DpSgdPlan) -> None:
+    """Accepts a plan for which the method's accounting is known.
+
+    Raises:
+      InputError: another sampler.
+    """
+    if method == MODEL_MIX:
+        from accounting import model_mix
+
+        model_mix.check_sampler(plan)
+
+
+def noise_multiplier(
+    plan: DpSgdPlan, *, epsilon: float, delta: float, mixing: Mixing | None = None
+) -> float:
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
     Raises:
       InputError: nothing is proven for the plan's sampler, or no noise suffices.
     """
+    if mixing is not None:
+        from accounting import model_mix
+
+        return model_mix.noise_multiplier(
+            plan, mixing, epsilon=epsilon, delta=delta
+        ).guarantee
     return bounds.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
 
 
@@ -33,6 +75,7 @@ def plan_statement(
     l2_norm_clip: float | None,
     delta: float,
     gradients: str = statement.DP_SGD_GRADIENTS,
+    mixing: Mixing | None = None,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -44,6 +87,7 @@ def plan_statement(
         l2_norm_clip=l2_norm_clip,
         delta=delta,
         gradients=gradients,
+        mixing=mixing,
     )
 
 
@@ -74,4 +118,17 @@ def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None)
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
         gradients=gradients_text(record.method, record.method_settings),
+        mixing=_mixing_of_run(record),
     )
+
+
+def _mixing_of_run(record: RunRecord) -> Mixing | None:
+    """Returns how the iterates of a run were mixed, if ModelMix's theorem is about it.
+
+    What else a run does to iterates may depend on coefficients that the theorem hides;
+    then the bound of DP-SGD is left, for which they are randomness like any other.
+    """
+    name, aggregated = record.optimizer.get("name"), "train_over" in record.optimizer
+    if name != "sgd" or aggregated:
+        return None
+    return mixing_of(record.method, record.method_settings, record.l2_norm_clip)

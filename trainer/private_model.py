@@ -26,7 +26,7 @@ Formal guarantees:
     ``non_private_``.
 
 Noise is added to every row of an embedding table at every step; lazy noise, DP-SAT,
-averages and checkpoints that survive the process are for ``dpsgd train``.
+ModelMix, averages and checkpoints that survive the process are for ``dpsgd train``.
 
 TensorBoard's callback needs the package ``tensorboard``.
 
@@ -51,7 +51,7 @@ from trainer import methods, models, preflight, privacy, run_record
 from trainer.batches import BatchSource
 from trainer.dp_step import Step
 from trainer.losses import loss_of_keras
-from trainer.method_settings import DP_SAT, DP_SGD, NON_PRIVATE
+from trainer.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 from trainer.models import TrainableModel
 from trainer.noise import NoiseStream
 from trainer.run_record import RunRecord, StepLedger
@@ -92,8 +92,8 @@ def make_private(
     Raises:
       InputError: name, value, bound, remedy.
     """
-    if method == DP_SAT:
-        raise InputError("Expected no method='dp-sat'; `dpsgd train` has it.")
+    if method in (DP_SAT, MODEL_MIX):
+        raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
     if not isinstance(model, keras.Model):
         raise InputError(
             "Expected a Keras 2 model, of the package tf_keras. Import it as "

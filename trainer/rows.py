@@ -5,6 +5,7 @@ Formal guarantees:
     function of the row alone.  All others contribute exactly nothing, padding and
     rows of another label alike, and nobody is told how many there were.
   - ``keep_rows`` gives exact zeros for all other rows, NaN or not.
+  - ``cap_coordinates`` gives values of at most the cap, with their signs.
   - ``clip_scale`` gives a factor s with ``s * norm <= l2_norm_clip`` (up to float32
     rounding) to real rows of finite norm, and exactly 0 to all others.
 
@@ -14,7 +15,7 @@ Sensitive: everything here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.models import TrainableModel
@@ -40,6 +41,53 @@ def zero_others(value: Any, kept: Any) -> Any:
 def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
     """Returns the columns with zeros in the rows that are not ``kept``."""
     return {name: zero_others(value, kept) for name, value in columns.items()}
+
+
+def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
+    """Returns ``value`` with every entry clipped to the cap; None for no cap."""
+    if linf_norm_clip is None or math.isinf(linf_norm_clip):
+        return value
+    return tf.clip_by_value(value, -linf_norm_clip, linf_norm_clip)
+
+
+def sum_in_chunks(
+    function: Callable[[Any], Any],
+    rows: Any,
+    *,
+    num_rows: int,
+    chunk_rows: int,
+    initial: Any,
+) -> Any:
+    """Returns the sum of ``function`` over chunks of rows, one after the other.
+
+    Args:
+      function: Takes and returns nested tensors; of rows of zeros, it gives zeros.
+      rows: Nested tensors with a leading dimension of ``num_rows``.
+      num_rows: Known when the graph is made.
+      chunk_rows: Rows of a chunk, at least 1.
+      initial: Zeros of the shapes that ``function`` gives.
+    """
+    num_chunks = -(-num_rows // chunk_rows)
+    if num_chunks <= 1:
+        return function(rows)
+
+    def split(value: Any) -> Any:
+        rest = [[0, 0]] * (len(value.shape) - 1)
+        padded = tf.pad(value, [[0, num_chunks * chunk_rows - num_rows], *rest])
+        shape = tf.concat([[num_chunks, chunk_rows], tf.shape(value)[1:]], 0)
+        return tf.ensure_shape(
+            tf.reshape(padded, shape), (num_chunks, chunk_rows, *value.shape[1:])
+        )
+
+    def add_chunk(total: Any, chunk: Any) -> Any:
+        return tf.nest.map_structure(tf.add, total, function(chunk))
+
+    return tf.foldl(
+        add_chunk,
+        tf.nest.map_structure(split, rows),
+        initializer=initial,
+        parallel_iterations=1,
+    )
 
 
 def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.aggregation_settings import AggregationSettings
-from trainer.method_settings import NON_PRIVATE, MethodSettings
+from trainer.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
 from trainer.tasks import BINARY, LOSSES, OTHER
 
 #: The column that is predicted; all others are inputs.
@@ -103,6 +103,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
             self._check_non_private()
         else:
             self._check_private()
+        if self.method == MODEL_MIX:
+            self._check_model_mix()
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
                 "Expected --embedding-noise lazy only where it is exact; here "
@@ -171,6 +173,20 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
             )
         check_float("l2_norm_clip", self.l2_norm_clip, above=0)
+
+    def _check_model_mix(self) -> None:
+        # Hidden coefficients: state that depends on them is no function of iterates.
+        why = "ModelMix's theorem is about plain SGD from the last two iterates"
+        if self.optimizer != "sgd":
+            raise InputError(
+                f"Expected --optimizer sgd for method={self.method!r}, not "
+                f"{self.optimizer}: {why}."
+            )
+        if self.train_over is not None:
+            raise InputError(
+                f"Expected no train_over={self.train_over!r} for method="
+                f"{self.method!r}: {why}. Averages of iterates are possible without."
+            )
 
     @property
     def task(self) -> str:

@@ -57,9 +57,10 @@ from trainer.export import export
 from trainer.held_out import Evaluator
 from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
-from trainer.method_settings import DP_SAT, NON_PRIVATE
-from trainer.noise import LaterNoise, NoiseStream
-from trainer.optimizers import make_optimizer
+from trainer.method_settings import DP_SAT, MODEL_MIX, NON_PRIVATE
+from trainer.model_mix import MixingOptimizer
+from trainer.noise import LaterNoise, NoiseStream, step_noise_and_coefficients
+from trainer.optimizers import learning_rate, make_optimizer
 from trainer.past_results import PastResults
 from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
@@ -261,8 +262,8 @@ class _Session:
         self._model = model
         self._noise_key = noise_key
         self._reporter = reporter
-        self._ascent = self._sharpness_aware(optimizer)
-        self._optimizer = self._ascent or optimizer
+        self._ascent, self._mixing = self._sharpness_aware(optimizer), self._model_mix()
+        self._optimizer = self._ascent or self._mixing or optimizer
         self._lazy = self._lazy_noise(tables)
         self._flush_steps = lazy_noise.FlushSteps(
             every=tables.flush_every,
@@ -314,6 +315,17 @@ class _Session:
         assert self._settings.sat_radius is not None  # checked by the settings
         return SharpnessAwareOptimizer(
             optimizer, self._model.variables, radius=self._settings.sat_radius
+        )
+
+    def _model_mix(self) -> MixingOptimizer | None:
+        if self._settings.method != MODEL_MIX:
+            return None
+        assert self._settings.mix_width is not None  # checked by the settings
+        return MixingOptimizer(
+            learning_rate(self._settings, self._plan.num_steps),
+            self._model.variables,
+            mix_width=self._settings.mix_width,
+            init_seed=self._settings.init_seed,
         )
 
     def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:
@@ -406,7 +418,7 @@ class _Session:
                         self._averages.before_step(self._done)
                         if self._ascent is not None:
                             self._ascent.ascend()
-                        self._step.begin(next(draws), self._later_noise())
+                        self._begin(next(draws))
                     self._step.add(batch["columns"], batch["weight"])
                     if self._bias is not None:
                         self._bias.add(batch["columns"], batch["weight"])
@@ -419,12 +431,19 @@ class _Session:
         ledger.finish()
         self._reporter.stop()
 
+    def _begin(self, drawn: list[np.ndarray]) -> None:
+        num_variables = len(self._model.variables)
+        if self._mixing is not None:
+            self._mixing.mix_by(drawn[num_variables:])
+        self._step.begin(drawn[:num_variables], self._later_noise())
+
     def _noise(self) -> NoiseStream:
         return NoiseStream(
             self._run_key,
             steps=range(self._done, self._plan.num_steps),
             shapes=self._step.shapes,
             noise_stddev=self._checked.noise_stddev,
+            draw=None if self._mixing is None else step_noise_and_coefficients,
         )
 
     def _later_noise(self) -> LaterNoise:

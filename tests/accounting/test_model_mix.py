@@ -281,6 +281,15 @@ def test_the_noise_meets_its_target_and_hardly_more(epsilon):
     assert less.guarantee > epsilon
 
 
+def test_a_truncation_that_no_noise_makes_up_for_leaves_the_noise_without_mixing(
+    small_plan,
+):
+    plan = small_plan("truncated-poisson", truncated_batch_size=120)
+    mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
+    found = model_mix.noise_multiplier(plan, mixed, epsilon=3.0, delta=1e-6)
+    assert found == bounds.noise_multiplier(plan, epsilon=3.0, delta=1e-6)
+
+
 def test_the_noise_is_never_more_than_without_mixing():
     plain = bounds.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
     mixed = model_mix.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)

@@ -71,9 +71,16 @@ def test_width_0_gives_the_gaussian():
     assert (narrow < gaussian).all()
 
 
-def test_a_shift_too_large_for_any_use_gives_the_gaussian():
-    exponent = 2 * 1 * 600.0**2 / 2
-    assert log_excess_moments(600.0, 5.0, 2)[0] == pytest.approx(exponent)
+@pytest.mark.parametrize("shift", [1e-11, 9.9e-6, 600.0])
+def test_a_shift_too_large_or_small_to_integrate_gives_the_gaussian(shift):
+    expected = log_excess_moments(shift, 0.0, 2)[0]
+    assert log_excess_moments(shift, 5.0, 2)[0] == expected
+
+
+def test_the_smallest_shifts_are_still_integrated():
+    # In the limit A_2 - 1 is the squared shift times the Fisher information.
+    logs = [log_excess_moments(s, 5.0, 2)[0] - 2 * math.log(s) for s in (1.1e-5, 1e-2)]
+    assert logs[0] == pytest.approx(logs[1], abs=1e-4)
 
 
 @given(

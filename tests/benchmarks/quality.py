@@ -26,13 +26,18 @@ from pipelines.manifest import pretty_json, read_manifest, write_atomically
 from trainer import compare_report, privacy
 from trainer.compare import Comparison, Outcome, Sampling, Trial, summarise
 from trainer.compare_commands import write_results
-from trainer.method_settings import BAM, DP_SAT, DP_SGD, NON_PRIVATE
+from trainer.method_settings import BAM, DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 
 EPSILONS = (1.0, 3.0, 10.0)
 #: At which the grid is searched.
 GRID_EPSILON = 3.0
 LEARNING_RATES = (0.03, 0.1, 0.3)
 CLIPS = (3.0, 10.0)
+METHODS = (NON_PRIVATE, DP_SGD, BAM, DP_SAT)
+#: Plain SGD, whose rates are about ten times those of momentum.
+MIX_RATES = (0.3, 1.0, 3.0)
+MIX_WIDTHS = (0.003, 0.01, 0.03, 0.1)
+MIX_FLAGS = ("--optimizer=sgd", "--linf-factor=100")
 RADII = {BAM: (0.01, 0.03, 0.1), DP_SAT: (0.03, 0.1, 0.3)}
 EPOCHS = 3
 #: Steps of an epoch, whatever the number of rows.
@@ -111,16 +116,17 @@ class Data:
         """Returns a trial and what its run published."""
         trial = Trial(
             sampler=TRUNCATED_POISSON, method=method, epsilon=epsilon, seed=seed,
-            flags=(*MODEL, *self._privacy(epsilon), *flags), label=label,
+            flags=(*MODEL, *self._privacy(method, epsilon), *flags), label=label,
         )  # fmt: skip
         return trial, self._comparison.run(trial)
 
-    def _privacy(self, epsilon: float | None) -> Flags:
+    def _privacy(self, method: str, epsilon: float | None) -> Flags:
         if epsilon is None:
             return ()
-        return (
-            f"--noise-multiplier={self._noise[epsilon]!r}", f"--delta={self._delta!r}"
-        )  # fmt: skip
+        noise = f"--noise-multiplier={self._noise[epsilon]!r}"
+        # ModelMix's noise depends on its settings, and follows from the target.
+        target = f"--epsilon={epsilon!r}" if method == MODEL_MIX else noise
+        return target, f"--delta={self._delta!r}"
 
 
 def _grid(method: str, chosen: dict[str, Flags]) -> list[Flags]:
@@ -132,16 +138,24 @@ def _grid(method: str, chosen: dict[str, Flags]) -> list[Flags]:
             (f"--learning-rate={rate}", f"--l2-norm-clip={clip}")
             for rate, clip in itertools.product(LEARNING_RATES, CLIPS)
         ]
+    if method == MODEL_MIX:
+        clip = [f for f in chosen[DP_SGD] if f.startswith("--l2-norm-clip")]
+        return [
+            (*MIX_FLAGS, *clip, f"--learning-rate={rate}", f"--mix-width={width}")
+            for rate, width in itertools.product(MIX_RATES, MIX_WIDTHS)
+        ]
     name = {BAM: "bam", DP_SAT: "sat"}[method]
     return [(*chosen[DP_SGD], f"--{name}-radius={r}") for r in RADII[method]]
 
 
-def _search(out: pathlib.Path, rows: int) -> tuple[dict[str, Flags], list[Any]]:
+def _search(
+    out: pathlib.Path, rows: int, methods: Flags
+) -> tuple[dict[str, Flags], list[Any]]:
     """Returns the best flags of each method, and all points of the grid."""
     chosen: dict[str, Flags] = {}
     points = []
     data = Data(out / "grid", rows, seed=1, num_batches=1)
-    for method in (NON_PRIVATE, DP_SGD, BAM, DP_SAT):
+    for method in methods:
         epsilon = None if method == NON_PRIVATE else GRID_EPSILON
         found = []
         for index, flags in enumerate(_grid(method, chosen)):
@@ -158,7 +172,7 @@ def _all_runs(
     data = Data(out / "runs", rows, seed=2, num_batches=seeds)
     results = [
         data.run(method, epsilon, seed, (*chosen[method], *AVERAGES))
-        for method in (NON_PRIVATE, DP_SGD, BAM, DP_SAT)
+        for method in chosen
         for epsilon in ((None,) if method == NON_PRIVATE else EPSILONS)
         for seed in range(seeds)
     ]
@@ -169,9 +183,13 @@ def _all_runs(
 @click.option("--out", type=click.Path(path_type=pathlib.Path), required=True)
 @click.option("--rows", default=500_000, show_default=True, help="A data set's rows.")
 @click.option("--seeds", default=3, show_default=True, help="Repetitions.")
-def main(out: pathlib.Path, rows: int, seeds: int) -> None:
+@click.option(
+    "--model-mix", is_flag=True, help="Also ModelMix, whose grid has 12 points."
+)
+def main(out: pathlib.Path, rows: int, seeds: int, model_mix: bool) -> None:
     """Prints the table of all methods and averages, and writes it with its plot."""
-    chosen, points = _search(out, rows)
+    methods = (*METHODS, MODEL_MIX) if model_mix else METHODS
+    chosen, points = _search(out, rows, methods)
     write_atomically(out / "grid.json", pretty_json({"points": points}))
     _print_grid(points, chosen)
     outcomes = _all_runs(out, rows, seeds, chosen)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.trainer.zoo import (
     FAST,
@@ -34,7 +36,18 @@ from trainer.clipping import (
 from trainer.models import TrainableModel
 from trainer.tf_privacy import keras, tf
 
+from .conftest import make_rows
+
 CLIP = 0.3
+
+
+def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[GradientSum]:
+    """Every way to clip coordinates, too."""
+    paths = {VECTORIZED, choose_path(model)}
+    return [
+        clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap, path=path)
+        for path in sorted(paths)
+    ]
 
 
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
@@ -47,7 +60,7 @@ def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
 
 
 def _naive_sum(
-    model: TrainableModel, rows: np.ndarray, clip: float
+    model: TrainableModel, rows: np.ndarray, clip: float, cap: float = math.inf
 ) -> list[np.ndarray]:
     total = [np.zeros(variable.shape, "f8") for variable in model.variables]
     for index in range(len(rows)):
@@ -57,7 +70,7 @@ def _naive_sum(
         gradients = arrays(tape.gradient(loss, model.variables))
         norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
         for target, gradient in zip(total, gradients, strict=True):
-            target += gradient * min(1.0, clip / norm)
+            target += np.clip(gradient * min(1.0, clip / norm), -cap, cap)
     return total
 
 
@@ -107,6 +120,42 @@ def test_clipped_sum_equals_a_loop_over_examples(
         # As a step runs it: shapes behave otherwise in a graph.
         found = tf.function(gradient_sum)(columns, weight)
         assert_close(arrays(found), _naive_sum(model, data, clip))
+
+
+@pytest.mark.parametrize("make", FAST + OTHER)
+@pytest.mark.parametrize("num_values", [1, 100, 1 << 23])
+def test_clipped_coordinates_equal_a_loop_over_examples(
+    make: Callable[[], Any],
+    num_values: int,
+    rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.bookkeeping._MOST_HELD_VALUES", num_values)
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)
+    cap = CLIP / 4
+    wanted = _naive_sum(model, data, CLIP, cap)
+    assert any(map(np.any, _differences(wanted, _naive_sum(model, data, CLIP))))
+    for gradient_sum in _capped_sums(model, CLIP, cap):
+        found = tf.function(gradient_sum)(columns, weight)
+        assert_close(arrays(found), wanted)
+
+
+def _differences(left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.abs(a - b) > 1e-3 for a, b in zip(left, right, strict=True)]
+
+
+@settings(max_examples=15, deadline=None)
+@given(factor=st.integers(1, 10_000), seed=st.integers(0, 99))
+def test_no_coordinate_of_a_row_exceeds_its_clip(factor: int, seed: int) -> None:
+    model, cap = make_model(both_inputs), CLIP / math.sqrt(factor)
+    row = batch(make_rows(1, seed), padding=1)
+    plain = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*row))
+    for gradient_sum in _capped_sums(model, CLIP, cap):
+        found = arrays(gradient_sum(*row))
+        for value, before in zip(found, plain, strict=True):
+            assert np.abs(value).max() <= cap * (1 + 1e-6)
+            np.testing.assert_allclose(value, np.clip(before, -cap, cap), atol=1e-6)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 12, 100])

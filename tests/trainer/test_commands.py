@@ -140,6 +140,60 @@ def test_account_of_a_plan_equals_the_reference() -> None:
     assert found["epsilon"] == pytest.approx(reference, rel=2e-3)
 
 
+MIXED_PLAN = [
+    "--sampler=poisson", "--num-examples=50000", "--batch-size=1500",
+    "--num-steps=3400", "--noise-multiplier=0.335", "--delta=1e-5",
+]  # fmt: skip
+MIXING = ["--mix-width=0.15", "--linf-factor=100", "--l2-norm-clip=20"]
+
+
+def test_account_of_a_plan_knows_model_mix() -> None:
+    found = json.loads(_call(account, *MIXED_PLAN, *MIXING, "--json").output)
+    # 7.99997 in the paper's conversion; see tests/accounting/test_model_mix.py.
+    assert found["epsilon"] == pytest.approx(7.25019, abs=2e-5)
+    assert found["rests_on"]
+    assert found["mechanism"].startswith("ModelMix")
+    plain = json.loads(_call(account, *MIXED_PLAN, "--json").output)
+    assert plain["epsilon"] == pytest.approx(277, abs=1)
+    assert plain["rests_on"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (MIXING[:2], "--l2-norm-clip beside mix_width=0.15"),
+        (MIXING[1:], "--mix-width beside linf_factor=100"),
+        ([*MIXING, "--mix-width=-1"], "mix_width=-1"),
+        ([*MIXING, "--sampler=balls-and-bins", "--num-steps=340"], "no other"),
+    ],
+)
+def test_account_refuses_a_half_given_model_mix(
+    arguments: list[str], message: str
+) -> None:
+    assert message in _error(account, *MIXED_PLAN, *arguments)
+
+
+def test_train_and_account_of_model_mix_agree(
+    tmp_path: pathlib.Path, batch_folder: Any, rows: Any, held_out: pathlib.Path
+) -> None:
+    folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
+    run = tmp_path / "mixed"
+    trained = _call(
+        train_command, f"--batches={folder.path}", f"--eval={held_out}",
+        f"--out={run}", "--epsilon=3", "--delta=1e-3", "--l2-norm-clip=1",
+        "--method=model-mix", "--mix-width=0.5", "--linf-factor=16",
+        "--optimizer=sgd", "--embedding-dim=2", "--hidden=4", "--json",
+    )  # fmt: skip
+    assert trained.exit_code == 0, trained.output
+    said = json.loads(trained.stdout[trained.stdout.index("{") :])["privacy"]
+    assert 2.99 < said["epsilon"] <= 3.0
+    assert "Corollary 4.1" in said["theorem"]
+    assert json.loads(_call(account, str(run), "--json").output) == said
+    text = _call(account, str(run)).output
+    assert "rests on" in text
+    assert "asserted by Xiao et al. (2023)" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -155,6 +155,7 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
         (["--epsilon=1", "--no-such-flag=3"], "no-such-flag"),
         (["--epsilon=1", "--learning-rate=-1"], "learning_rate=-1"),
         (["--epsilon=1", "--for", "non-private", "--hidden a"], "hidden='a'"),
+        (["--epsilon=1", "--method=model-mix"], "no --method model-mix"),
         (["--epsilon=1", "--method=dp-sgd", "--for", "non-private", ""], "--for"),
     ],
 )

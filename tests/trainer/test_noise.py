@@ -11,7 +11,14 @@ import pytest
 from randomgen import AESCounter
 
 from pipelines.keys import derive, insecure_key
-from trainer.noise import LaterNoise, NoiseStream, normal, step_noise
+from trainer.noise import (
+    LaterNoise,
+    NoiseStream,
+    normal,
+    step_noise,
+    step_noise_and_coefficients,
+    uniform,
+)
 
 KEY = insecure_key(1)
 OTHER_KEY = insecure_key(2)
@@ -64,10 +71,49 @@ def test_noise_has_the_stated_deviation_neither_more_nor_less() -> None:
         assert abs((np.abs(values) > point).mean() - expected) < 5 * deviation
 
 
+def test_mixing_coefficients_are_uniform() -> None:
+    n = 400_000
+    values = uniform(KEY, 0, 0, (n,))
+    assert values.dtype == np.float32
+    assert values.min() >= 0
+    assert values.max() <= 1
+    # Kolmogorov and Smirnov, by Dvoretzky, Kiefer and Wolfowitz: fails by chance
+    # with probability 1e-7.  Seen to fail for values ** 1.02, whose distance is 0.7 %.
+    ranks = np.arange(n + 1) / n
+    ordered = np.sort(values.astype("f8"))
+    distance = max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max())
+    assert distance < math.sqrt(math.log(2 / 1e-7) / (2 * n))
+
+
+def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> None:
+    n = 20_000
+    shapes = [(n,), (n,)]
+    streams = np.stack(
+        [
+            stream
+            for key, step in itertools.product((KEY, OTHER_KEY), (0, 1))
+            for stream in step_noise_and_coefficients(key, step, shapes, 1.0)
+        ]
+    )
+    correlation = np.corrcoef(streams) - np.eye(len(streams))
+    # 120 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
+    assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
+    again = step_noise_and_coefficients(KEY, 0, shapes, 1.0)
+    assert all(map(np.array_equal, again, streams[:4]))
+    assert all(map(np.array_equal, again[:2], step_noise(KEY, 0, shapes, 1.0)))
+    # Another label: not the bits of the noise in another form.
+    noise_key = derive(KEY, "noise", 0, 0)
+    assert noise_key != derive(KEY, "mixing-coefficients", 0, 0)
+    stream = AESCounter(key=int.from_bytes(noise_key[:16], "little"), counter=0)
+    others = np.random.Generator(stream).random(n).astype("f4")
+    assert not np.isin(uniform(KEY, 0, 0, (n,))[:100], others).all()
+
+
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = normal(KEY, 0, 0, (1000,))
+    whole, coefficients = (draw(KEY, 0, 0, (1000,)) for draw in (normal, uniform))
     monkeypatch.setattr("trainer.noise._CHUNK", 64)
     assert normal(KEY, 0, 0, (1000,)).tobytes() == whole.tobytes()
+    assert uniform(KEY, 0, 0, (1000,)).tobytes() == coefficients.tobytes()
 
 
 def test_scalars_and_empty_shapes() -> None:

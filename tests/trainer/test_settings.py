@@ -10,6 +10,7 @@ from accounting.validation import InputError
 from trainer.settings import TrainSettings
 
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
+MIXED = {"method": "model-mix", "mix_width": 0.1, "optimizer": "sgd"}
 
 
 def test_either_a_target_or_a_noise_multiplier() -> None:
@@ -52,6 +53,18 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
             },
             "--method dp-sat",
         ),
+        ({**MIXED, "mix_width": None}, "Expected --mix-width"),
+        ({**MIXED, "mix_width": 0.0}, "mix_width=0"),
+        ({**MIXED, "mix_width": float("inf")}, "mix_width=inf"),
+        ({**MIXED, "linf_factor": 0}, "linf_factor=0"),
+        ({**MIXED, "linf_factor": 2.5}, "linf_factor=2.5"),
+        ({**MIXED, "optimizer": "momentum"}, "--optimizer sgd.*not momentum"),
+        ({**MIXED, "optimizer": "my:own"}, "--optimizer sgd.*not my:own"),
+        ({**MIXED, "tail": 3, "train_over": "uta"}, "no train_over='uta'"),
+        ({**MIXED, "embedding_noise": "lazy"}, "mixes every row"),
+        ({**MIXED, "bam_radius": 0.1}, "--method bam"),
+        ({"mix_width": 0.1}, "--method model-mix"),
+        ({"linf_factor": 4}, "--method model-mix"),
         ({"learning_rate_schedule": "step"}, "learning_rate_schedule"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"final_learning_rate_fraction": 0.0}, "final_learning_rate_fraction=0"),
@@ -69,8 +82,16 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
     ],
 )
 def test_impossible_requests_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as found:
         TrainSettings(**{**PRIVATE, **changes})
+    assert "\n" not in str(found.value)
+
+
+def test_averages_of_iterates_go_with_model_mix() -> None:
+    averages = {"ema_decay": 0.9, "tail": 3, "keep_last": 2, "export": ("upa",)}
+    for schedule in ("constant", "cosine"):
+        more = {"learning_rate_schedule": schedule, "warmup_steps": 2}
+        TrainSettings(**{**PRIVATE, **MIXED, **averages, **more})
 
 
 def test_the_curve_has_ten_points_unless_told_otherwise() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -21,8 +22,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from accounting import bounds, model_mix
+from accounting.model_mix import Mixing
 from accounting.validation import InputError
 from pipelines.keys import create_key_file
+from pipelines.manifest import read_checksums, write_manifest
 from trainer import privacy, sealed_arrays
 from trainer.aggregation_settings import WEIGHT_AVERAGES
 from trainer.dp_step import Step
@@ -309,7 +313,98 @@ def test_diagnostics_are_marked_and_private_and_change_nothing(
     assert not list((tmp_path / "without").rglob("*bias*"))
 
 
+MIXED: dict[str, Any] = {
+    "method": "model-mix",
+    "mix_width": 0.5,
+    "linf_factor": 16,
+    "optimizer": "sgd",
+}
+
+
+@pytest.fixture
+def poisson_batches(batch_folder: Any, rows: Any) -> pathlib.Path:
+    """Ten steps without a cap: one this small would cost more than all noise."""
+    steps = [rows(size, seed) for seed, size in enumerate([7, 9, 4, 0, *[8] * 6])]
+    folder = batch_folder(steps, "poisson", truncated_batch_size=None)
+    path: pathlib.Path = folder.path
+    return path
+
+
+def test_model_mix_has_an_epsilon_of_its_own_and_says_what_it_rests_on(
+    request_for: Any, poisson_batches: pathlib.Path
+) -> None:
+    settings = _private(**{**MIXED, "noise_multiplier": 0.4})
+    request = request_for(settings=settings, batches=poisson_batches)
+    summary = train(request)
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.method_settings == {"mix_width": 0.5, "linf_factor": 16}
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == summary.statement
+    mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
+    wanted = model_mix.epsilon(
+        manifest.plan, mixed, noise_multiplier=0.4, delta=1e-3
+    ).guarantee
+    assert summary.statement["epsilon"] == wanted
+    plain = bounds.epsilon(manifest.plan, noise_multiplier=0.4, delta=1e-3).guarantee
+    assert wanted < plain
+    assert "Xiao et al. 2023, Corollary 4.1" in summary.statement["theorem"]
+    assert summary.statement["rests_on"] == [model_mix.ASSERTED]
+    assert model_mix.ASSERTED in summary.text
+    assert model_mix.NOT_COVERED in summary.text
+    for words in ("sqrt(16)", "at least 0.5 times the learning rate apart"):
+        assert words in summary.statement["mechanism"]
+    # A record of another optimizer is no record of the theorem's mechanism.
+    for other in ({"name": "momentum"}, {"name": "sgd", "train_over": "uta"}):
+        changed = dataclasses.replace(record, optimizer=other)
+        found = privacy.run_statement(changed, manifest, delta=None)
+        assert found.epsilon.guarantee == plain
+        assert found.rests_on == ()
+
+
+def test_model_mix_needs_less_gaussian_noise_for_the_same_epsilon(
+    request_for: Any, poisson_batches: pathlib.Path
+) -> None:
+    target = {"noise_multiplier": None, "target_epsilon": 3.0, "target_delta": 1e-3}
+    noise = {}
+    for name, changes in (("plain", {"optimizer": "sgd"}), ("mixed", MIXED)):
+        settings = _private(**{**target, **changes})
+        request = request_for(name, settings=settings, batches=poisson_batches)
+        summary = train(request)
+        assert summary.statement["epsilon"] <= 3.0
+        noise[name] = summary.statement["noise_multiplier"]
+    assert noise["mixed"] < noise["plain"] / 1.5
+
+
+def test_kept_iterates_of_model_mix_are_the_released_ones(request_for: Any) -> None:
+    request = request_for(settings=_private(**MIXED, **AVERAGES))
+    train(request)
+    kept = np.load(request.run / "iterates/step-00000010.npz")
+    found = _model(request.run / "model.keras").trainable_variables
+    for index, variable in enumerate(found):
+        assert np.array_equal(kept[f"weight_{index}"], variable.numpy())
+
+
 # -- what a run refuses ----------------------------------------------------------------
+
+
+def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
+    request_for: Any, small_batches: Any
+) -> None:
+    plan = dataclasses.replace(
+        small_batches.manifest.plan, sampler="dynamic-shuffle",
+        truncated_batch_size=None, num_examples=80,
+    )  # fmt: skip
+    manifest = dataclasses.replace(small_batches.manifest, plan=plan)
+    checksums = read_checksums(small_batches.path)
+    shutil.copytree(small_batches.path, small_batches.path.parent / "shuffled")
+    (small_batches.path.parent / "shuffled" / "manifest.json").unlink()
+    write_manifest(small_batches.path.parent / "shuffled", manifest, checksums)
+    request = request_for(
+        settings=_private(**MIXED), batches=small_batches.path.parent / "shuffled"
+    )
+    with pytest.raises(InputError, match=r"sampler='dynamic-shuffle'.*no other"):
+        train(request)
+    assert not request.run.exists()
 
 
 def test_nothing_is_written_where_a_request_is_refused(
@@ -523,12 +618,22 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
         },
         {"method": "dp-sat", "sat_radius": 0.1},
         {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
+        {
+            "method": "model-mix",
+            "mix_width": 0.1,
+            "linf_factor": 4,
+            "optimizer": "sgd",
+            "learning_rate_schedule": "linear",
+            "train_over": None,
+            "aggregate_from": None,
+        },
     ],
 )
 def test_a_crashed_run_continues_to_bit_identical_results(
     changes: dict[str, Any], request_for: Any, tmp_path: pathlib.Path, crash: Any
 ) -> None:
-    settings = _private(**changes, **AVERAGES, train_over="uta", aggregate_from=4)
+    feedback = {"train_over": "uta", "aggregate_from": 4}
+    settings = _private(**{**AVERAGES, **feedback, **changes})
     train(request_for("whole", run_id=ONE_ID, settings=settings))
     request = request_for(
         "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
