@@ -117,12 +117,18 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
             mounts = {m["name"] for m in container.get("volumeMounts", ())}
             has_key = container["name"] in ("worker-pool", "submit")
             assert ("key" in mounts) == has_key
+            assert ("scratch" in mounts) == has_key
             assert "secret" not in mounts
     assert pools == 1
     (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
     given = submit["containers"][0]["args"]
     assert "--environment_config=localhost:50000" in given
     assert "--key-file=/run/dpsgd/key/sampling.key" in given
+    assert "--scratch=/scratch" in given
+    # Who makes the folders of the shuffle, and who writes into them, is one user.
+    (pool,) = [p for p in pods(path) if "worker-pool" in str(p["containers"])]
+    users = {p["securityContext"]["runAsUser"] for p in (submit, pool)}
+    assert len(users) == 1
 
 
 def test_the_commands_of_the_manifests_are_understood() -> None:
@@ -134,7 +140,7 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
         (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
         given = submit["containers"][0]["args"]
         _beam_options([a for a in given if a.partition("=")[0] not in own])
-        assert sum(a.partition("=")[0] in own for a in given) == 5
+        assert sum(a.partition("=")[0] in own for a in given) == 6
 
 
 def test_the_flex_template_asks_for_what_the_command_takes() -> None:
