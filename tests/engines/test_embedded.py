@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
+import grpc
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
 from accounting.plan import POISSON, SAMPLERS
 from accounting.validation import InputError
 from deploy.engines import parts
 from deploy.engines.comparing import same_bytes
+from deploy.engines.conditions import wait_for
 from deploy.engines.embedded import RUNNERS
 from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset
 from pipelines.poisson_batching import write_batches
 from pipelines.verify import verify
+from tests.benchmarks.prepared_rows import write_table
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(
@@ -133,6 +138,50 @@ def test_an_error_of_a_worker_is_one_line_and_the_next_run_resumes(
     kept = [name for name, inode in written.items() if name != obstacle.name
             and (out / name).stat().st_ino == inode]  # fmt: skip
     assert len(kept) == len(written) - 1, "a finished file was made again"
+
+
+def states_of_jobs(options: list[str]) -> list[str]:
+    """The state of every job that a job server was ever given."""
+    (endpoint,) = [o.partition("=")[2] for o in options if "--job_endpoint" in o]
+    with grpc.insecure_channel(endpoint) as channel:
+        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+        jobs = service.GetJobs(beam_job_api_pb2.GetJobsRequest()).job_info
+    return [beam_job_api_pb2.JobState.Enum.Name(job.state) for job in jobs]
+
+
+def test_a_stopped_command_cancels_its_job_and_is_finished_by_the_next(
+    engine_options: list[str], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "input").mkdir()
+    write_table(tmp_path / "input" / "a.parquet", 1_000_000, rows_per_group=8000)
+    command = [sys.executable, "-m", "dpsgd", "batches", "--batch-size", "1000",
+               "--input", str(tmp_path / "input"), "--out", str(tmp_path / "out"),
+               "--epochs", "1", *engine_options]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        cwd=parts.ROOT,
+        env=parts.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def sampling() -> bool:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        return any(tmp_path.glob("out/private/spill/*/block-*"))
+
+    wait_for("the first block", sampling)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].startswith("error: Stopped by a signal")
+    wait_for(
+        "the job to be cancelled",
+        lambda: states_of_jobs(engine_options).count("CANCELLED") == 1,
+        seconds=30,
+    )
+    run_command(command)
+    assert not verify(tmp_path / "out").findings
 
 
 def test_an_engine_that_cannot_be_had_is_one_line(
