@@ -1,6 +1,7 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | prepare | batches | verify | train | compare | account | demo
+dpsgd plan | synth | prepare | batches | verify | train | compare | account | audit
+      | demo
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ COMMANDS = {
         "Shuffled and Poisson batches: noise, epsilon and AUC.",
     ),
     "account": ("trainer.commands:account", "The epsilon of a run, or of a plan."),
+    "audit": (
+        "trainer.audit_commands:audit_command",
+        "Attack a run's mechanism: epsilon from below.",
+    ),
 }
 
 

@@ -16,14 +16,30 @@ _COLOR = "#31688e"
 _PALETTE = ("#440154", "#31688e", "#35b779", "#d95f02", "#7570b3", "#666666")
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """Returns a figure and its axes, without a display or a global state."""
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+    """Returns a figure and its axes, or an array of them, without a global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.subplots()
+    return figure, figure.subplots(1, columns)
+
+
+def check_path(path: Path) -> None:
+    """Refuses a path that ``save`` would refuse, before there is a figure.
+
+    Raises:
+      InputError: the folder does not exist, or the format is unknown.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"Expected the folder of plot={str(path)!r} to exist.")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    formats = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in formats:
+        known = ", ".join(sorted(formats))
+        raise InputError(f"Expected plot={str(path)!r} to end in one of {known}.")
 
 
 def save(figure: Any, path: Path) -> None:
@@ -32,12 +48,7 @@ def save(figure: Any, path: Path) -> None:
     Raises:
       InputError: the folder does not exist, or the format is unknown.
     """
-    if not path.parent.is_dir():
-        raise InputError(f"Expected the folder of plot={str(path)!r} to exist.")
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in formats:
-        known = ", ".join(sorted(formats))
-        raise InputError(f"Expected plot={str(path)!r} to end in one of {known}.")
+    check_path(path)
     figure.savefig(path, dpi=150)
 
 

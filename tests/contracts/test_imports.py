@@ -72,6 +72,12 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.poisson_batching", {"tensorflow", "tf_keras", "trainer"}),
         ("trainer.run_record", FRAMEWORKS),
         ("trainer.commands", FRAMEWORKS),
+        (
+            "trainer.audit_commands",
+            FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"},
+        ),
+        ("trainer.audit_mechanism", FRAMEWORKS),
+        ("trainer.audit_training", FRAMEWORKS),
         ("trainer.train", {"apache_beam"}),
     ],
 )
@@ -87,6 +93,7 @@ def test_a_module_loads_no_more_than_it_may(
         ("--help",),
         ("plan", "--help"),
         ("account", "--help"),
+        ("audit", "--help"),
         ("train", "--help"),
         ("batches", "--help"),
         ("prepare", "--help"),

@@ -1,0 +1,199 @@
+"""``dpsgd audit`` on the command line: verdicts, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting import bounds
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.keys import create_key_file
+from trainer import audit_training
+from trainer.audit_commands import audit_command
+from trainer.audit_training import Trials
+from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
+
+PLAN = (
+    "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
+    "--confidence=0.999999",
+)  # fmt: skip
+
+
+def _audit(*arguments: str) -> Result:
+    return CliRunner().invoke(audit_command, list(arguments))
+
+
+def _json(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = _audit(*arguments, "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def _error(*arguments: str) -> str:
+    result = _audit(*arguments)
+    assert isinstance(result.exception, InputError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_a_true_claim_exits_with_zero() -> None:
+    """By chance with another code: 1e-6."""
+    code, fields = _json(
+        "--sampler=poisson", *PLAN, "--noise-multiplier=1", "--trials=600"
+    )
+    assert code == 0
+    assert not fields["violated"]
+    assert fields["verdict"].startswith("consistent")
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=400, expected_batch_size=20, num_steps=20
+    )
+    known = bounds.epsilon(plan, noise_multiplier=1.0, delta=1e-5).guarantee
+    assert fields["claim"]["epsilon"] == known
+    assert fields["audited"] == fields["claim"]["plan"] == plan.to_json()
+    assert fields["trials"] == 600
+
+
+def test_a_shuffle_sold_as_poisson_exits_with_one(tmp_path: pathlib.Path) -> None:
+    picture = tmp_path / "audit.png"
+    result = _audit(
+        "--sampler=dynamic-shuffle", "--claim=poisson", *PLAN, "--epsilon=8",
+        "--trials=4000", f"--plot={picture}",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "verdict: VIOLATED" in result.stdout
+    assert "claimed, by the accounting of poisson: epsilon <= " in result.stdout
+    assert "400" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exit_code_reaches_the_shell(root: pathlib.Path) -> None:
+    command = [
+        sys.executable, "-m", "dpsgd", "audit", "--sampler=deterministic",
+        "--claim=poisson", *PLAN, "--noise-multiplier=0.5", "--trials=4000",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "VIOLATED" in done.stdout
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    root = tmp_path / "run"
+    root.mkdir()
+    key = create_key_file(root / "private" / NOISE_KEY_NAME)
+    record = RunRecord(
+        method="dp-sgd",
+        method_settings={},
+        num_steps_executed=10,
+        complete=True,
+        noise_multiplier=1.5,
+        l2_norm_clip=4.0,
+        expected_batch_size=8,
+        target_delta=1e-3,
+        manifest_fingerprint=small_batches.manifest.fingerprint,
+        batches_id=small_batches.manifest.batches_id,
+        optimizer={},
+        model={},
+        versions={},
+    )
+    write_run(root, record, small_batches.manifest, key)
+    return root
+
+
+def test_a_run_is_audited_with_what_it_executed(
+    run: pathlib.Path, small_batches: Any
+) -> None:
+    code, fields = _json(str(run), "--trials=200", "--confidence=0.999999")
+    assert code == 0
+    assert fields["audited"] == small_batches.manifest.plan.to_json()
+    assert fields["claim"]["noise_multiplier"] == 1.5
+    assert fields["claim"]["delta"] == 1e-3
+    assert "sampler" in _error(str(run), "--sampler=poisson")
+    code, fields = _json(str(run), "--trials=200", "--delta=1e-4", "--claim=poisson")
+    assert fields["claim"]["delta"] == 1e-4
+    assert fields["claim"]["plan"]["sampler"] == "poisson"
+
+
+def test_trainer_trials_are_held_against_the_small_runs_claim(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs for 5,000 trials, of either noise; scores that tell all are found."""
+    asked = []
+
+    def carry_out(small: audit_training.SmallRun) -> Trials:
+        asked.append(small)
+        plan = DpSgdPlan(
+            sampler="truncated-poisson",
+            num_examples=4096,
+            expected_batch_size=512,
+            num_steps=8,
+            truncated_batch_size=800,
+        )
+        return Trials(plan=plan, real=np.ones(2048), ghost=np.zeros(2048))
+
+    monkeypatch.setattr(audit_training, "carry_out", carry_out)
+    code, fields = _json(str(run), "--level=trainer", "--trials=5000")
+    assert code == 1
+    assert fields["trials"] == 8192
+    assert fields["claim"]["plan"]["num_examples"] == 4096
+    assert "n=4,096, b=512, T=8" in fields["notes"][0]
+    assert [small.embedding_noise for small in asked] == ["dense", "lazy"]
+    assert {small.l2_norm_clip for small in asked} == {4.0}
+    assert {small.noise_multiplier for small in asked} == {1.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Expected a run, or --sampler"),
+        (("--sampler=poisson", *PLAN), "exactly one of --noise-multiplier and"),
+        (("--sampler=poisson", *PLAN, "--noise-multiplier=0"), "nothing to audit"),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--trials=99"),
+            "trials=99 >= 100",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--confidence=0"),
+            "confidence=0.0 > 0.5",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--plot=a.doc"),
+            "to end in one of",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--plot=no/a.png"),
+            "Expected the folder of plot",
+        ),
+        (
+            ("--sampler=poisson", "--claim=truncated-poisson", *PLAN,
+             "--noise-multiplier=1"),
+            "no --claim truncated-poisson",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1",
+             "--noise-key-file=key"),
+            "no --noise-key-file",
+        ),
+        (
+            ("--sampler=dynamic-shuffle", "--num-examples=400", "--batch-size=20",
+             "--num-steps=30", "--delta=1e-5", "--noise-multiplier=1"),
+            "steps_per_epoch=30 to be 20",
+        ),
+        (("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--delta=1"), "delta"),
+        (("nowhere",), "nowhere"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_line(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in _error(*arguments)

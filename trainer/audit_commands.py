@@ -1,0 +1,385 @@
+"""``dpsgd audit``: how large epsilon is at least, by attacking the mechanism itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accounting import plan as plans
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float, check_int
+from trainer.method_settings import BAM, DP_SAT, DP_SGD
+from trainer.settings import DENSE_NOISE, LAZY_NOISE
+
+if TYPE_CHECKING:
+    from accounting.audit import Verdict
+
+MECHANISM = "mechanism"
+TRAINER = "trainer"
+#: Trials by default: about a minute at most, on a few hundred steps.
+_TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
+_MOST_TRIALS = 10**8
+#: Methods whose released sums are those of DP-SGD.
+_METHODS = (DP_SGD, BAM, DP_SAT)
+MEANING = (
+    "A lower bound is a fact about this mechanism on its worst-case data; no better "
+    "proof can go below it. Its absence proves nothing: privacy comes from the "
+    "accountant's upper bound, and an audit looks for faults in code or claim."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is audited.
+
+    Attributes:
+      plan: How the batches are really made.
+      claimed: How they are said to be made.
+      noise_multiplier: Above 0.
+      l2_norm_clip: Of the run; of trainer trials.
+      delta: Of the claim.
+    """
+
+    plan: DpSgdPlan
+    claimed: str
+    noise_multiplier: float
+    l2_norm_clip: float
+    delta: float
+
+
+@click.command(name="audit")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of the batches.")
+@click.option(
+    "--claim",
+    type=click.Choice(plans.SAMPLERS),
+    help="Hold it against the epsilon of this sampler at the same noise.  Default: of "
+    "the sampler itself.",
+)
+@click.option("--num-examples", type=int, help="Slots of the data set.")
+@click.option("--batch-size", type=int, help="Expected examples of a step.")
+@click.option("--truncated-batch-size", type=int, help="For truncated Poisson.")
+@click.option("--num-steps", type=int, help="Steps in all.")
+@click.option("--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps.")
+@click.option("--noise-multiplier", type=float, help="Noise over the clip norm.")
+@click.option("--epsilon", type=float, help="Instead: the noise this claim needs.")
+@click.option("--delta", type=float, help="Default for a run: the one it was for.")
+@click.option("--noise-key-file", type=click.Path(dir_okay=False, path_type=Path),
+              help="If it is not in the run.")  # fmt: skip
+@click.option(
+    "--level",
+    type=click.Choice((MECHANISM, TRAINER)),
+    default=MECHANISM,
+    show_default=True,
+    help="mechanism: sampler and noise on the worst data, at full size.  trainer: "
+    "small runs of `batches` and `train` from end to end.",
+)
+@click.option(
+    "--trials",
+    type=int,
+    help=f"In all.  Default: {_TRIALS[MECHANISM]:,}, or {_TRIALS[TRAINER]:,} of "
+    "trainer, 4,096 in each run.",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.999,
+    show_default=True,
+    help="Of the verdict: a true claim is called violated this rarely.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw it, e.g. a.png.")
+@click.pass_context
+def audit_command(
+    ctx: click.Context,
+    run: Path | None,
+    as_json: bool,
+    plot: Path | None,
+    **flags: Any,
+) -> None:
+    """Attack a run's mechanism, and bound its epsilon from below.
+
+    Many times over, one example (the canary) or a ghost goes through the real sampler
+    and the real noise, on the data that is worst for it, and an optimal test guesses
+    which it was.  From how often the guesses are right follows an epsilon that the
+    mechanism has at least.  Keys are new in every trial; no data, batch or key of RUN
+    is used, only its plan, noise and delta.
+
+    The exit code is 1 if the claimed epsilon is refuted.
+
+    \b
+    Example, of a run, and of a shuffle that is sold under Poisson's epsilon:
+      dpsgd audit run
+      dpsgd audit --sampler dynamic-shuffle --claim poisson --num-examples 10000 \\
+          --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5 --plot audit.png
+    """
+    check_float("confidence", flags["confidence"], above=0.5, below=1.0)
+    subject = _of_plan(flags) if run is None else _of_run(run, flags)
+    trials = flags["trials"] or _TRIALS[flags["level"]]
+    check_int("trials", trials, at_least=100, at_most=_MOST_TRIALS)
+    if plot is not None:
+        _check_plot(plot)
+    audit = _audit_mechanism if flags["level"] == MECHANISM else _audit_trainer
+    verdict, notes = audit(subject, trials, flags["confidence"])
+    title = f"{subject.plan.sampler} batches, {flags['level']} level"
+    if plot is not None:
+        from accounting import audit_plot
+
+        audit_plot.draw(verdict, title, plot)
+    if as_json:
+        fields = {
+            "level": flags["level"],
+            "audited": subject.plan.to_json(),
+            "notes": notes,
+            "meaning": MEANING,
+            **verdict.to_json(),
+        }
+        click.echo(json.dumps(fields, indent=2))
+    else:
+        _print(subject, title, verdict, notes)
+    if verdict.violated:
+        ctx.exit(1)
+
+
+# -- what is audited -------------------------------------------------------------------
+
+
+def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
+    from trainer import privacy
+    from trainer.run_record import check_finished, read_run
+
+    allowed = ("claim", "delta", "noise_key_file", "level", "trials", "confidence")
+    for name, value in flags.items():
+        if value is not None and name not in allowed:
+            raise InputError(
+                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
+                "and record say what was executed."
+            )
+    check_finished(run)
+    record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
+    statement = privacy.run_statement(record, manifest, delta=flags["delta"])
+    if record.method not in _METHODS:
+        raise InputError(
+            f"Expected method={record.method!r} to be one of {', '.join(_METHODS)}: "
+            "only what DP-SGD releases is audited."
+        )
+    assert record.l2_norm_clip is not None  # of a private run
+    return _subject(
+        statement.plan,
+        flags,
+        noise_multiplier=statement.noise_multiplier,
+        l2_norm_clip=record.l2_norm_clip,
+        delta=statement.delta,
+    )
+
+
+def _of_plan(flags: dict[str, Any]) -> Subject:
+    from accounting import bounds
+
+    for name in ("sampler", "num_examples", "batch_size", "delta"):
+        if flags[name] is None:
+            raise InputError(
+                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
+                "a plan. See `dpsgd audit --help`."
+            )
+    if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
+        raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
+    if flags["noise_key_file"] is not None:
+        raise InputError("Expected no --noise-key-file without a run.")
+    num_steps, num_epochs = plans.steps_and_epochs(
+        flags["num_examples"],
+        flags["batch_size"],
+        epochs=flags["epochs"],
+        num_steps=flags["num_steps"],
+    )
+    plan = DpSgdPlan(
+        sampler=flags["sampler"],
+        num_examples=flags["num_examples"],
+        expected_batch_size=flags["batch_size"],
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        truncated_batch_size=flags["truncated_batch_size"],
+    )
+    noise = flags["noise_multiplier"]
+    if noise is None:
+        claimed = _claimed(plan, flags["claim"] or plan.sampler)
+        noise = bounds.noise_multiplier(
+            claimed, epsilon=flags["epsilon"], delta=flags["delta"]
+        ).guarantee
+    return _subject(
+        plan, flags, noise_multiplier=noise, l2_norm_clip=1.0, delta=flags["delta"]
+    )
+
+
+def _subject(
+    plan: DpSgdPlan,
+    flags: dict[str, Any],
+    *,
+    noise_multiplier: float,
+    l2_norm_clip: float,
+    delta: float,
+) -> Subject:
+    from pipelines.sampling import check_sampler
+
+    check_sampler(plan)
+    return Subject(
+        plan=plan,
+        claimed=flags["claim"] or plan.sampler,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=l2_norm_clip,
+        delta=delta,
+    )
+
+
+def _claimed(plan: DpSgdPlan, sampler: str) -> DpSgdPlan:
+    """Returns the plan as it is said to be."""
+    if sampler == plan.sampler:
+        return plan
+    if sampler == plans.TRUNCATED_POISSON:
+        raise InputError(
+            "Expected no --claim truncated-poisson for batches that have no cap: take "
+            "--claim poisson, whose epsilon is that of a large cap."
+        )
+    return dataclasses.replace(plan, sampler=sampler, truncated_batch_size=None)
+
+
+def _check_plot(path: Path) -> None:
+    """Refuses before minutes of trials what would be refused after them."""
+    from accounting.plots import check_path
+
+    check_path(path)
+
+
+# -- trials ----------------------------------------------------------------------------
+
+
+def _audit_mechanism(
+    subject: Subject, trials: int, confidence: float
+) -> tuple[Verdict, list[str]]:
+    from accounting import audit
+    from pipelines.console import Bars
+    from trainer import audit_mechanism
+
+    claimed = _claimed(subject.plan, subject.claimed)
+    claim = audit.claim(claimed, subject.noise_multiplier, subject.delta)
+    case = audit_mechanism.worst_case(subject.plan)
+    with Bars(["trials"]) as bars:
+        bars.set_total("trials", trials)
+        scores = [
+            audit_mechanism.simulate(
+                case,
+                subject.noise_multiplier,
+                count,
+                real=real,
+                advance=lambda done: bars.advance("trials", done),
+            )
+            for real, count in ((True, trials // 2), (False, trials - trials // 2))
+        ]
+    verdict = audit.judge(claim, *scores, confidence=confidence, slack=case.slack)
+    return verdict, [case.scaled or "nothing is scaled: all steps, examples, noise"]
+
+
+def _audit_trainer(
+    subject: Subject, trials: int, confidence: float
+) -> tuple[Verdict, list[str]]:
+    import numpy as np
+
+    from accounting import audit
+    from pipelines.console import Bars
+    from trainer import audit_training
+
+    small = audit_training.small_run(
+        subject.plan, subject.noise_multiplier, subject.l2_norm_clip
+    )
+    num_runs = -(-trials // audit_training.NUM_CANARIES)
+    with Bars(["runs"]) as bars:
+        bars.set_total("runs", num_runs)
+        found = []
+        for number in range(num_runs):
+            # Both ways in which a run may add its noise, in turn.
+            kind = (DENSE_NOISE, LAZY_NOISE)[number % 2]
+            run = dataclasses.replace(small, embedding_noise=kind)
+            found.append(audit_training.carry_out(run))
+            bars.advance("runs", 1)
+    plan = found[0].plan
+    claim = audit.claim(
+        _claimed(plan, subject.claimed), subject.noise_multiplier, subject.delta
+    )
+    verdict = audit.judge(
+        claim,
+        np.concatenate([trials.real for trials in found]),
+        np.concatenate([trials.ghost for trials in found]),
+        confidence=confidence,
+        slack=sum(trials.slack for trials in found),
+    )
+    note = (
+        f"{num_runs} small run(s) with the same sampler, noise and clip norm: "
+        f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+        f"T={plan.num_steps:,}; the claim is that of the small run; noise is dense in "
+        "odd and lazy in even runs"
+    )
+    return verdict, [note]
+
+
+# -- what is shown ---------------------------------------------------------------------
+
+
+def _print(
+    subject: Subject, title: str, verdict: Verdict, notes: Iterable[str]
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from accounting import audit
+
+    plan, claim = subject.plan, verdict.claim
+    click.echo(
+        f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+        f"T={plan.num_steps:,}, {plan.num_epochs:,} epoch(s), noise multiplier "
+        f"{subject.noise_multiplier:.6g}\n"
+        f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
+        f"{claim.epsilon:.4f} at delta {claim.delta!r}"
+    )
+    for note in notes:
+        click.echo(f"scale: {note}")
+    table = Table(title=f"{verdict.trials:,} trials")
+    table.add_column("at least, with confidence", no_wrap=True)
+    for found in verdict.findings:
+        table.add_column(audit.percent(found.confidence), justify="right")
+    table.add_column("claimed, at most", justify="right")
+    for row in _rows(verdict):
+        table.add_row(*row)
+    Console().print(table)
+    click.echo(
+        "* if the errors trade off as those of two Gaussians, as they do for "
+        "deterministic batches alone; not part of the verdict"
+    )
+    click.echo(f"verdict: {verdict.text}")
+    click.echo(MEANING)
+
+
+def _rows(verdict: Verdict) -> list[list[str]]:
+    claim, findings = verdict.claim, verdict.findings
+    last = findings[-1]
+    return [
+        [
+            f"epsilon at delta {claim.delta:.3g}",
+            *(f"{found.epsilon_lower_bound:.4f}" for found in findings),
+            f"{claim.epsilon:.4f}",
+        ],
+        [
+            f"delta at epsilon {last.other_epsilon:.4f}",
+            *(f"{found.other_delta:.3g}" for found in findings),
+            f"{last.other_delta_claimed:.3g}",
+        ],
+        [
+            "epsilon if Gaussian *",
+            *(f"{found.gaussian_epsilon:.4f}" for found in findings),
+            "",
+        ],
+    ]
