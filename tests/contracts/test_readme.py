@@ -52,6 +52,7 @@ def test_readme_blocks_run(tmp_path: pathlib.Path) -> None:
     command = tmp_path / "bin" / "dpsgd"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpsgd "$@"\n')
     command.chmod(0o755)
+    printed = ""
     for run, language, text in blocks():
         if "train.txt" in text and not (tmp_path / "train.txt").exists():
             source = sample if sample.is_file() else tmp_path / "text/part-00000.txt"
@@ -66,7 +67,10 @@ def test_readme_blocks_run(tmp_path: pathlib.Path) -> None:
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+        printed += result.stdout
     assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
+    verdicts = re.findall(r"^verdict: (\w+)", printed, re.M)
+    assert verdicts == ["consistent", "VIOLATED", "consistent"]
     for name in ("run", "averaged-run", "criteo-run"):
         assert (tmp_path / name / "model.keras").exists()
 
