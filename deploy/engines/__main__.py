@@ -59,7 +59,8 @@ def run_all(rows: int, speed_rows: int) -> None:
             table.append(_embedded(engine, large, small, folder))
             table.append(_cluster(engine, large, small, folder))
         try:
-            speeds = [_speed(engine, speed_rows, folder) for engine in parts.ENGINES]
+            job = _speed_job(folder, speed_rows)
+            speeds = [_speed(engine, job, folder) for engine in parts.ENGINES]
             report.show_speed(speeds)
         finally:
             report.show_rows(table)  # last, and also if speed could not be measured
@@ -90,7 +91,7 @@ def speed(engine: str, speed_rows: int) -> None:
     parts.build_job_servers()
     parts.fetch_clusters()
     with _workspace() as folder:
-        measured = _speed(engine, speed_rows, folder)
+        measured = _speed(engine, _speed_job(folder, speed_rows), folder)
     report.show_speed([measured])
     _refuse_waste([measured])
 
@@ -222,15 +223,20 @@ def _cluster(
     )
 
 
-def _speed(engine: str, rows: int, folder: pathlib.Path) -> report.Speed:
+def _speed_job(folder: pathlib.Path, rows: int) -> jobs.Job:
+    _tell(f"making {rows:,} rows, and batches of them on the local runner")
+    large, _ = jobs.make_jobs(folder / "speed-input", rows)
+    jobs.make_reference(large)
+    return large
+
+
+def _speed(engine: str, large: jobs.Job, folder: pathlib.Path) -> report.Speed:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 or why_no_namespaces():
         raise InputError("Expected two cores and namespaces, to pin two hosts.")
-    large, _ = jobs.make_jobs(folder / f"{engine}-speed-input", rows)
-    jobs.make_reference(large)
     outcomes = {}
     for workers in (1, 2):
-        _tell(f"{engine}, {workers} worker(s): {rows:,} rows")
+        _tell(f"{engine}, {workers} worker(s): {large.rows:,} rows")
         with _started(engine, workers, folder / "speed", cores) as cluster:
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
             shutil.rmtree(cluster.folder / "out")
@@ -238,7 +244,7 @@ def _speed(engine: str, rows: int, folder: pathlib.Path) -> report.Speed:
         raise InputError(f"Expected {engine} to write the bytes of the local runner.")
     return report.Speed(
         engine=engine,
-        rows=rows,
+        rows=large.rows,
         one=outcomes[1].seconds,
         two=outcomes[2].seconds,
         peak_bytes=max(outcome.peak_bytes for outcome in outcomes.values()),
