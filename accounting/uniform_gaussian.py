@@ -44,7 +44,7 @@ _FIRST_POINTS, _MOST_POINTS = 8, 512
 #: No quadrature reaches further; the loss is then too large for any use.
 _FARTHEST = 1000.0
 #: Smaller shifts drown in the rounding of the two densities.
-_LEAST_SHIFT = 1e-5
+LEAST_SHIFT = 1e-5
 #: Relative difference of two quadratures at which refinement ends.
 _TOLERANCE = 1e-9
 #: Relative error of an exponent, of which the terms are sums of a few.
@@ -88,7 +88,7 @@ def log_excess_moments(
       ArithmeticError: the quadrature does not settle.
     """
     orders = np.arange(2, most_order + 1)
-    if width == 0.0 or not _LEAST_SHIFT <= shift <= _FARTHEST / most_order:
+    if width == 0.0 or not LEAST_SHIFT <= shift <= _FARTHEST / most_order:
         # Less noise, hence an upper bound for every width.
         exponents = orders * (orders - 1) * shift**2 / 2
         return np.asarray(log_expm1(exponents * (1 + _ROUNDING)) + _ROUNDING)
