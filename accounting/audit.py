@@ -116,6 +116,8 @@ class Finding:
       other_delta_claimed: What is claimed there.
       other_delta: The least delta there, with any mechanism of such errors.
       violated: Whether the claim is refuted.
+      rates: Bounds on the false positive and false negative rate of each threshold;
+        all of them hold jointly.
     """
 
     confidence: float
@@ -125,6 +127,7 @@ class Finding:
     other_delta_claimed: float
     other_delta: float
     violated: bool
+    rates: tuple[tuple[float, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -266,6 +269,7 @@ def _finding(
         other_delta_claimed=claim.profile.deltas[point],
         other_delta=max(found, 0.0),
         violated=lower > claim.epsilon or excess > 0,
+        rates=tuple(rates),
     )
 
 

@@ -13,11 +13,12 @@ import click
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
-from trainer.method_settings import BAM, DP_SAT, DP_SGD
+from trainer.method_settings import BAM, DP_SAT, DP_SGD, NON_PRIVATE
 from trainer.settings import DENSE_NOISE, LAZY_NOISE
 
 if TYPE_CHECKING:
     from accounting.audit import Verdict
+    from accounting.audit_noise import EffectiveNoise
 
 MECHANISM = "mechanism"
 TRAINER = "trainer"
@@ -118,6 +119,8 @@ def audit_command(
       dpsgd audit --sampler dynamic-shuffle --claim poisson --num-examples 10000 \\
           --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5 --plot audit.png
     """
+    from accounting import audit_noise
+
     check_float("confidence", flags["confidence"], above=0.5, below=1.0)
     subject = _of_plan(flags) if run is None else _of_run(run, flags)
     trials = flags["trials"] or _TRIALS[flags["level"]]
@@ -126,6 +129,11 @@ def audit_command(
         _check_plot(plot)
     audit = _audit_mechanism if flags["level"] == MECHANISM else _audit_trainer
     verdict, notes = audit(subject, trials, flags["confidence"])
+    # Of batches that are known to be made otherwise it would say nothing.
+    honest = subject.claimed == subject.plan.sampler
+    effective = (
+        audit_noise.effective_noise(verdict.claim, verdict.findings) if honest else []
+    )
     title = f"{subject.plan.sampler} batches, {flags['level']} level"
     if plot is not None:
         from accounting import audit_plot
@@ -138,10 +146,13 @@ def audit_command(
             "notes": notes,
             "meaning": MEANING,
             **verdict.to_json(),
+            "if_batches_are_as_claimed": [
+                dataclasses.asdict(found) for found in effective
+            ],
         }
         click.echo(json.dumps(fields, indent=2))
     else:
-        _print(subject, title, verdict, notes)
+        _print(subject, title, verdict, notes, effective)
     if verdict.violated:
         ctx.exit(1)
 
@@ -162,12 +173,12 @@ def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
             )
     check_finished(run)
     record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
-    statement = privacy.run_statement(record, manifest, delta=flags["delta"])
-    if record.method not in _METHODS:
+    if record.method not in (*_METHODS, NON_PRIVATE):
         raise InputError(
             f"Expected method={record.method!r} to be one of {', '.join(_METHODS)}: "
             "only what DP-SGD releases is audited."
         )
+    statement = privacy.run_statement(record, manifest, delta=flags["delta"])
     assert record.l2_norm_clip is not None  # of a private run
     return _subject(
         statement.plan,
@@ -330,7 +341,11 @@ def _audit_trainer(
 
 
 def _print(
-    subject: Subject, title: str, verdict: Verdict, notes: Iterable[str]
+    subject: Subject,
+    title: str,
+    verdict: Verdict,
+    notes: Iterable[str],
+    effective: list[EffectiveNoise],
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -348,38 +363,55 @@ def _print(
     for note in notes:
         click.echo(f"scale: {note}")
     table = Table(title=f"{verdict.trials:,} trials")
-    table.add_column("at least, with confidence", no_wrap=True)
+    table.add_column("found, with confidence", no_wrap=True)
     for found in verdict.findings:
         table.add_column(audit.percent(found.confidence), justify="right")
-    table.add_column("claimed, at most", justify="right")
-    for row in _rows(verdict):
+    table.add_column("claimed", justify="right")
+    for row in _rows(verdict, effective):
         table.add_row(*row)
     Console().print(table)
+    click.echo("The verdict is of the first two lines, which assume nothing.")
+    if effective:
+        click.echo(
+            "*  if batches are made as claimed, and only the noise may differ; epsilon "
+            "is the accountant's for that noise"
+        )
     click.echo(
-        "* if the errors trade off as those of two Gaussians, as they do for "
-        "deterministic batches alone; not part of the verdict"
+        "** if errors trade off as those of two Gaussians, as they do for "
+        "deterministic batches alone"
     )
     click.echo(f"verdict: {verdict.text}")
     click.echo(MEANING)
 
 
-def _rows(verdict: Verdict) -> list[list[str]]:
+def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
     claim, findings = verdict.claim, verdict.findings
     last = findings[-1]
-    return [
+    rows = [
         [
             f"epsilon at delta {claim.delta:.3g}",
-            *(f"{found.epsilon_lower_bound:.4f}" for found in findings),
-            f"{claim.epsilon:.4f}",
+            *(f">= {found.epsilon_lower_bound:.4f}" for found in findings),
+            f"<= {claim.epsilon:.4f}",
         ],
         [
             f"delta at epsilon {last.other_epsilon:.4f}",
-            *(f"{found.other_delta:.3g}" for found in findings),
-            f"{last.other_delta_claimed:.3g}",
-        ],
-        [
-            "epsilon if Gaussian *",
-            *(f"{found.gaussian_epsilon:.4f}" for found in findings),
-            "",
+            *(f">= {found.other_delta:.3g}" for found in findings),
+            f"<= {last.other_delta_claimed:.3g}",
         ],
     ]
+    if effective:
+        noises = [found.noise_multiplier for found in effective]
+        rows += [
+            [
+                "noise multiplier *",
+                *("unknown" if x is None else f"<= {x:.4f}" for x in noises),
+                f"{claim.noise_multiplier:.4f}",
+            ],
+            [
+                "epsilon *",
+                *(f">= {found.epsilon:.4f}" for found in effective),
+                f"<= {claim.epsilon:.4f}",
+            ],
+        ]
+    gaussian = [f">= {found.gaussian_epsilon:.4f}" for found in findings]
+    return [*rows, ["epsilon **", *gaussian, ""]]

@@ -1,0 +1,134 @@
+"""How much noise there can be at most, if the batches are made as is claimed.
+
+A bound on epsilon that assumes nothing is far from tight: at a small delta, rare errors
+alone tell it apart from 0.  If the mechanism is the claimed one with some other noise,
+its whole profile moves with that one number, and common errors pin it down.  That is
+sharper, says how large a fault of the noise would have been seen, and rests on an
+assumption: it is no part of a verdict.
+
+Formal guarantees, if the batches are made as claimed, and the noise is of any size:
+  - the noise exceeds ``noise_multiplier`` with a probability of at most one minus the
+    confidence of the finding; more confidence never gives a smaller bound.
+  - ``epsilon`` exceeds what the accountant has for the true noise as rarely.
+
+References:
+  Nasr et al. (2023), arXiv:2302.07956, section 4: audits by the trade-off curve of the
+  mechanism that is claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from accounting import bounds, truncated_poisson
+from accounting import plan as plans
+from accounting.audit import Claim, Finding
+from accounting.audit_bounds import Profile
+from accounting.plan import DpSgdPlan
+
+#: Noise multipliers are tried on a grid, in steps of 1.5 %.
+_STEPS_PER_DOUBLING = 48
+_LEAST, _MOST = -2 * _STEPS_PER_DOUBLING, 4 * _STEPS_PER_DOUBLING
+_POINTS = 9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EffectiveNoise:
+    """The most noise that found errors allow.
+
+    Attributes:
+      confidence: Of both.
+      noise_multiplier: An upper bound; None if there is none up to 16 times the claim.
+      epsilon: A lower bound, at the claim's delta.
+    """
+
+    confidence: float
+    noise_multiplier: float | None
+    epsilon: float
+
+
+def effective_noise(
+    claim: Claim, findings: tuple[Finding, ...]
+) -> list[EffectiveNoise]:
+    """Returns the most noise that the errors of each finding allow."""
+    family = _Family(claim)
+    return [_effective_noise(family, finding) for finding in findings]
+
+
+class _Family:
+    """The claimed mechanism with other noise multipliers, by their place on the grid.
+
+    Findings of several confidences ask for the same profiles: each is kept.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._epsilons = claim.epsilon * np.linspace(0, 1, _POINTS) ** 2
+        self._profile = functools.cache(self._make_profile)
+
+    def noise(self, place: int) -> float:
+        """Returns the noise multiplier at ``place``; that of the claim at 0."""
+        return self._claim.noise_multiplier * 2.0 ** (place / _STEPS_PER_DOUBLING)
+
+    def epsilon(self, place: int) -> float:
+        """Returns what the accountant has there; 0 if it has nothing finite."""
+        answer = bounds.epsilon(
+            self._claim.plan,
+            noise_multiplier=self.noise(place),
+            delta=self._claim.delta,
+        )
+        return answer.guarantee if math.isfinite(answer.guarantee) else 0.0
+
+    def refutes(self, finding: Finding, place: int) -> bool:
+        """Whether the errors are too few for this noise, and so for any more of it."""
+        profile = self._profile(place)
+        return any(profile.excess(*pair) > 0 for pair in finding.rates)
+
+    def _make_profile(self, place: int) -> Profile:
+        plan = self._claim.plan
+        answers = bounds.delta_curve(
+            _open_plan(plan),
+            noise_multiplier=self.noise(place),
+            epsilons=map(float, self._epsilons),
+        )
+        deltas = [
+            found.guarantee + _truncation(plan, float(epsilon))
+            for epsilon, found in zip(self._epsilons, answers, strict=True)
+        ]
+        return Profile(epsilons=tuple(self._epsilons), deltas=tuple(deltas))
+
+
+def _effective_noise(family: _Family, finding: Finding) -> EffectiveNoise:
+    low, high = _LEAST, _MOST
+    if not family.refutes(finding, high):
+        return EffectiveNoise(
+            confidence=finding.confidence, noise_multiplier=None, epsilon=0.0
+        )
+    while low < high:
+        middle = (low + high) // 2
+        if family.refutes(finding, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return EffectiveNoise(
+        confidence=finding.confidence,
+        noise_multiplier=family.noise(high),
+        epsilon=family.epsilon(high),
+    )
+
+
+def _open_plan(plan: DpSgdPlan) -> DpSgdPlan:
+    """Returns the plan without its cap, whose profile takes seconds per point."""
+    if plan.truncated_batch_size is None:
+        return plan
+    return dataclasses.replace(plan, sampler=plans.POISSON, truncated_batch_size=None)
+
+
+def _truncation(plan: DpSgdPlan, epsilon: float) -> float:
+    if plan.truncated_batch_size is None:
+        return 0.0
+    return truncated_poisson.truncation_delta(plan, epsilon)
