@@ -123,7 +123,7 @@ def audit_command(
 
     check_float("confidence", flags["confidence"], above=0.5, below=1.0)
     subject = _of_plan(flags) if run is None else _of_run(run, flags)
-    trials = flags["trials"] or _TRIALS[flags["level"]]
+    trials = _TRIALS[flags["level"]] if flags["trials"] is None else flags["trials"]
     check_int("trials", trials, at_least=100, at_most=_MOST_TRIALS)
     if plot is not None:
         _check_plot(plot)
@@ -329,7 +329,7 @@ def _audit_trainer(
         slack=sum(trials.slack for trials in found),
     )
     note = (
-        f"{num_runs} small run(s) with the same sampler, noise and clip norm: "
+        f"{num_runs} small run(s) of dp-sgd, same sampler, noise and clip norm: "
         f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
         f"T={plan.num_steps:,}; the claim is that of the small run; noise is dense in "
         "odd and lazy in even runs"
