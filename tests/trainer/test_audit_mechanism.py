@@ -235,6 +235,27 @@ def test_a_cap_that_is_not_simulated_is_taken_off() -> None:
     assert audit_mechanism.worst_case(_plan("truncated-poisson")).slack == 0
 
 
+def test_a_cap_that_is_simulated_keeps_the_canary_as_often_as_it_should() -> None:
+    """Of 1 + Bin(n - 1, q) rows at most B stay; five standard deviations."""
+    plan = _plan(
+        "truncated-poisson", num_examples=20, expected_batch_size=10,
+        truncated_batch_size=10,
+    )  # fmt: skip
+    case = audit_mechanism.worst_case(plan)
+    assert case.slack == 0
+    trials = 400
+    kept = sum(
+        audit_mechanism.sample_sums(case, number.to_bytes(32, "big"), real=True).sum()
+        for number in range(trials)
+    )
+    others = np.arange(20)
+    stays = np.minimum(1, 10 / (1 + others)) @ stats.binom.pmf(others, 19, 0.5)
+    size = trials * plan.num_steps
+    deviation = math.sqrt(size * 0.25)
+    assert abs(kept - size * 0.5 * stays) < 5 * deviation
+    assert size * 0.5 * (1 - stays) > 10 * deviation
+
+
 def _normal(x: np.ndarray, mean: np.ndarray) -> float:
     return float(np.prod(stats.norm.pdf(x, mean, NOISE)))
 
