@@ -323,13 +323,19 @@ def epsilon(
     if noise_multiplier == 0:
         return plain
     noise = float(noise_multiplier)
-    value, order = _untruncated_epsilon(plan, mixing, noise, float(delta))
+    orders = [2]
+
+    def needed_at(point: float) -> float:
+        needed, order = _untruncated_epsilon(plan, mixing, noise, point)
+        orders.append(order)
+        return needed
+
     if plan.sampler == plans.TRUNCATED_POISSON:
-        value = truncation.with_truncation(
-            plan,
-            delta,
-            lambda point: _untruncated_epsilon(plan, mixing, noise, point)[0],
-        )
+        value = truncation.with_truncation(plan, float(delta), needed_at)
+    else:
+        value = needed_at(float(delta))
+    # Truncation asks at several deltas: what is asserted is checked for all orders.
+    order = max(orders)
     if value >= plain.guarantee or not _holds(plan, mixing, noise, order):
         return plain
     return Bounds(upper=value, method=_method(plan, order))

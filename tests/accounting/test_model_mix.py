@@ -271,6 +271,32 @@ def test_a_counterexample_to_what_is_asserted_leaves_the_bound_without_mixing(
     model_mix._divergences.cache_clear()
 
 
+@pytest.mark.parametrize("cap", [None, 175, 190])
+def test_what_is_asserted_is_checked_for_every_order_that_was_used(
+    cap, small_plan, monkeypatch
+):
+    used, asked = [], []
+    original = model_mix._untruncated_epsilon
+
+    def spy(*arguments):
+        answer = original(*arguments)
+        used.append(answer[1])
+        return answer
+
+    def check(noise, width, linf_factor, order):
+        asked.append(order)
+        return True
+
+    monkeypatch.setattr(model_mix, "_untruncated_epsilon", spy)
+    monkeypatch.setattr(model_mix, "check_asserted", check)
+    sampler = "poisson" if cap is None else "truncated-poisson"
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
+    found = model_mix.epsilon(plan, mixed, noise_multiplier=0.4, delta=1e-6)
+    assert asked == [max(used)]
+    assert f"Rényi order {max(used)}" in found.method
+
+
 @pytest.mark.parametrize("width", [0.5, 3.0, 30.0, 300.0])
 @pytest.mark.parametrize("noise", [0.2, 1.0, 6.0])
 @pytest.mark.parametrize("linf_factor", [1, 10, 10_000, 10_000_000])
