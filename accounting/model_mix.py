@@ -88,6 +88,8 @@ DISCRETIZATION = (
 NOT_COVERED = "noisy gradients and mixing coefficients: iterates alone are released"
 #: Orders are tried up to the first of these, and further only if the best is the last.
 _ORDERS = (32, 128, 512)
+#: Noise multipliers that are verified, each a little larger, before mixing is given up.
+_MOST_TRIES = 5
 #: What log-factorials and sums add to a logarithm.
 _ROUNDING = 1e-12
 #: Squared shifts, and widths, of ``check_asserted``, relative to the extreme ones.
@@ -383,7 +385,9 @@ def noise_multiplier(
 
     # A first guess: mixing at its best spares most of the noise.
     value = smallest_noise(log_excess, max(plain.guarantee / 3, 1e-3))
-    while 0 < value < plain.guarantee:
+    for _ in range(_MOST_TRIES):
+        if not 0 < value < plain.guarantee:
+            break
         value = round_up(value, 6)
         answer = _delta(plan, mixing, value, epsilon)
         if answer.guarantee <= delta:

@@ -268,6 +268,8 @@ def test_a_counterexample_to_what_is_asserted_leaves_the_bound_without_mixing(
     assert not model_mix.check_asserted(NOISE, mixing().width(DEFAULT), 100, 8)
     found = model_mix.epsilon(DEFAULT, mixing(), noise_multiplier=NOISE, delta=1e-5)
     assert found == bounds.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
+    noise = model_mix.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)
+    assert noise == bounds.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
     model_mix._divergences.cache_clear()
 
 
