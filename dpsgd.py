@@ -1,7 +1,7 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | prepare | batches | verify | train | compare | account | audit
-      | demo
+dpsgd plan | synth | prepare | batches | verify | train | simulate | compare
+      | account | audit | demo
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ COMMANDS = {
         "Hold batches against their checksums.",
     ),
     "train": ("trainer.commands:train_command", "Train on batches, with DP-SGD."),
+    "simulate": (
+        "trainer.simulate_commands:simulate",
+        "Predict a costly run from cheap ones (TAN).",
+    ),
     "compare": (
         "trainer.compare_commands:compare",
         "Shuffled and Poisson batches: noise, epsilon and AUC.",

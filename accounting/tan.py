@@ -150,10 +150,10 @@ def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
     """
     text = ",".join(map(str, batch_sizes))
     if len(set(batch_sizes)) != len(batch_sizes):
-        raise InputError(f"Expected simulate={text!r} to hold each batch size once.")
+        raise InputError(f"Expected small_batch_sizes={text!r} to hold each size once.")
     if len(batch_sizes) < 2:
         raise InputError(
-            f"Expected simulate={text!r} to hold two batch sizes or more, as "
+            f"Expected small_batch_sizes={text!r} to hold two sizes or more, as "
             "128,256,512: a line goes through no fewer."
         )
     for size in batch_sizes:

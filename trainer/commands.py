@@ -198,6 +198,8 @@ def _sizes(
 @click.option(
     "--eval-every", type=int, help="Steps between evaluations.  Default: a tenth."
 )
+# Of `dpsgd simulate`.
+@click.option("--simulates", default=TrainSettings.simulates, hidden=True)
 @click.option(
     "--checkpoint-every",
     type=int,
@@ -310,6 +312,12 @@ def _account_run(run: Path, flags: dict[str, Any]) -> Any:
             )
     check_finished(run)
     record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
+    if record.simulates:
+        click.echo(
+            f"note: this run simulates {record.simulates} with smaller batches; the "
+            "statement is of the run itself, not of what it stands for",
+            err=True,
+        )
     return privacy.run_statement(record, manifest, delta=flags["delta"])
 
 

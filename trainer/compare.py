@@ -31,6 +31,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from accounting.plan import POISSON
 from accounting.validation import InputError
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from trainer.method_settings import NON_PRIVATE
@@ -139,17 +140,7 @@ class Comparison:
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._say(f"batches: {sampler}, seed {seed}")
-        command = [
-            sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
-            f"--out={folder}", f"--sampler={sampler}", *sampling.flags, "--json",
-        ]  # fmt: skip
-        # A process of its own: Beam and TensorFlow need not know each other.
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-        if done.returncode:
-            raise InputError(
-                f"Expected dpsgd batches --sampler {sampler} to succeed; its exit "
-                f"status is {done.returncode}. Its own message is above."
-            )
+        _dpsgd_batches(sampling, sampler, f"--out={folder}")
         return folder
 
     def _batches(self, sampler: str, seed: int) -> pathlib.Path:
@@ -186,6 +177,34 @@ class Comparison:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, pretty_json(list(arguments)))
+
+
+def _dpsgd_batches(sampling: Sampling, sampler: str, *more: str) -> dict[str, Any]:
+    """Runs `dpsgd batches`, and returns its summary."""
+    command = [
+        sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
+        f"--sampler={sampler}", *sampling.flags, *more, "--json",
+    ]  # fmt: skip
+    # A process of its own: Beam and TensorFlow need not know each other.
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise InputError(
+            f"Expected dpsgd batches --sampler {sampler} to succeed; its exit "
+            f"status is {done.returncode}. Its own message is above."
+        )
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def count_rows(source: str) -> int:
+    """Returns the number of rows that `dpsgd batches` finds; writes nothing.
+
+    Raises:
+      InputError: `dpsgd batches` refuses them; its own message is on the terminal.
+    """
+    sampling = Sampling(source=source, flags=("--batch-size=1", "--num-steps=1"))
+    summary = _dpsgd_batches(sampling, POISSON, "--out=.", "--dry-run")
+    return int(summary["num_examples"])
 
 
 def _is_finished(run: pathlib.Path) -> bool:

@@ -100,7 +100,7 @@ def fit_line(batch_sizes: Sequence[int], values: Sequence[float]) -> Line:
         raise InputError(
             f"Expected num_runs={len(x)} of {len(set(batch_sizes))} batch size(s) to "
             "be at least 3 of at least 2: the scatter around a line is unknown else. "
-            "Add --seeds, or sizes to --simulate."
+            "Add --seeds, or sizes to --small-batch-sizes."
         )
     centred = x - x.mean()
     sum_squares = float(centred @ centred)

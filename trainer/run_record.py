@@ -52,7 +52,7 @@ from trainer.aggregation_settings import WEIGHT_AVERAGES
 from trainer.method_settings import METHODS, NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
-RUN_RECORD_VERSION = 2
+RUN_RECORD_VERSION = 3
 
 RECORD_NAME = "run_record.json"
 MAC_NAME = "run_record.mac"
@@ -126,6 +126,8 @@ class RunRecord:
       optimizer: Its name and settings.
       model: Its name and sizes.
       versions: Name and version of the software that trained.
+      simulates: The configuration that a run of `dpsgd simulate` stands for, in words;
+        empty of all others.
 
     Raises:
       InputError: name, value, bound.
@@ -144,6 +146,7 @@ class RunRecord:
     optimizer: dict[str, Any]
     model: dict[str, Any]
     versions: dict[str, str]
+    simulates: str = ""
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
@@ -160,6 +163,7 @@ class RunRecord:
             ("optimizer", dict),
             ("model", dict),
             ("versions", dict),
+            ("simulates", str),
         ):
             if not isinstance(getattr(self, name), kind):
                 raise InputError(f"Expected {name} to be of type {kind.__name__}.")

@@ -62,6 +62,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
       embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
         their noise.  The law of what is released is the same.
       eval_every: Steps between points of the curve; a tenth of the run if None.
+      simulates: What a run of `dpsgd simulate` stands for, in words, for the record;
+        empty of all others.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -84,6 +86,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     init_seed: int = 0
     embedding_noise: str = AUTO_NOISE
     eval_every: int | None = None
+    simulates: str = ""
 
     def __post_init__(self) -> None:
         MethodSettings.__post_init__(self)

@@ -387,6 +387,7 @@ class _Session:
             optimizer=self._settings.describe_optimizer(),
             model=self._model.description,
             versions=run_record.versions(),
+            simulates=self._settings.simulates,
         )
 
     def _write_record(self, *, complete: bool) -> None:

@@ -135,7 +135,7 @@ def test_a_simulated_size_is_at_least_1_and_smaller_than_the_reference(
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [((), "two batch sizes"), ((128,), "two batch sizes"), ((8, 16, 8), "once")],
+    [((), "two sizes"), ((128,), "two sizes"), ((8, 16, 8), "once")],
 )
 def test_sizes_that_give_no_line_are_refused(
     sizes: tuple[int, ...], message: str

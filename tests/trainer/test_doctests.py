@@ -19,6 +19,7 @@ import pytest
         "noise",
         "progress",
         "run_record",
+        "simulation",
         "tasks",
         "uncertainty",
     ],

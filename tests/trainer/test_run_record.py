@@ -67,7 +67,8 @@ def test_json_round_trip(small_batches: Any) -> None:
     "changes",
     [
         {"unknown": 1},
-        {"version": 1},
+        {"version": 2},
+        {"simulates": None},
         {"method_settings": {"bam_radius": 0.1}},
         {"method": "bam"},
         {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
@@ -111,6 +112,7 @@ def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) 
         {"num_steps_executed": 9},
         {"target_delta": 1e-2},
         {"versions": {"numpy": "2"}},
+        {"simulates": "expected_batch_size=4096, noise_multiplier=2.5"},
     ],
 )
 def test_an_edited_record_is_refused(
