@@ -21,8 +21,7 @@ from accounting.validation import check_float
 if TYPE_CHECKING:
     from accounting.model_mix import Mixing
 
-#: Bump when the meaning of a field changes or a field is added or removed.
-STATEMENT_VERSION = 2
+STATEMENT_VERSION = 1
 RELATION = REPLACE_SPECIAL
 RELATION_TEXT = (
     "zero-out: one example is replaced by a ghost that keeps its slot and contributes "
@@ -128,11 +127,6 @@ class PrivacyStatement:
         )
 
     @property
-    def rests_on(self) -> tuple[str, ...]:
-        """What the claim needs beside theorems that are proven."""
-        return (self._by_mixing.ASSERTED,) if self._by_mixing is not None else ()
-
-    @property
     def not_covered(self) -> tuple[str, ...]:
         """Outputs of the run that the claim does not cover."""
         if self._by_mixing is None:
@@ -209,7 +203,6 @@ class PrivacyStatement:
             "reference_accountant": f"dp-accounting {_version('dp-accounting')}",
             "discretization": self.discretization,
             "pessimism": _PESSIMISM,
-            "rests_on": list(self.rests_on),
             "not_covered": list(self.not_covered),
         }
 
@@ -232,9 +225,9 @@ class PrivacyStatement:
             f"  accountant  {fields['accountant']}, tested against "
             f"{fields['reference_accountant']}; {fields['discretization']}; "
             f"{_PESSIMISM}.",
+            "  not covered",
+            *(f"    - {item}" for item in self.not_covered),
         ]
-        lines += [f"  rests on    {fact}." for fact in self.rests_on]
-        lines += ["  not covered", *(f"    - {item}" for item in self.not_covered)]
         return "\n".join(lines) + "\n"
 
     def _cap(self) -> str:
