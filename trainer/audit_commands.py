@@ -77,8 +77,8 @@ class Subject:
     type=click.Choice((MECHANISM, TRAINER)),
     default=MECHANISM,
     show_default=True,
-    help="mechanism: sampler and noise on the worst data, at full size.  trainer: "
-    "small runs of `batches` and `train` from end to end.",
+    help="mechanism: sampler and noise, all steps, on the worst data.  trainer: small "
+    "runs of `batches` and `train` from end to end.",
 )
 @click.option(
     "--trials",
@@ -91,7 +91,7 @@ class Subject:
     type=float,
     default=0.999,
     show_default=True,
-    help="Of the verdict: a true claim is called violated this rarely.",
+    help="Of the verdict: that a true claim is not called violated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw it, e.g. a.png.")
