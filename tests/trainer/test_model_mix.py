@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
@@ -125,6 +125,7 @@ def test_it_is_algorithm_1(
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(
     latest=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=9),
     width=st.floats(2**-20, 1, width=32),
