@@ -80,6 +80,16 @@ CONFIGURATIONS: dict[str, tuple[dict[str, Any], int | None]] = {
         },
         None,
     ),
+    "model-mix": (
+        {
+            "method": "model-mix",
+            "mix_width": 0.1,
+            "linf_factor": 4,
+            "optimizer": "sgd",
+            "learning_rate": 0.1,
+        },
+        None,
+    ),
     "logical-batches": (
         {"optimizer": "sgd", "embedding_noise": "lazy", "ema_decay": None},
         6,
