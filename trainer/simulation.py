@@ -147,8 +147,34 @@ class Simulation:
 
 def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
     """Returns the simulation whose predicted metric is best."""
-    sign = -1 if metric in LOWER_IS_BETTER else 1
+    sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.prediction.mean)
+
+
+def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation:
+    """Returns the simulation whose runs with the largest of the small sizes are best.
+
+    A line that has to bend misleads ``best`` to what is worst at small sizes.
+    """
+    sign = _sign(metric)
+    return max(simulations, key=lambda one: sign * one.points[-1].mean)
+
+
+def _sign(metric: str) -> int:
+    return -1 if metric in LOWER_IS_BETTER else 1
+
+
+def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
+    """Returns those whose interval overlaps with that of the best."""
+    chosen = best(simulations, metric)
+    found = chosen.prediction
+    return [
+        one
+        for one in simulations
+        if one is not chosen
+        and one.prediction.lower <= found.upper
+        and found.lower <= one.prediction.upper
+    ]
 
 
 class Simulator:

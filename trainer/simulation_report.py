@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from pipelines.manifest import write_atomically
-from trainer.simulation import Protocol, Simulation, best
+from trainer.simulation import (
+    Protocol,
+    Simulation,
+    best,
+    best_simulated,
+    undecided,
+)
 from trainer.tasks import in_words
 
 TITLE = "Small batches for large: the same total amount of noise"
@@ -39,6 +45,7 @@ class Report:
         self._statement = statement
         self._tan = protocol.reference.estimate(delta=protocol.delta)
         self._best = best(simulations, protocol.metric)
+        self._best_simulated = best_simulated(simulations, protocol.metric)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; of small runs it has no epsilon."""
@@ -60,6 +67,7 @@ class Report:
             "weights": protocol.weights,
             "simulations": [_simulation_json(one) for one in self._simulations],
             "best_learning_rate": self._best.learning_rate,
+            "best_learning_rate_simulated": self._best_simulated.learning_rate,
             "cost_in_reference_runs": protocol.cost,
             "notes": self.notes(),
         }
@@ -114,10 +122,25 @@ class Report:
     def _choice_notes(self) -> list[str]:
         if len(self._simulations) == 1:
             return []
+        others = undecided(self._simulations, self._protocol.metric)
+        rates = ", ".join(f"{one.learning_rate:g}" for one in others)
         return [
             f"Best predicted: learning rate {self._best.learning_rate:g}. The best of "
-            f"{len(self._simulations)} looks better than it is. Choosing on private "
-            "data costs privacy that no statement of a single run covers."
+            f"{len(self._simulations)} looks better than it is."
+            + (f" Its interval overlaps with that of {rates}: " if others else "")
+            + ("the simulation does not decide between them." if others else ""),
+            *self._disagreement(),
+            "Choosing on private data costs privacy that no statement of a single run "
+            "covers.",
+        ]
+
+    def _disagreement(self) -> list[str]:
+        if self._best_simulated is self._best:
+            return []
+        return [
+            f"At {self._protocol.batch_sizes[-1]:,}, the largest simulated size, "
+            f"learning rate {self._best_simulated.learning_rate:g} is best. Trust it "
+            "rather than the line, if the metric cannot go on growing as the line does."
         ]
 
     # -- table ---------------------------------------------------------------------

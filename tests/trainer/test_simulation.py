@@ -22,7 +22,15 @@ from trainer.commands import account
 from trainer.extrapolation import fit_line
 from trainer.run_record import read_run
 from trainer.simulate_commands import simulate
-from trainer.simulation import Point, Protocol, Simulation, Simulator, best, init_seed
+from trainer.simulation import (
+    Point,
+    Protocol,
+    Simulation,
+    Simulator,
+    best,
+    init_seed,
+    undecided,
+)
 
 from .conftest import write_held_out
 
@@ -137,8 +145,27 @@ def test_points_that_bend_are_told_of() -> None:
 
 def test_choosing_a_learning_rate_is_told_to_cost_privacy() -> None:
     one, two = _simulation(0.1, 0.60, 0.61, 0.62), _simulation(0.2, 0.5, 0.51, 0.52)
+    assert not any("overlaps" in note for note in _report(one, two).notes())
     assert "costs privacy" in _report(one, two).notes()[-1]
     assert not any("costs privacy" in note for note in _report(one).notes())
+
+
+def test_rates_whose_intervals_overlap_are_undecided() -> None:
+    apart, chosen = _simulation(0.1, 0.5, 0.51, 0.52), _simulation(0.2, 0.6, 0.61, 0.62)
+    near = _simulation(0.3, 0.599, 0.609, 0.619)
+    assert undecided([apart, chosen, near], "auc") == [near]
+    notes = _report(apart, chosen, near).notes()
+    assert any("overlaps with that of 0.3: " in note for note in notes)
+
+
+def test_a_line_that_disagrees_with_the_largest_simulated_size_is_told_of() -> None:
+    low, flat = _simulation(0.3, 0.46, 0.51, 0.56), _simulation(0.1, 0.61, 0.62, 0.63)
+    steepest = _simulation(0.9, 0.4, 0.5, 0.6)
+    assert best([flat, steepest], "auc") is steepest
+    report = _report(flat, steepest)
+    assert report.to_json()["best_learning_rate_simulated"] == 0.1
+    assert any("At 32, the largest" in note for note in report.notes())
+    assert not any("the largest" in note for note in _report(low, flat).notes())
 
 
 def _simulate(*arguments: str) -> Result:
