@@ -266,15 +266,10 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
       dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
     """
     _quiet_beam()
+    from pipelines import poisson_batching as job
     from pipelines import progress, storage
     from pipelines.job_folder import check_out
     from pipelines.parquet_blocks import list_blocks
-    from pipelines.poisson_batching import (
-        ENGINE,
-        choose_shuffle,
-        runner_of,
-        write_batches,
-    )
     from pipelines.sizing import estimate, make_layout, worker_bytes
 
     beam_options = _beam_options(ctx.args)
@@ -284,8 +279,8 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
     place = options["scratch"] or out
-    shuffle = choose_shuffle(options["shuffle"], runner_of(beam_options), place)
-    by_value = shuffle == ENGINE
+    shuffle = job.choose_shuffle(options["shuffle"], job.runner_of(beam_options), place)
+    by_value = shuffle == job.ENGINE
     needed = worker_bytes(layout, dataset, by_value=by_value)
     summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
     if by_value and (note := _engine_note(beam_options, cost.shuffle_bytes)):
@@ -297,7 +292,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance), stoppable():
         bars.set_total("blocks", len(dataset.blocks))
         bars.set_total("steps", plan.num_steps)
-        manifest = write_batches(
+        manifest = job.write_batches(
             dataset=dataset,
             layout=layout,
             out=out,

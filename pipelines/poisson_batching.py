@@ -149,9 +149,8 @@ def write_batches(
         that is on this machine.
       memory_limit: Bytes for the local runner; engines have their own.
       shuffle: How rows go from map to reduce, as in ``choose_shuffle``.
-      scratch: A folder for a shuffle through files, which every worker reaches.  By
-        default it is in ``out``/private or, on the local runner with ``out`` in a
-        store, among temporary files.
+      scratch: A folder for a shuffle through files, which every worker reaches; by
+        default in ``out``/private or, locally with ``out`` in a store, a temporary one.
       options: Beam's options; without a runner, Beam's in-process runner.
 
     Returns:
@@ -162,11 +161,9 @@ def write_batches(
     """
     options = options or PipelineOptions([])  # not those of this process
     storage.use_options(options)
-    key = None if key_file is None else absolute(key_file)
-    root = absolute(out)
+    root, key = absolute(out), None if key_file is None else absolute(key_file)
     try:
-        runner = runner_of(options)
-        local = runner == LOCAL
+        local = (runner := runner_of(options)) == LOCAL
         place = _spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner, place)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
@@ -175,17 +172,15 @@ def write_batches(
         with lock_job(root) as check_lock:
             if pending := pending_groups(root, layout):
                 secrets = _secrets(layout, dataset, root, key_path)
-                with _open_shuffle(shuffle, folder, threads, local) as spill:
+                with (
+                    _open_shuffle(shuffle, folder, threads, local) as spill,
+                    _progress(layout, root, pending, spill, local),
+                ):
                     write = WriteBatches(
-                        layout,
-                        root,
-                        secrets,
-                        num_blocks=len(dataset.blocks),
-                        groups=pending,
-                        spill=spill,
-                    )
-                    with _progress(layout, root, pending, spill, local):
-                        _run_pipeline(dataset, write, options)
+                        layout, root, secrets, num_blocks=len(dataset.blocks),
+                        groups=pending, spill=spill,
+                    )  # fmt: skip
+                    _run_pipeline(dataset, write, options)
             check_lock()
             manifest = finish_job(root, layout, dataset, batches_id)
             storage.delete_folder(folder)

@@ -235,8 +235,7 @@ class PrivateModel(keras.Model):
         """Consumes the steps of the plan up to the end of epoch ``epochs``.
 
         Args:
-          x: Must be None, as ``y``: the batches were given to ``make_private``.
-          y: None.
+          x, y: Must be None: the batches were given to ``make_private``.
           epochs: Counted from the start of the plan; all that there are if None.
           initial_epoch: Where training stands, if given.
           callbacks: Of Keras.  A batch is a step of the plan.
@@ -261,9 +260,8 @@ class PrivateModel(keras.Model):
             epochs=-(-last // size), steps=size,
         )  # fmt: skip
         self._open_run()
-        self.stop_training = False
+        self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
-        logs: dict[str, Any] = {}
         with NoiseStream(
             self._key(), steps=range(self._done, last), shapes=self._compiled().shapes,
             noise_stddev=preflight.noise_stddev(self._settings, self._multiplier),
