@@ -15,7 +15,7 @@ from accounting.plan import SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
 from deploy.engines import parts
 from deploy.engines.cluster import Cluster, environment
-from deploy.engines.comparing import same_bytes
+from deploy.engines.comparing import keep_checksums, same_checksums
 from deploy.engines.conditions import wait_for
 from deploy.engines.hosts import HEAD, Process
 from pipelines.spill import BLOCK_PREFIX
@@ -35,7 +35,8 @@ class Job:
       rows: Rows of it.
       key_file: The sampling key.
       sampler: How rows are sampled; one epoch.
-      reference: Where the local runner's batches are, or will be.
+      reference: What all others are held against: the local runner's batches or,
+        where that did not run, the checksums of who ran first.
     """
 
     source: pathlib.Path
@@ -62,7 +63,7 @@ class Outcome:
 
     Attributes:
       seconds: From the start of the command to its end.
-      identical: Whether it verifies and has the bytes of the local runner.
+      identical: Whether it verifies and has the bytes of the reference.
       peak_bytes: The largest resident memory of a Python worker, where it was watched.
     """
 
@@ -178,7 +179,9 @@ def run_on(
 
 def _outcome(job: Job, out: pathlib.Path, seconds: float) -> Outcome:
     intact = not verify(out).findings
-    identical = intact and (out == job.reference or same_bytes(out, job.reference))
+    if intact and not job.reference.exists():
+        keep_checksums(out, job.reference)
+    identical = intact and same_checksums(out, job.reference)
     return Outcome(seconds=seconds, identical=identical)
 
 

@@ -14,10 +14,10 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
-from accounting.plan import POISSON, SAMPLERS
+from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
 from deploy.engines import parts
-from deploy.engines.comparing import same_bytes
+from deploy.engines.comparing import keep_checksums, same_bytes, same_checksums
 from deploy.engines.conditions import wait_for
 from deploy.engines.embedded import RUNNERS
 from pipelines.packing import Layout
@@ -67,9 +67,15 @@ def test_same_bytes_sees_a_difference(
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert not same_bytes(copy, folder)
+    assert same_checksums(copy, folder)  # so that only verified folders are compared
+    assert verify(copy).findings
     path.unlink()
     assert not same_bytes(copy, folder)
     assert not same_bytes(folder, copy)
+    keep_checksums(local_batches(TRUNCATED_POISSON), tmp_path / "other")
+    assert not same_checksums(folder, tmp_path / "other")
+    keep_checksums(folder, tmp_path / "kept")
+    assert same_checksums(folder, tmp_path / "kept")
 
 
 def test_the_command_starts_and_stops_an_engine_by_itself(
