@@ -23,8 +23,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -254,12 +254,12 @@ def _masked_crc(data: bytes | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-def write_record(file: IO[bytes], record: bytes) -> None:
-    """Appends ``record`` to ``file`` in TFRecord framing."""
+def write_record(write: Callable[[bytes], object], record: bytes) -> None:
+    """Hands ``record`` to what writes a file, in TFRecord framing."""
     length = _LENGTH.pack(len(record))
-    file.write(length + _CRC.pack(_masked_crc(length)))
-    file.write(record)
-    file.write(_CRC.pack(_masked_crc(record)))
+    write(length + _CRC.pack(_masked_crc(length)))
+    write(record)
+    write(_CRC.pack(_masked_crc(record)))
 
 
 def iterate_records(data: bytes) -> Iterator[bytes]:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,42 +161,64 @@ def sample_and_pack(
 
 
 def encode_steps(
-    layout: Layout, group: int, pieces: Iterable[bytes]
-) -> tuple[bytes, FileChecksum]:
-    """Returns the contents of the file of ``group`` and their checksum.  Sensitive.
+    layout: Layout,
+    group: int,
+    pieces: Iterable[bytes],
+    write: Callable[[bytes], object],
+) -> FileChecksum:
+    """Writes the file of ``group``, a record at a time.  Sensitive.
 
     Args:
       layout: How steps are spread over groups.
       group: Which.
       pieces: What each block sent to it, in the order of the blocks.
+      write: Takes the contents of the file, part by part.
     """
     step, priority, columns = unpack(pieces, layout.columns)
-    size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
     steps = layout.steps(group)
     chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
     order = np.concatenate(chosen)
     # All rows of the group are put in order at once; batches are then slices.
     columns = {name: np.take(items, order) for name, items in columns.items()}
-    file, start, num_records = io.BytesIO(), 0, 0
-    for number, rows in zip(steps, chosen, strict=True):
-        end, parts = start + len(rows), -(-(largest or max(1, len(rows))) // size)
-        for part in range(parts):
-            piece = slice(start + part * size, min(start + (part + 1) * size, end))
-            record = encode_batch(
-                {name: items[piece] for name, items in columns.items()},
-                step=number,
-                part=part,
-                physical_batch_size=size,
-            )
-            write_record(file, record)
-        start, num_records = end, num_records + parts
-    data = file.getvalue()
-    return data, FileChecksum(
-        size=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
+    size, sha256, num_records = 0, hashlib.sha256(), 0
+
+    def write_part(part: bytes) -> None:
+        nonlocal size
+        write(part)
+        sha256.update(part)
+        size += len(part)
+
+    for record in _records(layout, steps, columns, [len(rows) for rows in chosen]):
+        write_record(write_part, record)
+        num_records += 1
+    return FileChecksum(
+        size=size,
+        sha256=sha256.hexdigest(),
         num_records=num_records,
         num_real=len(order),
     )
+
+
+def _records(
+    layout: Layout,
+    steps: range,
+    columns: Mapping[str, np.ndarray],
+    num_rows: Sequence[int],
+) -> Iterator[bytes]:
+    """Yields the records of ``steps``, whose rows stand one after the other."""
+    size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
+    start = 0
+    for step, count in zip(steps, num_rows, strict=True):
+        end = start + count
+        for part in range(-(-(largest or max(1, count)) // size)):
+            piece = slice(start + part * size, min(start + (part + 1) * size, end))
+            yield encode_batch(
+                {name: items[piece] for name, items in columns.items()},
+                step=step,
+                part=part,
+                physical_batch_size=size,
+            )
+        start = end
 
 
 def group_bytes(layout: Layout) -> int:

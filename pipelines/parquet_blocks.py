@@ -31,7 +31,7 @@ from accounting.validation import InputError
 from pipelines.batch_format import DTYPES, Column
 from pipelines.manifest import DATASET_METADATA_KEY
 from pipelines.sampling import BlockRows
-from pipelines.storage import join, match, open_file
+from pipelines.storage import is_remote, join, match, open_file
 
 _WILDCARDS = "*?["
 
@@ -84,16 +84,17 @@ class Dataset:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _open(path: str) -> IO[bytes]:
+def _open(path: str) -> IO[bytes] | pa.NativeFile:
     try:
-        return open_file(path)
+        # Arrow's own files read straight into its memory.
+        return open_file(path) if is_remote(path) else pa.OSFile(path)
     except OSError as error:
         raise InputError(
             f"Expected input file {path} to be readable: {type(error).__name__}."
         ) from None
 
 
-def _footer_digest(file: IO[bytes], path: str) -> str:
+def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
     file.seek(0, 2)
     size = file.tell()
     file.seek(max(0, size - 8))
@@ -107,7 +108,7 @@ def _footer_digest(file: IO[bytes], path: str) -> str:
     return digest
 
 
-def _parquet_file(file: IO[bytes], path: str) -> pq.ParquetFile:
+def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:

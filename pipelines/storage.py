@@ -173,7 +173,7 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
 
 @contextlib.contextmanager
 def new_file(
-    path: StrPath, *, mode: int = 0o644, flush: bool = True
+    path: StrPath, *, mode: int = 0o644, flush: bool = True, cached: bool = True
 ) -> Iterator[Callable[[bytes], None]]:
     """Yields what writes to ``path``, visible when the context ends without an error.
 
@@ -181,6 +181,7 @@ def new_file(
       path: In a folder that is there; a file of that name is replaced.
       mode: Permissions on this machine; a store has its own rules of access.
       flush: Whether a loss of power must not undo it.
+      cached: Whether it may fill this machine's memory once it is flushed.
 
     Raises:
       OSError: no room, no access, no folder.
@@ -198,6 +199,8 @@ def new_file(
             if flush:
                 file.flush()
                 os.fsync(file.fileno())
+                if not cached and hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

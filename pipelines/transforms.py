@@ -52,7 +52,13 @@ from pipelines.keys import read_key_file
 from pipelines.packing import Layout, PackedBlock, encode_steps, sample_and_pack
 from pipelines.parquet_blocks import Block
 from pipelines.spill import Spill, read_slice, spill_path, write_spill
-from pipelines.storage import is_remote, join, read_bytes, write_atomically
+from pipelines.storage import (
+    is_remote,
+    join,
+    new_file,
+    read_bytes,
+    write_atomically,
+)
 
 #: Slices of a store's files that a worker asks for at a time.
 _REQUESTS = 16
@@ -86,8 +92,9 @@ def write_group(
     name = layout.file(group).name
     if read_checksum(directory, name, storage.size(join(directory, name))):
         return  # an engine that lost a worker may run everything again
-    data, checksum = encode_steps(layout, group, pieces)
-    write_atomically(join(directory, name), data)
+    # The job reads none of it again: memory is left to the shuffle.
+    with new_file(join(directory, name), cached=False) as write:
+        checksum = encode_steps(layout, group, pieces, write)
     # Last: a file with a checksum is finished, and is not written again.
     text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
     write_atomically(checksum_path(directory, name), text.encode())

@@ -147,7 +147,7 @@ def _rewrite(folder: pathlib.Path, edit: Callable[[list[bytes]], list[bytes]]) -
     file = io.BytesIO()
     records = edit(list(iterate_records(path.read_bytes())))
     for record in records:
-        write_record(file, record)
+        write_record(file.write, record)
     path.write_bytes(file.getvalue())
     checksums[path.name] = dataclasses.replace(
         checksums[path.name],

@@ -370,6 +370,24 @@ def test_a_file_of_this_machine_is_flushed_renamed_and_private_if_asked(
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux alone has it")
+def test_what_is_not_read_again_leaves_memory_once_it_is_on_the_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(("fsync",)))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *a: done.append(a))
+    with storage.new_file(tmp_path / "a", cached=False) as write:
+        write(b"x")
+    assert done == [("fsync",), (0, 0, os.POSIX_FADV_DONTNEED)]
+    done.clear()
+    with storage.new_file(tmp_path / "a") as write:
+        write(b"x")
+    with storage.new_file(tmp_path / "a", cached=False, flush=False) as write:
+        write(b"x")
+    assert done == [("fsync",)]
+
+
 def test_a_scheme_whose_client_is_missing_is_refused_with_the_remedy() -> None:
     with pytest.raises(InputError, match=r"apache-beam\[gcp\]|bucket"):
         storage.check_folder("gs://nowhere", "--out")
@@ -638,7 +656,8 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 # Workers touch no path but through the door.
 
 WORKER_MODULES = (
-    "transforms", "parquet_blocks", "sampling", "shuffle", "streams", "batch_format",
+    "transforms", "packing", "spill", "parquet_blocks", "sampling", "shuffle",
+    "streams", "batch_format",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
 

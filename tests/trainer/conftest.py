@@ -93,7 +93,7 @@ def write_batches(
                     part=part,
                     physical_batch_size=physical_batch_size,
                 )
-                write_record(buffer, record)
+                write_record(buffer.write, record)
                 num_records += 1
         data = buffer.getvalue()
         (path / name).write_bytes(data)
