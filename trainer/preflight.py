@@ -37,6 +37,21 @@ from trainer.settings import LABEL, TrainSettings
 from trainer.tasks import BINARY, OTHER
 
 
+def check_local(**paths: pathlib.Path | None) -> None:
+    """Accepts paths of this machine, by their names; None is no path.
+
+    Raises:
+      InputError: a path in a store.
+    """
+    for name, path in paths.items():
+        # A path object has lost one of the two slashes after the scheme.
+        if path and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+            raise InputError(
+                f"Expected {name}={path} on this machine: training reads and writes "
+                "local paths alone. Copy it here, or mount the store."
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """What ``dpsgd train`` is asked to do.
@@ -51,6 +66,9 @@ class Request:
       checkpoint_every: Steps between checkpoints; by time if None.
       tensorboard: Folder for TensorBoard's event file of the curve, or None.
       csv: File for the curve, or None.
+
+    Raises:
+      InputError: name, value, bound, remedy.
     """
 
     settings: TrainSettings
@@ -63,6 +81,14 @@ class Request:
     csv: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
+        check_local(
+            batches=self.batches,
+            eval=self.held_out,
+            out=self.run,
+            noise_key_file=self.noise_key_file,
+            tensorboard=self.tensorboard,
+            csv=self.csv,
+        )
         if self.checkpoint_every is not None:
             check_int("checkpoint_every", self.checkpoint_every, at_least=1)
 
@@ -112,7 +138,6 @@ def check(request: Request) -> Checked:
     Raises:
       InputError: name, value, bound, remedy.
     """
-    _check_local(request)
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
     request.settings.check_steps(manifest.plan.num_steps)
@@ -132,20 +157,6 @@ def check(request: Request) -> Checked:
         batches_digest=digest_of_batches(request.batches),
         resumes=resumes,
     )
-
-
-def _check_local(request: Request) -> None:
-    for flag, path in (
-        ("--batches", request.batches),
-        ("--eval", request.held_out),
-        ("--out", request.run),
-    ):
-        # A path object has lost one of the two slashes after the scheme.
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
-            raise InputError(
-                f"Expected {flag} {path} on this machine: `train` reads and writes "
-                "local folders alone. Copy the folder here, or mount the store."
-            )
 
 
 def _check_columns(manifest: Manifest, task: str) -> None:

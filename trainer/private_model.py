@@ -128,6 +128,7 @@ class PrivateModel(keras.Model):
         *,
         noise_key_file: pathlib.Path | None = None,
     ) -> None:
+        preflight.check_local(batches=batches, run=run, noise_key_file=noise_key_file)
         super().__init__(name=network.name)
         self._manifest = read_manifest(batches)
         preflight.check_files(batches, self._manifest)

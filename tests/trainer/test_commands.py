@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from accounting.validation import InputError
 from pipelines.keys import create_key_file
-from trainer.commands import account, train_command
+from trainer.commands import account, train_command, train_request
 from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -244,6 +244,24 @@ def test_train_refuses_before_tensorflow_is_loaded(
         )  # fmt: skip
         assert message in done.stdout
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--batches", "--eval", "--out", "--noise-key-file", "--tensorboard", "--csv"],
+)
+@pytest.mark.parametrize("folder", ["s3://bucket/name", "gs://bucket/name"])
+def test_train_refuses_every_path_in_a_store_before_it_reads_or_writes(
+    flag: str, folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="on this machine") as error:
+        train_request(
+            ["--batches=b", "--eval=e", "--out=o", "--l2-norm-clip=1",
+             "--noise-multiplier=1", f"{flag}={folder}"]
+        )  # fmt: skip
+    assert flag.strip("-").replace("-", "_") in str(error.value)
+    assert not any(tmp_path.iterdir())
 
 
 def test_train_prints_metrics_and_statement(

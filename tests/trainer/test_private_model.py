@@ -52,6 +52,18 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
+@pytest.mark.parametrize("name", ["batches", "run", "noise_key_file"])
+def test_a_path_in_a_store_is_refused(
+    name: str, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    paths = {"batches": small_batches.path, "run": tmp_path / "run"}
+    with pytest.raises(InputError, match=f"{name}=s3:/bucket/x on this machine"):
+        make_private(
+            _network(), noise_multiplier=0.8, l2_norm_clip=1.0,
+            **{**paths, name: "s3://bucket/x"},
+        )  # fmt: skip
+
+
 def test_batches_are_those_of_the_plan(
     private: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
