@@ -36,11 +36,17 @@ from accounting.validation import InputError
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from trainer.method_settings import NON_PRIVATE
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.settings import TrainSettings
 
 #: What a trial was asked to do, beside its run.
 _FLAGS_SUFFIX = ".flags.json"
 #: Of the last weights, beside the names of averages.
 LAST = "last"
+#: Flags of `dpsgd train` that are set for every trial; a second value would win.
+OWN_FLAGS = (
+    "--batches", "--eval", "--out", "--method", "--noise-multiplier", "--delta",
+    "--init-seed", "--simulates", "--csv", "--tensorboard",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,6 +216,29 @@ def count_rows(source: str) -> int:
 def _is_finished(run: pathlib.Path) -> bool:
     path = run / RECORD_NAME
     return path.exists() and bool(read_json(path)["complete"])
+
+
+def check_train_flags(arguments: Sequence[str], rest: Sequence[str]) -> TrainSettings:
+    """Returns the settings of `dpsgd train`, before any batches are made.
+
+    Args:
+      arguments: What is set for a trial, its folders but for the batches included.
+      rest: What the user adds.
+
+    Raises:
+      InputError: a flag of ``OWN_FLAGS`` in ``rest``, or what `train` would refuse
+        before it reads a file.
+    """
+    from trainer.commands import train_request
+
+    for flag in rest:
+        if flag.split("=")[0] in OWN_FLAGS:
+            raise InputError(
+                f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
+                "it out."
+            )
+    settings: TrainSettings = train_request(["--batches=.", *arguments, *rest]).settings
+    return settings
 
 
 def _train(arguments: Sequence[str]) -> None:

@@ -72,7 +72,8 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     and the one that no proof can go below.  Runs are repeated with other batches, noise
     and initial weights.  A comparison that was stopped goes on with the same command.
 
-    All other flags go to `dpsgd train`.
+    All other flags go to `dpsgd train`, but for those that are set for every run, as
+    --init-seed.
 
     \b
     Example:
@@ -151,13 +152,15 @@ def _check_train_flags(
     flags: dict[str, Any], rest: tuple[str, ...], own: dict[str, tuple[str, ...]]
 ) -> None:
     """Refuses what `dpsgd train` would, before any batch is made."""
-    from trainer.commands import train_request
+    from trainer.compare import check_train_flags
 
     for method in flags["methods"]:
-        # The noise is not known yet; any will do.
-        given = _train_flags(flags, method, 1.0)
-        folders = ("--batches=.", "--eval=.", "--out=.", f"--method={method}")
-        train_request([*folders, *given, *rest, *own.get(method, ())])
+        arguments = (
+            f"--eval={flags['held_out']}", f"--out={flags['out']}",
+            # The noise is not known yet; any will do.
+            f"--method={method}", *_train_flags(flags, method, 1.0),
+        )  # fmt: skip
+        check_train_flags(arguments, (*rest, *own.get(method, ())))
 
 
 def _noise(comparison: Any, flags: dict[str, Any]) -> dict[float, float]:

@@ -14,8 +14,6 @@ from trainer.method_settings import BAM, DP_SAT, DP_SGD
 from trainer.settings import TrainSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
-#: What every simulated run has of its own.
-_OWN_FLAGS = ("--batches", "--init-seed", "--simulates", "--csv", "--tensorboard")
 #: Beyond it no cap of truncated batches is computed.
 _LARGEST_EPSILON = 700.0
 
@@ -87,7 +85,8 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     The interval is for one run, if that line goes on.
 
     The simulated runs are NOT private: use public data of the same kind.  One that was
-    stopped goes on with the same command.  All other flags go to `dpsgd train`.
+    stopped goes on with the same command.  All other flags go to `dpsgd train`, but for
+    those that are set for every run, as --init-seed.
 
     \b
     Example:
@@ -178,26 +177,21 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSettings:
-    """Returns the settings; refuses what every run has of its own, as `train` would."""
-    from trainer.commands import train_request
+    """Returns the settings; refuses what `dpsgd train` would."""
+    from trainer.compare import check_train_flags
 
-    for flag in rest:
-        if flag.split("=")[0] in _OWN_FLAGS:
-            raise InputError(
-                f"Expected no {flag}: every simulated run has its own. Leave it out."
-            )
     rates = flags["learning_rates"]
     if len(set(rates)) != len(rates):
         raise InputError(f"Expected learning_rate={rates} to hold each value once.")
     common = (
-        "--batches=.", "--eval=.", "--out=.", f"--method={flags['method']}",
-        f"--delta={flags['delta']}", f"--l2-norm-clip={flags['l2_norm_clip']}",
+        f"--eval={flags['held_out']}", f"--out={flags['out']}",
+        f"--method={flags['method']}", f"--delta={flags['delta']}",
+        f"--l2-norm-clip={flags['l2_norm_clip']}",
         # The noise is not known yet; any will do.
-        "--noise-multiplier=1", *rest,
+        "--noise-multiplier=1",
     )  # fmt: skip
-    requests = [train_request([*common, f"--learning-rate={r}"]) for r in rates]
-    settings: TrainSettings = requests[0].settings
-    return settings
+    found = [check_train_flags((*common, f"--learning-rate={r}"), rest) for r in rates]
+    return found[0]
 
 
 def _protocol(

@@ -157,15 +157,32 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
         (["--epsilon=1", "--for", "non-private", "--hidden a"], "hidden='a'"),
         (["--epsilon=1", "--method=model-mix"], "no --method model-mix"),
         (["--epsilon=1", "--method=dp-sgd", "--for", "non-private", ""], "--for"),
+        (["--epsilon=1", "--batches=/elsewhere"], "no --batches=/elsewhere"),
+        (["--epsilon=1", "--init-seed", "5"], "no --init-seed"),
+        (["--epsilon=1", "--noise-multiplier=9"], "no --noise-multiplier=9"),
+        (["--epsilon=1", "--csv=a.csv"], "no --csv=a.csv"),
+        (["--epsilon=1", "--tensorboard=board"], "no --tensorboard=board"),
+        (["--epsilon=1", "--simulates=much"], "no --simulates=much"),
+        (["--epsilon=1", "--for", "dp-sgd", "--init-seed=5"], "no --init-seed=5"),
+        (["--epsilon=1", "--for", "dp-sgd", "--hidden 4 --delta .1"], "no --delta"),
+        (["--epsilon=1", "--for", "dp-sgd", "--out=x"], "no --out=x"),
+        (["--epsilon=1", "--for", "dp-sgd", "--eval=x"], "no --eval=x"),
+        (["--epsilon=1", "--for", "dp-sgd", "--method=bam"], "no --method=bam"),
+        (["--epsilon=1", "--eval=s3://bucket/test"], "eval=s3:/bucket/test on this"),
+        (["--epsilon=1", "--out=s3://bucket/out"], "out=s3:/bucket/out on this"),
     ],
 )
 def test_what_training_would_refuse_is_refused_before_any_batch_is_made(
-    arguments: list[str], message: str, tmp_path: pathlib.Path
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     result = _compare(
         f"--input={tmp_path}", f"--eval={tmp_path}", f"--out={tmp_path / 'out'}",
         "--batch-size=20", "--epochs=1", "--delta=1e-3", "--l2-norm-clip=1", *arguments,
     )  # fmt: skip
     assert isinstance(result.exception, InputError), result.output
     assert message in str(result.exception)
-    assert not (tmp_path / "out").exists()
+    assert not any(tmp_path.iterdir())

@@ -301,11 +301,18 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--no-such-flag=3"], "no-such-flag"),
         (["--init-seed=3"], "--init-seed"),
         (["--csv", "a.csv"], "--csv"),
+        (["--", "--noise-multiplier=9"], "no --noise-multiplier=9"),
+        (["--eval=s3://bucket/test"], "eval=s3:/bucket/test on this machine"),
+        (["--out=s3://bucket/out"], "out=s3:/bucket/out on this machine"),
     ],
 )
 def test_what_gives_no_prediction_is_refused_before_any_work(
-    arguments: list[str], message: str, tmp_path: pathlib.Path
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     result = _simulate(
         f"--input={tmp_path}", f"--eval={tmp_path}", f"--out={tmp_path / 'out'}",
         "--batch-size=64", "--epochs=1", "--noise-multiplier=2.5", "--delta=1e-3",
@@ -313,7 +320,7 @@ def test_what_gives_no_prediction_is_refused_before_any_work(
     )  # fmt: skip
     assert isinstance(result.exception, InputError), result.output
     assert message in str(result.exception)
-    assert not (tmp_path / "out").exists()
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("method", ["non-private", "model-mix"])
