@@ -19,6 +19,7 @@ Formal guarantees:
   - w_{-1} differs from w_0 by tau_1 in every coordinate (up to float32 rounding), and
     is a function of public values.
   - tau_k / eta_k is ``mix_width`` in every step, whatever the schedule.
+  - A constraint is refused: Algorithm 1 has none, and no mixture would keep it.
 
 Where the states are nearer than tau_k, the paper's text moves them apart by tau_k, and
 its authors' code to a distance of tau_k.  Theorem 4.1 needs a distance of at least
@@ -41,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import check_float
+from accounting.validation import InputError, check_float
 from trainer.tf_privacy import tf
 
 
@@ -56,6 +57,9 @@ class MixingOptimizer:
       variables: The trainable variables, with their initial values.
       mix_width: tau over the learning rate, above 0.
       init_seed: Public; of the signs of ``w_{-1} - w_0``.
+
+    Raises:
+      InputError: ``mix_width`` out of range, or a variable with a constraint.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class MixingOptimizer:
         init_seed: int,
     ) -> None:
         check_float("mix_width", mix_width, above=0)
+        _check_unconstrained(variables)
         self._learning_rate = learning_rate
         self._width = mix_width
         self._count = tf.Variable(tf.zeros((), tf.int64), trainable=False)
@@ -118,6 +123,17 @@ def separated_gap(latest: Any, previous: Any, width: Any) -> Any:
     """Returns ``latest - previous`` after both moved apart to ``width`` or more."""
     gap = latest - previous
     return tf.where(gap >= 0, tf.maximum(gap, width), tf.minimum(gap, -width))
+
+
+def _check_unconstrained(variables: Sequence[Any]) -> None:
+    for variable in variables:
+        # Keras's optimizers apply it after each step; this one has nowhere to.
+        if variable.constraint is not None:
+            name = variable.name.partition(":")[0]
+            raise InputError(
+                f"Expected no constraint on {name} for method='model-mix', whose "
+                "mixtures would not keep it. Leave it out, or take another --method."
+            )
 
 
 def _signs(generator: np.random.Generator, shape: Sequence[int]) -> np.ndarray:

@@ -127,7 +127,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
-    optimizer = make_optimizer(settings, checked.manifest.plan.num_steps)
+    optimizer = _make_optimizer(checked, model)
     tables = lazy_noise.choose(
         model,
         optimizer,
@@ -178,6 +178,19 @@ def _make_model(checked: Checked) -> models.TrainableModel:
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
         loss=models.make_loss(settings.loss),
+    )
+
+
+def _make_optimizer(checked: Checked, model: models.TrainableModel) -> Any:
+    settings, num_steps = checked.request.settings, checked.manifest.plan.num_steps
+    if settings.method != MODEL_MIX:
+        return make_optimizer(settings, num_steps)
+    assert settings.mix_width is not None  # checked by the settings
+    return MixingOptimizer(
+        learning_rate(settings, num_steps),
+        model.variables,
+        mix_width=settings.mix_width,
+        init_seed=settings.init_seed,
     )
 
 
@@ -262,8 +275,9 @@ class _Session:
         self._model = model
         self._noise_key = noise_key
         self._reporter = reporter
-        self._ascent, self._mixing = self._sharpness_aware(optimizer), self._model_mix()
-        self._optimizer = self._ascent or self._mixing or optimizer
+        self._ascent = self._sharpness_aware(optimizer)
+        self._mixing = optimizer if isinstance(optimizer, MixingOptimizer) else None
+        self._optimizer = self._ascent or optimizer
         self._lazy = self._lazy_noise(tables)
         self._flush_steps = lazy_noise.FlushSteps(
             every=tables.flush_every,
@@ -315,17 +329,6 @@ class _Session:
         assert self._settings.sat_radius is not None  # checked by the settings
         return SharpnessAwareOptimizer(
             optimizer, self._model.variables, radius=self._settings.sat_radius
-        )
-
-    def _model_mix(self) -> MixingOptimizer | None:
-        if self._settings.method != MODEL_MIX:
-            return None
-        assert self._settings.mix_width is not None  # checked by the settings
-        return MixingOptimizer(
-            learning_rate(self._settings, self._plan.num_steps),
-            self._model.variables,
-            mix_width=self._settings.mix_width,
-            init_seed=self._settings.init_seed,
         )
 
     def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from accounting.validation import InputError
 from pipelines.keys import insecure_key
+from pipelines.manifest import Manifest
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.clipping import clipped_sum
 from trainer.dp_step import Step
@@ -18,10 +20,19 @@ from trainer.model_mix import MixingOptimizer, separated_gap
 from trainer.models import TrainableModel
 from trainer.noise import step_noise_and_coefficients
 from trainer.optimizers import learning_rate, learning_rates
+from trainer.preflight import Request
 from trainer.settings import TrainSettings
-from trainer.tf_privacy import tf
+from trainer.tf_privacy import keras, tf
+from trainer.train import train
 
 CLIP, DIVISOR, WIDTH, NUM_STEPS = 0.5, 8, 0.3, 5
+
+
+def constrained_network(manifest: Manifest) -> Any:
+    del manifest  # the columns are known
+    categories = keras.Input((26,), dtype="int32", name="categories")
+    layer = keras.layers.Dense(1, kernel_constraint="non_neg", name="rates")
+    return keras.Model(categories, layer(tf.cast(categories, "float32")))
 
 
 def _settings(**changes: Any) -> TrainSettings:
@@ -204,3 +215,23 @@ def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None
 def test_a_width_of_0_is_refused() -> None:
     with pytest.raises(InputError, match="mix_width=0"):
         MixingOptimizer(0.1, [], mix_width=0.0, init_seed=0)
+
+
+def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
+    variable = tf.Variable([1.0, 2.0], constraint=tf.nn.relu, name="rates")
+    with pytest.raises(InputError, match="no constraint on rates"):
+        MixingOptimizer(0.1, [variable], mix_width=0.1, init_seed=0)
+
+
+def test_a_run_with_a_constraint_is_refused_before_it_has_a_folder(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    request = Request(
+        settings=_settings(model=f"{__name__}:constrained_network"),
+        batches=small_batches.path,
+        held_out=held_out,
+        run=tmp_path / "run",
+    )
+    with pytest.raises(InputError, match="no constraint on rates/kernel"):
+        train(request)
+    assert not (tmp_path / "run").exists()
