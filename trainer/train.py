@@ -295,13 +295,7 @@ class _Session:
         )
         self._averages = TrainingAverages(model.variables, self._settings)
         self._evaluator = evaluator
-        identity = preflight.identity_fingerprint(
-            # A flush draws noise: when there is one is part of what the run is.
-            {**checked.identity(), "flush_every": tables.flush_every},
-            model=models.identity(model),
-            run_id=run_record.read_or_create_run_id(self._request.run),
-        )
-        self._run_key = keys.derive(noise_key, "run", identity)
+        self._run_key = self._make_run_key(tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
         self._iterates = Iterates(
             run=self._request.run,
@@ -318,6 +312,15 @@ class _Session:
             reporter.say(f"continuing after step {self._done}")
         self._iterates.recover(self._done)
         self._bias = self._clipping_bias(gradient_sum)
+
+    def _make_run_key(self, flush_every: int) -> bytes:
+        identity = preflight.identity_fingerprint(
+            # A flush draws noise: when there is one is part of what the run is.
+            {**self._checked.identity(), "flush_every": flush_every},
+            model=models.identity(self._model),
+            run_id=run_record.read_or_create_run_id(self._request.run),
+        )
+        return keys.derive(self._noise_key, "run", identity)
 
     @property
     def _done(self) -> int:
