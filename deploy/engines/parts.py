@@ -1,7 +1,6 @@
 """What engines are made of: Java, job servers and the jars of clusters, all pinned.
 
     build/engines/java/                     Java 17, where the machine has none
-    build/engines/maven/                    Maven, where the machine has none
     build/engines/flink-job-server-ID.jar   what Beam submits jobs through
     build/engines/spark-job-server-ID.jar
     build/engines/flink-cluster-ID/         jars of a cluster
@@ -11,8 +10,8 @@ ID is that of the pinned versions: a changed pin is built anew, and nothing twic
 
 Formal guarantees:
   - A part under its final name is complete.
-  - Every download is held against a checksum: those of ``deploy/`` for PyPI and Maven
-    itself, those of Maven Central for modules.
+  - Every download is held against a checksum: those of ``deploy/`` for PyPI, those of
+    Maven Central for modules, apt's for what it installs.
 """
 
 from __future__ import annotations

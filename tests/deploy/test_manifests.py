@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from deploy.engines.embedded import OPENS
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.rglob("*.Dockerfile"))
@@ -54,6 +56,11 @@ def test_dockerfiles_are_linted_and_end_as_another_user_than_root(
     command = [hadolint, "--no-color", "--ignore=DL3007", str(path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_spark_in_its_container_may_do_what_it_may_here() -> None:
+    text = (DEPLOY / "containers" / "spark-job-server.Dockerfile").read_text()
+    assert re.findall(r'--add-opens=[^"\s]+', text) == OPENS
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
