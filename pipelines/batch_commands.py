@@ -147,24 +147,25 @@ def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
     )
 
 
-def _engine_note(options: PipelineOptions, shuffle_bytes: int) -> str:
+def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
     """What to know before Flink or Spark shuffle rows, which may never end; else empty.
 
     A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
     apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
     memory, and read them when the bundle is done: with more, both sides wait for ever.
     """
-    asked = options.get_all_options()
-    if asked["runner"] not in _JAVA_RUNNERS:
+    if runner not in _JAVA_RUNNERS:
         return ""
-    workers = max(1, asked.get("parallelism") or 1)
     needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
-    if workers >= needed:
+    # Spark has no such option, and does not tell how many workers it has.
+    told = runner != "SparkRunner" and options.get_all_options().get("parallelism")
+    if (told or 1) >= needed:
         return ""
     return (
         f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
-        "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: give "
-        f"--parallelism {needed} or more, or a --scratch that every worker mounts."
+        "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: have "
+        f"{needed} workers or more (on Flink also --parallelism), or --shuffle files "
+        "with a --scratch that every worker mounts."
     )
 
 
@@ -278,12 +279,15 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     plan = _make_plan(dataset.num_examples, options)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
-    place = options["scratch"] or out
-    shuffle = job.choose_shuffle(options["shuffle"], job.runner_of(beam_options), place)
+    runner = job.runner_of(beam_options)
+    place = job.spill_place(
+        storage.absolute(out), options["scratch"], local=runner == job.LOCAL
+    )
+    shuffle = job.choose_shuffle(options["shuffle"], runner, place)
     by_value = shuffle == job.ENGINE
     needed = worker_bytes(layout, dataset, by_value=by_value)
     summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
-    if by_value and (note := _engine_note(beam_options, cost.shuffle_bytes)):
+    if by_value and (note := _engine_note(runner, beam_options, cost.shuffle_bytes)):
         click.echo(note, err=True)
     if options["dry_run"]:
         show("Would write", summary, options["as_json"])

@@ -55,9 +55,14 @@ SPILL_NAME = "spill"
 BOUNDARIES_NAME = "boundaries.npy"
 
 
+def _mark(name: str) -> str:
+    """Name of what says that the batch file ``name`` is finished."""
+    return f"{name}.json"
+
+
 def checksum_path(directory: str, name: str) -> str:
     """Where the checksum of the batch file ``name`` is kept until the job ends."""
-    return join(directory, PRIVATE_NAME, FILES_NAME, f"{name}.json")
+    return join(directory, PRIVATE_NAME, FILES_NAME, _mark(name))
 
 
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
@@ -212,12 +217,9 @@ def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
 def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
     """Groups whose file is complete, with the checksums that their writers left."""
     files = storage.sizes(out)
-    marks = storage.sizes(join(out, PRIVATE_NAME, FILES_NAME))
 
     def read(group: int) -> FileChecksum | None:
         name = layout.file(group).name
-        if os.path.basename(checksum_path("", name)) not in marks:
-            return None
         return read_checksum(os.fspath(out), name, files.get(name))
 
     groups = range(layout.num_groups)
@@ -241,25 +243,30 @@ def num_steps_written(out: StrPath, layout: Layout) -> int:
     return sum(
         len(layout.steps(group))
         for group in range(layout.num_groups)
-        if os.path.basename(checksum_path("", layout.file(group).name)) in marks
+        if _mark(layout.file(group).name) in marks
     )
 
 
 def finish_job(
-    out: StrPath, layout: Layout, dataset: Dataset, batches_id: str
+    out: StrPath,
+    layout: Layout,
+    dataset: Dataset,
+    batches_id: str,
+    spill: StrPath | None = None,
 ) -> Manifest:
     """Writes checksums and manifest of an open job, and removes what else it left.
 
     Args:
       out: The folder that ``open_job`` was given; so are ``layout`` and ``dataset``.
       batches_id: From ``open_job``.
+      spill: Where the shuffle was, if not in ``out``.
 
     Raises:
       InputError: not every file is there.
     """
     if not storage.exists(join(out, MANIFEST_NAME)):
         _write_manifest(out, layout, dataset, batches_id)
-    _clean(out)
+    _clean(out, spill)
     return read_manifest(out)
 
 
@@ -286,11 +293,12 @@ def _write_manifest(
     write_manifest(out, manifest, checksums)
 
 
-def _clean(out: StrPath) -> None:
+def _clean(out: StrPath, spill: StrPath | None) -> None:
     """Leaves of a job with a manifest what is to stay; does nothing the second time."""
     private = join(out, PRIVATE_NAME)
-    storage.delete_folder(join(private, FILES_NAME))
-    storage.delete_folder(join(private, SPILL_NAME))
+    own_spill = join(private, SPILL_NAME)
+    for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
+        storage.delete_folder(folder)
     # Temporary files of processes that were killed.
     names = (KEY_NAME, JOB_NAME, CHECKSUMS_NAME, BOUNDARIES_NAME, OWNER_NAME)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):

@@ -32,7 +32,6 @@ from pipelines.poisson_batching import (
     shared_spill,
 )
 from pipelines.sizing import make_layout
-from pipelines.spill import Spill
 from pipelines.storage import StrPath, absolute, join
 from pipelines.transforms import Secrets, WriteBatches
 
@@ -92,21 +91,19 @@ class PoissonBatches(beam.PTransform):
         Raises:
           InputError: the folder, the key or the options of the pipeline are refused.
         """
-        runner_of(blocks.pipeline.options)  # refuses a runner that loses elements
+        runner_of(blocks.pipeline.options)  # refuses what loses elements
         runner = type(blocks.pipeline.runner).__name__
         shuffle = choose_shuffle(self._shuffle, runner, self._out)
         key_file, _ = self._open()
+        spill = join(self._out, PRIVATE_NAME, SPILL_NAME)
         return blocks | "WriteBatches" >> WriteBatches(
             self._layout,
             self._out,
             Secrets(key_file=key_file),
             num_blocks=len(self._dataset.blocks),
             groups=pending_groups(self._out, self._layout),
-            spill=None if shuffle == ENGINE else self._spill(),
+            spill=None if shuffle == ENGINE else shared_spill(spill),
         )
-
-    def _spill(self) -> Spill:
-        return shared_spill(join(self._out, PRIVATE_NAME, SPILL_NAME))
 
     def finish(self) -> Manifest:
         """Writes the manifest, which makes a folder of batches of the files.

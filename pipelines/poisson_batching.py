@@ -71,7 +71,8 @@ def runner_of(options: PipelineOptions) -> str:
     values = options.get_all_options()
     runner = values.get("runner")
     try:
-        create_runner(runner or LOCAL)
+        # Beam knows a runner by several names.
+        name = type(create_runner(runner or LOCAL)).__name__
     except (ValueError, ImportError) as error:
         raise InputError(
             f"Expected runner={runner!r} to be one that Beam has here: "
@@ -83,13 +84,12 @@ def runner_of(options: PipelineOptions) -> str:
             f"Expected direct_num_workers={values['direct_num_workers']} to be 1: "
             "Beam's local runner loses data between workers. One worker uses all cores."
         )
-    return runner or LOCAL
+    return name
 
 
 def _run_pipeline(
-    dataset: Dataset, write: WriteBatches, options: PipelineOptions
+    dataset: Dataset, write: WriteBatches, options: PipelineOptions, local: bool
 ) -> None:
-    local = runner_of(options) == LOCAL
     pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
     _ = pipeline | "Blocks" >> beam.Create(dataset.blocks) | "WriteBatches" >> write
     try:
@@ -164,7 +164,7 @@ def write_batches(
     root, key = absolute(out), None if key_file is None else absolute(key_file)
     try:
         local = (runner := runner_of(options)) == LOCAL
-        place = _spill_place(root, scratch, local)
+        place = spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner, place)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)
@@ -180,11 +180,9 @@ def write_batches(
                         layout, root, secrets, num_blocks=len(dataset.blocks),
                         groups=pending, spill=spill,
                     )  # fmt: skip
-                    _run_pipeline(dataset, write, options)
+                    _run_pipeline(dataset, write, options, local)
             check_lock()
-            manifest = finish_job(root, layout, dataset, batches_id)
-            storage.delete_folder(folder)
-            return manifest
+            return finish_job(root, layout, dataset, batches_id, folder)
     except OSError as error:
         raise storage_error(error) from error
 
@@ -244,7 +242,7 @@ def _boot_id() -> str:
         return uuid.uuid4().hex
 
 
-def _spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
+def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
     """Where files of a shuffle go; no job has it for itself, unless it is ``out``.
 
     Raises:
@@ -258,24 +256,41 @@ def _spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
 
 
 def _spill_folder(out: str, place: str, batches_id: str) -> str:
-    """Where the shuffle of a job is kept, also by the next try."""
+    """Where the shuffle of a job is kept, also by the next try.
+
+    Raises:
+      InputError: another user, who may know the public ``batches_id``, has made it.
+    """
     if place == out:
         return join(out, PRIVATE_NAME, SPILL_NAME)
-    return join(place, f"dpsgd-{SPILL_NAME}-{batches_id}")
+    folder = join(place, f"dpsgd-{SPILL_NAME}-{batches_id}")
+    _own_folder(folder)
+    return folder
 
 
-@contextlib.contextmanager
+def _own_folder(folder: str) -> None:
+    """Makes a folder of this user alone, also where others may make some.
+
+    Raises:
+      InputError: it is there and is another user's.
+    """
+    if storage.make_folder(folder) or is_remote(folder):
+        return
+    found = os.lstat(folder)
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise InputError(
+            f"Expected {folder} to be a folder of this user. Name another --scratch."
+        )
+    os.chmod(folder, 0o700)
+
+
 def _open_shuffle(
     shuffle: str, folder: str, num_threads: int, local: bool
-) -> Iterator[Spill | None]:
-    """Makes ready what rows need on their way; yields None if the engine has it."""
+) -> contextlib.AbstractContextManager[Spill | None]:
+    """Makes ready what rows need on their way; None if the engine has it."""
     if local:
-        with _local_shuffle(folder, num_threads) as spill:
-            yield spill
-    elif shuffle == ENGINE:
-        yield None
-    else:
-        yield shared_spill(folder)
+        return _local_shuffle(folder, num_threads)
+    return contextlib.nullcontext(None if shuffle == ENGINE else shared_spill(folder))
 
 
 def shared_spill(folder: str) -> Spill:
@@ -300,13 +315,7 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
       InputError: another process has it or, among temporary files, it is another
         user's.
     """
-    storage.make_folder(folder)
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        raise InputError(
-            f"Expected {folder} to be a folder of this user. Name another --scratch."
-        )
-    os.chmod(folder, 0o700)
+    _own_folder(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -329,22 +329,29 @@ def size(path: StrPath) -> int | None:
         return None
 
 
-def make_folder(path: StrPath) -> None:
+def make_folder(path: StrPath) -> bool:
     """Makes a folder that its owner alone may enter, where a file system has folders.
 
     A folder that is there already stays as it is.
+
+    Returns:
+      Whether it was made.
     """
     if not is_remote(path):
         parent = os.path.dirname(os.path.abspath(path))
         os.makedirs(parent, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        try:
             os.mkdir(path, 0o700)
-        return
+        except FileExistsError:
+            return False
+        return True
     name = os.fspath(path)
     with _plain_errors(name):
         files = _file_system(name)
-        if files.has_dirs() and not files.exists(name):
+        new = files.has_dirs() and not files.exists(name)
+        if new:
             files.mkdirs(name)
+        return new
 
 
 def delete(path: StrPath) -> None:

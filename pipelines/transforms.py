@@ -267,8 +267,10 @@ class _GroupsFn(beam.DoFn):
 class _Writer(_BundleFn):
     """Writes the files of groups."""
 
-    def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
-        super().__init__(num_threads=1)
+    def __init__(
+        self, layout: Layout, directory: str, num_blocks: int, num_threads: int = 1
+    ) -> None:
+        super().__init__(num_threads)
         self._layout = layout
         self._directory = directory
         self._num_blocks = num_blocks
@@ -309,9 +311,8 @@ class _WriteSpilledFn(_Writer):
     def __init__(
         self, layout: Layout, directory: str, num_blocks: int, spill: Spill
     ) -> None:
-        super().__init__(layout, directory, num_blocks)
+        super().__init__(layout, directory, num_blocks, spill.num_threads)
         self._folder = spill.folder
-        self._num_threads = spill.num_threads
 
     def _pieces(self, group: int) -> Iterator[bytes]:
         def read(ordinal: int) -> bytes:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
+from accounting.validation import InputError
 from pipelines import batch_commands, console
 from pipelines.batch_commands import batches
 from pipelines.verify import verify
@@ -145,6 +146,8 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
         (["--runner=FlinkRunner", "--parallelism=2", "--shuffle=engine"], True),
         (["--runner=SparkRunner", "--shuffle=engine"], True),
         (["--runner=FlinkRunner", "--parallelism=4", "--shuffle=engine"], False),
+        (["--runner=flink", "--parallelism=2", "--shuffle=engine"], True),
+        (["--runner=SparkRunner", "--parallelism=4", "--shuffle=engine"], True),
         (["--runner=FlinkRunner", "--parallelism=2"], False),
         ([], False),
     ],
@@ -165,4 +168,28 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
     monkeypatch.setattr(batch_commands, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
     result = CliRunner().invoke(batches, arguments)
     assert result.exit_code == 0
-    assert ("--parallelism 3" in result.stderr) == noted
+    assert ("have 3 workers or more" in result.stderr) == noted
+
+
+def test_a_dry_run_says_what_the_job_would_do_with_a_store(
+    tmp_path: pathlib.Path,
+) -> None:
+    from . import test_storage  # registers the schemes
+
+    assert "memory" in test_storage.STORES
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", "--out=memory://host/dry", "--batch-size=100",
+        "--epochs=1", "--dry-run", "--json",
+    ]  # fmt: skip
+
+    def run(*more: str) -> Result:
+        return CliRunner().invoke(batches, [*arguments, *more])
+
+    # The local runner's files are temporary ones then, whatever Beam calls it.
+    for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
+        assert json.loads(run(*more).stdout)["shuffle"] == "files"
+    assert json.loads(run("--runner=flink").stdout)["shuffle"] == "engine"
+    refused = run("--scratch=memory://host/scratch").exception
+    assert isinstance(refused, InputError)
+    assert "on this machine" in str(refused)

@@ -615,6 +615,48 @@ def test_a_folder_for_the_shuffle_is_one_users_and_one_jobs(
         pass
 
 
+def test_the_shuffle_is_gone_before_the_job_counts_as_finished(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
+    scratch, delete = tmp_path / "scratch", storage.delete_folder
+
+    def killed(path: storage.StrPath) -> None:
+        if str(path).startswith(str(scratch)):
+            raise KeyboardInterrupt
+        delete(path)
+
+    def write() -> None:
+        write_batches(
+            dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file,
+            scratch=scratch,
+        )  # fmt: skip
+
+    monkeypatch.setattr(storage, "delete_folder", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert len(os.listdir(scratch)) == 1
+    monkeypatch.setattr(storage, "delete_folder", delete)
+    write()  # the same command cleans up
+    assert not os.listdir(scratch)
+    assert verify(tmp_path / "o").findings == ()
+
+
+def test_rows_of_another_user_are_not_taken_for_those_of_the_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = str(tmp_path / "scratch"), str(tmp_path / "o")
+    folder = poisson_batching._spill_folder(out, place, "public")
+    assert poisson_batching._spill_folder(out, place, "public") == folder
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(InputError, match="of this user"):
+        poisson_batching._spill_folder(out, place, "public")
+
+
 # Keys.
 
 
