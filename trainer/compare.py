@@ -32,11 +32,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from accounting.plan import POISSON
-from accounting.validation import InputError
+from accounting.validation import InputError, check_choice
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from trainer.method_settings import NON_PRIVATE
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings import TrainSettings
+from trainer.tasks import METRICS
 
 #: What a trial was asked to do, beside its run.
 _FLAGS_SUFFIX = ".flags.json"
@@ -218,16 +219,19 @@ def _is_finished(run: pathlib.Path) -> bool:
     return path.exists() and bool(read_json(path)["complete"])
 
 
-def check_train_flags(arguments: Sequence[str], rest: Sequence[str]) -> TrainSettings:
+def check_train_flags(
+    arguments: Sequence[str], rest: Sequence[str], *, metric: str
+) -> TrainSettings:
     """Returns the settings of `dpsgd train`, before any batches are made.
 
     Args:
       arguments: What is set for a trial, its folders but for the batches included.
       rest: What the user adds.
+      metric: What the runs are judged by.
 
     Raises:
-      InputError: a flag of ``OWN_FLAGS`` in ``rest``, or what `train` would refuse
-        before it reads a file.
+      InputError: a flag of ``OWN_FLAGS`` in ``rest``, what `train` would refuse before
+        it reads a file, or a metric that the runs will not have.
     """
     from trainer.commands import train_request
 
@@ -238,6 +242,9 @@ def check_train_flags(arguments: Sequence[str], rest: Sequence[str]) -> TrainSet
                 "it out."
             )
     settings: TrainSettings = train_request(["--batches=.", *arguments, *rest]).settings
+    # What a metric of the user's own is called is known when it is loaded.
+    if settings.metric is None:
+        check_choice("metric", metric, METRICS[settings.task])
     return settings
 
 

@@ -160,7 +160,8 @@ def _check_train_flags(
             # The noise is not known yet; any will do.
             f"--method={method}", *_train_flags(flags, method, 1.0),
         )  # fmt: skip
-        check_train_flags(arguments, (*rest, *own.get(method, ())))
+        more = (*rest, *own.get(method, ()))
+        check_train_flags(arguments, more, metric=flags["metric"])
 
 
 def _noise(comparison: Any, flags: dict[str, Any]) -> dict[float, float]:

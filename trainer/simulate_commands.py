@@ -190,8 +190,11 @@ def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSet
         # The noise is not known yet; any will do.
         "--noise-multiplier=1",
     )  # fmt: skip
-    found = [check_train_flags((*common, f"--learning-rate={r}"), rest) for r in rates]
-    return found[0]
+    for rate in rates:
+        arguments = (*common, f"--learning-rate={rate}")
+        settings = check_train_flags(arguments, rest, metric=flags["metric"])
+    # They differ in their learning rate alone.
+    return settings
 
 
 def _protocol(

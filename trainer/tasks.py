@@ -45,6 +45,13 @@ LOSSES = {
     "poisson": OTHER,
 }
 
+#: Names of each task's held-out metrics, the one to judge by first.
+METRICS = {
+    BINARY: ("auc", "log_loss", "accuracy"),
+    CLASSES: ("accuracy", "log_loss"),
+    OTHER: ("loss",),
+}
+
 #: Name -> value; None where it is not defined.
 Metrics = dict[str, float | int | None]
 

@@ -18,7 +18,7 @@ from trainer.clipping import (
 )
 from trainer.losses import loss_by_name, loss_of_ones_own
 from trainer.models import TrainableModel, check_model
-from trainer.tasks import LOSSES, Scores, metric_names
+from trainer.tasks import LOSSES, METRICS, Scores, metric_names
 from trainer.tf_privacy import keras, tf
 
 CLIP = 0.4
@@ -351,6 +351,16 @@ def test_metrics_of_classes_by_hand() -> None:
             "log_loss": pytest.approx(losses.mean()),
             "num_examples": 3,
         }
+
+
+@pytest.mark.parametrize("task", sorted(set(LOSSES.values())))
+def test_the_metrics_of_a_task_are_known_before_there_are_any(task: str) -> None:
+    scores = Scores(task)
+    labels, outputs = np.array([0, 1]), np.array([[0.5, 2.0], [1.0, 3.0]])
+    if task == "binary":
+        outputs = outputs[:, :1]
+    scores.add(labels=labels, outputs=outputs, losses=np.ones(2), predictions=None)
+    assert tuple(metric_names(scores.metrics())) == METRICS[task]
 
 
 @pytest.fixture
