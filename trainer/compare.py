@@ -31,7 +31,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from accounting.plan import POISSON
 from accounting.validation import InputError, check_choice
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from trainer.method_settings import NON_PRIVATE
@@ -147,7 +146,17 @@ class Comparison:
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._say(f"batches: {sampler}, seed {seed}")
-        _dpsgd_batches(sampling, sampler, f"--out={folder}")
+        command = [
+            sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
+            f"--sampler={sampler}", *sampling.flags, f"--out={folder}", "--json",
+        ]  # fmt: skip
+        # A process of its own: Beam and TensorFlow need not know each other.
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise InputError(
+                f"Expected dpsgd batches --sampler {sampler} to succeed; its exit "
+                f"status is {done.returncode}. Its own message is above."
+            )
         return folder
 
     def _batches(self, sampler: str, seed: int) -> pathlib.Path:
@@ -184,34 +193,6 @@ class Comparison:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, pretty_json(list(arguments)))
-
-
-def _dpsgd_batches(sampling: Sampling, sampler: str, *more: str) -> dict[str, Any]:
-    """Runs `dpsgd batches`, and returns its summary."""
-    command = [
-        sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
-        f"--sampler={sampler}", *sampling.flags, *more, "--json",
-    ]  # fmt: skip
-    # A process of its own: Beam and TensorFlow need not know each other.
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise InputError(
-            f"Expected dpsgd batches --sampler {sampler} to succeed; its exit "
-            f"status is {done.returncode}. Its own message is above."
-        )
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
-
-
-def count_rows(source: str) -> int:
-    """Returns the number of rows that `dpsgd batches` finds; writes nothing.
-
-    Raises:
-      InputError: `dpsgd batches` refuses them; its own message is on the terminal.
-    """
-    sampling = Sampling(source=source, flags=("--batch-size=1", "--num-steps=1"))
-    summary = _dpsgd_batches(sampling, POISSON, "--out=.", "--dry-run")
-    return int(summary["num_examples"])
 
 
 def _is_finished(run: pathlib.Path) -> bool:

@@ -233,10 +233,10 @@ def _reference(flags: dict[str, Any]) -> Any:
     """Returns the plan and the noise of the run that is predicted."""
     from accounting.comparison import Question
     from accounting.tan import Configuration
+    from pipelines.parquet_blocks import list_blocks
     from trainer import privacy
-    from trainer.compare import count_rows
 
-    num_examples = count_rows(flags["source"])
+    num_examples = list_blocks(flags["source"]).num_examples
     num_steps, num_epochs = plans.steps_and_epochs(
         num_examples,
         flags["batch_size"],

@@ -250,8 +250,6 @@ def _check_taken_up_again(
     from trainer.compare import _train as real
 
     monkeypatch.setattr("trainer.compare._train", train)
-    # The job that counts takes seconds, and was seen above.
-    monkeypatch.setattr("trainer.compare.count_rows", lambda source: 400)
     again = _simulate(*common, "--run-reference")
     assert again.exception is None, again.output
     assert len(trained) == 1
