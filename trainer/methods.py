@@ -9,7 +9,7 @@ import math
 
 from trainer import bam, clipping
 from trainer.clipping import GradientSum
-from trainer.method_settings import BAM, BAM_SAM, MODEL_MIX, NON_PRIVATE
+from trainer.method_settings import BAM, BAM_SAM, NON_PRIVATE
 from trainer.models import TrainableModel
 from trainer.settings import TrainSettings
 
@@ -42,12 +42,10 @@ def gradient_sum(
         return clipping.plain_sum(model)
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
     assert clip is not None  # checked by the settings
-    if settings.method == MODEL_MIX and settings.linf_factor not in (None, 1):
-        assert settings.linf_factor is not None
-        cap = clip / math.sqrt(settings.linf_factor)
-        return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
     if settings.method != BAM:
-        return clipping.clipped_sum(model, l2_norm_clip=clip)
+        factor = settings.linf_factor or 1
+        cap = clip / math.sqrt(factor) if factor > 1 else None
+        return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
     assert settings.bam_radius is not None  # checked by the settings
     return bam.bam_sum(
         model,
