@@ -13,7 +13,7 @@ import click
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
-from trainer.method_settings import BAM, DP_SAT, DP_SGD, NON_PRIVATE
+from trainer.method_settings import DP_SGD_RELEASES, NON_PRIVATE
 from trainer.settings import DENSE_NOISE, LAZY_NOISE
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ TRAINER = "trainer"
 #: Trials by default: about a minute at most, on a few hundred steps.
 _TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
 _MOST_TRIALS = 10**8
-#: Methods whose released sums are those of DP-SGD.
-_METHODS = (DP_SGD, BAM, DP_SAT)
 MEANING = (
     "A lower bound is a fact about this mechanism on its worst-case data; no better "
     "proof can go below it. Its absence proves nothing: privacy comes from the "
@@ -173,10 +171,10 @@ def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
             )
     check_finished(run)
     record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
-    if record.method not in (*_METHODS, NON_PRIVATE):
+    if record.method not in (*DP_SGD_RELEASES, NON_PRIVATE):
         raise InputError(
-            f"Expected method={record.method!r} to be one of {', '.join(_METHODS)}: "
-            "only what DP-SGD releases is audited."
+            f"Expected method={record.method!r} to be one of "
+            f"{', '.join(DP_SGD_RELEASES)}: only what DP-SGD releases is audited."
         )
     statement = privacy.run_statement(record, manifest, delta=flags["delta"])
     assert record.l2_norm_clip is not None  # of a private run

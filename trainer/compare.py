@@ -148,7 +148,7 @@ class Comparison:
         self._say(f"batches: {sampler}, seed {seed}")
         command = [
             sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
-            f"--sampler={sampler}", *sampling.flags, f"--out={folder}", "--json",
+            f"--sampler={sampler}", *sampling.flags, f"--out={folder}",
         ]  # fmt: skip
         # A process of its own: Beam and TensorFlow need not know each other.
         done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)

@@ -31,6 +31,8 @@ DP_SAT = "dp-sat"
 MODEL_MIX = "model-mix"
 NON_PRIVATE = "non-private"
 METHODS = (DP_SGD, BAM, DP_SAT, MODEL_MIX, NON_PRIVATE)
+#: Methods that release DP-SGD's noisy sums, and so have its accounting.
+DP_SGD_RELEASES = (DP_SGD, BAM, DP_SAT)
 
 #: A second gradient, or the exact derivative by a product with the Hessian.
 BAM_SAM = "sam"

@@ -10,7 +10,7 @@ import click
 
 from accounting import plan as plans
 from accounting.validation import InputError, check_float, check_int
-from trainer.method_settings import BAM, DP_SAT, DP_SGD
+from trainer.method_settings import DP_SGD, DP_SGD_RELEASES
 from trainer.settings import TrainSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
@@ -51,7 +51,7 @@ _LARGEST_EPSILON = 700.0
 )
 @click.option(
     "--method",
-    type=click.Choice((DP_SGD, BAM, DP_SAT)),
+    type=click.Choice(DP_SGD_RELEASES),
     default=DP_SGD,
     show_default=True,
 )
