@@ -32,7 +32,7 @@ from pipelines.manifest import (
 from trainer import privacy
 from trainer.held_out import HeldOut
 from trainer.method_settings import NON_PRIVATE, gradients_text
-from trainer.run_record import NOISE_KEY_NAME, RECORD_NAME, RUN_NAMES, RunRecord
+from trainer.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
 from trainer.settings import LABEL, TrainSettings
 from trainer.tasks import BINARY, OTHER
 
@@ -216,14 +216,13 @@ def check_run_folder(run: pathlib.Path) -> bool:
 
 
 def _check_key(request: Request) -> None:
-    path = request.noise_key_file
-    if path is None:
-        path = request.run / PRIVATE_NAME / NOISE_KEY_NAME
-    elif path.resolve().is_relative_to(request.run.resolve()):
+    given = request.noise_key_file
+    if given and given.resolve().is_relative_to(request.run.resolve()):
         raise InputError(
-            f"Expected --noise-key-file {path} outside of --out {request.run}; leave "
+            f"Expected --noise-key-file {given} outside of --out {request.run}; leave "
             "it away to keep the key in the run's private folder."
         )
+    path = noise_key_path(request.run, given)
     if path.exists():
         read_key_file(path)
 

@@ -385,12 +385,13 @@ def open_run(
     if not resumes:
         run.mkdir(parents=True, exist_ok=True)
         (run / PRIVATE_NAME).mkdir(mode=0o700)
-    return read_or_create_key_file(_noise_key_path(run, noise_key_file))
+    return read_or_create_key_file(noise_key_path(run, noise_key_file))
 
 
-def _noise_key_path(
+def noise_key_path(
     run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
 ) -> pathlib.Path:
+    """Returns where the noise key of a run is, or is to be."""
     if noise_key_file is not None:
         return pathlib.Path(noise_key_file)
     return run / PRIVATE_NAME / NOISE_KEY_NAME
@@ -425,7 +426,7 @@ def read_noise_key(
     Raises:
       InputError: there is none, or it is refused.
     """
-    path = _noise_key_path(run, noise_key_file)
+    path = noise_key_path(run, noise_key_file)
     if not path.exists():
         raise InputError(
             f"Expected noise key file {path} to exist. Give the key that the run was "
