@@ -11,6 +11,9 @@ from accounting.plan import DpSgdPlan
 from accounting.relations import REPLACE_SPECIAL, check_relation
 from accounting.validation import InputError
 
+#: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
+LARGEST_DESIGN_EPSILON = 700.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
@@ -65,7 +68,7 @@ class Question:
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
         )
-        return min(untruncated.guarantee, 700.0)
+        return min(untruncated.guarantee, LARGEST_DESIGN_EPSILON)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,6 @@ from trainer.method_settings import DP_SGD, DP_SGD_RELEASES
 from trainer.settings import TrainSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
-#: Beyond it no cap of truncated batches is computed.
-_LARGEST_EPSILON = 700.0
 
 
 @click.command(
@@ -204,6 +202,7 @@ def _protocol(
     settings: TrainSettings,
 ) -> tuple[Any, Any]:
     """Returns what is to be done, and the privacy statement of the reference."""
+    from accounting.comparison import LARGEST_DESIGN_EPSILON
     from trainer import privacy
     from trainer.method_settings import gradients_text
     from trainer.simulation import Protocol
@@ -219,7 +218,8 @@ def _protocol(
     names = ("seeds", "method", "l2_norm_clip", "metric", "weights", "confidence")
     protocol = Protocol(
         reference=reference,
-        epsilon=flags["epsilon"] or min(statement.epsilon.guarantee, _LARGEST_EPSILON),
+        epsilon=flags["epsilon"]
+        or min(statement.epsilon.guarantee, LARGEST_DESIGN_EPSILON),
         delta=flags["delta"],
         batch_sizes=sizes,
         learning_rates=flags["learning_rates"],
