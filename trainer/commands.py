@@ -32,15 +32,18 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _sizes(
-    context: click.Context, parameter: click.Parameter, text: str
-) -> tuple[int, ...]:
-    del context, parameter  # the text says it all
+def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
+    """Returns integers that are separated by commas; empty parts are skipped.
+
+    Raises:
+      InputError: name, value, and an example.
+    """
     try:
-        return tuple(int(size) for size in text.split(",") if size)
+        return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise InputError(
-            f"Expected hidden={text!r} to be integers separated by commas, as 64,32."
+            f"Expected {name}={text!r} to be integers separated by commas, as "
+            f"{example}."
         ) from None
 
 
@@ -171,7 +174,7 @@ def _sizes(
     "--hidden",
     default="64,32",
     show_default=True,
-    callback=_sizes,
+    callback=lambda _, parameter, text: integers(parameter.name, text, example="64,32"),
     help="Sizes of the hidden layers.",
 )
 @click.option(

@@ -144,8 +144,10 @@ def _check(
 ) -> tuple[tuple[int, ...], TrainSettings]:
     """Returns batch sizes and settings; refuses what can be before a file is read."""
     from accounting import tan
+    from trainer.commands import integers
 
-    sizes = _sizes(flags["small_batch_sizes"])
+    name = "small_batch_sizes"
+    sizes = tuple(sorted(integers(name, flags[name], example="64,128,256")))
     check_int("batch_size", flags["batch_size"], at_least=1)
     tan.check_sizes(sizes, flags["batch_size"])
     check_int("seeds", flags["seeds"], at_least=1)
@@ -162,16 +164,6 @@ def _check(
         if flags[name] is not None:
             check_float(name, flags[name], above=0)
     return sizes, _check_train_flags(flags, rest)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted(int(size) for size in text.split(",") if size))
-    except ValueError:
-        raise InputError(
-            f"Expected small_batch_sizes={text!r} to be integers separated by commas, "
-            "as 64,128,256."
-        ) from None
 
 
 def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSettings:
