@@ -33,7 +33,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 
 import numpy as np
 
@@ -117,7 +116,7 @@ class Trials:
         return min(1.0, self.plan.num_steps * probability)
 
 
-def carry_out(run: SmallRun, say: Callable[[str], None] = lambda _: None) -> Trials:
+def carry_out(run: SmallRun) -> Trials:
     """Makes batches, trains, and scores every canary.
 
     Raises:
@@ -129,9 +128,7 @@ def carry_out(run: SmallRun, say: Callable[[str], None] = lambda _: None) -> Tri
             np.frombuffer(secrets.token_bytes(NUM_CANARIES // 8), np.uint8)
         ).astype(bool)
         _write_table(folder, is_real * _SLOPE * run.l2_norm_clip)
-        say("batches of canaries")
         _make_batches(folder, run)
-        say("training on them")
         manifest = read_manifest(folder / "batches")
         iterates = _train(folder, run, manifest)
         scores = _score(iterates, run, manifest.plan)
