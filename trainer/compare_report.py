@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pipelines.manifest import write_atomically
 from trainer.aggregation_settings import OMV
 from trainer.compare import Outcome
+from trainer.plots import write_png
 
 _HEADINGS = ("batches", "method", "weights", "noise", "eps ≤", "eps ≥")
 
@@ -102,9 +101,7 @@ def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     figure.suptitle(title)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(path, buffer.getvalue())
+    write_png(figure, path)
 
 
 def _panel(outcome: Outcome) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The training curve as an image."""
+"""Images of a run, each whole or not there: the training curve, for one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import io
 import pathlib
 from typing import Any
 
+from accounting.plots import new_figure
 from pipelines.manifest import write_atomically
 from trainer.tasks import in_words, metric_names
+
+
+def write_png(figure: Any, path: pathlib.Path) -> None:
+    """Writes a figure of Matplotlib."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())
 
 
 def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) -> None:
@@ -18,12 +26,7 @@ def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) 
       path: Where the PNG goes.
       title: One line above the plot.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left = figure.add_subplot()
+    figure, left = new_figure(7, 4)
     steps = [point["step"] for point in points]
     for index, name in enumerate(metric_names(points[-1])[:2]):
         axes = left if index == 0 else left.twinx()
@@ -35,6 +38,4 @@ def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) 
     left.set_xlabel("step")
     left.set_title(title)
     left.grid(alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(path, buffer.getvalue())
+    write_png(figure, path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pipelines.manifest import write_atomically
+from accounting.plots import new_figure
+from trainer.plots import write_png
 from trainer.simulation import (
     Protocol,
     Simulation,
@@ -198,12 +198,7 @@ class Report:
 
     def plot(self, path: pathlib.Path) -> None:
         """Draws runs, lines, intervals and, hollow, the reference run."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
+        figure, axes = new_figure(7, 4.5)
         for index, one in enumerate(self._simulations):
             self._draw(axes, one, f"C{index}")
         large = self._protocol.reference.plan.expected_batch_size
@@ -216,9 +211,7 @@ class Report:
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         axes.set_title("Simulated runs are not private", fontsize="medium")
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=120)
-        write_atomically(path, buffer.getvalue())
+        write_png(figure, path)
 
     def _draw(self, axes: Any, one: Simulation, color: str) -> None:
         protocol, found = self._protocol, one.prediction
