@@ -176,14 +176,14 @@ def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
             f"Expected method={record.method!r} to be one of "
             f"{', '.join(DP_SGD_RELEASES)}: only what DP-SGD releases is audited."
         )
-    statement = privacy.run_statement(record, manifest, delta=flags["delta"])
+    noise, delta = privacy.check_run(record, manifest, delta=flags["delta"])
     assert record.l2_norm_clip is not None  # of a private run
     return _subject(
-        statement.plan,
+        manifest.plan,
         flags,
-        noise_multiplier=statement.noise_multiplier,
+        noise_multiplier=noise,
         l2_norm_clip=record.l2_norm_clip,
-        delta=statement.delta,
+        delta=delta,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting import bounds, statement
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.validation import InputError, check_float
 from pipelines.manifest import Manifest
 from trainer.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
 from trainer.run_record import RunRecord, check_execution
@@ -91,8 +91,10 @@ def plan_statement(
     )
 
 
-def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None) -> Any:
-    """Returns the privacy statement of a run that executed its plan.
+def check_run(
+    record: RunRecord, manifest: Manifest, *, delta: float | None
+) -> tuple[float, float]:
+    """Returns noise multiplier and delta of a private run that executed its plan.
 
     Args:
       record: What was executed.
@@ -100,7 +102,8 @@ def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None)
       delta: The delta to state; the record's if None.
 
     Raises:
-      InputError: the run is not private, not complete, or of other batches.
+      InputError: the run is not private, not complete, or of other batches, or there
+        is no delta.
     """
     if record.method == NON_PRIVATE:
         raise InputError(
@@ -111,10 +114,21 @@ def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None)
     delta = delta if delta is not None else record.target_delta
     if delta is None:
         raise InputError("Expected --delta; the run was trained without one.")
+    check_float("delta", delta, above=0, below=1)
     assert record.noise_multiplier is not None  # checked by the record
+    return record.noise_multiplier, delta
+
+
+def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None) -> Any:
+    """Returns the privacy statement of a run, with the arguments of ``check_run``.
+
+    Raises:
+      InputError: ``check_run`` refuses the run.
+    """
+    noise_multiplier, delta = check_run(record, manifest, delta=delta)
     return plan_statement(
         manifest.plan,
-        noise_multiplier=record.noise_multiplier,
+        noise_multiplier=noise_multiplier,
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
         gradients=gradients_text(record.method, record.method_settings),
