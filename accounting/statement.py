@@ -16,7 +16,7 @@ from accounting import bounds, intervals
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.relations import REPLACE_SPECIAL
-from accounting.validation import check_float
+from accounting.validation import InputError, check_float
 
 if TYPE_CHECKING:
     from accounting.model_mix import Mixing
@@ -275,17 +275,24 @@ def privacy_statement(
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
       delta: Of the claim.
-      l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said.
+      l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said;
+        with mixing it has to be, and is that of ``mixing``.
       gradients: The method and what it clips, in words: it must be a function of one
         example and of what was released before.
       mixing: How iterates were mixed, of ModelMix.  The statement gives the better of
         the bounds with and without mixing, and says which.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value out of range, or two clip norms.
     """
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
+    # The width of the mixing is in clip norms: its epsilon is of that clip norm alone.
+    if mixing is not None and mixing.l2_norm_clip != l2_norm_clip:
+        raise InputError(
+            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of the mixing, "
+            f"{mixing.l2_norm_clip!r}. Give both the clip norm of the run."
+        )
     return PrivacyStatement(
         plan=plan,
         noise_multiplier=float(noise_multiplier),

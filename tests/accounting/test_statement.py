@@ -7,7 +7,9 @@ import math
 import pytest
 
 from accounting import bounds, intervals, statement
+from accounting.model_mix import Mixing
 from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.validation import InputError
 
 
 def make(small_plan, sampler="truncated-poisson", **changes):
@@ -101,3 +103,11 @@ def test_what_was_proven_is_printed_with_all_its_digits(small_plan):
         unproven = intervals.Bounds(upper=upper, lower=1.0, method="a lower bound")
         claim = dataclasses.replace(said, epsilon=unproven).claim
         assert claim.endswith(f" {delta!r}.")
+
+
+@pytest.mark.parametrize("stated", [None, 0.5, 2.0])
+def test_the_clip_norm_that_is_stated_is_the_one_of_the_mixing(small_plan, stated):
+    mixing = Mixing(mix_width=0.2, l2_norm_clip=1.0)
+    with pytest.raises(InputError, match=f"l2_norm_clip={stated!r} .* 1.0"):
+        make(small_plan, "poisson", l2_norm_clip=stated, mixing=mixing)
+    assert make(small_plan, "poisson", mixing=mixing).l2_norm_clip == 1.0
