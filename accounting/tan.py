@@ -26,6 +26,7 @@ import math
 
 from accounting import bounds
 from accounting import plan as plans
+from accounting.comparison import Question
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
 
@@ -125,21 +126,15 @@ def _smaller(
     num_steps, num_epochs = plans.steps_and_epochs(
         plan.num_examples, batch_size, epochs=None, num_steps=plan.num_steps
     )
-    cap = None
-    if plan.sampler == plans.TRUNCATED_POISSON:
-        cap = bounds.smallest_truncated_batch_size(
-            num_examples=plan.num_examples,
-            expected_batch_size=batch_size,
-            num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
-        )
-    return dataclasses.replace(
-        plan,
+    question = Question(
+        num_examples=plan.num_examples,
         expected_batch_size=batch_size,
+        num_steps=num_steps,
         num_epochs=num_epochs,
-        truncated_batch_size=cap,
+        epsilon=epsilon,
+        delta=delta,
     )
+    return question.plan(plan.sampler)
 
 
 def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
