@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,9 +155,3 @@ def test_only_poisson_batches_with_noise() -> None:
     )
     with pytest.raises(InputError, match="sampler='dynamic-shuffle'"):
         Configuration(plan=shuffled, noise_multiplier=2.0)
-
-
-def test_docstring_example_runs() -> None:
-    result = doctest.testmod(tan)
-    assert result.attempted > 0
-    assert result.failed == 0
