@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,11 +72,7 @@ def test_published_noise_of_simulated_runs(size: int, published: float) -> None:
     # Three digits are printed.
     assert small.noise_multiplier == pytest.approx(published, rel=6e-3)
     assert small.estimate(delta=8e-7).epsilon == pytest.approx(8.215, abs=6e-4)
-    # The closed form is the same; the truth is not.
-    true = bounds.epsilon(
-        small.plan, noise_multiplier=small.noise_multiplier, delta=8e-7
-    )
-    assert true.guarantee > 18
+    # The closed form is the same; the truth is not: test_cross_checks asks for it.
 
 
 @pytest.mark.parametrize(
@@ -143,15 +141,10 @@ def test_sizes_that_give_no_line_are_refused(
     tan.check_sizes((128, 256), 16384)
 
 
-def test_only_poisson_batches_with_noise() -> None:
+def test_only_poisson_batches_with_noise(
+    small_plan: Callable[[str], DpSgdPlan],
+) -> None:
     with pytest.raises(InputError, match="noise_multiplier=0"):
         configuration(10, 0.0, 20, 100)
-    shuffled = DpSgdPlan(
-        sampler="dynamic-shuffle",
-        num_examples=100,
-        expected_batch_size=10,
-        num_steps=20,
-        num_epochs=2,
-    )
     with pytest.raises(InputError, match="sampler='dynamic-shuffle'"):
-        Configuration(plan=shuffled, noise_multiplier=2.0)
+        Configuration(plan=small_plan("dynamic-shuffle"), noise_multiplier=2.0)
