@@ -25,10 +25,8 @@ import math
 import numpy as np
 
 from accounting import bounds, truncated_poisson
-from accounting import plan as plans
 from accounting.audit import Claim, Finding
 from accounting.audit_bounds import Profile
-from accounting.plan import DpSgdPlan
 
 #: Noise multipliers are tried on a grid, in steps of 1.5 %.
 _STEPS_PER_DOUBLING = 48
@@ -67,7 +65,8 @@ class _Family:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._epsilons = claim.epsilon * np.linspace(0, 1, _POINTS) ** 2
+        epsilons = claim.epsilon * np.linspace(0, 1, _POINTS) ** 2
+        self._epsilons = tuple(map(float, epsilons))
         self._profile = functools.cache(self._make_profile)
 
     def noise(self, place: int) -> float:
@@ -90,16 +89,19 @@ class _Family:
 
     def _make_profile(self, place: int) -> Profile:
         plan = self._claim.plan
-        answers = bounds.delta_curve(
-            _open_plan(plan),
-            noise_multiplier=self.noise(place),
-            epsilons=map(float, self._epsilons),
-        )
-        deltas = [
-            found.guarantee + _truncation(plan, float(epsilon))
-            for epsilon, found in zip(self._epsilons, answers, strict=True)
-        ]
-        return Profile(epsilons=tuple(self._epsilons), deltas=tuple(deltas))
+        noise, epsilons = self.noise(place), self._epsilons
+        if plan.truncated_batch_size is None:
+            answers = bounds.delta_curve(
+                plan, noise_multiplier=noise, epsilons=epsilons
+            )
+            deltas = [found.guarantee for found in answers]
+        else:
+            # The better of two theorems would take seconds per point.
+            deltas = [
+                truncated_poisson.additive_delta(plan, noise, epsilon)
+                for epsilon in epsilons
+            ]
+        return Profile(epsilons=epsilons, deltas=tuple(deltas))
 
 
 def _effective_noise(family: _Family, finding: Finding) -> EffectiveNoise:
@@ -119,16 +121,3 @@ def _effective_noise(family: _Family, finding: Finding) -> EffectiveNoise:
         noise_multiplier=family.noise(high),
         epsilon=family.epsilon(high),
     )
-
-
-def _open_plan(plan: DpSgdPlan) -> DpSgdPlan:
-    """Returns the plan without its cap, whose profile takes seconds per point."""
-    if plan.truncated_batch_size is None:
-        return plan
-    return dataclasses.replace(plan, sampler=plans.POISSON, truncated_batch_size=None)
-
-
-def _truncation(plan: DpSgdPlan, epsilon: float) -> float:
-    if plan.truncated_batch_size is None:
-        return 0.0
-    return truncated_poisson.truncation_delta(plan, epsilon)

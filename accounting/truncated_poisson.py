@@ -65,6 +65,16 @@ def truncation_probability(plan: DpSgdPlan) -> float:
     )
 
 
+def any_truncation_probability(plan: DpSgdPlan) -> float:
+    """Returns a bound on the probability that any step is truncated; 0 without a cap.
+
+    By so much at most does any probability differ from that under untruncated sampling.
+    """
+    if plan.truncated_batch_size is None:
+        return 0.0
+    return min(1.0, plan.num_steps * truncation_probability(plan))
+
+
 def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction."""
     probability = truncation_probability(plan)
@@ -166,6 +176,15 @@ def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
 
 def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
     return poisson.composes(plan, noise_multiplier / 2)
+
+
+def additive_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns the delta of the additive bound, which is much faster than the mixture.
+
+    ``delta`` may be less, by the mixture.
+    """
+    untruncated = poisson.delta(plan, noise_multiplier, epsilon).guarantee
+    return min(1.0, untruncated + truncation_delta(plan, epsilon))
 
 
 def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:

@@ -144,7 +144,7 @@ def _truncated(plan: DpSgdPlan) -> Case:
     open_plan = dataclasses.replace(
         plan, sampler=plans.POISSON, truncated_batch_size=None
     )
-    slack = min(1.0, plan.num_steps * truncated_poisson.truncation_probability(plan))
+    slack = truncated_poisson.any_truncation_probability(plan)
     return dataclasses.replace(
         worst_case(open_plan),
         slack=slack,

@@ -110,10 +110,7 @@ class Trials:
     @property
     def slack(self) -> float:
         """Probability that a step is truncated, which would tie rows together."""
-        if self.plan.truncated_batch_size is None:
-            return 0.0
-        probability = truncated_poisson.truncation_probability(self.plan)
-        return min(1.0, self.plan.num_steps * probability)
+        return truncated_poisson.any_truncation_probability(self.plan)
 
 
 def carry_out(run: SmallRun) -> Trials:

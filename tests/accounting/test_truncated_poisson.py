@@ -161,6 +161,27 @@ def test_binomial_tail_by_hand():
     assert truncated_poisson.tail_probability(3, 0.5, -1) == 1.0
 
 
+def test_probability_that_any_step_is_truncated_by_hand():
+    """Both of two examples are in a step with probability 1/4; at most one is kept."""
+    for steps, expected in ((1, 0.25), (3, 0.75), (10, 1.0)):
+        found = truncated_poisson.any_truncation_probability(plan(1, 1, 2, steps))
+        assert found == pytest.approx(expected, rel=1e-8)
+    open_plan = DpSgdPlan(
+        sampler="poisson", num_examples=2, expected_batch_size=1, num_steps=3
+    )
+    assert truncated_poisson.any_truncation_probability(open_plan) == 0.0
+
+
+def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():
+    example = plan(100, 146, 10_000, 200)
+    epsilon = truncated_poisson.additive_epsilon(example, 1.0, 1e-2)
+    additive = truncated_poisson.additive_delta(example, 1.0, epsilon)
+    # Their grids differ by 1e-4; without the truncation a tenth would be missing.
+    assert additive == pytest.approx(1e-2, rel=1e-3)
+    assert truncated_poisson.truncation_delta(example, epsilon) > 0.1 * additive
+    assert truncated_poisson.delta(example, 1.0, epsilon).guarantee <= additive
+
+
 def test_approaches_poisson_as_the_cap_grows():
     poisson = bounds.epsilon(
         DpSgdPlan(
