@@ -18,6 +18,7 @@ References:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -105,19 +106,15 @@ class _Family:
 
 
 def _effective_noise(family: _Family, finding: Finding) -> EffectiveNoise:
-    low, high = _LEAST, _MOST
-    if not family.refutes(finding, high):
+    if not family.refutes(finding, _MOST):
         return EffectiveNoise(
             confidence=finding.confidence, noise_multiplier=None, epsilon=0.0
         )
-    while low < high:
-        middle = (low + high) // 2
-        if family.refutes(finding, middle):
-            high = middle
-        else:
-            low = middle + 1
+    place = _LEAST + bisect.bisect_left(
+        range(_LEAST, _MOST), True, key=lambda place: family.refutes(finding, place)
+    )
     return EffectiveNoise(
         confidence=finding.confidence,
-        noise_multiplier=family.noise(high),
-        epsilon=family.epsilon(high),
+        noise_multiplier=family.noise(place),
+        epsilon=family.epsilon(place),
     )
