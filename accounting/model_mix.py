@@ -349,7 +349,7 @@ def noise_multiplier(
     # A first guess: mixing at its best spares most of the noise.
     value = smallest_noise(log_excess, max(plain.guarantee / 3, 1e-3))
     for _ in range(_MOST_TRIES):
-        if not 0 < value < plain.guarantee:
+        if value >= plain.guarantee:
             break
         value = round_up(value, 6)
         answer = _delta(plan, mixing, value, epsilon)
