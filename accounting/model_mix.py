@@ -261,12 +261,25 @@ def _method(plan: DpSgdPlan, order: int) -> str:
     return f"{METHOD}, Rényi order {order}{truncated}"
 
 
-def _holds(
-    plan: DpSgdPlan, mixing: Mixing, noise_multiplier: float, order: int
-) -> bool:
+def _better(
+    plan: DpSgdPlan,
+    mixing: Mixing,
+    noise_multiplier: float,
+    plain: Bounds,
+    value: float,
+    order: int,
+) -> Bounds:
+    """Returns the better of ``plain`` and ``value``, which is by mixing.
+
+    Mixing is believed only if its cover holds; that is asked last, as it takes longest.
+    """
+    if value >= plain.guarantee:
+        return plain
     shift, _ = _most_shift(noise_multiplier, mixing.linf_factor)
     width = mixing.width(plan) / noise_multiplier
-    return equal_coordinates_lose_most(shift, width, order)
+    if not equal_coordinates_lose_most(shift, width, order):
+        return plain
+    return Bounds(upper=value, method=_method(plan, order))
 
 
 def epsilon(
@@ -300,10 +313,7 @@ def epsilon(
     else:
         value = needed_at(float(delta))
     # Truncation asks at several deltas: the cover has to be of all orders.
-    order = max(orders)
-    if value >= plain.guarantee or not _holds(plan, mixing, noise, order):
-        return plain
-    return Bounds(upper=value, method=_method(plan, order))
+    return _better(plan, mixing, noise, plain, value, max(orders))
 
 
 def delta(
@@ -323,9 +333,7 @@ def _delta(
         return plain
     log_value, order = _log_delta(plan, mixing, noise_multiplier, epsilon)
     value = math.exp(min(log_value, 0.0))
-    if value >= plain.guarantee or not _holds(plan, mixing, noise_multiplier, order):
-        return plain
-    return Bounds(upper=value, method=_method(plan, order))
+    return _better(plan, mixing, noise_multiplier, plain, value, order)
 
 
 def noise_multiplier(
