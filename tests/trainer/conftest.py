@@ -8,6 +8,7 @@ import io
 import json
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from pipelines.batch_format import Column, encode_batch, write_record
+from pipelines.keys import create_key_file
 from pipelines.manifest import (
     DATASET_METADATA_KEY,
     BatchFile,
@@ -23,6 +25,7 @@ from pipelines.manifest import (
     Manifest,
     write_manifest,
 )
+from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
 DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}
@@ -114,6 +117,37 @@ def write_batches(
     )
     write_manifest(path, manifest, checksums)
     return BatchFolder(path, manifest, list(steps))
+
+
+def make_record(manifest: Manifest, **changes: Any) -> RunRecord:
+    """The record of a finished run on the batches of ``manifest``."""
+    fields: dict[str, Any] = {
+        "method": "dp-sgd",
+        "method_settings": {},
+        "num_steps_executed": manifest.plan.num_steps,
+        "complete": True,
+        "noise_multiplier": 1.5,
+        "l2_norm_clip": 1.0,
+        "expected_batch_size": manifest.plan.expected_batch_size,
+        "target_delta": 1e-3,
+        "manifest_fingerprint": manifest.fingerprint,
+        "batches_id": manifest.batches_id,
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "model": {"name": "criteo"},
+        "versions": {"numpy": "1"},
+    }
+    return RunRecord(**{**fields, **changes})
+
+
+def write_run_folder(
+    root: pathlib.Path, batches: BatchFolder, **changes: Any
+) -> pathlib.Path:
+    """A new folder with the key, the manifest and the record of a run."""
+    root.mkdir()
+    key = create_key_file(root / "private" / NOISE_KEY_NAME)
+    record = make_record(batches.manifest, **changes)
+    write_run(root, record, batches.manifest, key)
+    return root
 
 
 def write_held_out(path: pathlib.Path, rows: np.ndarray) -> pathlib.Path:

@@ -15,11 +15,11 @@ from click.testing import CliRunner, Result
 from accounting import bounds
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.keys import create_key_file
 from trainer import audit_training
 from trainer.audit_commands import audit_command
 from trainer.audit_training import Trials
-from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
+
+from .conftest import write_run_folder
 
 PLAN = (
     "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
@@ -90,38 +90,18 @@ def test_the_exit_code_reaches_the_shell(root: pathlib.Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
-    return _write_run(tmp_path / "run", small_batches, method="dp-sgd")
-
-
-def _write_run(
-    root: pathlib.Path, batches: Any, *, method: str, **settings: Any
-) -> pathlib.Path:
-    root.mkdir()
-    key = create_key_file(root / "private" / NOISE_KEY_NAME)
-    record = RunRecord(
-        method=method,
-        method_settings=settings,
-        num_steps_executed=10,
-        complete=True,
-        noise_multiplier=1.5,
-        l2_norm_clip=4.0,
-        expected_batch_size=8,
-        target_delta=1e-3,
-        manifest_fingerprint=batches.manifest.fingerprint,
-        batches_id=batches.manifest.batches_id,
-        optimizer={},
-        model={},
-        versions={},
-    )
-    write_run(root, record, batches.manifest, key)
-    return root
+    return write_run_folder(tmp_path / "run", small_batches, l2_norm_clip=4.0)
 
 
 def test_a_run_that_releases_something_else_is_refused(
     tmp_path: pathlib.Path, small_batches: Any
 ) -> None:
-    settings = {"mix_width": 0.1, "linf_factor": 4}
-    run = _write_run(tmp_path / "mix", small_batches, method="model-mix", **settings)
+    run = write_run_folder(
+        tmp_path / "mix",
+        small_batches,
+        method="model-mix",
+        method_settings={"mix_width": 0.1, "linf_factor": 4},
+    )
     assert "method='model-mix' to be one of dp-sgd, bam, dp-sat" in _error(str(run))
 
 

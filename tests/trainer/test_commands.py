@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.validation import InputError
-from pipelines.keys import create_key_file
 from trainer.commands import account, train_command, train_request
-from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
+from trainer.run_record import NOISE_KEY_NAME
+
+from .conftest import write_run_folder
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLAN = [
@@ -37,26 +38,7 @@ def _error(command: Any, *arguments: str) -> str:
 
 @pytest.fixture
 def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
-    root = tmp_path / "run"
-    root.mkdir()
-    key = create_key_file(root / "private" / NOISE_KEY_NAME)
-    record = RunRecord(
-        method="dp-sgd",
-        method_settings={},
-        num_steps_executed=10,
-        complete=True,
-        noise_multiplier=1.5,
-        l2_norm_clip=1.0,
-        expected_batch_size=8,
-        target_delta=1e-3,
-        manifest_fingerprint=small_batches.manifest.fingerprint,
-        batches_id=small_batches.manifest.batches_id,
-        optimizer={},
-        model={},
-        versions={},
-    )
-    write_run(root, record, small_batches.manifest, key)
-    return root
+    return write_run_folder(tmp_path / "run", small_batches)
 
 
 def test_account_starts_fast_and_loads_neither_tensorflow_nor_beam(

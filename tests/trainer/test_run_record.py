@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from accounting.validation import InputError
-from pipelines.keys import create_key_file
-from pipelines.manifest import Manifest
 from trainer.privacy import run_statement
 from trainer.run_record import (
     MAC_NAME,
@@ -21,36 +19,14 @@ from trainer.run_record import (
     StepLedger,
     check_execution,
     read_run,
-    write_run,
 )
 
-
-def make_record(manifest: Manifest, **changes: Any) -> RunRecord:
-    fields: dict[str, Any] = {
-        "method": "dp-sgd",
-        "method_settings": {},
-        "num_steps_executed": manifest.plan.num_steps,
-        "complete": True,
-        "noise_multiplier": 1.5,
-        "l2_norm_clip": 1.0,
-        "expected_batch_size": manifest.plan.expected_batch_size,
-        "target_delta": 1e-3,
-        "manifest_fingerprint": manifest.fingerprint,
-        "batches_id": manifest.batches_id,
-        "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        "model": {"name": "criteo"},
-        "versions": {"numpy": "1"},
-    }
-    return RunRecord(**{**fields, **changes})
+from .conftest import make_record, write_run_folder
 
 
 @pytest.fixture
 def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
-    root = tmp_path / "run"
-    root.mkdir()
-    key = create_key_file(root / "private" / NOISE_KEY_NAME)
-    write_run(root, make_record(small_batches.manifest), small_batches.manifest, key)
-    return root
+    return write_run_folder(tmp_path / "run", small_batches)
 
 
 def _edit(path: pathlib.Path, **changes: Any) -> None:
@@ -133,11 +109,7 @@ def test_an_edited_manifest_copy_is_refused(run: pathlib.Path) -> None:
 def test_a_record_from_another_run_is_refused(
     run: pathlib.Path, tmp_path: pathlib.Path, small_batches: Any
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    key = create_key_file(other / "private" / NOISE_KEY_NAME)
-    record = make_record(small_batches.manifest, noise_multiplier=9.0)
-    write_run(other, record, small_batches.manifest, key)
+    other = write_run_folder(tmp_path / "other", small_batches, noise_multiplier=9.0)
     (run / RECORD_NAME).write_bytes((other / RECORD_NAME).read_bytes())
     with pytest.raises(InputError, match="another run"):
         read_run(run)
