@@ -13,6 +13,7 @@ import click
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
+from trainer import plan_flags
 from trainer.method_settings import DP_SGD_RELEASES, NON_PRIVATE
 from trainer.settings import DENSE_NOISE, LAZY_NOISE
 
@@ -52,24 +53,14 @@ class Subject:
 
 
 @click.command(name="audit")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path), required=False)
-@click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of the batches.")
+@plan_flags.options
 @click.option(
     "--claim",
     type=click.Choice(plans.SAMPLERS),
     help="Hold it against the epsilon of this sampler at the same noise.  Default: of "
     "the sampler itself.",
 )
-@click.option("--num-examples", type=int, help="Slots of the data set.")
-@click.option("--batch-size", type=int, help="Expected examples of a step.")
-@click.option("--truncated-batch-size", type=int, help="For truncated Poisson.")
-@click.option("--num-steps", type=int, help="Steps in all.")
-@click.option("--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps.")
-@click.option("--noise-multiplier", type=float, help="Noise over the clip norm.")
 @click.option("--epsilon", type=float, help="Instead: the noise this claim needs.")
-@click.option("--delta", type=float, help="Default for a run: the one it was for.")
-@click.option("--noise-key-file", type=click.Path(dir_okay=False, path_type=Path),
-              help="If it is not in the run.")  # fmt: skip
 @click.option(
     "--level",
     type=click.Choice((MECHANISM, TRAINER)),
@@ -160,17 +151,9 @@ def audit_command(
 
 def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
     from trainer import privacy
-    from trainer.run_record import check_finished, read_run
 
-    allowed = ("claim", "delta", "noise_key_file", "level", "trials", "confidence")
-    for name, value in flags.items():
-        if value is not None and name not in allowed:
-            raise InputError(
-                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
-                "and record say what was executed."
-            )
-    check_finished(run)
-    record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
+    allowed = ("claim", "level", "trials", "confidence")
+    record, manifest = plan_flags.read_run(run, flags, allowed=allowed)
     if record.method not in (*DP_SGD_RELEASES, NON_PRIVATE):
         raise InputError(
             f"Expected method={record.method!r} to be one of "
@@ -190,30 +173,11 @@ def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
 def _of_plan(flags: dict[str, Any]) -> Subject:
     from accounting import bounds
 
-    for name in ("sampler", "num_examples", "batch_size", "delta"):
-        if flags[name] is None:
-            raise InputError(
-                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
-                "a plan. See `dpsgd audit --help`."
-            )
+    needed = ("sampler", "num_examples", "batch_size", "delta")
+    plan_flags.check_complete(flags, needed, command="audit")
     if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
         raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
-    if flags["noise_key_file"] is not None:
-        raise InputError("Expected no --noise-key-file without a run.")
-    num_steps, num_epochs = plans.steps_and_epochs(
-        flags["num_examples"],
-        flags["batch_size"],
-        epochs=flags["epochs"],
-        num_steps=flags["num_steps"],
-    )
-    plan = DpSgdPlan(
-        sampler=flags["sampler"],
-        num_examples=flags["num_examples"],
-        expected_batch_size=flags["batch_size"],
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        truncated_batch_size=flags["truncated_batch_size"],
-    )
+    plan = plan_flags.plan(flags)
     noise = flags["noise_multiplier"]
     if noise is None:
         claimed = _claimed(plan, flags["claim"] or plan.sampler)

@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 
-from accounting import plan as plans
-from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from trainer import aggregation_commands
+from trainer import aggregation_commands, plan_flags
 from trainer.method_settings import (
     BAM_VARIANTS,
     DP_SGD,
@@ -273,16 +271,7 @@ def _request(flags: dict[str, Any]) -> Any:
 
 
 @click.command(name="account")
-@click.argument("run", type=_FOLDER, required=False)
-@click.option("--delta", type=float, help="Default for a run: the one it was for.")
-@click.option("--noise-key-file", type=_FILE, help="If it is not in the run.")
-@click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of a plan.")
-@click.option("--num-examples", type=int, help="Slots of the data set.")
-@click.option("--batch-size", type=int, help="Expected examples of a step.")
-@click.option("--truncated-batch-size", type=int, help="For truncated Poisson.")
-@click.option("--num-steps", type=int, help="Steps in all.")
-@click.option("--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps.")
-@click.option("--noise-multiplier", type=float, help="Noise over the clip norm.")
+@plan_flags.options
 @click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
 @click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
 @click.option("--l2-norm-clip", type=float, help="Beside --mix-width.")
@@ -305,40 +294,20 @@ def account(run: Path | None, as_json: bool, **flags: Any) -> None:
 
 def _account_run(run: Path, flags: dict[str, Any]) -> Any:
     from trainer import privacy
-    from trainer.run_record import check_finished, read_run
 
-    for name, value in flags.items():
-        if value is not None and name not in ("delta", "noise_key_file"):
-            raise InputError(
-                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
-                "and record say what was executed."
-            )
-    check_finished(run)
-    record, manifest = read_run(run, noise_key_file=flags["noise_key_file"])
-    if record.simulates:
-        click.echo(
-            f"note: this run simulates {record.simulates} with smaller batches; the "
-            "statement is of the run itself, not of what it stands for",
-            err=True,
-        )
+    record, manifest = plan_flags.read_run(run, flags)
     return privacy.run_statement(record, manifest, delta=flags["delta"])
 
 
 def _account_plan(flags: dict[str, Any]) -> Any:
     from trainer import privacy
 
-    for name in ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta"):
-        if flags[name] is None:
-            raise InputError(
-                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
-                "a plan. See `dpsgd account --help`."
-            )
-    if flags["noise_key_file"] is not None:
-        raise InputError("Expected no --noise-key-file without a run.")
+    needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
+    plan_flags.check_complete(flags, needed, command="account")
     mixing = _mixing(flags)
     method = MODEL_MIX if mixing else DP_SGD
     return privacy.plan_statement(
-        _plan(flags),
+        plan_flags.plan(flags),
         noise_multiplier=flags["noise_multiplier"],
         l2_norm_clip=flags["l2_norm_clip"],
         delta=flags["delta"],
@@ -359,20 +328,3 @@ def _mixing(flags: dict[str, Any]) -> dict[str, Any]:
     if clip is None:
         raise InputError(f"Expected --l2-norm-clip beside mix_width={width}.")
     return {"mix_width": width, "linf_factor": factor or 1}
-
-
-def _plan(flags: dict[str, Any]) -> DpSgdPlan:
-    num_steps, num_epochs = plans.steps_and_epochs(
-        flags["num_examples"],
-        flags["batch_size"],
-        epochs=flags["epochs"],
-        num_steps=flags["num_steps"],
-    )
-    return DpSgdPlan(
-        sampler=flags["sampler"],
-        num_examples=flags["num_examples"],
-        expected_batch_size=flags["batch_size"],
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        truncated_batch_size=flags["truncated_batch_size"],
-    )

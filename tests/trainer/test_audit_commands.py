@@ -121,6 +121,15 @@ def test_a_run_is_audited_with_what_it_executed(
     assert fields["if_batches_are_as_claimed"] == []
 
 
+def test_a_simulated_run_is_said_to_be_one(
+    tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    told = "expected_batch_size=4096, noise_multiplier=2.5"
+    run = write_run_folder(tmp_path / "run", small_batches, simulates=told)
+    result = _audit(str(run), "--trials=200", "--confidence=0.999999")
+    assert f"note: this run simulates {told} with smaller batches" in result.stderr
+
+
 def test_trainer_trials_are_held_against_the_small_runs_claim(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
