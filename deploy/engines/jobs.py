@@ -20,6 +20,7 @@ from deploy.engines.conditions import wait_for
 from deploy.engines.hosts import HEAD, Process
 from pipelines.spill import BLOCK_PREFIX
 from pipelines.verify import verify
+from tests.benchmarks import prepared_rows
 
 BATCH_SIZE = 1024
 _LONGEST = 900.0
@@ -74,9 +75,10 @@ class Outcome:
 
 def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
     """Makes inputs; returns a large job, and a small one for every sampler."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_rows(folder / "large", rows)
-    _write_rows(folder / "small", _ROWS_OF_SAMPLERS)
+    prepared_rows.write_rows(folder / "large", rows, link=True)
+    (folder / "small").mkdir()
+    small_file = folder / "small" / "part-0.parquet"
+    prepared_rows.write_table(small_file, _ROWS_OF_SAMPLERS, 4000)
 
     def job(size: str, count: int, sampler: str) -> Job:
         return Job(
@@ -89,16 +91,6 @@ def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
 
     small = [job("small", _ROWS_OF_SAMPLERS, sampler) for sampler in SAMPLERS]
     return job("large", rows, TRUNCATED_POISSON), small
-
-
-def _write_rows(folder: pathlib.Path, rows: int) -> None:
-    from tests.benchmarks import prepared_rows
-
-    if rows > _ROWS_OF_SAMPLERS:
-        prepared_rows.write_rows(folder, rows)
-    else:
-        folder.mkdir()
-        prepared_rows.write_table(folder / "part-0.parquet", rows, 4000)
 
 
 def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcome:

@@ -51,14 +51,23 @@ def write_table(path: pathlib.Path, num_rows: int, rows_per_group: int) -> None:
     pq.write_table(table, path, row_group_size=rows_per_group)
 
 
-def write_rows(out: pathlib.Path, num_rows: int) -> None:
-    """Writes ``num_rows`` rows to ``out``, of which 16 row groups are distinct."""
+def write_rows(out: pathlib.Path, num_rows: int, *, link: bool = False) -> None:
+    """Writes ``num_rows`` rows to ``out``, of which 16 row groups are distinct.
+
+    Args:
+      out: A new folder.
+      num_rows: Of all files together.
+      link: Whether full files, which are all alike, share one place on the disk.
+    """
     out.mkdir(parents=True)
     random = np.random.default_rng(0)
     tables = [make_table(ROWS_PER_GROUP, random) for _ in range(16)]
     for number, first in enumerate(range(0, num_rows, ROWS_PER_FILE)):
         path = out / f"part-{number:05d}.parquet"
         last = min(first + ROWS_PER_FILE, num_rows)
+        if link and number and last - first == ROWS_PER_FILE:
+            path.hardlink_to(out / "part-00000.parquet")
+            continue
         with pq.ParquetWriter(
             path, SCHEMA, compression="none", use_dictionary=False
         ) as writer:
