@@ -27,7 +27,7 @@ CLUSTERS: dict[str, Callable[..., Cluster]] = {
 _engine = click.argument("engine", type=click.Choice(parts.ENGINES))
 _rows = click.option("--rows", default=2_000_000, show_default=True, help="Large job.")
 _speed_rows = click.option(
-    "--speed-rows", default=60_000_000, show_default=True, help="On 1 and 2 workers."
+    "--speed-rows", default=50_000_000, show_default=True, help="On 1 and 2 workers."
 )
 
 
