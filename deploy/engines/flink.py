@@ -130,7 +130,7 @@ class FlinkCluster(Cluster):
     ) -> Process:
         settings = {"jobmanager.rpc.address": self._head, **settings}
         dynamic = [word for item in settings.items() for word in ("-D", "=".join(item))]
-        jars = f"{parts.cluster_jars('flink')}/*"
+        jars = f"{parts.cluster_jars('flink')}/*:{parts.job_server('flink')}"
         command = ["java", *OPENS, *options, "-cp", jars, main]
         command += ["--configDir", str(self.folder / "conf"), *dynamic]
         return self.hosts.start(host, f"flink-{name}", command, environment())

@@ -14,6 +14,9 @@ from deploy.engines.embedded import OPENS
 from deploy.engines.hosts import HEAD, Process
 
 CONFIG = parts.DEPLOY / "spark" / "spark-defaults.conf"
+#: Java passes numbers on, in processes that live as long as one job: one that compiles
+#: less and has no threads to collect garbage leaves the core to Python.
+_LITTLE_JAVA = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 _PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040
 
 
@@ -66,7 +69,8 @@ class SparkCluster(Cluster):
             "spark.driver.bindAddress": "0.0.0.0",
             "spark.driver.host": self._head,
             "spark.ui.port": str(_DRIVER_PORT),
-            "spark.executor.extraJavaOptions": " ".join(OPENS),
+            "spark.executor.extraClassPath": str(parts.job_server("spark")),
+            "spark.executor.extraJavaOptions": " ".join([*OPENS, *_LITTLE_JAVA]),
         }
         return [f"-D{name}={value}" for name, value in settings.items()]
 
