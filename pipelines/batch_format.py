@@ -205,12 +205,13 @@ def encode_batch(
 
 def _buffer(feature: Any, name: str, dtype: np.dtype[Any], count: int) -> np.ndarray:
     values: Any = feature[name].bytes_list.value if name in feature else ()
-    if len(values) != 1 or len(values[0]) != count * dtype.itemsize:
+    value = values[0] if len(values) == 1 else None  # each access makes a copy
+    if value is None or len(value) != count * dtype.itemsize:
         raise CorruptRecordError(
             f"Expected column {name} to hold {count} values of {dtype.base}."
         )
     # A sub-array dtype cannot be read from a buffer: read scalars, then shape.
-    return np.frombuffer(values[0], dtype.base).reshape((count, *dtype.shape))
+    return np.frombuffer(value, dtype.base).reshape((count, *dtype.shape))
 
 
 def _integer(feature: Any, name: str) -> int:
@@ -262,7 +263,7 @@ def write_record(write: Callable[[bytes], object], record: bytes) -> None:
     write(_CRC.pack(_masked_crc(record)))
 
 
-def iterate_records(data: bytes) -> Iterator[bytes]:
+def iterate_records(data: bytes | memoryview) -> Iterator[bytes]:
     """Yields the records of the contents of one TFRecord file.
 
     Raises:

@@ -34,8 +34,8 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,7 @@ from pipelines.criteo import (
     parse_block,
     rows_table,
 )
+from pipelines.threads import in_order
 
 #: ``on_progress(phase, bytes done, bytes in all)``.
 Progress = Callable[[str, int, int], None]
@@ -64,9 +65,6 @@ Progress = Callable[[str, int, int], None]
 _BLOCK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24
 _REPORTED_LINES = 5
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,26 +176,6 @@ def read_blocks(file: InputFile) -> Iterator[tuple[bytes, int]]:
         ) from None
 
 
-def _in_order(
-    pool: ThreadPoolExecutor,
-    function: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    depth: int,
-) -> Iterator[_Result]:
-    """Yields ``function(item)`` in order, with at most ``depth`` of them in work."""
-    pending: collections.deque[Future[_Result]] = collections.deque()
-    try:
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) >= depth:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reader:
     """Parses the files, as often as asked, on several threads."""
@@ -218,7 +196,7 @@ class _Reader:
         with ThreadPoolExecutor(self.num_threads) as pool:
             for file in self.files:
                 blocks = read_blocks(file)
-                for block, done in _in_order(pool, work, blocks, 2 * self.num_threads):
+                for block, done in in_order(pool, work, blocks, 2 * self.num_threads):
                     self.on_progress(phase, before + done, total)
                     yield file, block
                 before += file.size
@@ -436,7 +414,7 @@ def _write_split(
             stream.take(min(row_group_rows, num_rows - first))
             for first in range(0, num_rows, row_group_rows)
         )
-        for _ in _in_order(pool, writer.write, pieces, 2):
+        for _ in in_order(pool, writer.write, pieces, 2):
             pass
 
 

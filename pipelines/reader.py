@@ -17,9 +17,10 @@ Example: the same batches for JAX Privacy, Opacus or anything that reads NumPy:
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from accounting.validation import InputError, check_int
 from pipelines.batch_format import (
@@ -35,17 +36,20 @@ from pipelines.manifest import (
     read_checksums,
     read_manifest,
 )
-from pipelines.storage import StrPath, join, read_bytes
+from pipelines.storage import FileBuffer, StrPath, join
+from pipelines.threads import in_order
 
 
-def read_file(path: StrPath, checksum: FileChecksum) -> bytes:
+def read_file(path: StrPath, checksum: FileChecksum, buffer: FileBuffer) -> memoryview:
     """Returns the contents of a batch file, after holding them against the checksum.
+
+    They lie in ``buffer`` and are valid until it reads another file.
 
     Raises:
       InputError: missing, or not the bytes that were written.
     """
     try:
-        data = read_bytes(path)
+        data = buffer.read(path)
     except OSError as error:
         raise InputError(
             f"Expected batch file {path} to be readable: {type(error).__name__}. "
@@ -63,7 +67,7 @@ def read_file(path: StrPath, checksum: FileChecksum) -> bytes:
 
 
 def check_file(
-    data: bytes, file: BatchFile, manifest: Manifest
+    data: bytes | memoryview, file: BatchFile, manifest: Manifest
 ) -> Iterator[PhysicalBatch]:
     """Yields the batches of one file, after checking steps and parts.
 
@@ -127,22 +131,19 @@ def _contents(
     directory: StrPath,
     files: Iterable[BatchFile],
     checksums: dict[str, FileChecksum],
-) -> Iterator[tuple[BatchFile, bytes]]:
+) -> Iterator[tuple[BatchFile, memoryview]]:
     """Yields checked files; one is read and hashed while that before it is used."""
+    buffers = itertools.cycle([FileBuffer(), FileBuffer()])
 
-    def read(file: BatchFile) -> tuple[BatchFile, bytes]:
+    def read(work: tuple[BatchFile, FileBuffer]) -> tuple[BatchFile, memoryview]:
+        file, buffer = work
         if file.name not in checksums:
             raise InputError(f"Expected a checksum for batch file {file.name}.")
-        return file, read_file(join(directory, file.name), checksums[file.name])
+        path = join(directory, file.name)
+        return file, read_file(path, checksums[file.name], buffer)
 
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        ahead: concurrent.futures.Future[tuple[BatchFile, bytes]] | None = None
-        for file in files:
-            current, ahead = ahead, pool.submit(read, file)
-            if current is not None:
-                yield current.result()
-        if ahead is not None:
-            yield ahead.result()
+    with ThreadPoolExecutor(1) as pool:
+        yield from in_order(pool, read, zip(files, buffers, strict=False), 2)
 
 
 def _files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFile]:

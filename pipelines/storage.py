@@ -132,6 +132,33 @@ def read_bytes(path: StrPath) -> bytes:
         return file.read()
 
 
+class FileBuffer:
+    """Memory that holds one file after another, as large as the largest of them.
+
+    New memory for each file would cost more than reading it: the kernel has to find and
+    to clear every page.
+    """
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray())
+
+    def read(self, path: StrPath) -> memoryview:
+        """Returns the contents of a file, valid until the next call.
+
+        Raises:
+          OSError: missing, or refused.
+        """
+        if is_remote(path):
+            return memoryview(read_bytes(path))
+        with open(path, "rb", buffering=0) as file:
+            size, filled = os.fstat(file.fileno()).st_size, 0
+            if size > len(self._memory):
+                self._memory = memoryview(bytearray(size))
+            while part := file.readinto(self._memory[filled:size]):  # may read less
+                filled += part
+        return self._memory[:filled]
+
+
 def read_secret(version: str) -> bytes:
     """Returns a version of a secret of Google's Secret Manager.  Sensitive.
 

@@ -12,7 +12,10 @@ Public: the findings, which name files and steps.  Sensitive: everything that is
 from __future__ import annotations
 
 import dataclasses
+import os
+import queue
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -26,7 +29,11 @@ from pipelines.manifest import (
     read_manifest,
 )
 from pipelines.reader import check_file, read_file
-from pipelines.storage import StrPath, join, sizes
+from pipelines.storage import FileBuffer, StrPath, is_remote, join, sizes
+from pipelines.threads import in_order
+
+#: More threads than this wait for Python.
+_MAX_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,9 +57,13 @@ def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
 
 
 def _check_file(
-    directory: StrPath, file: BatchFile, manifest: Manifest, checksum: FileChecksum
+    directory: StrPath,
+    file: BatchFile,
+    manifest: Manifest,
+    checksum: FileChecksum,
+    buffer: FileBuffer,
 ) -> None:
-    data = read_file(join(directory, file.name), checksum)
+    data = read_file(join(directory, file.name), checksum, buffer)
     num_records = num_real = 0
     for batch in check_file(data, file, manifest):
         _check_padding(batch, file)
@@ -60,6 +71,39 @@ def _check_file(
         num_real += int(np.count_nonzero(batch.weight))
     if (num_records, num_real) != (checksum.num_records, checksum.num_real):
         raise InputError(f"Expected {file.name} to hold as many rows as were written.")
+
+
+def _check_files(
+    directory: StrPath,
+    manifest: Manifest,
+    checksums: dict[str, FileChecksum],
+    progress: Callable[[int], None],
+) -> list[str]:
+    """Returns what is wrong with the files of the manifest, in their order."""
+    num_threads = 1 if is_remote(directory) else min(os.cpu_count() or 1, _MAX_THREADS)
+    buffers: queue.SimpleQueue[FileBuffer] = queue.SimpleQueue()
+    for _ in range(num_threads):
+        buffers.put(FileBuffer())
+
+    def finding(file: BatchFile) -> str | None:
+        buffer = buffers.get()
+        try:
+            if file.name not in checksums:
+                raise InputError(f"Expected a checksum for batch file {file.name}.")
+            _check_file(directory, file, manifest, checksums[file.name], buffer)
+        except InputError as error:
+            return str(error)
+        finally:
+            buffers.put(buffer)
+        return None
+
+    findings: list[str] = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        checked = in_order(pool, finding, manifest.files, 2 * num_threads)
+        for count, found in enumerate(checked, start=1):
+            findings += [found] if found else []
+            progress(count)
+    return findings
 
 
 def verify(
@@ -78,15 +122,7 @@ def verify(
     """
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
-    findings = []
-    for count, file in enumerate(manifest.files, start=1):
-        try:
-            if file.name not in checksums:
-                raise InputError(f"Expected a checksum for batch file {file.name}.")
-            _check_file(directory, file, manifest, checksums[file.name])
-        except InputError as error:
-            findings.append(str(error))
-        progress(count)
+    findings = _check_files(directory, manifest, checksums, progress)
     known = {file.name for file in manifest.files}
     for name in sorted(sizes(directory)):
         if name.endswith(".tfrecord") and name not in known:

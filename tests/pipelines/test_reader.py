@@ -9,13 +9,16 @@ import json
 import pathlib
 import re
 import shutil
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from pipelines import reader
 from pipelines.batch_format import (
+    PhysicalBatch,
     decode_batch,
     encode_batch,
     iterate_records,
@@ -28,6 +31,7 @@ from pipelines.manifest import (
     write_manifest,
 )
 from pipelines.reader import read_batches
+from pipelines.storage import FileBuffer, StrPath
 from pipelines.verify import verify
 
 Fault = Callable[[pathlib.Path], None]
@@ -36,6 +40,37 @@ Fault = Callable[[pathlib.Path], None]
 def test_every_step_is_read_once_in_order(batches: pathlib.Path) -> None:
     order = [(batch.step, batch.part) for batch in read_batches(batches)]
     assert order == [(step, part) for step in range(40) for part in range(2)]
+
+
+def test_batches_stay_as_they_are_while_the_next_file_is_read(
+    batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = threading.Semaphore(0)
+
+    class Counting(FileBuffer):
+        def read(self, path: StrPath) -> memoryview:
+            data = super().read(path)
+            num_read.release()
+            return data
+
+    def digest(batch: PhysicalBatch) -> str:
+        parts = [*batch.columns.values(), batch.weight]
+        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+    expected = [digest(batch) for batch in read_batches(batches)]
+    monkeypatch.setattr(reader, "FileBuffer", Counting)
+    found, kept = [], []
+    starts = {file.first_step for file in read_manifest(batches).files[1:]}
+    assert len(starts) > 2
+    for batch in read_batches(batches):
+        if batch.part == 0 and batch.step in {0, *starts} - {max(starts)}:
+            # This file and, while it is used, that after it.
+            for _ in range(2 if batch.step == 0 else 1):
+                assert num_read.acquire(timeout=30)
+        kept.append(batch)
+        found.append(digest(batch))
+    assert found == expected
+    assert [digest(batch) for batch in kept] == expected
 
 
 @pytest.mark.parametrize("first_step", [0, 1, 17, 39, 40])

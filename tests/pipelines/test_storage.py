@@ -297,6 +297,20 @@ def test_slices_of_a_store_ask_for_no_byte_beside_them(
     assert asked[:2] == [(70_000, 70_900), (8, 24)]
 
 
+def test_one_buffer_holds_file_after_file(place: str, tmp_path: pathlib.Path) -> None:
+    buffer = storage.FileBuffer()
+    for folder in (place, str(tmp_path)):
+        storage.make_folder(folder)
+        files = {f"{folder}/{n}": os.urandom(n) for n in (5000, 70, 1, 90_000, 4999)}
+        for path, data in files.items():
+            storage.write_atomically(path, data)
+            assert bytes(buffer.read(path)) == data
+        for path, data in reversed(files.items()):
+            assert bytes(buffer.read(path)) == data
+        with pytest.raises(FileNotFoundError):
+            buffer.read(f"{folder}/absent")
+
+
 def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
     assert storage.names(place) == set()
     assert storage.sizes(place) == {}

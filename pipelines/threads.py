@@ -1,0 +1,39 @@
+"""Work on several threads whose results come in order."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def in_order(
+    pool: ThreadPoolExecutor,
+    function: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    depth: int,
+) -> Iterator[_Result]:
+    """Yields ``function(item)`` in order.
+
+    Args:
+      pool: Where it runs.
+      function: What is done with each item.
+      items: Taken as there is room for them.
+      depth: How many are begun and not yet given up by the caller, at most: while the
+        caller uses one, ``depth`` - 1 others are in work.
+    """
+    pending: collections.deque[Future[_Result]] = collections.deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= depth:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
