@@ -71,14 +71,24 @@ class Claim:
     profile: Profile
 
 
+def check(noise_multiplier: float, delta: float) -> None:
+    """Accepts noise and delta for which an epsilon can be claimed.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    remedy = "Without noise no epsilon is claimed, and there is nothing to audit."
+    check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
+    check_float("delta", delta, above=0.0, below=1.0)
+
+
 def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
     """Returns what the accountant claims of ``plan``.
 
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
     """
-    remedy = "Without noise no epsilon is claimed, and there is nothing to audit."
-    check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
+    check(noise_multiplier, delta)
     answer = bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
     epsilon = answer.guarantee
     if not np.isfinite(epsilon):

@@ -111,6 +111,21 @@ class AggregationSettings:
         """Whether every step reads all weights: no noise of theirs may be pending."""
         return self.ema_decay is not None or self.tail is not None
 
+    @property
+    def average_names(self) -> tuple[str, ...]:
+        """Names of the averages that a run may report; outputs' are binary tasks'.
+
+        Example:
+          >>> AggregationSettings(ema_decay=0.9).average_names
+          ('ema',)
+        """
+        made = {EMA: self.ema_decay, UTA: self.tail}
+        past = (PAST_EMA, UPA, OPA, OMV)
+        return (
+            *(name for name, setting in made.items() if setting is not None),
+            *(past if self.keep_last is not None else ()),
+        )
+
     def kept_steps(self, num_steps: int) -> tuple[int, ...]:
         """Returns after how many steps an iterate is kept, in order.
 

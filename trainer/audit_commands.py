@@ -266,6 +266,8 @@ def _audit_trainer(
     from pipelines.console import Bars
     from trainer import audit_training
 
+    # The claim is that of runs which are still to be made.
+    audit.check(subject.noise_multiplier, subject.delta)
     small = audit_training.small_run(
         subject.plan, subject.noise_multiplier, subject.l2_norm_clip
     )

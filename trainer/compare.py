@@ -36,7 +36,8 @@ from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atom
 from trainer.method_settings import NON_PRIVATE
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings import TrainSettings
-from trainer.tasks import METRICS
+from trainer.tasks import METRICS, name_of
+from trainer.user_code import load_function
 
 #: What a trial was asked to do, beside its run.
 _FLAGS_SUFFIX = ".flags.json"
@@ -201,7 +202,11 @@ def _is_finished(run: pathlib.Path) -> bool:
 
 
 def check_train_flags(
-    arguments: Sequence[str], rest: Sequence[str], *, metric: str
+    arguments: Sequence[str],
+    rest: Sequence[str],
+    *,
+    metric: str,
+    own: Sequence[str] = OWN_FLAGS,
 ) -> TrainSettings:
     """Returns the settings of `dpsgd train`, before any batches are made.
 
@@ -209,24 +214,32 @@ def check_train_flags(
       arguments: What is set for a trial, its folders but for the batches included.
       rest: What the user adds.
       metric: What the runs are judged by.
+      own: Flags that are set for every trial.
 
     Raises:
-      InputError: a flag of ``OWN_FLAGS`` in ``rest``, what `train` would refuse before
-        it reads a file, or a metric that the runs will not have.
+      InputError: a flag of ``own`` in ``rest``, what `train` would refuse before it
+        reads a file, or a metric that the runs will not have.
     """
     from trainer.commands import train_request
 
     for flag in rest:
-        if flag.split("=")[0] in OWN_FLAGS:
+        if flag.split("=")[0] in own:
             raise InputError(
                 f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
                 "it out."
             )
     settings: TrainSettings = train_request(["--batches=.", *arguments, *rest]).settings
-    # What a metric of the user's own is called is known when it is loaded.
-    if settings.metric is None:
-        check_choice("metric", metric, METRICS[settings.task])
+    check_choice("metric", metric, _metrics(settings))
     return settings
+
+
+def _metrics(settings: TrainSettings) -> tuple[str, ...]:
+    """Returns the names of the metrics that a run will have."""
+    known = METRICS[settings.task]
+    if settings.metric is None:
+        return known
+    # What a metric of the user's own is called is known when it is loaded.
+    return (*known, name_of(load_function(settings.metric, "metric")))
 
 
 def _train(arguments: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from accounting import plan as plans
-from accounting.validation import InputError, check_float, check_int
+from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.method_settings import DP_SGD, DP_SGD_RELEASES
 from trainer.settings import TrainSettings
 
@@ -168,7 +168,7 @@ def _check(
 
 def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSettings:
     """Returns the settings; refuses what `dpsgd train` would."""
-    from trainer.compare import check_train_flags
+    from trainer.compare import LAST, OWN_FLAGS, check_train_flags
 
     rates = flags["learning_rates"]
     if len(set(rates)) != len(rates):
@@ -182,8 +182,19 @@ def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSet
     )  # fmt: skip
     for rate in rates:
         arguments = (*common, f"--learning-rate={rate}")
-        settings = check_train_flags(arguments, rest, metric=flags["metric"])
+        settings = check_train_flags(
+            arguments,
+            rest,
+            metric=flags["metric"],
+            own=(*OWN_FLAGS, "--learning-rate", "--l2-norm-clip"),
+        )
     # They differ in their learning rate alone.
+    check_choice(
+        "weights",
+        flags["weights"],
+        (LAST, *settings.average_names),
+        remedy="`dpsgd train --help` names the flags that make averages.",
+    )
     return settings
 
 

@@ -129,6 +129,11 @@ def metric_names(fields: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def name_of(metric: Metric) -> str:
+    """Returns the name under which a metric of the user's own is reported."""
+    return getattr(metric, "__name__", type(metric).__name__)
+
+
 def in_words(name: str) -> str:
     """Returns the name of a metric as people write it."""
     return "AUC" if name == "auc" else name.replace("_", " ")
@@ -191,7 +196,7 @@ class Scores:
         return found
 
     def _own_metric(self, metric: Metric) -> dict[str, float]:
-        name = getattr(metric, "__name__", type(metric).__name__)
+        name = name_of(metric)
         value = metric(self._all("labels"), self._all("predictions"))
         if not np.isscalar(value) or not np.isfinite(value):
             raise InputError(

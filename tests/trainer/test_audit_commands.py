@@ -196,6 +196,15 @@ def test_trainer_trials_are_held_against_the_small_runs_claim(
             "steps_per_epoch=30 to be 20",
         ),
         (("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--delta=1"), "delta"),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--delta=1",
+             "--level=trainer"),
+            "delta=1",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=0", "--level=trainer"),
+            "nothing to audit",
+        ),
         (("nowhere",), "nowhere"),
     ],
 )  # fmt: skip

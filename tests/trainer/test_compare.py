@@ -170,6 +170,10 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
         (["--epsilon=1", "--for", "dp-sgd", "--method=bam"], "no --method=bam"),
         (["--epsilon=1", "--metric=f1"], "metric='f1' to be one of auc, log_loss"),
         (["--epsilon=1", "--loss=huber"], "metric='auc' to be one of loss"),
+        (
+            ["--epsilon=1", "--metric=f1", "--", "--metric=statistics:mean"],
+            "metric='f1' to be one of auc, log_loss, accuracy, mean",
+        ),
         (["--epsilon=1", "--eval=s3://bucket/test"], "eval=s3:/bucket/test on this"),
         (["--epsilon=1", "--out=s3://bucket/out"], "out=s3:/bucket/out on this"),
     ],
