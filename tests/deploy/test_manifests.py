@@ -11,6 +11,7 @@ import importlib
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from deploy.engines import spark
 from deploy.engines.embedded import OPENS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -61,6 +63,20 @@ def test_dockerfiles_are_linted_and_end_as_another_user_than_root(
 def test_spark_in_its_container_may_do_what_it_may_here() -> None:
     text = (DEPLOY / "containers" / "spark-job-server.Dockerfile").read_text()
     assert re.findall(r'--add-opens=[^"\s]+', text) == OPENS
+
+
+def test_spark_in_its_pod_has_the_settings_that_it_has_here() -> None:
+    (server,) = (
+        container
+        for pod in pods(DEPLOY / "kubernetes" / "spark.yaml")
+        for container in pod["containers"]
+        if container["name"] == "job-server"
+    )
+    options = next(e for e in server["env"] if e["name"] == "JAVA_TOOL_OPTIONS")
+    given = dict(
+        word.removeprefix("-D").split("=", 1) for word in shlex.split(options["value"])
+    )
+    assert given == spark.read_settings(spark.CONFIG.read_text())
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
