@@ -136,7 +136,7 @@ class FileBuffer:
     """Memory that holds one file after another, as large as the largest of them.
 
     New memory for each file would cost more than reading it: the kernel has to find and
-    to clear every page.
+    to clear every page.  Of what was read it keeps none: a file is read once.
     """
 
     def __init__(self) -> None:
@@ -156,6 +156,7 @@ class FileBuffer:
                 self._memory = memoryview(bytearray(size))
             while part := file.readinto(self._memory[filled:size]):  # may read less
                 filled += part
+            _drop_from_cache(file.fileno())
         return self._memory[:filled]
 
 
@@ -226,13 +227,18 @@ def new_file(
             if flush:
                 file.flush()
                 os.fsync(file.fileno())
-                if not cached and hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if not cached:
+                    _drop_from_cache(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def _drop_from_cache(descriptor: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _hidden(path: str) -> str:
