@@ -236,13 +236,14 @@ def _speed(
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 or why_no_namespaces():
         raise InputError("Expected two cores and namespaces, to pin two hosts.")
-    outcomes = {}
+    outcomes, shares = {}, {}
     for workers in (1, 2):
         _tell(f"{engine}, {workers} worker(s): {large.rows:,} rows")
         with _started(engine, workers, folder / "speed", cores) as cluster:
             # A cluster that is used has Java's compilers behind it.
             jobs.run_on(cluster, small, cluster.folder / "small")
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
+            shares = cluster.shares()
             shutil.rmtree(cluster.folder / "out")
     if not all(outcome.identical for outcome in outcomes.values()):
         raise InputError(f"Expected {engine} to write the same bytes in every run.")
@@ -251,6 +252,7 @@ def _speed(
         rows=large.rows,
         one=outcomes[1].seconds,
         two=outcomes[2].seconds,
+        shares=shares,
         peak_bytes=max(outcome.peak_bytes for outcome in outcomes.values()),
         allowed_bytes=jobs.allowed_bytes(large),
     )

@@ -12,7 +12,6 @@ import dataclasses
 import os
 import pathlib
 import sys
-import zipfile
 from collections.abc import Sequence
 
 from deploy.engines import parts
@@ -49,8 +48,6 @@ class Cluster(abc.ABC):
         self.pools: dict[str, Process] = {}
         self.job_server: Process | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(self._empty_jar, "w"):
-            pass
 
     @abc.abstractmethod
     def start_master(self) -> None:
@@ -127,14 +124,7 @@ class Cluster(abc.ABC):
             # Python workers outlive a stage: starting one takes seconds.
             "--environment_cache_millis=600000",
             f"--parallelism={len(self.hosts.workers)}",
-            # Beam's classes are on the workers.  Without this every job brings them: on
-            # Spark 300 MB that each executor fetches, copies and opens.
-            f"--files_to_stage={self._empty_jar}",
         ]
-
-    @property
-    def _empty_jar(self) -> pathlib.Path:
-        return self.folder / "nothing.jar"
 
     def python_workers(self) -> list[int]:
         """Process ids of the Python workers that the pools started."""

@@ -35,6 +35,11 @@ def memory_options(config: dict[str, Any]) -> list[str]:
     ]
 
 
+def java_options(config: dict[str, Any]) -> list[str]:
+    """Returns the options that a configuration gives every Java of a cluster."""
+    return config["env"]["java"]["opts"]["all"].split()
+
+
 def _bytes(text: str) -> int:
     return int(text[:-1]) << _UNITS[text[-1]]
 
@@ -44,6 +49,7 @@ class FlinkCluster(Cluster):
 
     engine = "flink"
     _starts = itertools.count()
+    _config = yaml.safe_load(CONFIG.read_text())
 
     def start_master(self) -> None:
         (self.folder / "conf").mkdir(exist_ok=True)
@@ -58,11 +64,10 @@ class FlinkCluster(Cluster):
         wait_for("Flink's JobManager", lambda: self._get("overview") is not None)
 
     def start_engine(self, host: str) -> None:
-        config = yaml.safe_load(CONFIG.read_text())
         self.engines[host] = self._java(
             host,
             "taskmanager",
-            memory_options(config),
+            memory_options(self._config),
             "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
             {
                 "taskmanager.host": self.hosts.address(host),
@@ -131,7 +136,8 @@ class FlinkCluster(Cluster):
         settings = {"jobmanager.rpc.address": self._head, **settings}
         dynamic = [word for item in settings.items() for word in ("-D", "=".join(item))]
         jars = f"{parts.cluster_jars('flink')}/*:{parts.job_server('flink')}"
-        command = ["java", *OPENS, *options, "-cp", jars, main]
+        options = [*OPENS, *java_options(self._config), *options]
+        command = ["java", *options, "-cp", jars, main]
         command += ["--configDir", str(self.folder / "conf"), *dynamic]
         return self.hosts.start(host, f"flink-{name}", command, environment())
 

@@ -46,6 +46,7 @@ class Speed:
       rows: Of the job.
       one: Seconds with one worker.
       two: Seconds with two.
+      shares: Worker -> what it did of the job, where there were two.
       peak_bytes: Largest memory of a Python worker in either run.
       allowed_bytes: What the job says that it may be.
     """
@@ -54,6 +55,7 @@ class Speed:
     rows: int
     one: float
     two: float
+    shares: dict[str, Share]
     peak_bytes: int
     allowed_bytes: int
 
@@ -129,8 +131,8 @@ def _share_table(rows: Sequence[Row]) -> Table:
 def show_speed(speeds: Sequence[Speed]) -> None:
     """Prints what a second worker brings."""
     table = Table(title="two workers against one, each pinned to one core")
-    columns = ("engine", "rows", "1 worker", "2 workers", "speed-up",
-               "largest Python worker")  # fmt: skip
+    columns = ("engine", "rows", "1 worker", "2 workers", "speed-up", "each sampled",
+               "each wrote", "largest Python worker")  # fmt: skip
     for column in columns:
         table.add_column(column)
     for speed in speeds:
@@ -140,6 +142,8 @@ def show_speed(speeds: Sequence[Speed]) -> None:
             f"{speed.one:.0f} s",
             f"{speed.two:.0f} s",
             f"{speed.one / speed.two:.2f} x",
+            " + ".join(f"{share.read:.0%}" for share in speed.shares.values()),
+            " + ".join(f"{share.written:.0%}" for share in speed.shares.values()),
             f"{speed.peak_bytes >> 20:,} of {speed.allowed_bytes >> 20:,} MiB",
         )
     _console().print(table)

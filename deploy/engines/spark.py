@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,6 @@ from deploy.engines.embedded import OPENS
 from deploy.engines.hosts import HEAD, Process
 
 CONFIG = parts.DEPLOY / "spark" / "spark-defaults.conf"
-#: Java passes numbers on, in processes that live as long as one job: one that compiles
-#: less and has no threads to collect garbage leaves the core to Python.
-_LITTLE_JAVA = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 _PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040
 
 
@@ -55,6 +53,14 @@ class SparkCluster(Cluster):
     def num_engines(self) -> int:
         return (self._master() or {}).get("aliveworkers", 0)
 
+    def options(self) -> list[str]:
+        # Beam's classes are on the workers: otherwise every job would bring 300 MB that
+        # each executor fetches, copies and opens.
+        nothing = self.folder / "nothing.jar"
+        with zipfile.ZipFile(nothing, "w"):
+            pass
+        return [*super().options(), f"--files_to_stage={nothing}"]
+
     def job_server_options(self) -> list[str]:
         return ["--spark-master-url", self._url]
 
@@ -70,7 +76,7 @@ class SparkCluster(Cluster):
             "spark.driver.host": self._head,
             "spark.ui.port": str(_DRIVER_PORT),
             "spark.executor.extraClassPath": str(parts.job_server("spark")),
-            "spark.executor.extraJavaOptions": " ".join([*OPENS, *_LITTLE_JAVA]),
+            "spark.executor.extraJavaOptions": " ".join(_java_options()),
         }
         return [f"-D{name}={value}" for name, value in settings.items()]
 
@@ -117,11 +123,18 @@ class SparkCluster(Cluster):
 
     def _java(self, host: str, name: str, main: str, arguments: list[str]) -> Process:
         jars = f"{parts.cluster_jars('spark')}/*"
-        command = ["java", *OPENS, "-Xmx512m", "-cp", jars, main, *arguments]
+        options = [*_java_options(), "-Xmx512m"]
+        command = ["java", *options, "-cp", jars, main, *arguments]
         return self.hosts.start(host, f"spark-{name}", command, self._environment(host))
 
     def _master(self) -> Any:
         return self.hosts.get(f"http://{self._head}:{_UI_PORT}/json/")
+
+
+def _java_options() -> list[str]:
+    """Options of every Java of the cluster."""
+    common = read_settings(CONFIG.read_text())
+    return [*OPENS, *common["spark.executor.extraJavaOptions"].split()]
 
 
 def records_by_stage(

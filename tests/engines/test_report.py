@@ -48,10 +48,14 @@ def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_second_worker_is_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    speed = Speed(engine="spark", rows=10**6, one=90.0, two=50.0, peak_bytes=1,
-                  allowed_bytes=2)  # fmt: skip
+    shares = {"worker0": Share(read=0.25, written=0.5),
+              "worker1": Share(read=0.75, written=0.5)}  # fmt: skip
+    speed = Speed(engine="spark", rows=10**6, one=90.0, two=50.0, shares=shares,
+                  peak_bytes=1, allowed_bytes=2)  # fmt: skip
     show_speed([speed])
-    assert "1.80 x" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    for said in ("1.80 x", "25% + 75%", "50% + 50%"):
+        assert said in text
 
 
 @pytest.mark.parametrize("fault", ["identical", "survived"])
