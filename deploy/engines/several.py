@@ -1,0 +1,21 @@
+"""Several commands of ``dpsgd`` in one process: importing Beam outlasts a small job.
+
+python -m deploy.engines.several '[["batches", "--input", ...], ["batches", ...]]'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from dpsgd import cli
+
+
+def main() -> None:
+    """Runs the commands one after another; ends with the first that fails."""
+    for arguments in json.loads(sys.argv[1]):
+        cli.main(arguments, standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()
