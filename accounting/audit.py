@@ -79,7 +79,7 @@ def check(noise_multiplier: float, delta: float) -> None:
     """
     remedy = "Without noise no epsilon is claimed, and there is nothing to audit."
     check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
-    check_float("delta", delta, above=0.0, below=1.0)
+    bounds.check_delta(delta)
 
 
 def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:

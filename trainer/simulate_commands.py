@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from accounting import plan as plans
 from accounting.validation import InputError, check_choice, check_float, check_int
+from trainer.aggregation_settings import OMV, OPA
 from trainer.method_settings import DP_SGD, DP_SGD_RELEASES
 from trainer.settings import TrainSettings
+from trainer.tasks import BINARY, METRICS
 
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
 
@@ -192,10 +195,21 @@ def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSet
     check_choice(
         "weights",
         flags["weights"],
-        (LAST, *settings.average_names),
+        (LAST, *_averages_with(flags["metric"], settings)),
         remedy="`dpsgd train --help` names the flags that make averages.",
     )
     return settings
+
+
+def _averages_with(metric: str, settings: TrainSettings) -> Iterator[str]:
+    """Yields the averages that will have the metric."""
+    has_outputs = settings.task == BINARY and metric in METRICS[BINARY]
+    for name in settings.average_names:
+        # A majority has no probability.
+        if name == OMV and metric == "log_loss":
+            continue
+        if name not in (OPA, OMV) or has_outputs:
+            yield name
 
 
 def _protocol(

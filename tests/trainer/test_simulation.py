@@ -304,6 +304,24 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--", "--l2-norm-clip", "9"], "no --l2-norm-clip"),
         (["--weights=ema"], "weights='ema' to be one of last. "),
         (["--weights=uta", "--ema-decay=0.9"], "to be one of last, ema"),
+        (
+            ["--weights=opa", "--metric=loss", "--keep-last=3", "--loss=huber"],
+            "to be one of last, past_ema, upa.",
+        ),
+        (
+            ["--weights=omv", "--metric=log_loss", "--keep-last=3"],
+            "to be one of last, past_ema, upa, opa.",
+        ),
+        (
+            [
+                "--weights=opa",
+                "--metric=mean",
+                "--keep-last=3",
+                "--",
+                "--metric=statistics:mean",
+            ],
+            "to be one of last, past_ema, upa.",
+        ),
         (["--", "--metric=no.module:f1"], "metric='no.module:f1' to be importable"),
         (["--metric=f1"], "metric='f1' to be one of auc, log_loss, accuracy"),
         (["--metric=num_examples"], "metric='num_examples' to be one of"),
