@@ -55,7 +55,7 @@ from pipelines.criteo import (
     parse_block,
     rows_table,
 )
-from pipelines.threads import in_order
+from pipelines.threads import in_order, num_cores
 
 #: ``on_progress(phase, bytes done, bytes in all)``.
 Progress = Callable[[str, int, int], None]
@@ -459,10 +459,9 @@ def prepare(
         check_int("--threads", num_threads, at_least=1)
     files = list_files(pattern)
     check_output(out)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     reader = _Reader(
         files=files,
-        num_threads=num_threads or cores or os.cpu_count() or 1,
+        num_threads=num_threads or num_cores(),
         on_progress=on_progress,
     )
     count = _check_lines(reader)

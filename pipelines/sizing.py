@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_int
@@ -18,6 +17,7 @@ from pipelines.batch_format import row_bytes
 from pipelines.packing import OVERHEAD_BYTES, Layout, group_bytes
 from pipelines.parquet_blocks import Dataset
 from pipelines.sampling import check_sampler
+from pipelines.threads import num_cores
 
 #: Rows of a record unless the user says otherwise: some MB, one record per small step.
 DEFAULT_PHYSICAL_BATCH_SIZE = 8192
@@ -135,5 +135,4 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
             "which one block or one range of steps needs. Raise --memory-limit, lower "
             "--batch-size, or prepare the input with smaller --row-group-rows."
         )
-    cores = len(os.sched_getaffinity(0))
-    return min(cores, (memory_limit - _BASE_BYTES) // each)
+    return min(num_cores(), (memory_limit - _BASE_BYTES) // each)

@@ -136,11 +136,15 @@ class FileBuffer:
     """Memory that holds one file after another, as large as the largest of them.
 
     New memory for each file would cost more than reading it: the kernel has to find and
-    to clear every page.  Of what was read it keeps none: a file is read once.
+    to clear every page.
+
+    Args:
+      cached: Whether what was read may stay in this machine's memory.
     """
 
-    def __init__(self) -> None:
-        self._memory = memoryview(bytearray())
+    def __init__(self, *, cached: bool = True) -> None:
+        self._cached = cached
+        self._memory = memoryview(b"")
 
     def read(self, path: StrPath) -> memoryview:
         """Returns the contents of a file, valid until the next call.
@@ -153,10 +157,12 @@ class FileBuffer:
         with open(path, "rb", buffering=0) as file:
             size, filled = os.fstat(file.fileno()).st_size, 0
             if size > len(self._memory):
+                self._memory = memoryview(b"")  # before there are two
                 self._memory = memoryview(bytearray(size))
             while part := file.readinto(self._memory[filled:size]):  # may read less
                 filled += part
-            _drop_from_cache(file.fileno())
+            if not self._cached:
+                _drop_from_cache(file.fileno())
         return self._memory[:filled]
 
 
@@ -238,7 +244,8 @@ def new_file(
 
 def _drop_from_cache(descriptor: int) -> None:
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(OSError):  # advice alone
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _hidden(path: str) -> str:

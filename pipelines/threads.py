@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,13 +12,20 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def in_order(
     pool: ThreadPoolExecutor,
     function: Callable[[_Item], _Result],
     items: Iterable[_Item],
     depth: int,
-) -> Iterator[_Result]:
-    """Yields ``function(item)`` in order.
+) -> Generator[_Result, None, None]:
+    """Yields ``function(item)`` in order; closed early, begins no more.
 
     Args:
       pool: Where it runs.

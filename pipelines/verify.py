@@ -11,8 +11,8 @@ Public: the findings, which name files and steps.  Sensitive: everything that is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
 import queue
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ from pipelines.manifest import (
 )
 from pipelines.reader import check_file, read_file
 from pipelines.storage import FileBuffer, StrPath, is_remote, join, sizes
-from pipelines.threads import in_order
+from pipelines.threads import in_order, num_cores
 
 #: More threads than this wait for Python.
 _MAX_THREADS = 4
@@ -80,10 +80,10 @@ def _check_files(
     progress: Callable[[int], None],
 ) -> list[str]:
     """Returns what is wrong with the files of the manifest, in their order."""
-    num_threads = 1 if is_remote(directory) else min(os.cpu_count() or 1, _MAX_THREADS)
+    num_threads = 1 if is_remote(directory) else min(num_cores(), _MAX_THREADS)
     buffers: queue.SimpleQueue[FileBuffer] = queue.SimpleQueue()
     for _ in range(num_threads):
-        buffers.put(FileBuffer())
+        buffers.put(FileBuffer(cached=False))
 
     def finding(file: BatchFile) -> str | None:
         buffer = buffers.get()
@@ -100,9 +100,10 @@ def _check_files(
     findings: list[str] = []
     with ThreadPoolExecutor(num_threads) as pool:
         checked = in_order(pool, finding, manifest.files, 2 * num_threads)
-        for count, found in enumerate(checked, start=1):
-            findings += [found] if found else []
-            progress(count)
+        with contextlib.closing(checked):
+            for count, found in enumerate(checked, start=1):
+                findings += [] if found is None else [found]
+                progress(count)
     return findings
 
 

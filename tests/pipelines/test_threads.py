@@ -56,6 +56,6 @@ def test_what_was_not_begun_is_dropped_when_the_caller_stops() -> None:
     with ThreadPoolExecutor(1) as pool:
         results = in_order(pool, work, range(100), 50)
         next(results)
-        results.close()  # type: ignore[attr-defined]
+        results.close()
         go_on.set()
     assert len(done) <= 2
