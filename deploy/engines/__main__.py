@@ -15,7 +15,7 @@ import click
 
 from accounting.validation import InputError
 from deploy.engines import embedded, faults, jobs, parts, report
-from deploy.engines.cluster import Cluster, environment
+from deploy.engines.cluster import Cluster, Share, environment
 from deploy.engines.flink import FlinkCluster
 from deploy.engines.hosts import HEAD, make_hosts, why_no_namespaces
 from deploy.engines.spark import SparkCluster
@@ -28,7 +28,7 @@ CLUSTERS: dict[str, Callable[..., Cluster]] = {
 _engine = click.argument("engine", type=click.Choice(parts.ENGINES))
 _rows = click.option("--rows", default=2_000_000, show_default=True, help="Large job.")
 _speed_rows = click.option(
-    "--speed-rows", default=50_000_000, show_default=True, help="On 1 and 2 workers."
+    "--speed-rows", default=60_000_000, show_default=True, help="On 1 and 2 workers."
 )
 
 
@@ -50,10 +50,10 @@ def build(clusters: bool) -> None:
 @_speed_rows
 def run_all(rows: int, speed_rows: int) -> None:
     """Embedded engines, clusters, faults and speed, in one table."""
-    parts.provide_java()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool, _workspace() as folder:
-        # The first time, what comes later is built while what came earlier runs.
-        provided = {engine: pool.submit(parts.provide, engine) for engine in CLUSTERS}
+    parts.provide_tools()
+    if not all(map(parts.present, parts.ENGINES)):
+        _tell("engines are built while others run: the first rows/s are too low")
+    with _providing() as provided, _workspace() as folder:
         large, small = _make_jobs(folder, rows)
         table = [_local(large, small)]
         for engine in parts.ENGINES:
@@ -115,6 +115,16 @@ def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
         status = client.wait()
         click.echo(client.log.read_text(), nl=False)
     sys.exit(status)
+
+
+@contextlib.contextmanager
+def _providing() -> Iterator[dict[str, concurrent.futures.Future[None]]]:
+    """Engine -> what ends when all that it is made of is here, one after the other."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    try:
+        yield {engine: pool.submit(parts.provide, engine) for engine in parts.ENGINES}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
@@ -230,14 +240,15 @@ def _speed(
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2 or why_no_namespaces():
         raise InputError("Expected two cores and namespaces, to pin two hosts.")
-    outcomes, shares = {}, {}
+    outcomes: dict[int, jobs.Outcome] = {}
+    shares: dict[str, Share] = {}
     for workers in (1, 2):
         _tell(f"{engine}, {workers} worker(s): {large.rows:,} rows")
         with _started(engine, workers, folder / "speed", cores) as cluster:
             # A cluster that is used has Java's compilers behind it.
             jobs.run_on(cluster, small, cluster.folder / "small")
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
-            shares = cluster.shares()
+            shares = cluster.shares() if workers > 1 else shares
             shutil.rmtree(cluster.folder / "out")
     if not all(outcome.identical for outcome in outcomes.values()):
         raise InputError(f"Expected {engine} to write the same bytes in every run.")

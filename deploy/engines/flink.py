@@ -35,9 +35,9 @@ def memory_options(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def java_options(config: dict[str, Any]) -> list[str]:
-    """Returns the options that a configuration gives every Java of a cluster."""
-    return config["env"]["java"]["opts"]["all"].split()
+def java_options(config: dict[str, Any], name: str) -> list[str]:
+    """Returns the options that a configuration gives a jobmanager or taskmanager."""
+    return config["env"]["java"]["opts"][name].split()
 
 
 def _bytes(text: str) -> int:
@@ -136,7 +136,7 @@ class FlinkCluster(Cluster):
         settings = {"jobmanager.rpc.address": self._head, **settings}
         dynamic = [word for item in settings.items() for word in ("-D", "=".join(item))]
         jars = f"{parts.cluster_jars('flink')}/*"
-        options = [*OPENS, *java_options(self._config), *options]
+        options = [*OPENS, *java_options(self._config, name), *options]
         command = ["java", *options, "-cp", jars, main]
         command += ["--configDir", str(self.folder / "conf"), *dynamic]
         return self.hosts.start(host, f"flink-{name}", command, environment())

@@ -100,23 +100,23 @@ def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcom
       InputError: it failed.
     """
     begin = time.monotonic()
-    _run_here(job.command(out, options))
+    _run_here(job.command(out, options), f"{job.sampler} on {options}")
     return _outcome(job, out, time.monotonic() - begin)
 
 
-def _run_here(command: Sequence[str]) -> None:
+def _run_here(command: Sequence[str], what: str) -> None:
     result = subprocess.run(
         command, cwd=parts.ROOT, env=environment(), capture_output=True, text=True
     )
     if result.returncode:
-        raise InputError(f"Expected {command[3]} to succeed: {result.stderr[-500:]}")
+        raise InputError(f"Expected {what} to succeed: {result.stderr[-500:]}")
 
 
 def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[bool]]:
     """Runs jobs on the local runner, which all others are held against."""
     outcome = run_here(large, large.reference)
     outs = [job.reference for job in small]
-    _run_here(_several(small, outs))
+    _run_here(_several(small, outs), "small jobs")
     return outcome, _identical(small, outs)
 
 
@@ -129,7 +129,7 @@ def run_small_here(
       InputError: one of them failed.
     """
     outs = [folder / job.sampler for job in small]
-    _run_here(_several(small, outs, options))
+    _run_here(_several(small, outs, options), f"small jobs on {options}")
     return _identical(small, outs)
 
 

@@ -122,6 +122,22 @@ def install(package: str) -> bool:
     return False
 
 
+def present(engine: str) -> bool:
+    """Whether all that an engine's clusters are made of is here."""
+    return job_server(engine).exists() and cluster_jars(engine).exists()
+
+
+def provide_tools() -> None:
+    """Has Java and, while a job server is to be built, Maven.
+
+    Raises:
+      InputError: one of them could not be had.
+    """
+    provide_java()
+    if not all(job_server(engine).exists() for engine in ENGINES):
+        _maven()
+
+
 def provide(engine: str, *, cluster: bool = True) -> None:
     """Fetches and builds what an engine is made of, unless it is there.
 

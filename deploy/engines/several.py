@@ -14,7 +14,8 @@ from dpsgd import cli
 def main() -> None:
     """Runs the commands one after another; ends with the first that fails."""
     for arguments in json.loads(sys.argv[1]):
-        cli.main(arguments, standalone_mode=False)
+        if status := cli.main(arguments, standalone_mode=False):
+            sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class SparkCluster(Cluster):
 
     def start_master(self) -> None:
         self._events.mkdir(exist_ok=True)
+        with zipfile.ZipFile(self._empty_jar, "w"):
+            pass
         self.master = self._java(
             HEAD,
             "master",
@@ -56,10 +58,7 @@ class SparkCluster(Cluster):
     def options(self) -> list[str]:
         # Beam's classes are on the workers: otherwise every job would bring 300 MB that
         # each executor fetches, copies and opens.
-        nothing = self.folder / "nothing.jar"
-        with zipfile.ZipFile(nothing, "w"):
-            pass
-        return [*super().options(), f"--files_to_stage={nothing}"]
+        return [*super().options(), f"--files_to_stage={self._empty_jar}"]
 
     def job_server_options(self) -> list[str]:
         return ["--spark-master-url", self._url]
@@ -98,6 +97,10 @@ class SparkCluster(Cluster):
             )
             for host, address in hosts.items()
         }
+
+    @property
+    def _empty_jar(self) -> pathlib.Path:
+        return self.folder / "nothing.jar"
 
     @property
     def _events(self) -> pathlib.Path:
