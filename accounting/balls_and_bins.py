@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from accounting.composition import TiltedSum
 
-#: Whether the noise that suffices needs no numerical verification.
+#: Whether the noise that suffices is off by roundings alone.
 CLOSED_FORM = False
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD

@@ -245,14 +245,18 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
     module = _module(plan)
     result = module.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
-    if module.CLOSED_FORM or value is None or not 0 < value < math.inf:
+    if value is None or not 0 < value < math.inf:
         return result
-    value = round_up(value, 6)
+    # A closed form is off by roundings alone.
+    value = value if module.CLOSED_FORM else round_up(value, 6)
     for _ in range(1000):
         answer = module.delta(plan, value, epsilon)
         if answer.guarantee <= delta:
             return dataclasses.replace(result, sufficient=value, method=answer.method)
-        value = round_up(value * (1 + 1e-4), 6)
+        if module.CLOSED_FORM:
+            value = math.nextafter(value, math.inf)
+        else:
+            value = round_up(value * (1 + 1e-4), 6)
     raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
 
 

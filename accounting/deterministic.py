@@ -15,7 +15,7 @@ from accounting import gaussian
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.plan import DpSgdPlan
 
-#: Whether the noise that suffices needs no numerical verification.
+#: Whether the noise that suffices is off by roundings alone.
 CLOSED_FORM = True
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from accounting.pairs import Step
     from accounting.profiles import Profile
 
-#: Whether the noise that suffices needs no numerical verification.
+#: Whether the noise that suffices is off by roundings alone.
 CLOSED_FORM = False
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"

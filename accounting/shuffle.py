@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from accounting.loss_distributions import LossDistribution
 
-#: Whether the noise that suffices needs no numerical verification.
+#: Whether the noise that suffices is off by roundings alone.
 CLOSED_FORM = True
 UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accounting.pairs import Step
     from accounting.profiles import Profile
 
-#: Whether the noise that suffices needs no numerical verification.
+#: Whether the noise that suffices is off by roundings alone.
 CLOSED_FORM = False
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"

@@ -151,6 +151,22 @@ def test_calibrated_noise_never_overshoots(question):
     assert answer.guarantee <= delta
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 91.43469485205186])
+def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
+    """Noise goes through a square root of the epochs and back."""
+    for epochs in (2, 3, 5, 6, 7, 10, 30, 100):
+        plan = DpSgdPlan(
+            sampler="deterministic", num_examples=1000, expected_batch_size=1000,
+            num_steps=epochs, num_epochs=epochs,
+        )  # fmt: skip
+        for delta in (math.exp(-6), 1e-5, 1e-7):
+            noise = bounds.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+            answer = bounds.delta(
+                plan, noise_multiplier=noise.guarantee, epsilon=epsilon
+            )
+            assert answer.guarantee <= delta
+
+
 def test_import_is_light():
     code = (
         "import sys; import accounting.bounds, accounting.statement, "
