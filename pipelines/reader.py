@@ -40,14 +40,22 @@ from pipelines.storage import FileBuffer, StrPath, join
 from pipelines.threads import in_order
 
 
-def read_file(path: StrPath, checksum: FileChecksum, buffer: FileBuffer) -> memoryview:
-    """Returns the contents of a batch file, after holding them against the checksum.
+def read_file(
+    directory: StrPath,
+    file: BatchFile,
+    checksums: dict[str, FileChecksum],
+    buffer: FileBuffer,
+) -> memoryview:
+    """Returns the contents of a batch file, after holding them against its checksum.
 
     They lie in ``buffer`` and are valid until it reads another file.
 
     Raises:
-      InputError: missing, or not the bytes that were written.
+      InputError: missing, without a checksum, or not the bytes that were written.
     """
+    if file.name not in checksums:
+        raise InputError(f"Expected a checksum for batch file {file.name}.")
+    path, checksum = join(directory, file.name), checksums[file.name]
     try:
         data = buffer.read(path)
     except OSError as error:
@@ -137,10 +145,7 @@ def _contents(
 
     def read(work: tuple[BatchFile, FileBuffer]) -> tuple[BatchFile, memoryview]:
         file, buffer = work
-        if file.name not in checksums:
-            raise InputError(f"Expected a checksum for batch file {file.name}.")
-        path = join(directory, file.name)
-        return file, read_file(path, checksums[file.name], buffer)
+        return file, read_file(directory, file, checksums, buffer)
 
     with ThreadPoolExecutor(1) as pool:
         yield from in_order(pool, read, zip(files, buffers, strict=False), 2)

@@ -29,7 +29,7 @@ from pipelines.manifest import (
     read_manifest,
 )
 from pipelines.reader import check_file, read_file
-from pipelines.storage import FileBuffer, StrPath, is_remote, join, sizes
+from pipelines.storage import FileBuffer, StrPath, is_remote, sizes
 from pipelines.threads import in_order, num_cores
 
 #: More threads than this wait for Python.
@@ -60,15 +60,16 @@ def _check_file(
     directory: StrPath,
     file: BatchFile,
     manifest: Manifest,
-    checksum: FileChecksum,
+    checksums: dict[str, FileChecksum],
     buffer: FileBuffer,
 ) -> None:
-    data = read_file(join(directory, file.name), checksum, buffer)
+    data = read_file(directory, file, checksums, buffer)
     num_records = num_real = 0
     for batch in check_file(data, file, manifest):
         _check_padding(batch, file)
         num_records += 1
         num_real += int(np.count_nonzero(batch.weight))
+    checksum = checksums[file.name]
     if (num_records, num_real) != (checksum.num_records, checksum.num_real):
         raise InputError(f"Expected {file.name} to hold as many rows as were written.")
 
@@ -88,9 +89,7 @@ def _check_files(
     def finding(file: BatchFile) -> str | None:
         buffer = buffers.get()
         try:
-            if file.name not in checksums:
-                raise InputError(f"Expected a checksum for batch file {file.name}.")
-            _check_file(directory, file, manifest, checksums[file.name], buffer)
+            _check_file(directory, file, manifest, checksums, buffer)
         except InputError as error:
             return str(error)
         finally:
