@@ -248,7 +248,8 @@ def _speed(
             # A cluster that is used has Java's compilers behind it.
             jobs.run_on(cluster, small, cluster.folder / "small")
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
-            shares = cluster.shares() if workers > 1 else shares
+            if workers == 2:
+                shares = cluster.shares()
             shutil.rmtree(cluster.folder / "out")
     if not all(outcome.identical for outcome in outcomes.values()):
         raise InputError(f"Expected {engine} to write the same bytes in every run.")

@@ -49,7 +49,6 @@ class FlinkCluster(Cluster):
 
     engine = "flink"
     _starts = itertools.count()
-    _config = yaml.safe_load(CONFIG.read_text())
 
     def start_master(self) -> None:
         (self.folder / "conf").mkdir(exist_ok=True)
@@ -120,6 +119,10 @@ class FlinkCluster(Cluster):
                     if host in done:
                         done[host] += max(0, worker["metrics"][metric])
         return done
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return yaml.safe_load(CONFIG.read_text())
 
     @property
     def _head(self) -> str:

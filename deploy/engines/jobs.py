@@ -48,9 +48,13 @@ class Job:
 
     def command(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
         """Returns the command line that writes ``out``."""
+        return ["python", "-m", "dpsgd", *self.arguments(out, options)]
+
+    def arguments(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
+        """Returns what it gives to ``dpsgd``."""
         cap = ["--truncated-batch-size", str(BATCH_SIZE + BATCH_SIZE // 16)]
         return [
-            "python", "-m", "dpsgd", "batches", "--input", str(self.source),
+            "batches", "--input", str(self.source),
             "--out", str(out), "--key-file", str(self.key_file),
             "--batch-size", str(BATCH_SIZE), "--epochs", "1",
             "--sampler", self.sampler,
@@ -154,7 +158,7 @@ def _several(
     small: Sequence[Job], outs: Sequence[pathlib.Path], options: Sequence[str] = ()
 ) -> list[str]:
     commands = [
-        job.command(out, options)[3:] for job, out in zip(small, outs, strict=True)
+        job.arguments(out, options) for job, out in zip(small, outs, strict=True)
     ]
     return ["python", "-m", "deploy.engines.several", json.dumps(commands)]
 
