@@ -50,10 +50,10 @@ from trainer.clipping import (
     vectorized_sum,
 )
 from trainer.method_settings import BAM_SAM, BAM_VARIANTS
-from trainer.models import TrainableModel
 from trainer.replaced_weights import check_replaceable, replaced_weights
 from trainer.rows import keep_rows, real_rows
 from trainer.tf_privacy import tf
+from trainer.trainable_model import TrainableModel
 
 #: Copies of the weights that an example needs at a time: u_i, where to, and g_i.
 _COPIES = 3

@@ -3,8 +3,9 @@
     sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
 
 Formal guarantees:
-  - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to
-    float32 rounding) that depends on this row and the weights of the model alone.
+  - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to a
+    relative error of 1e-4, also where its terms cancel) that depends on this row and
+    the weights of the model alone.
   - With ``linf_norm_clip`` its coordinates are then clipped to that, too.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
   - Nor does a real row with a label that the loss does not take.
@@ -14,9 +15,11 @@ Formal guarantees:
     rows it befell is a count of examples.
   - All paths agree with a loop over the examples.
 
-Two paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose weights are all
-in Dense and Embedding layers that are used once.  ``vectorized`` is for all other
-models; it holds the gradients of as many examples as fit a fixed memory.
+Two paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose traced graph
+proves that it is exact: weights are read by Dense and Embedding layers alone, each used
+once, and rows do not mix (see ``traced_model``).  ``vectorized`` is for all other
+models; it computes each example by itself and holds the gradients of as many as fit a
+fixed memory.
 
 Public: the path.  Sensitive: every input and output.
 
@@ -32,7 +35,6 @@ from typing import Any
 
 from accounting.validation import check_choice
 from trainer import bookkeeping
-from trainer.models import TrainableModel
 from trainer.rows import (
     align,
     cap_coordinates,
@@ -43,6 +45,7 @@ from trainer.rows import (
     zero_others,
 )
 from trainer.tf_privacy import tf
+from trainer.trainable_model import TrainableModel
 
 BOOKKEEPING = "book-keeping"
 VECTORIZED = "vectorized"

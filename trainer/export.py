@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipelines.manifest import Manifest
-from trainer.models import TrainableModel
 from trainer.run_record import exported_names
 from trainer.tasks import BINARY, CLASSES
 from trainer.tf_privacy import keras, tf
+from trainer.trainable_model import TrainableModel
 
 PROBABILITY = "probability"
 PROBABILITIES = "probabilities"

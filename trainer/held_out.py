@@ -31,7 +31,7 @@ from trainer.settings import LABEL
 from trainer.tasks import Metric, Metrics, Scores
 
 if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
-    from trainer.models import TrainableModel
+    from trainer.trainable_model import TrainableModel
 
 #: Columns of some rows -> outputs of the network as arrays, or a dict of them.
 Predict = Callable[[Mapping[str, np.ndarray]], Any]

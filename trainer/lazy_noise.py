@@ -43,12 +43,12 @@ import numpy as np
 
 from accounting.validation import InputError
 from pipelines.manifest import Manifest
-from trainer import bookkeeping, clipping, methods
-from trainer.bookkeeping import TableReads
+from trainer import bookkeeping, clipping, methods, traced_model
 from trainer.method_settings import NON_PRIVATE
-from trainer.models import TrainableModel
 from trainer.settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 from trainer.tf_privacy import keras, tf
+from trainer.traced_model import TableReads
+from trainer.trainable_model import TrainableModel
 
 #: Values that a flush draws at a time.
 _FLUSH_CHUNK = 1 << 20
@@ -196,7 +196,7 @@ def obstacle(
     """Returns why no table of this run can have lazy noise; None if some can."""
     reads = None
     if methods.choose_path(model, settings) == clipping.BOOKKEEPING:
-        reads = bookkeeping.table_reads(model)
+        reads = traced_model.table_reads(model)
     if settings.lazy_obstacle is not None:
         return settings.lazy_obstacle
     if not is_plain_sgd(optimizer):
@@ -279,7 +279,7 @@ def choose(
     step_rows = parts * manifest.physical_batch_size
     if found is not None:
         return Choice(message=_dense_message(model, step_rows, found))
-    reads = bookkeeping.table_reads(model)
+    reads = traced_model.table_reads(model)
     assert reads is not None  # else there is an obstacle
     if settings.embedding_noise != LAZY_NOISE:
         reads = _worthwhile(reads, step_rows)
@@ -337,7 +337,7 @@ def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> in
 
 
 def _dense_message(model: TrainableModel, step_rows: int, found: str) -> str:
-    reads = bookkeeping.table_reads(model) if bookkeeping.is_exact(model) else None
+    reads = traced_model.table_reads(model) if bookkeeping.is_exact(model) else None
     large = _worthwhile(reads, step_rows).tables if reads is not None else ()
     if not large:
         return ""

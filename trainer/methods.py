@@ -10,8 +10,8 @@ import math
 from trainer import bam, clipping
 from trainer.clipping import GradientSum
 from trainer.method_settings import BAM, BAM_SAM, NON_PRIVATE
-from trainer.models import TrainableModel
 from trainer.settings import TrainSettings
+from trainer.trainable_model import TrainableModel
 
 
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:

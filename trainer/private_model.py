@@ -52,11 +52,11 @@ from trainer.batches import BatchSource
 from trainer.dp_step import Step
 from trainer.losses import loss_of_keras
 from trainer.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
-from trainer.models import TrainableModel
 from trainer.noise import NoiseStream
 from trainer.run_record import RunRecord, StepLedger
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras
+from trainer.trainable_model import TrainableModel
 
 _PREFIX = "non_private_"
 
@@ -195,6 +195,7 @@ class PrivateModel(keras.Model):
             network=self.network,
             description={"name": self.network.name},
             loss=loss_of_keras(loss),
+            columns=self._manifest.columns,
         )
         models.check_model(trainable, self._manifest)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)

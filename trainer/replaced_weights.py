@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.models import TrainableModel
 from trainer.tf_privacy import tf
+from trainer.trainable_model import TrainableModel
 
 #: Attributes of a layer that list its weights, and are not what it computes with.
 _KERAS_LISTS = ("_trainable_weights", "_non_trainable_weights")

@@ -5,6 +5,7 @@ Formal guarantees:
     function of the row alone.  All others contribute exactly nothing, padding and
     rows of another label alike, and nobody is told how many there were.
   - ``keep_rows`` gives exact zeros for all other rows, NaN or not.
+  - ``clip_to_norm`` gives factors of at most 1.
   - ``cap_coordinates`` gives values of at most the cap, with their signs.
   - ``clip_scale`` gives a factor s with ``s * norm <= l2_norm_clip`` (up to float32
     rounding) to real rows of finite norm, and exactly 0 to all others.
@@ -18,8 +19,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.models import TrainableModel
 from trainer.tf_privacy import clip_grads, tf
+from trainer.trainable_model import TrainableModel
 
 
 def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
@@ -67,9 +68,45 @@ def sum_in_chunks(
       chunk_rows: Rows of a chunk, at least 1.
       initial: Zeros of the shapes that ``function`` gives.
     """
-    num_chunks = -(-num_rows // chunk_rows)
-    if num_chunks <= 1:
+    if num_rows <= chunk_rows:
         return function(rows)
+
+    def add_chunk(total: Any, chunk: Any) -> Any:
+        return tf.nest.map_structure(tf.add, total, function(chunk))
+
+    return tf.foldl(
+        add_chunk,
+        _split(rows, num_rows, chunk_rows),
+        initializer=initial,
+        parallel_iterations=1,
+    )
+
+
+def concat_in_chunks(
+    function: Callable[[Any], Any], rows: Any, *, num_rows: int, chunk_rows: int
+) -> Any:
+    """Returns what ``function`` gives for each row, computed chunk by chunk.
+
+    Args:
+      function: Nested tensors of some rows -> values of shape (rows,).
+      rows: Nested tensors with a leading dimension of ``num_rows``.
+      num_rows: Known when the graph is made.
+      chunk_rows: Rows of a chunk, at least 1.
+    """
+    if num_rows <= chunk_rows:
+        return function(rows)
+    values = tf.map_fn(
+        function,
+        _split(rows, num_rows, chunk_rows),
+        fn_output_signature=tf.TensorSpec((chunk_rows,), tf.float32),
+        parallel_iterations=1,
+    )
+    return tf.reshape(values, (-1,))[:num_rows]
+
+
+def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
+    """Returns nested tensors shaped (chunks, chunk_rows, ...), zeros at the end."""
+    num_chunks = -(-num_rows // chunk_rows)
 
     def split(value: Any) -> Any:
         rest = [[0, 0]] * (len(value.shape) - 1)
@@ -79,15 +116,14 @@ def sum_in_chunks(
             tf.reshape(padded, shape), (num_chunks, chunk_rows, *value.shape[1:])
         )
 
-    def add_chunk(total: Any, chunk: Any) -> Any:
-        return tf.nest.map_structure(tf.add, total, function(chunk))
+    return tf.nest.map_structure(split, rows)
 
-    return tf.foldl(
-        add_chunk,
-        tf.nest.map_structure(split, rows),
-        initializer=initial,
-        parallel_iterations=1,
-    )
+
+def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
+    """Returns factors that bring vectors of these squared norms within a bound."""
+    longer = squared_norms > squared_bound
+    ratio = tf.math.divide_no_nan(squared_bound, squared_norms)
+    return tf.where(longer, tf.sqrt(ratio), 1.0)
 
 
 def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:

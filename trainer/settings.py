@@ -30,6 +30,10 @@ LAZY_NOISE = "lazy"
 DENSE_NOISE = "dense"
 EMBEDDING_NOISES = (AUTO_NOISE, LAZY_NOISE, DENSE_NOISE)
 
+#: Coordinates below 1e-19 are lost when a norm is taken in single precision; 1e10 of
+#: them add up to a norm of 1e-14, which a clip may not be near to.
+_LEAST_CLIP = 1e-10
+
 #: Points of the training curve where ``eval_every`` is not given.
 _CURVE_POINTS = 10
 
@@ -46,7 +50,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         needs ``target_delta``.  None if ``noise_multiplier`` is given.
       target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient.  Above 0.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.  At least 1e-10.
       optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
       learning_rate: Above 0.
       learning_rate_schedule: One of ``SCHEDULES``: how the rate falls.
@@ -175,7 +179,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
             raise InputError(
                 f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
             )
-        check_float("l2_norm_clip", self.l2_norm_clip, above=0)
+        check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
 
     def _check_model_mix(self) -> None:
         # Hidden coefficients: state that depends on them is no function of iterates.

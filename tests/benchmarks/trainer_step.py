@@ -44,10 +44,11 @@ from trainer import bam, clipping, lazy_noise  # noqa: E402
 from trainer.batches import BatchSource  # noqa: E402
 from trainer.dp_step import Step  # noqa: E402
 from trainer.lazy_noise import LazyNoise  # noqa: E402
-from trainer.models import TrainableModel, criteo_model  # noqa: E402
+from trainer.models import criteo_model  # noqa: E402
 from trainer.noise import LaterNoise, NoiseStream  # noqa: E402
 from trainer.settings import DENSE_NOISE, TrainSettings  # noqa: E402
 from trainer.tf_privacy import keras, tf  # noqa: E402
+from trainer.trainable_model import TrainableModel  # noqa: E402
 
 BATCH = 1024
 KEY = insecure_key(0)

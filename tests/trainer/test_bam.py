@@ -31,9 +31,9 @@ from trainer.bam import bam_sum, choose_bam_path
 from trainer.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
 from trainer.losses import loss_by_name
 from trainer.method_settings import BAM_HVP, BAM_SAM
-from trainer.models import TrainableModel
 from trainer.replaced_weights import replaced_weights
 from trainer.tf_privacy import keras, tf
+from trainer.trainable_model import TrainableModel
 
 CLIP = 0.3
 RADIUS = 0.3

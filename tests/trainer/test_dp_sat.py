@@ -13,9 +13,9 @@ from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.clipping import clipped_sum
 from trainer.dp_sat import SharpnessAwareOptimizer
 from trainer.dp_step import Step
-from trainer.models import TrainableModel
 from trainer.noise import step_noise
 from trainer.tf_privacy import keras
+from trainer.trainable_model import TrainableModel
 
 CLIP, RHO, RATE, DIVISOR, STDDEV = 0.5, 0.7, 0.3, 8, 0.2
 

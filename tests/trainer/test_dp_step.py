@@ -11,9 +11,9 @@ import pytest
 from pipelines.keys import insecure_key
 from trainer.clipping import clipped_sum, plain_sum
 from trainer.dp_step import Step
-from trainer.models import TrainableModel
 from trainer.noise import step_noise
 from trainer.tf_privacy import keras, tf
+from trainer.trainable_model import TrainableModel
 
 CLIP = 0.5
 

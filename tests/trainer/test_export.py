@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from trainer.export import export
-from trainer.models import TrainableModel, make_model
+from trainer.models import make_model
 from trainer.tf_privacy import keras
+from trainer.trainable_model import TrainableModel
 
 COLUMNS = {
     "integers": [[float(i) for i in range(13)], [float("nan")] * 13],

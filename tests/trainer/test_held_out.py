@@ -12,8 +12,9 @@ import pytest
 
 from accounting.validation import InputError
 from trainer.held_out import Evaluator, HeldOut
-from trainer.models import TrainableModel, make_model
+from trainer.models import make_model
 from trainer.tasks import Metrics, auc, log_loss
+from trainer.trainable_model import TrainableModel
 
 
 def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:

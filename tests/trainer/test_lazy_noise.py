@@ -11,17 +11,17 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.keys import insecure_key
-from trainer import bookkeeping
 from trainer import lazy_noise as module
+from trainer import traced_model
 from trainer.bam import bam_sum
-from trainer.bookkeeping import TableReads
 from trainer.clipping import clipped_sum
 from trainer.dp_step import Step
 from trainer.lazy_noise import LazyNoise, choose, is_plain_sgd
-from trainer.models import TrainableModel
 from trainer.noise import LaterNoise, normal
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
+from trainer.traced_model import TableReads
+from trainer.trainable_model import TrainableModel
 
 KEY = insecure_key(8)
 NUM_ROWS, DIM = 30, 2
@@ -135,7 +135,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     shapes = [v.shape for v in model.variables]
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
     wanted = _eager(steps, noise, method)
-    reads = bookkeeping.table_reads(model)
+    reads = traced_model.table_reads(model)
     assert reads is not None
     lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
     replay = _Replay(
@@ -163,7 +163,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
 def test_a_further_batch_without_its_own_noise_is_an_error(rows: Any) -> None:
     # Noise that is used twice would cancel in a difference.
     model = _model()
-    reads = bookkeeping.table_reads(model)
+    reads = traced_model.table_reads(model)
     assert reads is not None
     lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
     step = _step(model, lazy)

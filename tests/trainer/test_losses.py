@@ -17,9 +17,10 @@ from trainer.clipping import (
     plain_sum,
 )
 from trainer.losses import loss_by_name, loss_of_ones_own
-from trainer.models import TrainableModel, check_model
+from trainer.models import check_model
 from trainer.tasks import LOSSES, METRICS, Scores, metric_names
 from trainer.tf_privacy import keras, tf
+from trainer.trainable_model import TrainableModel
 
 CLIP = 0.4
 

@@ -17,13 +17,13 @@ from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.clipping import clipped_sum
 from trainer.dp_step import Step
 from trainer.model_mix import MixingOptimizer, separated_gap
-from trainer.models import TrainableModel
 from trainer.noise import step_noise_and_coefficients
 from trainer.optimizers import learning_rate, learning_rates
 from trainer.preflight import Request
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
 from trainer.train import train
+from trainer.trainable_model import TrainableModel
 
 CLIP, DIVISOR, WIDTH, NUM_STEPS = 0.5, 8, 0.3, 5
 

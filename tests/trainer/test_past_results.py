@@ -11,10 +11,10 @@ import pytest
 from trainer.aggregation_settings import AggregationSettings
 from trainer.iterates import Iterates
 from trainer.losses import BINARY_CROSS_ENTROPY, Loss, loss_by_name
-from trainer.models import TrainableModel
 from trainer.past_results import PastResults
 from trainer.tasks import Metrics, binary_metrics
 from trainer.tf_privacy import tf
+from trainer.trainable_model import TrainableModel
 
 INPUTS = np.array([-2.0, -1.0, 1.0, 3.0])
 LABELS = np.array([0, 1, 0, 1])

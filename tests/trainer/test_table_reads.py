@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import bookkeeping
-from trainer.models import TrainableModel
+from trainer import bookkeeping, traced_model
 from trainer.tf_privacy import keras, tf
+from trainer.trainable_model import TrainableModel
 
 
 def _model(*, second: bool = False, from_weights: bool = False) -> TrainableModel:
@@ -28,7 +28,7 @@ def _model(*, second: bool = False, from_weights: bool = False) -> TrainableMode
 def test_ids_are_those_that_the_tables_are_read_at_padding_included(rows: Any) -> None:
     data = rows(4)
     columns = {name: tf.constant(data[name]) for name in data.dtype.names}
-    reads = bookkeeping.table_reads(_model(second=True))
+    reads = traced_model.table_reads(_model(second=True))
     assert reads is not None
     assert reads.num_ids == (26, 2)
     assert [table.shape[0] for table in reads.tables] == [11, 5]
@@ -41,7 +41,7 @@ def test_ids_are_those_that_the_tables_are_read_at_padding_included(rows: Any) -
 
 def test_a_model_can_be_differentiated_as_before() -> None:
     model = _model(second=True)
-    bookkeeping.table_reads(model)
+    traced_model.table_reads(model)
     assert bookkeeping.is_exact(model)
 
 
@@ -53,4 +53,4 @@ def test_no_reads_where_they_are_not_known_beforehand(kind: str) -> None:
         network = keras.Model(integers, keras.layers.Dense(1)(integers))
         model = TrainableModel(network=network, description={})
     assert bookkeeping.is_exact(model)
-    assert bookkeeping.table_reads(model) is None
+    assert traced_model.table_reads(model) is None

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from trainer.clipping import GradientSum
-from trainer.models import TrainableModel
 from trainer.rows import clip_scale, keep_rows, real_rows
 from trainer.tf_privacy import clip_grads, keras, tf
+from trainer.trainable_model import TrainableModel
 
 NUM_ROWS = 8
 
@@ -108,14 +108,18 @@ FAST = (
     many_ids_in_one_table,
     dense_per_position,
     both_inputs,
+    nested,
+    masked_ids,
 )
-OTHER = (layer_used_twice, tied_weights, layer_normalization, nested, masked_ids)
+OTHER = (layer_used_twice, tied_weights, layer_normalization)
+#: Models for which TF Privacy's registry gives wrong norms, or none: masks, nesting.
+NOT_OF_THE_REGISTRY = (nested, masked_ids)
 
 
 def make_model(make: Callable[[], Any], seed: int = 0) -> TrainableModel:
     """A model with weights that hide nothing."""
     keras.utils.set_random_seed(seed)
-    model = TrainableModel(network=make(), description={})
+    model = TrainableModel(network=make(), description={"make": make})
     for variable in model.variables:
         # Biases start at 0 and embeddings near it; clipping should meet all of them.
         variable.assign(tf.random.normal(variable.shape, stddev=0.7))
@@ -153,7 +157,7 @@ def assert_close(
 def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
     """TF Privacy's norms by layer, and a second pass through the weighted loss.
 
-    For the models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
+    For most models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
     """
     # Only now: trainer.tf_privacy makes TF Privacy importable.
     from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry

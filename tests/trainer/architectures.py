@@ -1,0 +1,389 @@
+"""Architectures of all kinds: what users bring to private training.
+
+Each takes the columns ``integers`` (13 floats, some NaN) and ``categories`` (26 ids
+below 7).  The dicts say on which path a model's gradients are computed, or why it is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.trainer import zoo
+from trainer.tf_privacy import keras, tf
+
+layers = keras.layers
+
+Make = Callable[[], Any]
+
+
+def _of_numbers(body: Callable[[Any], Any]) -> Make:
+    """A model of (batch, 13) numbers; ``body`` gives (batch, units)."""
+
+    def make() -> Any:
+        integers, values = zoo.numbers()
+        return keras.Model(integers, layers.Dense(1)(body(values)))
+
+    return make
+
+
+def _of_sequence(body: Callable[[Any], Any]) -> Make:
+    """A model of (batch, 13, 4) values; ``body`` gives (batch, ..., units)."""
+
+    def sequence(values: Any) -> Any:
+        steps = layers.Dense(4)(tf.expand_dims(values, -1))
+        return layers.Flatten()(body(steps))
+
+    return _of_numbers(sequence)
+
+
+def _of_ids(body: Callable[[Any], Any], **table: Any) -> Make:
+    """A model of (batch, 26, 3) embedded ids."""
+
+    def make() -> Any:
+        ids = keras.Input((26,), dtype="int32", name="categories")
+        rows = layers.Embedding(7, 3, **table)(ids)
+        return keras.Model(ids, layers.Dense(1)(layers.Flatten()(body(rows))))
+
+    return make
+
+
+def _seq(*parts: Any) -> Callable[[Any], Any]:
+    def apply(values: Any) -> Any:
+        for part in parts:
+            values = part()(values) if isinstance(part, type) else part(values)
+        return values
+
+    return apply
+
+
+def _dense(units: int = 6, **more: Any) -> Callable[[Any], Any]:
+    return lambda values: layers.Dense(units, **more)(values)
+
+
+class _Residual(layers.Layer):
+    """A layer of one's own that holds layers of Keras."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.first = layers.Dense(units, activation="tanh")
+        self.second = layers.Dense(13)
+
+    def call(self, values: Any) -> Any:
+        return values + self.second(self.first(values))
+
+
+class _OwnWeights(layers.Layer):
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight("scale", (shape[-1],), initializer="ones")
+
+    def call(self, values: Any) -> Any:
+        return values * self.scale
+
+
+class _Subclass(keras.Model):
+    """All columns in, one logit out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(7, 3)
+        self.hidden = layers.Dense(5, activation="relu")
+        self.logit = layers.Dense(1)
+
+    def call(self, columns: Any, training: bool = False) -> Any:
+        numbers = columns["integers"]
+        numbers = tf.where(tf.math.is_nan(numbers), 0.0, numbers) / 4.0
+        rows = tf.reshape(self.table(columns["categories"]), (-1, 78))
+        return self.logit(self.hidden(tf.concat([numbers, rows], 1)))
+
+
+class _Overridden(keras.Model):
+    """A functional model whose ``call`` is not its graph."""
+
+    def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
+        return 2.0 * super().call(columns, training=training, mask=mask) ** 2
+
+
+def _overridden() -> Any:
+    integers, values = zoo.numbers()
+    return _Overridden(integers, layers.Dense(1)(values))
+
+
+def _subclass() -> Any:
+    inputs = {
+        "integers": keras.Input((13,), name="integers"),
+        "categories": keras.Input((26,), dtype="int32", name="categories"),
+    }
+    return keras.Model(inputs, _Subclass()(inputs))
+
+
+def _masking() -> Any:
+    integers, values = zoo.numbers()
+    steps = layers.Masking(0.0)(tf.stack([values, tf.nn.relu(values)], 2))
+    steps = layers.Dense(3)(steps)
+    return keras.Model(
+        integers, layers.Dense(1)(layers.GlobalAveragePooling1D()(steps))
+    )
+
+
+def _table_through_an_op() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = layers.Embedding(7, 3)
+    hidden = tf.reduce_sum(table(ids), 1)
+    scores = tf.matmul(hidden, table.embeddings, transpose_b=True)
+    return keras.Model(ids, layers.Dense(1)(scores))
+
+
+def _table_in_a_lambda() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = layers.Embedding(7, 3)
+    hidden = tf.reduce_sum(table(ids), 1)
+    scores = layers.Lambda(lambda h: tf.matmul(h, table.embeddings, transpose_b=True))
+    return keras.Model(ids, layers.Dense(1)(scores(hidden)))
+
+
+class _Untracked(layers.Layer):
+    """Reads a table that Keras does not know of."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self._read = lambda: table.embeddings
+
+    def call(self, hidden: Any) -> Any:
+        return tf.matmul(hidden, self._read(), transpose_b=True)
+
+
+def _table_untracked() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = layers.Embedding(7, 3)
+    hidden = tf.reduce_sum(table(ids), 1)
+    return keras.Model(ids, layers.Dense(1)(_Untracked(table)(hidden)))
+
+
+def _two_tables() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    first = layers.Embedding(7, 3)(ids[:, :3])
+    second = layers.Embedding(7, 2)(ids[:, 3:])
+    flat = [layers.Flatten()(value) for value in (first, second)]
+    return keras.Model(ids, layers.Dense(1)(layers.Concatenate()(flat)))
+
+
+def _table_used_twice() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = layers.Embedding(7, 3)
+    values = table(ids[:, :13]) * table(ids[:, 13:])
+    return keras.Model(ids, layers.Dense(1)(tf.reduce_sum(values, 1)))
+
+
+def _constant_positions() -> Any:
+    # The second table is read once, while the model is built: it is not trained.
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    values = layers.Embedding(7, 3)(ids) + layers.Embedding(26, 3)(tf.range(26))
+    return keras.Model(ids, layers.Dense(1)(tf.reduce_mean(tf.tanh(values), 1)))
+
+
+def _frozen_layer() -> Any:
+    integers, values = zoo.numbers()
+    values = layers.Dense(5, activation="tanh", trainable=False)(values)
+    return keras.Model(integers, layers.Dense(1)(values))
+
+
+def _factorisation() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    rows = layers.Embedding(7, 3)(ids)
+    pairs = tf.square(tf.reduce_sum(rows, 1)) - tf.reduce_sum(tf.square(rows), 1)
+    return keras.Model(ids, layers.Dense(1)(pairs))
+
+
+def _deep_and_cross() -> Any:
+    integers, values = zoo.numbers()
+    crossed = values
+    for _ in range(2):
+        crossed = values * layers.Dense(13)(crossed) + crossed
+    deep = layers.Dense(5, activation="relu")(values)
+    return keras.Model(integers, layers.Dense(1)(tf.concat([crossed, deep], 1)))
+
+
+def _attention_block(values: Any) -> Any:
+    values += layers.MultiHeadAttention(2, 2)(values, values)
+    values = layers.LayerNormalization()(values)
+    return values + layers.Dense(4)(layers.Dense(6, activation="gelu")(values))
+
+
+def _by_hand(values: Any) -> Any:
+    query, key, value = (layers.Dense(3)(values) for _ in range(3))
+    scores = tf.matmul(query, key, transpose_b=True) / 2.0
+    return tf.matmul(tf.nn.softmax(scores), value)
+
+
+def _mixture_of_experts(values: Any) -> Any:
+    gates = layers.Dense(3, activation="softmax")(values)
+    experts = tf.stack([layers.Dense(4)(values) for _ in range(3)], 1)
+    return tf.einsum("be,bed->bd", gates, experts)
+
+
+def _highway(values: Any) -> Any:
+    gate = layers.Dense(13, activation="sigmoid")(values)
+    return gate * layers.Dense(13, activation="relu")(values) + (1 - gate) * values
+
+
+def _siamese(values: Any) -> Any:
+    tower = keras.Sequential([layers.Dense(4, activation="tanh"), layers.Dense(3)])
+    left, right = tower(values[:, :6]), tower(values[:, 6:12])
+    return left - right
+
+
+def _pairwise(values: Any) -> Any:
+    pair = tf.reshape(values[:, :12], (-1, 2, 6))
+    scores = layers.Dense(4, activation="tanh")(pair)
+    return scores[:, 0] - scores[:, 1]
+
+
+def _grid(values: Any) -> Any:
+    return tf.reshape(values[:, :12], (-1, 3, 4, 1))
+
+
+@tf.custom_gradient
+def _own_gradient(values: Any) -> Any:
+    return tf.tanh(values), lambda slope: 0.5 * slope
+
+
+#: One forward and backward pass for all rows.
+GHOST: dict[str, Make] = {
+    **{make.__name__: make for make in zoo.FAST},
+    **{
+        f"activation {name}": _of_numbers(_dense(activation=name))
+        for name in ("elu", "gelu", "selu", "softplus", "swish", "softmax", "sigmoid")
+    },
+    "leaky relu": _of_numbers(_seq(_dense(), layers.LeakyReLU)),
+    "relu layer": _of_numbers(_seq(_dense(), layers.ReLU)),
+    "no bias": _of_numbers(_dense(use_bias=False)),
+    "skip": _of_numbers(lambda v: tf.concat([v, layers.Dense(4)(v)], 1)),
+    "add layer": _of_numbers(lambda v: layers.Add()([v, layers.Dense(13)(v)])),
+    "multiply layer": _of_numbers(
+        lambda v: layers.Multiply()([v, layers.Dense(13)(v)])
+    ),
+    "residual layer of one's own": _of_numbers(lambda v: _Residual(5)(v)),
+    "subclass": _subclass,
+    "overridden call": _overridden,
+    "two tables": _two_tables,
+    "constant positions": _constant_positions,
+    "frozen layer": _frozen_layer,
+    "factorisation": _factorisation,
+    "deep and cross": _deep_and_cross,
+    "mixture of experts": _of_numbers(_mixture_of_experts),
+    "highway": _of_numbers(_highway),
+    "pairwise difference": _of_numbers(_pairwise),
+    "attention by hand": _of_sequence(_by_hand),
+    "attention layer": _of_sequence(lambda v: layers.Attention()([v, v])),
+    "dense per step": _of_sequence(_dense(3, activation="tanh")),
+    "average pooling": _of_sequence(layers.GlobalAveragePooling1D()),
+    "max pooling": _of_sequence(layers.GlobalMaxPooling1D()),
+    "pooling of windows": _of_numbers(
+        _seq(_grid, layers.MaxPooling2D, layers.Flatten, _dense())
+    ),
+    "padding": _of_sequence(lambda v: layers.ZeroPadding1D(2)(v)),
+    "permute": _of_sequence(lambda v: layers.Permute((2, 1))(v)),
+    "l2 normalised": _of_numbers(_seq(_dense(), lambda v: tf.math.l2_normalize(v, 1))),
+    "mean of ids": _of_ids(lambda rows: tf.reduce_mean(rows, 1)),
+    "masked dense": _masking,
+    "nested twice": _of_numbers(
+        lambda v: keras.Sequential([keras.Sequential([layers.Dense(4)])])(v)
+    ),
+    "lambda layer": _of_numbers(_seq(_dense(), layers.Lambda(lambda v: v * 2.0))),
+}
+
+#: The gradient of one row at a time.
+VECTORIZED: dict[str, Make] = {
+    **{make.__name__: make for make in zoo.OTHER},
+    "table through an op": _table_through_an_op,
+    "table in a lambda": _table_in_a_lambda,
+    "table untracked": _table_untracked,
+    "table used twice": _table_used_twice,
+    "siamese": _of_numbers(_siamese),
+    "weights of one's own": _of_numbers(lambda v: _OwnWeights()(v)),
+    "weighted activation": _of_numbers(_dense(activation=layers.PReLU())),
+    "prelu layer": _of_numbers(_seq(_dense(), layers.PReLU)),
+    "gradient of one's own": _of_numbers(_seq(_dense(), layers.Lambda(_own_gradient))),
+    "layer normalisation": _of_numbers(layers.LayerNormalization()),
+    "group normalisation": _of_sequence(lambda v: layers.GroupNormalization(2)(v)),
+    "unit normalisation": _of_numbers(
+        _seq(_dense(), layers.UnitNormalization, layers.LayerNormalization)
+    ),
+    "time distributed": _of_sequence(
+        lambda v: layers.TimeDistributed(layers.Dense(3))(v)
+    ),
+    "simple rnn": _of_sequence(lambda v: layers.SimpleRNN(3, unroll=True)(v)),
+    "lstm unrolled": _of_sequence(lambda v: layers.LSTM(2, unroll=True)(v)),
+    "gru unrolled": _of_sequence(lambda v: layers.GRU(2, unroll=True)(v)),
+    "lstm cell": _of_sequence(lambda v: layers.RNN(layers.LSTMCell(2), unroll=True)(v)),
+    "bidirectional": _of_sequence(
+        lambda v: layers.Bidirectional(layers.SimpleRNN(2, unroll=True))(v)
+    ),
+    "convolution 1d": _of_sequence(lambda v: layers.Conv1D(3, 3)(v)),
+    "convolution 2d": _of_numbers(_seq(_grid, layers.Conv2D(2, 2), layers.Flatten)),
+    "depthwise": _of_numbers(_seq(_grid, layers.DepthwiseConv2D(2), layers.Flatten)),
+    "separable": _of_numbers(_seq(_grid, layers.SeparableConv2D(2, 2), layers.Flatten)),
+    "multi-head attention": _of_sequence(
+        lambda v: layers.MultiHeadAttention(2, 2)(v, v)
+    ),
+    "transformer": _of_sequence(_attention_block),
+    "einsum dense": _of_sequence(
+        lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(v)
+    ),
+    "masked rnn": _of_ids(
+        lambda rows: layers.SimpleRNN(3, unroll=True)(rows), mask_zero=True
+    ),
+}
+
+#: What is refused, and the words that say why.
+REFUSED: dict[str, tuple[Make, str]] = {
+    "batch maximum": (
+        _of_numbers(lambda v: v / (1e-3 + tf.reduce_max(tf.abs(v)))),
+        "not to depend on the others",
+    ),
+    "places": (
+        _of_numbers(
+            lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), tf.float32)[:, None]
+        ),
+        "not to depend on the others",
+    ),
+    "roll by four": (
+        _of_numbers(lambda v: tf.roll(v, 4, 0)),
+        "not to depend on the others",
+    ),
+    "batch mean": (
+        _of_numbers(lambda v: v - tf.reduce_mean(v, 0)),
+        "not to depend on the others",
+    ),
+    "batch softmax": (
+        _of_numbers(lambda v: 9.0 * tf.nn.softmax(v, 0)),
+        "not to depend on the others",
+    ),
+    "batch size": (
+        _of_numbers(lambda v: v * tf.cast(tf.shape(v)[0], tf.float32)),
+        "not to depend on the others",
+    ),
+    "neighbours": (
+        _of_numbers(lambda v: v + tf.concat([v[1:], v[:1]], 0)),
+        "not to depend on the others",
+    ),
+    "batch normalisation": (
+        _of_numbers(_seq(_dense(), layers.BatchNormalization)),
+        "mixes examples",
+    ),
+    "dropout": (_of_numbers(layers.Dropout(0.5)), "random numbers"),
+    "dropout in a cell": (
+        _of_sequence(lambda v: layers.LSTM(2, dropout=0.5, unroll=True)(v)),
+        "random numbers",
+    ),
+    "loop of a cell": (
+        _of_sequence(lambda v: layers.RNN(layers.LSTMCell(2))(v)),
+        "with unroll=True",
+    ),
+    "lstm in a loop": (
+        _of_sequence(lambda v: layers.LSTM(2)(v)),
+        "with unroll=True",
+    ),
+}
