@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     from pipelines.packing import Layout
+    from pipelines.parquet_blocks import Dataset
     from pipelines.sizing import Estimate
 
 #: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
+
+#: Files that a dry run lists for people.
+_LISTED = 20
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -186,6 +191,21 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
     }
 
 
+def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
+    """Returns what was found at ``--input``, for people no more than they read."""
+    if as_json:
+        return {"input_files": dataset.files, "hidden_files": list(dataset.hidden)}
+    lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
+    found = {"input_files": _first(lines), "hidden_files": _first(dataset.hidden)}
+    return {name: listed for name, listed in found.items() if listed}
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _LISTED
+    told = [f"and {more:,} more; --json lists them"] if more > 0 else []
+    return [*lines[:_LISTED], *told]
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
@@ -193,7 +213,8 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
     "--input",
     "source",
     required=True,
-    help="Folder or glob of Parquet, also s3:// and such.",
+    help="Parquet: a folder, of which every visible file at any depth is read, a file "
+    "or a quoted glob; also s3:// and such.  --dry-run lists what is found.",
 )
 @click.option("--out", required=True, help="New folder, or that of the same job.")
 @click.option(
@@ -248,7 +269,7 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
     help="Folder for the files of the shuffle.  [default: in OUT or, without --runner "
     "and with OUT in a store, among temporary files]",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be done, and stop.")
+@click.option("--dry-run", is_flag=True, help="Print what was found and would be done.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
@@ -290,7 +311,8 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     if by_value and (note := _engine_note(runner, beam_options, cost.shuffle_bytes)):
         click.echo(note, err=True)
     if options["dry_run"]:
-        show("Would write", summary, options["as_json"])
+        found = _listing(dataset, options["as_json"])
+        show("Would write", {**found, **summary}, options["as_json"])
         return
     check_out(out)
     with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance), stoppable():

@@ -5,6 +5,7 @@ relative to the input, is its identity: the sampler's randomness depends on it a
 nothing else about where or when the block is read.
 
 Formal guarantees:
+  - Those of ``input_files``, about which files are read.
   - Blocks are listed in the order of names and numbers, on every machine the same.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises: a file whose footer is not the one that was listed is refused, and so is a
@@ -20,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from typing import IO, Any
 
 import numpy as np
@@ -29,11 +29,10 @@ import pyarrow.parquet as pq
 
 from accounting.validation import InputError
 from pipelines.batch_format import DTYPES, Column
+from pipelines.input_files import find_files
 from pipelines.manifest import DATASET_METADATA_KEY
 from pipelines.sampling import BlockRows
-from pipelines.storage import is_remote, join, match, open_file
-
-_WILDCARDS = "*?["
+from pipelines.storage import is_remote, open_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,11 +62,21 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What the input holds.  ``digest`` is sensitive: it covers column statistics."""
+    """What the input holds.  ``digest`` is sensitive: it covers column statistics.
+
+    Attributes:
+      columns: Of every file.
+      blocks: In the order of names and numbers.
+      description: What the files say of themselves.
+      files: Name -> rows of every file.
+      hidden: Names of hidden files and folders that were left out.
+    """
 
     columns: tuple[Column, ...]
     blocks: tuple[Block, ...]
     description: dict[str, Any]
+    files: dict[str, int]
+    hidden: tuple[str, ...]
 
     @property
     def num_examples(self) -> int:
@@ -149,33 +158,6 @@ def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
     return value
 
 
-def list_paths(pattern: str) -> list[tuple[str, str]]:
-    """Returns sorted (path, name relative to the input) of the files of ``pattern``.
-
-    Args:
-      pattern: A folder, whose ``*.parquet`` files are meant, or a glob.
-
-    Raises:
-      InputError: no file.
-    """
-    if not any(character in pattern for character in _WILDCARDS):
-        is_file = pattern.endswith(".parquet")
-        pattern = pattern if is_file else join(pattern, "*.parquet")
-    fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
-    prefix = fixed[: fixed.rfind("/") + 1]
-    try:
-        paths = match(pattern)
-    except OSError as error:
-        raise InputError(
-            f"Expected --input {pattern} to be readable: {error.strerror}."
-        ) from None
-    if not paths:
-        raise InputError(
-            f"Expected Parquet files at --input {pattern}; there are none."
-        )
-    return [(path, path.removeprefix(prefix)) for path in paths]
-
-
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
     """Refuses nulls that the footer tells of; others are found when they are read."""
     for row_group in range(metadata.num_row_groups):
@@ -193,12 +175,17 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
 def list_blocks(pattern: str) -> Dataset:
     """Returns the blocks, columns and self-description of the input.
 
+    Args:
+      pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
+
     Raises:
       InputError: no rows, unreadable or differing files, or unusable columns.
     """
     blocks: list[Block] = []
     first_row, schema = 0, None
-    for path, name in list_paths(pattern):
+    files: dict[str, int] = {}
+    found = find_files(pattern)
+    for path, name in found.files:
         with _open(path) as file:
             footer = _footer_digest(file, path)
             parquet = _parquet_file(file, path)
@@ -208,6 +195,7 @@ def list_blocks(pattern: str) -> Dataset:
                     f"Expected the columns of {path} to equal those of the first file."
                 )
             _check_nulls(parquet.metadata, path)
+            files[name] = parquet.metadata.num_rows
             for row_group in range(parquet.num_row_groups):
                 num_rows = parquet.metadata.row_group(row_group).num_rows
                 blocks.append(
@@ -222,13 +210,15 @@ def list_blocks(pattern: str) -> Dataset:
                     )
                 )
                 first_row += num_rows
-    assert schema is not None  # list_paths returns at least one file
+    assert schema is not None  # find_files returns at least one file
     if not any(block.num_rows for block in blocks):
         raise InputError(f"Expected rows in --input {pattern}; there are none.")
     return Dataset(
         columns=tuple(_column(field) for field in schema),
         blocks=tuple(blocks),
         description=_description(schema, pattern),
+        files=files,
+        hidden=found.hidden,
     )
 
 

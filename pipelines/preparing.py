@@ -24,7 +24,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import glob
 import gzip
 import itertools
 import os
@@ -55,6 +54,7 @@ from pipelines.criteo import (
     parse_block,
     rows_table,
 )
+from pipelines.input_files import find_files
 from pipelines.threads import in_order, num_cores
 
 #: ``on_progress(phase, bytes done, bytes in all)``.
@@ -100,25 +100,18 @@ def list_files(pattern: str) -> list[InputFile]:
     """Returns the input in order: by name, with numbers by value (day_2, day_10).
 
     Args:
-      pattern: A file, a folder, whose visible files are meant, or a glob.
+      pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
 
     Raises:
       InputError: no file, one that cannot be read, or nothing in them.
     """
-    if os.path.isdir(pattern):
-        pattern = os.path.join(glob.escape(pattern), "*")
-    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    paths = sorted((path for path in paths if not os.path.isdir(path)), key=_natural)
-    if not paths:
-        raise InputError(
-            f"Expected --input={pattern!r} to match a file. Quote a glob, so that the "
-            "shell leaves it alone."
-        )
+    found = find_files(pattern, suffix="").files
     files = []
-    for path in paths:
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):
+    for path in sorted((path for path, _ in found), key=_natural):
+        if not os.access(path, os.R_OK):
             raise InputError(
-                f"Expected input file {path} to be a file that can be read."
+                f"Expected input file {path} to be one of this machine that you may "
+                "read."
             )
         status = os.stat(path)
         files.append(

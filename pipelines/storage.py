@@ -309,11 +309,87 @@ def exists(path: StrPath) -> bool:
         return _file_system(os.fspath(path)).exists(os.fspath(path))
 
 
-def match(pattern: str) -> list[str]:
-    """Returns the sorted paths of the files that match a glob."""
-    with _plain_errors(pattern):
-        found = _file_systems().match([pattern])[0].metadata_list
-    return sorted(metadata.path for metadata in found)
+def is_folder(path: StrPath) -> bool:
+    """Whether ``path`` is a folder; in an object store, whether it is no object."""
+    name = os.fspath(path)
+    if not is_remote(name):
+        return os.path.isdir(name)
+    with _plain_errors(name):
+        files = _file_system(name)
+        if name.endswith("/") or not files.exists(name):
+            return not files.has_dirs() or files.exists(absolute(name))
+    return files.has_dirs() and _children(name) is not None
+
+
+def walk(
+    folder: StrPath, enter: Callable[[tuple[str, ...]], bool]
+) -> Iterator[tuple[str, ...]]:
+    """Yields the path of every file below a folder, in parts.
+
+    Args:
+      folder: Here, where links are followed, or in a store.
+      enter: Whether to look into a folder, by its path in parts.  An object store has
+        no folders and is listed as a whole.
+
+    Raises:
+      OSError: a folder cannot be listed, or is a link to one that it is in.
+    """
+    if not is_remote(folder):
+        return _walk_here(os.fspath(folder) or ".", (), enter, ())
+    root = absolute(folder)
+    if _file_system(root).has_dirs():
+        return _walk_store(root, (), enter)
+    paths = (tuple(path.split("/")) for path in _listing(root))
+    return (names for names in paths if names[-1])  # some tools make objects "folder/"
+
+
+_Id = tuple[int, int]
+
+
+def _walk_here(
+    folder: str,
+    above: tuple[str, ...],
+    enter: Callable[[tuple[str, ...]], bool],
+    outside: tuple[_Id, ...],
+) -> Iterator[tuple[str, ...]]:
+    status = os.stat(folder)
+    known = (status.st_dev, status.st_ino)
+    if known in outside:
+        reason = "it is a link to a folder that it is in"
+        raise OSError(errno.ELOOP, reason, folder)
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for name, is_dir in found:
+        names = (*above, name)
+        if not is_dir:
+            yield names
+        elif enter(names):
+            yield from _walk_here(f"{folder}/{name}", names, enter, (*outside, known))
+
+
+def _walk_store(
+    folder: str, above: tuple[str, ...], enter: Callable[[tuple[str, ...]], bool]
+) -> Iterator[tuple[str, ...]]:
+    for metadata in _children(folder) or ():
+        name = metadata.path.removeprefix(f"{folder}/")
+        names = (*above, name)
+        # A folder has 0 bytes, and so has an empty file.
+        if metadata.size_in_bytes or _children(metadata.path) is None:
+            yield names
+        elif enter(names):
+            yield from _walk_store(metadata.path, names, enter)
+
+
+def _children(folder: str) -> list[Any] | None:
+    """What is directly in a folder of a store with folders; None if it is a file."""
+    if any(character in folder for character in _WILDCARDS):
+        raise OSError(errno.EINVAL, "its name holds a wildcard", folder)
+    try:
+        with _plain_errors(folder):
+            return _file_system(folder).match([f"{folder}/*"])[0].metadata_list
+    except OSError:
+        open_file(folder).close()  # a folder, which could not be listed, cannot be read
+        return None
 
 
 def _listing(folder: str) -> dict[str, int]:

@@ -530,14 +530,29 @@ def test_input_that_cannot_be_read_is_refused(
     text: Callable[..., str], tmp_path: pathlib.Path
 ) -> None:
     out = tmp_path / "out"
-    assert "to match a file" in refused(str(tmp_path / "*.tsv"), out)
+    assert "there are none" in refused(str(tmp_path / "*.tsv"), out)
     assert "it is empty" in refused(text([], "empty.txt"), out)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(as_bytes(make_lines(50)))[:-20])
     assert "readable to its end: EOFError" in refused(str(tmp_path / "cut.gz"), out)
     (tmp_path / "not.gz").write_bytes(as_bytes(make_lines(1)))
     assert "BadGzipFile" in refused(str(tmp_path / "not.gz"), out)
     os.mkfifo(tmp_path / "pipe")
-    assert "a file that can be read" in refused(str(tmp_path / "pipe"), out)
+    assert "to be a file" in refused(str(tmp_path / "pipe"), out)
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    assert "link to nothing" in refused(str(tmp_path / "lost"), out)
+
+
+def test_a_folder_of_text_is_read_at_any_depth_but_for_hidden_files(
+    text: Callable[..., str],
+) -> None:
+    names = ["in/day_2.txt", "in/more/day_1.txt", "in/day_10.txt"]
+    paths = [text(make_lines(1), name) for name in names]
+    for hidden in (".day_3.txt", "_SUCCESS", "_tmp/day_4.txt"):
+        text(make_lines(1), f"in/{hidden}")
+    folder = str(pathlib.Path(paths[0]).parent)
+    assert [file.path for file in preparing.list_files(folder)] == [
+        paths[0], paths[2], paths[1],
+    ]  # fmt: skip
 
 
 def test_a_file_without_line_ends_is_refused(

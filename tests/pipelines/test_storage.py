@@ -331,7 +331,11 @@ def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
         assert file.read(9) == large[5 << 20 :][:9]
     assert storage.names(place) == {"a", "b", "private"}
     assert storage.sizes(place).items() >= {"a": 7, "b": len(large)}.items()
-    assert storage.match(f"{place}/[ab]") == [f"{place}/a", f"{place}/b"]
+    every = {("a",), ("b",), ("private", "c")}
+    assert set(storage.walk(place, lambda names: True)) == every
+    assert set(storage.walk(f"{place}/", lambda names: True)) == every
+    assert storage.is_folder(place)
+    assert not storage.is_folder(f"{place}/a")
     storage.delete(f"{place}/a")
     storage.delete(f"{place}/a")
     storage.delete_folder(f"{place}/private")
