@@ -1,10 +1,13 @@
-"""Batch format, version 1: one TFRecord is one physical batch of fixed-width columns.
+"""Batch format, version 2: one TFRecord is one physical batch of fixed-width columns.
 
 A record is a ``tf.train.Example`` with one bytes feature per column, the raw
 little-endian buffer of an array of shape ``(physical_batch_size, *column.shape)``; a
 bytes feature ``weight`` (float32, 1 for a real row, 0 for padding); and the int64
 features ``step`` and ``part``.  Padding rows are all zero bits and stand at the end.  A
 reader parses once per batch, never per example.
+
+Records are those of version 1.  Since version 2 the choices derive from the digest of
+the input too (``known_input``), so that no key makes the batches of version 1 again.
 
 Formal guarantees:
   - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
@@ -30,8 +33,9 @@ import numpy as np
 
 from accounting.validation import InputError, check_choice
 
-#: Bump when a reader of the old version would misread the new one.
-FORMAT_VERSION = 1
+#: Bump when a reader of the old version would misread the new one, or when the same
+#: key and input would give other batches.
+FORMAT_VERSION = 2
 
 DTYPES = (
     "int8",

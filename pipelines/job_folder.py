@@ -8,7 +8,7 @@
 
 Formal guarantees:
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
-    state of the very same job (plan, layout, input, key) is refused.
+    state of the very same job (version, plan, layout, input, key) is refused.
   - On this machine two jobs never write one folder at a time.  A store has no locks:
     there the job that began last wins, any other ends with an error, and what both
     wrote of the same job is the same.
@@ -31,6 +31,7 @@ from typing import Any
 from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines import storage
+from pipelines.batch_format import FORMAT_VERSION
 from pipelines.keys import commitment, read_or_create_key_file
 from pipelines.manifest import (
     CHECKSUMS_NAME,
@@ -152,20 +153,40 @@ def _is_fresh(out: StrPath) -> bool:
     )
 
 
+def check_dataset(layout: Layout, dataset: Dataset) -> None:
+    """Refuses a layout that was made for another data set.
+
+    Args:
+      layout: From ``make_layout``.
+      dataset: From ``list_blocks``.
+
+    Raises:
+      InputError: the input has other rows than the plan, or other columns.
+    """
+    if dataset.num_examples != layout.plan.num_examples:
+        raise InputError(
+            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
+            f"input, {dataset.num_examples}. Make the plan of dataset.num_examples."
+        )
+    for column in layout.columns:
+        if column not in dataset.columns:
+            raise InputError(
+                f"Expected column {column.name} of the layout to be one of the input, "
+                f"of dtype {column.dtype} and shape {column.shape}. Make the layout "
+                "with make_layout(plan, dataset)."
+            )
+
+
 def open_job(
     out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
 ) -> tuple[str, str]:
     """Makes or re-opens the folder of a job; returns (key file, batches_id).
 
     Raises:
-      InputError: the input has other rows than the plan, the folder holds something
+      InputError: the input has other rows or columns, the folder holds something
         else, or the key file is refused.
     """
-    if dataset.num_examples != layout.plan.num_examples:
-        raise InputError(
-            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
-            f"input, {dataset.num_examples}."
-        )
+    check_dataset(layout, dataset)
     check_out(out)
     private = join(out, PRIVATE_NAME)
     path = join(private, JOB_NAME)
@@ -178,6 +199,7 @@ def open_job(
         key_file = _own_key_file(out)
         key = read_or_create_key_file(key_file)
     state = {
+        "version": str(FORMAT_VERSION),
         "layout": fingerprint(_layout_json(layout)),
         "input": dataset.digest,
         "key": commitment(key, "job"),
@@ -185,7 +207,8 @@ def open_job(
     if not storage.exists(path):
         write_atomically(path, pretty_json(state), mode=0o600)
     _check_same_job(out, read_json(path), state)
-    batches_id = commitment(key, "batches", state["layout"], state["input"])
+    version, made_of = state["version"], (state["layout"], state["input"])
+    batches_id = commitment(key, "batches", version, *made_of)
     return os.fspath(key_file), batches_id
 
 
@@ -205,12 +228,17 @@ def _layout_json(layout: Layout) -> dict[str, Any]:
 
 
 def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
-    names = {"layout": "options or columns", "input": "input", "key": "sampling key"}
+    names = {
+        "version": "batch format version",
+        "layout": "options or columns",
+        "input": "input",
+        "key": "sampling key",
+    }
     for field, name in names.items():
         if not isinstance(found, dict) or found.get(field) != state[field]:
             raise InputError(
                 f"Expected the unfinished job in --out {out} to have the same {name}. "
-                "Finish it with its own options, or choose another --out."
+                "Finish it with its own options and release, or choose another --out."
             )
 
 

@@ -123,7 +123,8 @@ class Manifest:
         if fields.get("version") != FORMAT_VERSION:
             raise InputError(
                 f"Expected batch format version={fields.get('version')!r} to be "
-                f"{FORMAT_VERSION}. Use the release that wrote it."
+                f"{FORMAT_VERSION}. Use the release that wrote it, or make the "
+                "batches again with `dpsgd batches`."
             )
         try:
             manifest = cls(

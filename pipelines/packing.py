@@ -144,7 +144,7 @@ def sample_and_pack(
 
     Args:
       layout: How steps are spread over groups.
-      key: The sampling key, 32 bytes.
+      key: The key of the data set, from ``KnownInput.data_set_key``.
       block: What to read.
       boundaries: Of a shuffle, from ``sampling.find_boundaries``.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import apache_beam as beam
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from accounting.validation import check_choice
+from accounting.validation import InputError, check_choice
 from pipelines.job_folder import (
     SPILL_NAME,
     finish_job,
@@ -33,12 +33,12 @@ from pipelines.poisson_batching import (
 )
 from pipelines.sizing import make_layout
 from pipelines.storage import StrPath, absolute, join
-from pipelines.transforms import Secrets, WriteBatches
+from pipelines.transforms import Secrets, TakesBlocks, WriteBatches
 
 
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
-class PoissonBatches(beam.PTransform):
+class PoissonBatches(TakesBlocks):
     """Samples blocks and writes the batches of a whole training run.
 
     Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
@@ -79,6 +79,12 @@ class PoissonBatches(beam.PTransform):
     ) -> None:
         super().__init__()
         check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"Expected the data set, not {type(dataset).__name__}. Write "
+                "`dataset = list_blocks(folder)`, then PoissonBatches(plan, dataset, "
+                "...)."
+            )
         self._layout = make_layout(plan, dataset, physical_batch_size)
         self._dataset = dataset
         self._shuffle = shuffle
@@ -100,7 +106,7 @@ class PoissonBatches(beam.PTransform):
             self._layout,
             self._out,
             Secrets(key_file=key_file),
-            num_blocks=len(self._dataset.blocks),
+            dataset=self._dataset,
             groups=pending_groups(self._out, self._layout),
             spill=None if shuffle == ENGINE else shared_spill(spill),
         )

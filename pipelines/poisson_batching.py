@@ -45,6 +45,7 @@ from pipelines.job_folder import (
     pending_groups,
 )
 from pipelines.keys import read_key_file
+from pipelines.known_input import know_input
 from pipelines.manifest import PRIVATE_NAME, Manifest
 from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset
@@ -177,7 +178,7 @@ def write_batches(
                     _progress(layout, root, pending, spill, local),
                 ):
                     write = WriteBatches(
-                        layout, root, secrets, num_blocks=len(dataset.blocks),
+                        layout, root, secrets, dataset=dataset,
                         groups=pending, spill=spill,
                     )  # fmt: skip
                     _run_pipeline(dataset, write, options, local)
@@ -335,7 +336,9 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
 def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secrets:
     """Leaves for the workers what derives from the key and from all blocks together."""
     rows = [block.rows for block in dataset.blocks]
-    boundaries = find_boundaries(layout.plan, read_key_file(key_file), rows)
+    sampling_key = read_key_file(key_file)
+    key = know_input(sampling_key, dataset).data_set_key(sampling_key)
+    boundaries = find_boundaries(layout.plan, key, rows)
     if boundaries is None:
         return Secrets(key_file=key_file)
     path, data = join(out, PRIVATE_NAME, BOUNDARIES_NAME), io.BytesIO()

@@ -285,7 +285,8 @@ def sample_block(
 
     Args:
       plan: Public description of the sampling.
-      sampling_key: Secret, 32 bytes.
+      sampling_key: Secret, 32 bytes; of a job, that of its data set alone
+        (``KnownInput.data_set_key``).
       block: Which rows.
       boundaries: From ``find_boundaries``.
     """

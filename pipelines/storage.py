@@ -338,7 +338,7 @@ def walk(
         return _walk_here(os.fspath(folder) or ".", (), enter, ())
     root = absolute(folder)
     if _file_system(root).has_dirs():
-        return _walk_store(root, (), enter)
+        return _walk_store(root, _children(root) or [], (), enter)
     paths = (tuple(path.split("/")) for path in _listing(root))
     return (names for names in paths if names[-1])  # some tools make objects "folder/"
 
@@ -368,16 +368,20 @@ def _walk_here(
 
 
 def _walk_store(
-    folder: str, above: tuple[str, ...], enter: Callable[[tuple[str, ...]], bool]
+    folder: str,
+    children: list[Any],
+    above: tuple[str, ...],
+    enter: Callable[[tuple[str, ...]], bool],
 ) -> Iterator[tuple[str, ...]]:
-    for metadata in _children(folder) or ():
-        name = metadata.path.removeprefix(f"{folder}/")
-        names = (*above, name)
+    for metadata in children:
+        path = metadata.path
+        names = (*above, path.removeprefix(f"{folder}/"))
         # A folder has 0 bytes, and so has an empty file.
-        if metadata.size_in_bytes or _children(metadata.path) is None:
+        below = None if metadata.size_in_bytes else _children(path)
+        if below is None:
             yield names
         elif enter(names):
-            yield from _walk_store(metadata.path, names, enter)
+            yield from _walk_store(path, below, names, enter)
 
 
 def _children(folder: str) -> list[Any] | None:

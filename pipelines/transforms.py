@@ -18,6 +18,8 @@ Formal guarantees:
   - Every step of every asked-for range is written, also when no example chose it.
   - No element is lost or counted twice: a range is written only from exactly one
     piece of every block, whatever the engine delivered.
+  - No row is sampled but those of the data set: a block that is not one of it, by
+    place, name, rows and columns, is refused before it is read (``known_input``).
   - The bytes of a file depend on (key, plan, input, layout) alone: not on the engine,
     the way of the rows, the number of workers, or how often and in which order bundles
     run.
@@ -40,6 +42,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -47,10 +50,11 @@ from apache_beam.metrics import Metrics
 
 from accounting.validation import InputError
 from pipelines import progress, storage
-from pipelines.job_folder import checksum_path, read_checksum
+from pipelines.job_folder import check_dataset, checksum_path, read_checksum
 from pipelines.keys import read_key_file
+from pipelines.known_input import KnownInput, know_input, not_blocks
 from pipelines.packing import Layout, PackedBlock, encode_steps, sample_and_pack
-from pipelines.parquet_blocks import Block
+from pipelines.parquet_blocks import Block, Dataset
 from pipelines.spill import Spill, read_slice, spill_path, write_spill
 from pipelines.storage import (
     is_remote,
@@ -188,16 +192,22 @@ class _BundleFn(beam.DoFn):
 class _Sampler:
     """Reads a block and lets its rows choose their steps."""
 
-    def __init__(self, layout: Layout, secrets: Secrets) -> None:
+    def __init__(self, layout: Layout, secrets: Secrets, known: KnownInput) -> None:
         self._layout = layout
         self._secrets = secrets
+        self._known = known
         self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
 
     def setup(self) -> None:
         path = self._secrets.boundaries_file
         with plain_errors():
-            self._key = read_key_file(self._secrets.key_file)
+            sampling_key = read_key_file(self._secrets.key_file)
+            self._key = self._known.data_set_key(sampling_key)
             self._boundaries = None if path is None else read_array(path)
+
+    def _check(self, block: Block) -> None:
+        with plain_errors():
+            self._known.check_block(self._key, block)
 
     def _pack(self, block: Block) -> PackedBlock:
         return sample_and_pack(self._layout, self._key, block, self._boundaries)
@@ -211,11 +221,18 @@ class _Sampler:
 class _SampleBlockFn(_Sampler, beam.DoFn):
     """Block -> (group, (ordinal of the block, packed rows)) for every group."""
 
-    def __init__(self, layout: Layout, secrets: Secrets, groups: tuple[int, ...]):
-        super().__init__(layout, secrets)
+    def __init__(
+        self,
+        layout: Layout,
+        secrets: Secrets,
+        known: KnownInput,
+        groups: tuple[int, ...],
+    ) -> None:
+        super().__init__(layout, secrets, known)
         self._groups = groups
 
     def process(self, block: Block) -> Iterator[Element]:
+        self._check(block)
         with plain_errors():
             packed = self._pack(block)
             for group in self._groups:
@@ -229,8 +246,10 @@ class _SampleBlockFn(_Sampler, beam.DoFn):
 class _SpillBlockFn(_Sampler, _BundleFn):
     """Block -> (0, its ordinal), with its packed rows in a file."""
 
-    def __init__(self, layout: Layout, secrets: Secrets, spill: Spill) -> None:
-        _Sampler.__init__(self, layout, secrets)
+    def __init__(
+        self, layout: Layout, secrets: Secrets, known: KnownInput, spill: Spill
+    ) -> None:
+        _Sampler.__init__(self, layout, secrets, known)
         _BundleFn.__init__(self, spill.num_threads)
         self._spill = spill
 
@@ -245,6 +264,7 @@ class _SpillBlockFn(_Sampler, _BundleFn):
         progress.advance("blocks")
 
     def process(self, block: Block) -> Iterator[tuple[int, int]]:
+        self._check(block)
         self._run(self._spill_block, block)
         self._count()
         yield 0, block.ordinal
@@ -330,9 +350,27 @@ class _WriteSpilledFn(_Writer):
         yield self._count(group)
 
 
+class TakesBlocks(beam.PTransform):
+    """A transform of blocks, which says what to write where it is given others."""
+
+    def type_check_inputs(self, pvalueish: Any) -> None:
+        """Refuses everything but one PCollection of blocks.
+
+        Raises:
+          InputError: what to write instead.
+        """
+        kind: Any = type(pvalueish)
+        if isinstance(pvalueish, beam.PCollection):
+            kind = pvalueish.element_type
+        if kind is not Block:
+            # Unknown is refused too: rows of ReadFromParquet are of no known type.
+            name = getattr(kind, "__name__", str(kind))
+            raise not_blocks(name, type(self).__name__)
+
+
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
-class WriteBatches(beam.PTransform):
+class WriteBatches(TakesBlocks):
     """Samples blocks and writes the batches of some ranges of steps.
 
     Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
@@ -342,15 +380,18 @@ class WriteBatches(beam.PTransform):
       layout: How steps are spread over files.
       directory: Where the files go, made by ``open_job``; any store that Beam knows.
       secrets: Where the workers find the sampling key and what derives from it.
-      num_blocks: Elements of the input.
+      dataset: The input, whose blocks are the elements.
       groups: The ranges of steps to write; all by default.
       spill: Where the rows go through files; by default they travel through the engine.
+
+    Raises:
+      InputError: ``layout`` was made for another data set.
 
     Example:
       >>> _ = (pipeline | beam.Create(dataset.blocks)
       ...      | WriteBatches(layout, "batches",
       ...                     Secrets(key_file="sampling.key"),
-      ...                     num_blocks=len(dataset.blocks)))  # doctest: +SKIP
+      ...                     dataset=dataset))  # doctest: +SKIP
     """
 
     def __init__(
@@ -359,32 +400,39 @@ class WriteBatches(beam.PTransform):
         directory: str,
         secrets: Secrets,
         *,
-        num_blocks: int,
+        dataset: Dataset,
         groups: Iterable[int] | None = None,
         spill: Spill | None = None,
     ) -> None:
         super().__init__()
+        check_dataset(layout, dataset)
         everything = range(layout.num_groups)
         self._groups = tuple(everything if groups is None else groups)
         self._layout = layout
         self._directory = directory
         self._secrets = secrets
-        self._num_blocks = num_blocks
+        self._dataset = dataset
         self._spill = spill
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Wires map, reduce, map."""
+        """Wires map, reduce, map.
+
+        Raises:
+          InputError: the key file is refused.
+        """
+        known = know_input(read_key_file(self._secrets.key_file), self._dataset)
         # A bounded read is one subtask on Flink: spread the blocks first.
         blocks = blocks | "SpreadBlocks" >> beam.Reshuffle()  # Block
         if self._spill is None:
-            return self._through_engine(blocks)
-        return self._through_files(blocks, self._spill)
+            return self._through_engine(blocks, known)
+        return self._through_files(blocks, known, self._spill)
 
     def _through_files(
-        self, blocks: beam.PCollection, spill: Spill
+        self, blocks: beam.PCollection, known: KnownInput, spill: Spill
     ) -> beam.PCollection:
-        layout, directory, num_blocks = self._layout, self._directory, self._num_blocks
-        sample = _SpillBlockFn(layout, self._secrets, spill)
+        layout, directory = self._layout, self._directory
+        num_blocks = len(self._dataset.blocks)
+        sample = _SpillBlockFn(layout, self._secrets, known, spill)
         write = _WriteSpilledFn(layout, directory, num_blocks, spill)
         return (
             blocks
@@ -395,9 +443,12 @@ class WriteBatches(beam.PTransform):
             | "OrderTruncatePadWrite" >> beam.ParDo(write)  # file name
         )
 
-    def _through_engine(self, blocks: beam.PCollection) -> beam.PCollection:
-        sample = _SampleBlockFn(self._layout, self._secrets, self._groups)
-        write = _WriteGroupFn(self._layout, self._directory, self._num_blocks)
+    def _through_engine(
+        self, blocks: beam.PCollection, known: KnownInput
+    ) -> beam.PCollection:
+        num_blocks = len(self._dataset.blocks)
+        sample = _SampleBlockFn(self._layout, self._secrets, known, self._groups)
+        write = _WriteGroupFn(self._layout, self._directory, num_blocks)
         return (
             blocks
             | "SampleAndPack" >> beam.ParDo(sample)  # Element

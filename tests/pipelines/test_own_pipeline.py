@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -12,13 +14,13 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
-from apache_beam.typehints.decorators import TypeCheckError
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines import transforms
 from pipelines.batch_format import Column
 from pipelines.job_folder import finish_job, open_job
+from pipelines.keys import create_key_file
 from pipelines.manifest import read_manifest
 from pipelines.packing import Layout
 from pipelines.parquet_blocks import Block, Dataset, list_blocks
@@ -27,6 +29,8 @@ from pipelines.poisson_batching import write_batches
 from pipelines.reader import read_batches
 from pipelines.transforms import Secrets, WriteBatches
 from pipelines.verify import verify
+
+from .conftest import write_table
 
 MakeLayout = Callable[..., Layout]
 
@@ -161,7 +165,7 @@ def test_a_general_pipeline_is_opened_and_finished_by_hand(
                 layout,
                 str(out),
                 Secrets(key_file=str(key_file)),
-                num_blocks=len(dataset.blocks),
+                dataset=dataset,
             )
         )
     finish_job(out, layout, dataset, batches_id)
@@ -192,12 +196,6 @@ def test_every_stage_has_a_label_and_types(
             if label.startswith(root)
         }
         assert found == both | stages
-    with pytest.raises(TypeCheckError):
-        _ = (
-            local_pipeline()
-            | beam.Create(["a path"])
-            | PoissonBatches(plan, dataset, tmp_path / "other")
-        )
 
 
 def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
@@ -248,6 +246,94 @@ def test_blocks_that_are_not_all_there_once_make_no_batches(
         pipeline.run()
     with pytest.raises(InputError, match="0 are there"):
         batches.finish()
+
+
+@pytest.mark.parametrize("change", ["values", "rows", "columns", "place", "names"])
+@pytest.mark.parametrize("shuffle", ["files", "engine"])
+def test_blocks_of_another_data_set_are_refused(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    change: str,
+    shuffle: str,
+) -> None:
+    """Their rows would be sampled at a probability of a data set they are not in."""
+    first, second = ("a", "b") if change == "names" else ("part-0", "part-1")
+    write_table(tmp_path / f"{first}.parquet", 1000 * (change == "values"), 60, 25)
+    write_table(tmp_path / f"{second}.parquet", 60, 40 + (change == "rows"), 25)
+    if change == "columns":
+        for path in tmp_path.glob("*.parquet"):
+            narrow = pq.read_table(path).drop_columns("label")
+            pq.write_table(narrow, path, row_group_size=25)
+    other = list_blocks(str(tmp_path))
+    assert len(other.blocks) == len(dataset.blocks)
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
+    mixed = (*dataset.blocks[:-1], other.blocks[-1])
+    runner = "FnApiRunner" if shuffle == "files" else "BundleBasedDirectRunner"
+    for blocks in (other.blocks, mixed):
+        pipeline = beam.Pipeline(runner=runner)
+        _ = pipeline | beam.Create(blocks) | batches
+        with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks\)"):
+            pipeline.run().wait_until_finish()
+    assert not list((tmp_path / "o").glob("*.tfrecord"))
+    with pytest.raises(InputError, match="0 are there"):
+        batches.finish()
+
+
+def test_a_layout_of_other_columns_is_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(8)
+    columns = (*layout.columns[:-1], Column(name="label", dtype="int64"))
+    layout = dataclasses.replace(layout, columns=columns)
+    secrets = Secrets(key_file="none")
+    with pytest.raises(InputError, match=r"column label .*make_layout"):
+        open_job(tmp_path / "o", layout, dataset, None)
+    with pytest.raises(InputError, match=r"column label .*make_layout"):
+        WriteBatches(layout, str(tmp_path / "o"), secrets, dataset=dataset)
+    with pytest.raises(InputError, match="num_examples=99"):
+        WriteBatches(make_small_layout(num_examples=99), "o", secrets, dataset=dataset)
+    assert not (tmp_path / "o").exists()
+
+
+def test_rows_instead_of_blocks_are_answered_with_what_to_write(
+    tmp_path: pathlib.Path, input_folder: pathlib.Path, dataset: Dataset,
+    plan: DpSgdPlan,
+) -> None:  # fmt: skip
+    def build(rows: Any, *options: str) -> None:
+        pipeline = local_pipeline(*options)
+        batches = PoissonBatches(plan, dataset, tmp_path / "o")
+        _ = (pipeline if rows is None else pipeline | rows) | batches
+        pipeline.run()
+
+    def read() -> beam.PTransform:
+        return beam.io.ReadFromParquet(str(input_folder / "*.parquet"))
+
+    wrong = [read(), beam.Create(["a path"]), beam.Create([{"id": 77}]), None]
+    for rows in wrong:
+        with pytest.raises(InputError, match="not of ") as error:
+            build(rows)
+        assert "beam.Create(dataset.blocks) | PoissonBatches(" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert "77" not in str(error.value)
+    assert not (tmp_path / "o").exists()  # before any work
+    # Without Beam's check of types the workers look.
+    with pytest.raises(InputError, match=r"not of dict.*beam\.Create\(dataset.blocks"):
+        build(read(), "--no_pipeline_type_check")
+    with pytest.raises(InputError, match=r"dataset = list_blocks\("):
+        PoissonBatches(plan, str(input_folder), tmp_path / "o")  # type: ignore[arg-type]
+
+
+def test_a_worker_with_another_key_is_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, key_file: pathlib.Path
+) -> None:
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
+    pipeline = local_pipeline()
+    _ = pipeline | beam.Create(dataset.blocks) | batches
+    key_file.unlink()
+    create_key_file(key_file)
+    with pytest.raises(InputError, match="the key of this job"):
+        pipeline.run()
 
 
 def test_the_pipeline_holds_public_values_and_paths_only(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -19,6 +20,7 @@ from accounting.plan import SAMPLERS
 from accounting.validation import InputError
 from pipelines import job_folder, packing, poisson_batching, sizing, transforms
 from pipelines.keys import create_key_file, insecure_key, read_key_file
+from pipelines.known_input import know_input
 from pipelines.manifest import read_manifest
 from pipelines.packing import Layout, sample_and_pack
 from pipelines.parquet_blocks import Dataset, list_blocks, read_block
@@ -57,6 +59,7 @@ def expected_ids(dataset: Dataset, layout: Layout, key: bytes) -> dict[int, list
     steps: dict[int, list[tuple[int, int]]] = {
         step: [] for step in range(layout.plan.num_steps)
     }
+    key = know_input(key, dataset).data_set_key(key)
     rows_of = [block.rows for block in dataset.blocks]
     boundaries = find_boundaries(layout.plan, key, rows_of)
     for block in dataset.blocks:
@@ -345,6 +348,22 @@ def test_two_jobs_do_not_write_one_folder(
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
 
 
+def test_an_unfinished_job_of_another_version_is_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    """Its finished files hold other choices than this version would go on with."""
+    layout, out = make_small_layout(8), tmp_path / "o"
+    job_folder.open_job(out, layout, dataset, None)
+    path = out / "private" / "job.json"
+    state = json.loads(path.read_text())
+    for change in ({"version": "1"}, {}):  # version 1 did not say which it was
+        state.pop("version", None)
+        path.write_text(json.dumps({**state, **change}))
+        with pytest.raises(InputError, match=r"same batch format version.*release"):
+            write_batches(dataset=dataset, layout=layout, out=out)
+    assert not list(out.glob("*.tfrecord"))
+
+
 def test_a_workers_error_is_one_line_and_resumable(
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
@@ -399,7 +418,7 @@ def test_the_pipeline_holds_no_key(
             layout,
             str(tmp_path / "o"),
             transforms.Secrets(key_file=str(key_file)),
-            num_blocks=len(dataset.blocks),
+            dataset=dataset,
         )
     )
     proto = pipeline_bytes(pipeline)

@@ -112,7 +112,7 @@ def test_the_manifest_holds_public_values_only(batches: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 3},
         {"format": "other"},
         {"extra": 1},
         {"files": []},
@@ -127,6 +127,16 @@ def test_a_manifest_that_is_not_one_is_refused(
     fields = read_manifest(batches).to_json()
     with pytest.raises(InputError):
         Manifest.from_json({**fields, **change})
+
+
+def test_batches_of_version_1_are_refused_with_what_to_do(
+    batches: pathlib.Path,
+) -> None:
+    """One key may have made the same choices for another data set: none can tell."""
+    path = batches / "manifest.json"
+    path.write_text(json.dumps({**read_manifest(batches).to_json(), "version": 1}))
+    with pytest.raises(InputError, match=r"version=1 to be 2.*`dpsgd batches`"):
+        read_manifest(batches)
 
 
 def files_of(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -38,6 +38,7 @@ from accounting.plan import SAMPLERS
 from pipelines import packing, parquet_blocks, poisson_batching, transforms
 from pipelines.job_folder import checksum_path, finish_job, open_job
 from pipelines.keys import create_key_file, read_key_file
+from pipelines.known_input import know_input
 from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset, list_blocks
 from pipelines.poisson_batching import write_batches
@@ -186,6 +187,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
 
     _, batches_id = open_job(out, layout, dataset, key_file)
     secrets = poisson_batching._secrets(layout, dataset, out, key_file)
+    known = know_input(read_key_file(key_file), dataset)
     groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
     chaos = Chaos(seed=SAMPLERS.index(sampler))
     dying_writes(chaos, monkeypatch)
@@ -193,12 +195,13 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
         spill = Spill(folder=str(folder), num_threads=2)
-        ordinals = chaos.run(transforms._SpillBlockFn(layout, secrets, spill), blocks)
+        sample: Any = transforms._SpillBlockFn(layout, secrets, known, spill)
+        ordinals = chaos.run(sample, blocks)
         gather = transforms._GroupsFn(groups, len(blocks))
         elements: list[Any] = chaos.run(gather, chaos.shuffle(ordinals))
         write: Any = transforms._WriteSpilledFn(layout, str(out), len(blocks), spill)
     else:
-        sample = transforms._SampleBlockFn(layout, secrets, groups)
+        sample = transforms._SampleBlockFn(layout, secrets, known, groups)
         elements = chaos.shuffle(chaos.run(sample, blocks))
         write = transforms._WriteGroupFn(layout, str(out), len(blocks))
     names = chaos.run(write, elements)

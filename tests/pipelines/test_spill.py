@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines import progress, storage
 from pipelines.job_folder import open_job, read_checksum
+from pipelines.keys import read_key_file
+from pipelines.known_input import know_input
 from pipelines.packing import Layout, sample_and_pack
 from pipelines.parquet_blocks import list_blocks
 from pipelines.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
@@ -91,7 +93,9 @@ def opened(
     open_job(out, layout, dataset, key_file)
     (out / "private" / "spill").mkdir()
     spill = Spill(folder=str(out / "private" / "spill"))
-    sample = _SpillBlockFn(layout, Secrets(key_file=str(key_file)), spill)
+    secrets = Secrets(key_file=str(key_file))
+    known = know_input(read_key_file(key_file), dataset)
+    sample = _SpillBlockFn(layout, secrets, known, spill)
     sample.setup()
     sample.start_bundle()
     write = _WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
