@@ -12,6 +12,8 @@ and their gradients as rows: no step touches the rest of them.
 Formal guarantees:
   - The noise enters exactly once per step.
   - The divisor is the constant ``expected_batch_size``, whatever the step holds.
+  - The optimizer counts every step, so that a learning-rate schedule goes on, also in
+    a model whose variables are all lazy tables.
   - Batches of a step may arrive in any split; only the sum of their gradients counts,
     and all of them see the weights from before the step.
   - Memory does not depend on the number of batches of a step.
@@ -176,12 +178,16 @@ class Step:
         return list(self._gradient_sum(columns, weight))
 
     def _apply(self, gradients: list[Any]) -> None:
-        self._optimizer.apply_gradients(
+        updates = [
             (gradients[i] / self._divisor, self._variables[i])
             for i in self._dense_indexes
-        )
+        ]
+        self._optimizer.apply_gradients(updates)
         if self._lazy is None:
             return
+        if not updates:
+            # Keras counts no step without gradients, and the rate follows the count.
+            self._optimizer.iterations.assign_add(1)
         # The rate of the update above, schedules included.
         rate = tf.cast(self._optimizer.learning_rate, tf.float32)
         for i in self._table_indexes:

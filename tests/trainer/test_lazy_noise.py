@@ -28,11 +28,13 @@ NUM_ROWS, DIM = 30, 2
 PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
 
 
-def _model(num_rows: int = NUM_ROWS) -> TrainableModel:
+def _model(num_rows: int = NUM_ROWS, *, dense: bool = True) -> TrainableModel:
     keras.utils.set_random_seed(3)
     ids = keras.Input((26,), dtype="int32", name="categories")
     values = keras.layers.Flatten()(keras.layers.Embedding(num_rows, DIM)(ids * 2))
-    network = keras.Model(ids, keras.layers.Dense(1)(values))
+    last = keras.layers.Dense(1) if dense else keras.layers.GlobalAveragePooling1D()
+    values = values if dense else keras.layers.Reshape((26 * DIM, 1))(values)
+    network = keras.Model(ids, last(values))
     return TrainableModel(network=network, description={})
 
 
@@ -107,9 +109,9 @@ def _weights(model: TrainableModel) -> list[np.ndarray]:
 
 
 def _eager(
-    steps: list[list[Any]], noise: list[list[np.ndarray]], method: str
+    steps: list[list[Any]], noise: list[list[np.ndarray]], method: str, *, dense: bool
 ) -> list[Any]:
-    model = _model()
+    model = _model(dense=dense)
     step, found = _step(model, None, method), []
     for parts, values in zip(steps, noise, strict=True):
         step.begin(values)
@@ -120,10 +122,16 @@ def _eager(
     return found
 
 
-@pytest.mark.parametrize("method", ["dp-sgd", "bam"])
+@pytest.mark.parametrize(
+    ("method", "dense"), [("dp-sgd", True), ("bam", True), ("dp-sgd", False)]
+)
 @pytest.mark.parametrize("sizes", [(3,), (4, 0, 2)])
 def test_flushed_weights_are_those_of_noise_at_every_step(
-    sizes: tuple[int, ...], method: str, rows: Any, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...],
+    method: str,
+    dense: bool,
+    rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_FLUSH_CHUNK", 14)  # rows do not fill the last chunk
     num_steps, random = 12, np.random.default_rng(0)
@@ -131,10 +139,10 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
         [_batch(rows(size, 10 * s + p)[:size]) for p, size in enumerate(sizes)]
         for s in range(num_steps)
     ]
-    model = _model()
+    model = _model(dense=dense)
     shapes = [v.shape for v in model.variables]
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
-    wanted = _eager(steps, noise, method)
+    wanted = _eager(steps, noise, method, dense=dense)
     reads = traced_model.table_reads(model)
     assert reads is not None
     lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
