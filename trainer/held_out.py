@@ -3,7 +3,8 @@
 Formal guarantees:
   - Rows are read one row group at a time; of all rows only what ``tasks.Scores`` keeps
     stays.
-  - A row whose label the loss does not take is refused, without a word of the row.
+  - A row whose label the loss does not take is refused, without a word of the row, and
+    no other error quotes a row.
   - ``digest`` differs between folders whose files differ in name, order or one byte.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
@@ -11,6 +12,7 @@ Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -29,6 +31,7 @@ from pipelines.batch_format import Column
 from pipelines.manifest import DATASET_METADATA_KEY, Manifest
 from trainer.settings import LABEL
 from trainer.tasks import Metric, Metrics, Scores
+from trainer.user_code import withhold_values
 
 if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
     from trainer.trainable_model import TrainableModel
@@ -82,7 +85,7 @@ class HeldOut:
         """Yields columns of at most ``_BATCH_ROWS`` rows.  Sensitive."""
         names = [column.name for column in self._columns]
         for path in self._paths:
-            with pq.ParquetFile(path) as file:
+            with _one_line_errors(path), pq.ParquetFile(path) as file:
                 for part in file.iter_batches(_BATCH_ROWS, columns=names):
                     yield {c.name: _values(part[c.name], c) for c in self._columns}
 
@@ -103,12 +106,13 @@ class Evaluator:
     predict: Predict
     metric: Metric | None = None
 
+    @withhold_values
     def metrics(self) -> Metrics:
         """Returns the metrics of all examples.
 
         Raises:
-          InputError: a label that the loss does not take, or outputs that are not
-            finite.
+          InputError: a label that the loss does not take, outputs that are not
+            finite, or an error of model, loss or metric.
         """
         model = self.model
         scores = Scores(model.loss.task, self.metric)
@@ -121,6 +125,7 @@ class Evaluator:
             )
         return scores.metrics()
 
+    @withhold_values
     def logits(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns labels and logits of all examples, in order, of a binary task.
 
@@ -169,13 +174,8 @@ def _check_finite(outputs: Any) -> None:
 
 def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
     """Returns the number of rows of a file that has the columns of ``manifest``."""
-    try:
-        with pq.ParquetFile(path) as file:
-            schema, num_rows = file.schema_arrow, file.metadata.num_rows
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(
-            f"Expected {path} to be a Parquet file: {type(error).__name__}."
-        ) from None
+    with _one_line_errors(path), pq.ParquetFile(path) as file:
+        schema, num_rows = file.schema_arrow, file.metadata.num_rows
     for column in manifest.columns:
         _check_column(path, schema, column)
     found = _description(schema)
@@ -185,6 +185,18 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
+
+
+@contextlib.contextmanager
+def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises errors of a file's content without their text, which may quote it."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"Expected {path} to be an intact Parquet file: {type(error).__name__}. "
+            "Restore it, or drop it."
+        ) from None
 
 
 def _description(schema: pa.Schema) -> Any:

@@ -21,6 +21,7 @@ Formal guarantees:
   - After an exception within a step the run cannot go on: the noise of that step may
     have been released, and is not used a second time.  Between steps it can.
   - A run folder is used by one object: no noise is drawn twice from one run id.
+  - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only if
     ``non_private_training_metrics`` asks for them; their names begin with
     ``non_private_``.
@@ -55,8 +56,9 @@ from trainer.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 from trainer.noise import NoiseStream
 from trainer.run_record import RunRecord, StepLedger
 from trainer.settings import TrainSettings
-from trainer.tf_privacy import keras
+from trainer.tf_privacy import keras, tf
 from trainer.trainable_model import TrainableModel
+from trainer.user_code import withhold_values
 
 _PREFIX = "non_private_"
 
@@ -172,6 +174,23 @@ class PrivateModel(keras.Model):
     def train_on_batch(self, *args: Any, **more: Any) -> None:
         """Is refused: a step is of the plan, and is ``fit``'s."""
         raise InputError("Expected fit; train_on_batch would train without privacy.")
+
+    def evaluate(self, *args: Any, **more: Any) -> Any:
+        """Evaluates the network, as Keras does; no error quotes an example."""
+        return withhold_values(super().evaluate, tf.errors.OpError)(*args, **more)
+
+    def predict(self, *args: Any, **more: Any) -> Any:
+        """Returns outputs of the network, as Keras does; no error quotes an example."""
+        return withhold_values(super().predict, tf.errors.OpError)(*args, **more)
+
+    def test_on_batch(self, *args: Any, **more: Any) -> Any:
+        """Evaluates one batch, as Keras does; no error quotes an example."""
+        return withhold_values(super().test_on_batch, tf.errors.OpError)(*args, **more)
+
+    def predict_on_batch(self, *args: Any, **more: Any) -> Any:
+        """Returns outputs of one batch, as Keras does; no error quotes an example."""
+        call = withhold_values(super().predict_on_batch, tf.errors.OpError)
+        return call(*args, **more)
 
     def compile(
         self,
@@ -340,6 +359,7 @@ class PrivateModel(keras.Model):
             listed.on_train_batch_end(index, logs)
         return dict(logs)
 
+    @withhold_values
     def _run_step(
         self, parts: list[dict[str, Any]], noise: Sequence[np.ndarray]
     ) -> None:

@@ -13,6 +13,7 @@ Formal guarantees:
     keeps its id; with other settings, batches, layers or initial weights it is refused.
     (A copy of an unfinished run's folder is that same run.)
   - The record says "complete" last, when all results are written.
+  - No error quotes an example.
   - Neither losses, gradient norms nor numbers of real rows are computed for people,
     but for ``clipping_bias`` where it is asked for.
 
@@ -47,7 +48,7 @@ from trainer import (
     run_record,
 )
 from trainer.averaging import TrainingAverages
-from trainer.batches import BatchSource, element_spec
+from trainer.batches import BatchSource, Element, element_spec
 from trainer.checkpoints import Checkpoints
 from trainer.clipping import GradientSum
 from trainer.clipping_bias import NonPrivateClippingBias
@@ -67,7 +68,7 @@ from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
 from trainer.tf_privacy import keras, tf
-from trainer.user_code import load_function
+from trainer.user_code import load_function, withhold_values
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -151,8 +152,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         reporter,
     )
     with session.recorded(), _stop_signals() as stop:
-        with _withheld_values():
-            session.run_steps(stop)
+        session.run_steps(stop)
         return session.finish()
 
 
@@ -241,19 +241,6 @@ def _stop_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _withheld_values() -> Iterator[None]:
-    """Raises errors of TensorFlow without their text, which may quote an example."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        raise InputError(
-            f"Expected the model to take every example; it raised "
-            f"{type(error).__name__}. The message may hold values of examples and is "
-            "withheld. Look for ids outside the range of an embedding."
-        ) from None
 
 
 class _Session:
@@ -426,10 +413,8 @@ class _Session:
                         if self._ascent is not None:
                             self._ascent.ascend()
                         self._begin(next(draws))
-                    self._step.add(batch["columns"], batch["weight"])
-                    if self._bias is not None:
-                        self._bias.add(batch["columns"], batch["weight"])
-                self._step.finish()
+                    self._add(batch)
+                withhold_values(self._step.finish)()
                 if self._bias is not None:
                     self._bias.finish(ledger.num_executed)
                 self._state.num_steps_executed = ledger.num_executed
@@ -443,6 +428,12 @@ class _Session:
         if self._mixing is not None:
             self._mixing.mix_by(drawn[num_variables:])
         self._step.begin(drawn[:num_variables], self._later_noise())
+
+    @withhold_values
+    def _add(self, batch: Element) -> None:
+        self._step.add(batch["columns"], batch["weight"])
+        if self._bias is not None:
+            self._bias.add(batch["columns"], batch["weight"])
 
     def _noise(self) -> NoiseStream:
         return NoiseStream(

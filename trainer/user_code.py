@@ -1,12 +1,19 @@
-"""Functions that users bring as ``module:function``, and their errors as one line."""
+"""Functions that users bring as ``module:function``, and their errors as one line.
+
+Formal guarantees:
+  - What ``withhold_values`` raises, errors chained to it included, holds no text of an
+    error that was raised on an example.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import pathlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,17 +64,64 @@ def one_line_errors(what: str) -> Iterator[None]:
         ) from None
 
 
+def withhold_values(
+    function: Callable[..., Any], kind: type[Exception] = Exception
+) -> Callable[..., Any]:
+    """Returns ``function`` with errors whose text, which may quote an example, is gone.
+
+    For code that sees examples; errors of TensorFlow quote the value that they refuse.
+
+    Args:
+      function: Its own InputErrors quote no example, and are kept.
+      kind: The errors that may quote an example.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **more: Any) -> Any:
+        try:
+            return function(*args, **more)
+        except InputError as error:
+            refusal = error
+        except kind as error:
+            refusal = InputError(_without_text(error))
+        # Outside of the handlers: an error raised within one carries the other along.
+        refusal.__cause__ = refusal.__context__ = None
+        raise refusal
+
+    return call
+
+
+def _without_text(error: Exception) -> str:
+    name, theirs = type(error).__name__, _users_frames(error)
+    remedy = (
+        "Look for ids outside the range of an embedding, and into code of your own."
+    )
+    if name in ("ResourceExhaustedError", "MemoryError"):
+        remedy = "Memory is short: make batches with a smaller --physical-batch-size."
+    elif theirs:
+        remedy = f"Fix {theirs[-1].filename}, line {theirs[-1].lineno}."
+    return (
+        f"Expected the model, its loss and metrics to take every example; {name} was "
+        f"raised. Its message may hold values of examples and is withheld. {remedy}"
+    )
+
+
 def _place(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if _is_users(frame.filename)]
-    place = (theirs or frames)[-1]
+    place = (_users_frames(error) or frames)[-1]
     return f"{place.filename}, line {place.lineno}"
 
 
+def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _is_users(frame.filename)]
+
+
 def _is_users(filename: str) -> bool:
-    libraries = ("site-packages", "importlib", "contextlib")
+    stdlib = sysconfig.get_path("stdlib")
+    libraries = ("site-packages", "importlib", "__autograph_generated_file", stdlib)
     here = pathlib.Path(__file__).parent
     return pathlib.Path(filename).parent != here and not any(
         name in filename for name in libraries

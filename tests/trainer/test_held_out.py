@@ -148,6 +148,18 @@ def test_no_files_and_bad_files_are_refused(
         HeldOut(held_out, small_batches.manifest)
 
 
+def test_a_file_that_is_damaged_behind_its_footer_is_named(
+    small_batches: Any, held_out: pathlib.Path
+) -> None:
+    source = HeldOut(held_out, small_batches.manifest)
+    (path,) = held_out.glob("*.parquet")
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=f"Expected {path} to be an intact Parquet"):
+        list(source.batches())
+
+
 def test_the_digest_differs_where_a_name_or_a_byte_does(
     held_out: pathlib.Path, small_batches: Any
 ) -> None:
