@@ -318,7 +318,7 @@ def _write_manifest(
         files=files,
     )
     checksums = {file.name: done[group] for group, file in enumerate(files)}
-    write_manifest(out, manifest, checksums)
+    write_manifest(out, manifest, checksums, dataset.footers.values())
 
 
 def _clean(out: StrPath, spill: StrPath | None) -> None:

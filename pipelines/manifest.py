@@ -2,7 +2,8 @@
 
     OUT/manifest.json             plan, columns, physical batch size, files; public
     OUT/batches-*.tfrecord        the batches; sensitive
-    OUT/private/checksums.json    digest, size and real rows of every file; sensitive
+    OUT/private/checksums.json    digest, size and real rows of every file, and digests
+                                  of the input's files; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
 Formal guarantees:
@@ -11,6 +12,7 @@ Formal guarantees:
   - ``batches_id`` commits to the sampling key: two sets of batches of one plan but of
     different keys have different manifests.
   - An edited manifest no longer matches the digest in the checksums.
+  - ``read_input_digests`` tells the files that the examples are from.
   - Files appear under their final name complete or not at all.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 from accounting.plan import DpSgdPlan, fingerprint
@@ -197,12 +200,22 @@ def write_manifest(
     directory: StrPath,
     manifest: Manifest,
     checksums: dict[str, FileChecksum],
+    input_digests: Collection[str] = (),
 ) -> None:
-    """Writes the checksums, then the manifest: a manifest means a finished job."""
+    """Writes the checksums, then the manifest: a manifest means a finished job.
+
+    Args:
+      directory: Of the batches.
+      manifest: What they are.
+      checksums: Name of a batch file -> what it holds.
+      input_digests: Of the files that the examples are from; see
+        ``parquet_blocks.footer_digest``.
+    """
     data = pretty_json(manifest.to_json())
     private = {
         "manifest_sha256": hashlib.sha256(data).hexdigest(),
         "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
+        "inputs": sorted(set(input_digests)),
     }
     make_folder(join(directory, PRIVATE_NAME))
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
@@ -216,19 +229,44 @@ def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:
     Raises:
       InputError: missing or damaged, or the manifest was edited.
     """
+    private, refusal = _read_private(directory)
+    try:
+        return {name: FileChecksum(**sums) for name, sums in private["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise refusal from None
+
+
+def read_input_digests(directory: StrPath) -> frozenset[str]:
+    """Returns the digests of the files that the examples are from.  Sensitive.
+
+    Raises:
+      InputError: as of ``read_checksums``, or they were not recorded.
+    """
+    private, refusal = _read_private(directory)
+    try:
+        return frozenset(private["inputs"])
+    except (KeyError, TypeError):
+        raise refusal from None
+
+
+def _read_private(directory: StrPath) -> tuple[Any, InputError]:
+    """Returns what is kept in private, and the error of who finds it incomplete."""
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
     manifest = join(directory, MANIFEST_NAME)
     private = read_json(path, remedy="Without it the batches cannot be verified.")
+    refusal = InputError(
+        f"Expected {path} to hold checksums and digests of the input's files. Restore "
+        "it, or make the batches again."
+    )
     try:
         data = read_bytes(manifest)
     except OSError:
         raise InputError(f"Expected {manifest} to exist.") from None
-    try:
-        if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
-            raise InputError(
-                f"Expected {manifest} to be as it was written; it was "
-                "edited. Restore it, or make the batches again."
-            )
-        return {name: FileChecksum(**sums) for name, sums in private["files"].items()}
-    except (KeyError, TypeError, AttributeError):
-        raise InputError(f"Expected {path} to hold checksums.") from None
+    if not isinstance(private, dict) or "manifest_sha256" not in private:
+        raise refusal
+    if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
+        raise InputError(
+            f"Expected {manifest} to be as it was written; it was "
+            "edited. Restore it, or make the batches again."
+        )
+    return private, refusal

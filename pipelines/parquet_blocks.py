@@ -84,6 +84,11 @@ class Dataset:
         return sum(block.num_rows for block in self.blocks)
 
     @property
+    def footers(self) -> dict[str, str]:
+        """Name of a file -> its ``footer_digest``.  Sensitive."""
+        return {block.name: block.footer_sha256 for block in self.blocks}
+
+    @property
     def digest(self) -> str:
         """SHA-256 over names, sizes and footers of all files."""
         lines = [
@@ -115,6 +120,18 @@ def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
     digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
     file.seek(0)
     return digest
+
+
+def footer_digest(path: str) -> str:
+    """Returns the SHA-256 over a file's size and footer.  Sensitive.
+
+    The footer holds numbers of rows, and the places, sizes and ranges of all values.
+
+    Raises:
+      InputError: not a readable Parquet file.
+    """
+    with _open(path) as file:
+        return _footer_digest(file, path)
 
 
 def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:

@@ -58,7 +58,8 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=_FOLDER,
     required=True,
     help="Held-out examples: a split that `dpsgd prepare` wrote.  None of them may be "
-    "among the training examples: their metrics are public, and not protected.",
+    "among the training examples: their metrics are public, and not protected.  Files "
+    "that were sampled from are refused; training rows in other files are not noticed.",
 )
 @click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
 @click.option(

@@ -33,6 +33,8 @@ from typing import Any
 
 from accounting.validation import InputError, check_choice
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
+from pipelines.parquet_blocks import list_blocks
+from trainer.held_out import check_apart
 from trainer.method_settings import NON_PRIVATE
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings import TrainSettings
@@ -140,11 +142,14 @@ class Comparison:
         """Returns the folder of the batches of one sampler and seed.
 
         Raises:
-          InputError: `dpsgd batches` failed; its own message is on the terminal.
+          InputError: `dpsgd batches` failed, its own message is on the terminal; or the
+            held-out examples are what is sampled.
         """
         folder = self._batches(sampler, seed)
         if (folder / MANIFEST_NAME).exists():
             return folder
+        # Training would refuse them, once the batches are made.
+        check_apart(self._held_out, list_blocks(sampling.source).footers.values())
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._say(f"batches: {sampler}, seed {seed}")
         command = [

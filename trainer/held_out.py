@@ -5,6 +5,8 @@ Formal guarantees:
     stays.
   - A row whose label the loss does not take is refused, without a word of the row, and
     no other error quotes a row.
+  - No file that the batches were sampled from is taken, under whatever name.  Such a
+    file is recognised by its size and footer; training rows in others are not noticed.
   - ``digest`` differs between folders whose files differ in name, order or one byte.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
@@ -19,7 +21,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ import pyarrow.parquet as pq
 from accounting.validation import InputError
 from pipelines.batch_format import Column
 from pipelines.manifest import DATASET_METADATA_KEY, Manifest
+from pipelines.parquet_blocks import footer_digest
 from trainer.settings import LABEL
 from trainer.tasks import Metric, Metrics, Scores
 from trainer.user_code import withhold_values
@@ -52,20 +55,23 @@ class HeldOut:
     Args:
       directory: Holds ``*.parquet`` files.
       manifest: The batches; the files must have their columns.
+      input_digests: Of the files that the training examples are from.
 
     Raises:
-      InputError: no file, no row, other columns, or data prepared in another way.
+      InputError: no file, no row, other columns, data prepared in another way, or a
+        file of the training examples.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], manifest: Manifest) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        manifest: Manifest,
+        input_digests: Collection[str] = (),
+    ) -> None:
         self._columns = manifest.columns
-        self._paths = sorted(pathlib.Path(directory).glob("*.parquet"))
-        if not self._paths:
-            raise InputError(
-                f"Expected *.parquet files in --eval {directory}; there are none. Give "
-                "a folder that `dpsgd prepare` wrote."
-            )
+        self._paths = _paths(directory)
         num_rows = sum(_check_file(path, manifest) for path in self._paths)
+        check_apart(directory, input_digests)
         if not num_rows:
             raise InputError(f"Expected examples in --eval {directory}; it has none.")
 
@@ -185,6 +191,43 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
+
+
+def _paths(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
+    paths = sorted(pathlib.Path(directory).glob("*.parquet"))
+    if not paths:
+        raise InputError(
+            f"Expected *.parquet files in --eval {directory}; there are none. Give "
+            "a folder that `dpsgd prepare` wrote."
+        )
+    return paths
+
+
+def check_apart(
+    directory: str | os.PathLike[str], input_digests: Collection[str]
+) -> None:
+    """Accepts held-out files that are none of the files of the training examples.
+
+    Args:
+      directory: Of the held-out files.
+      input_digests: ``footer_digest`` of every file of the training examples.
+
+    Raises:
+      InputError: a file with rows has one of these digests.
+    """
+    for path in _paths(directory):
+        if footer_digest(os.fspath(path)) not in input_digests:
+            continue
+        with _one_line_errors(path), pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                continue  # empty files are alike
+        raise InputError(
+            f"Expected --eval {directory} to hold no training examples; {path.name} "
+            "has the size and the footer of a file that the batches were sampled from, "
+            "and metrics of training examples are not private. Give other files, such "
+            "as the test split of `dpsgd prepare`. Training rows that were written "
+            "again into other files are not noticed."
+        )
 
 
 @contextlib.contextmanager

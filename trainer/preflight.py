@@ -3,8 +3,9 @@
 Formal guarantees:
   - ``check`` writes nothing.
   - What it returns is consistent: the manifest is as it was written, the batch files
-    are there, the held-out examples have its columns, the noise multiplier meets the
-    target for its plan, and the output folder is new, or of an unfinished run.
+    are there, the held-out examples have its columns and are in none of the files that
+    the batches were sampled from, the noise multiplier meets the target for its plan,
+    and the output folder is new, or of an unfinished run.
 
 Public: all but the digest of the checksums, which commits to the examples.
 """
@@ -26,6 +27,7 @@ from pipelines.manifest import (
     PRIVATE_NAME,
     Manifest,
     read_checksums,
+    read_input_digests,
     read_json,
     read_manifest,
 )
@@ -143,7 +145,8 @@ def check(request: Request) -> Checked:
     request.settings.check_steps(manifest.plan.num_steps)
     privacy.check_sampler(request.settings.method, manifest.plan)
     check_files(request.batches, manifest)
-    held_out = HeldOut(request.held_out, manifest)
+    input_digests = read_input_digests(request.batches)
+    held_out = HeldOut(request.held_out, manifest, input_digests)
     resumes = check_run_folder(request.run)
     _check_key(request)
     _check_curve_files(request, resumes=resumes)

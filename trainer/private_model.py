@@ -261,7 +261,8 @@ class PrivateModel(keras.Model):
           initial_epoch: Where training stands, if given.
           callbacks: Of Keras.  A batch is a step of the plan.
           verbose: As in Keras.
-          validation_data: What ``evaluate`` takes: ``(x, y)``, or a data set.
+          validation_data: What ``evaluate`` takes: ``(x, y)``, or a data set.  Whether
+            it holds training examples is not checked; their metrics are not private.
           validation_freq: Epochs between two validations.
           non_private_training_metrics: Also computes loss and metrics of the training
             examples.  The privacy statement does not cover them.

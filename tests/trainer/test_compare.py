@@ -192,3 +192,17 @@ def test_what_training_would_refuse_is_refused_before_any_batch_is_made(
     assert isinstance(result.exception, InputError), result.output
     assert message in str(result.exception)
     assert not any(tmp_path.iterdir())
+
+
+def test_held_out_files_that_are_sampled_from_are_refused_before_any_batch_is_made(
+    tmp_path: pathlib.Path, rows: Any
+) -> None:
+    source = write_held_out(tmp_path / "train", rows(400))
+    result = _compare(
+        f"--input={source}", f"--eval={source}", f"--out={tmp_path / 'out'}",
+        "--batch-size=20", "--epochs=1", "--epsilon=2", "--delta=1e-3", "--seeds=1",
+        "--l2-norm-clip=1", *SMALL,
+    )  # fmt: skip
+    assert isinstance(result.exception, InputError), result.output
+    assert "no training examples" in str(result.exception)
+    assert not (tmp_path / "out").exists()

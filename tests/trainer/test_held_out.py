@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +19,14 @@ import pytest
 from accounting.validation import InputError
 from trainer.held_out import Evaluator, HeldOut
 from trainer.models import make_model
+from trainer.preflight import Request, check
+from trainer.settings import TrainSettings
 from trainer.tasks import Metrics, auc, log_loss
 from trainer.trainable_model import TrainableModel
+
+from .conftest import write_held_out
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
@@ -158,6 +170,65 @@ def test_a_file_that_is_damaged_behind_its_footer_is_named(
     path.write_bytes(data)
     with pytest.raises(InputError, match=f"Expected {path} to be an intact Parquet"):
         list(source.batches())
+
+
+@pytest.fixture
+def sampled(tmp_path: pathlib.Path, rows: Any) -> pathlib.Path:
+    """A folder with the input ``train`` and the ``batches`` sampled from it."""
+    write_held_out(tmp_path / "train", rows(200))
+    empty = pq.read_table(tmp_path / "train/part-00000.parquet").slice(0, 0)
+    pq.write_table(empty, tmp_path / "train/part-00001.parquet")
+    command = [
+        sys.executable, "-m", "dpsgd", "batches", f"--input={tmp_path}/train",
+        f"--out={tmp_path}/batches", "--batch-size=20", "--epochs=1",
+        "--sampler=poisson",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return tmp_path
+
+
+def _checked(sampled: pathlib.Path, held_out: pathlib.Path) -> Any:
+    return check(
+        Request(
+            settings=TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0),
+            batches=sampled / "batches",
+            held_out=held_out,
+            run=sampled / "run",
+        )
+    )
+
+
+def test_a_file_that_was_sampled_from_is_refused_under_any_name(
+    sampled: pathlib.Path, held_out: pathlib.Path
+) -> None:
+    _checked(sampled, held_out)
+    shutil.copy(sampled / "train/part-00001.parquet", held_out / "empty.parquet")
+    _checked(sampled, held_out)  # of no rows none is a training example
+    source, name = sampled / "train/part-00000.parquet", held_out / "other.parquet"
+    ways: list[Callable[[], object]] = [
+        lambda: shutil.copy(source, name),
+        lambda: name.symlink_to(source),
+    ]
+    for way in ways:
+        way()
+        with pytest.raises(InputError, match=r"no training examples; other\.parquet"):
+            _checked(sampled, held_out)
+        name.unlink()
+    with pytest.raises(InputError, match=r"no training examples; part-00000\.parquet"):
+        _checked(sampled, sampled / "train")
+    assert not (sampled / "run").exists()
+
+
+def test_batches_that_do_not_say_what_they_were_sampled_from_are_refused(
+    small_batches: Any, held_out: pathlib.Path
+) -> None:
+    path = small_batches.path / "private/checksums.json"
+    fields = json.loads(path.read_text())
+    del fields["inputs"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="digests of the input's files"):
+        _checked(small_batches.path.parent, held_out)
 
 
 def test_the_digest_differs_where_a_name_or_a_byte_does(
