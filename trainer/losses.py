@@ -12,6 +12,9 @@ the dict of the columns with the same names.
 Formal guarantees:
   - ``accepts`` says of every row, by this row alone, whether its label is one that the
     loss is made for.  (Other rows contribute nothing: see ``rows``.)
+  - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
+    makes them, and logits under a loss on probabilities; of a loss of one's own it is
+    not known which it takes.
   - A loss known by name is a function of the row alone.  Of a loss of one's own
     ``models.check_model`` tries whether it is.
 
@@ -21,13 +24,30 @@ Sensitive: labels, outputs, losses.
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from accounting.validation import InputError, check_choice
+from trainer.averaging import weights_of
 from trainer.tasks import BINARY, CLASSES, LOSSES, OTHER
 from trainer.tf_privacy import keras, tf
+
+LOGITS = "logits"
+PROBABILITIES = "probabilities"
+
+#: Standard deviations of the weights with which ``check_range`` tries a model; logits
+#: that are small, or that saturate, leave [0, 1] at one of them.
+_SCALES = (0.3, 3.0, 30.0)
+#: Models per scale.  A logit is negative with probability 1/2: logits pass for
+#: probabilities, if all rows have the same one, with probability 2^-15 at most.
+_MODELS_PER_SCALE = 5
+#: Rounding of a sum of probabilities.
+_TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +62,7 @@ class Loss:
       allowed: The labels it takes, in words; "{last}" stands for the last class.
       predict: Outputs -> what the exported model gives.
       ones_own: Whether a function of the user's computes it.
+      takes: LOGITS, PROBABILITIES, or None for neither.
     """
 
     name: str
@@ -51,6 +72,7 @@ class Loss:
     allowed: str
     predict: Callable[[Any], Any] = lambda outputs: outputs
     ones_own: bool = False
+    takes: str | None = None
 
 
 def loss_by_name(name: str) -> Loss:
@@ -112,7 +134,23 @@ def loss_of_keras(loss: Any) -> Loss:
         accepts=known.accepts if known else _finite,
         allowed=known.allowed if known else "finite",
         ones_own=not (is_object or getattr(keras.losses, name, None) is loss),
+        takes=_takes(loss),
     )
+
+
+def _takes(loss: Any) -> str | None:
+    """Returns what a loss takes, by the convention of Keras's ``from_logits``."""
+    if isinstance(loss, keras.losses.Loss):
+        from_logits = loss.get_config().get("from_logits")
+    else:
+        try:
+            parameter = inspect.signature(loss).parameters.get("from_logits")
+        except (TypeError, ValueError):  # a callable that does not tell
+            parameter = None
+        from_logits = None if parameter is None else parameter.default
+    if isinstance(from_logits, bool):
+        return LOGITS if from_logits else PROBABILITIES
+    return None
 
 
 def _beside(labels: Any, outputs: Any) -> Any:
@@ -208,6 +246,7 @@ BINARY_CROSS_ENTROPY = Loss(
     accepts=_zero_or_one,
     allowed="0 or 1",
     predict=lambda logits: tf.reshape(tf.sigmoid(logits), (-1, 1)),
+    takes=LOGITS,
 )
 _CLASS_LOSSES = (
     Loss(
@@ -217,6 +256,7 @@ _CLASS_LOSSES = (
         accepts=_class,
         allowed="integers from 0 to {last}",
         predict=tf.nn.softmax,
+        takes=LOGITS,
     ),
     Loss(
         name="categorical_crossentropy",
@@ -225,6 +265,7 @@ _CLASS_LOSSES = (
         accepts=_distribution,
         allowed="numbers of at least 0 that add up to 1",
         predict=tf.nn.softmax,
+        takes=LOGITS,
     ),
 )
 
@@ -253,3 +294,54 @@ def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
             f"per example for loss={loss.name!r}; the shape of a label is {wanted}, "
             f"that of an output {shape}."
         )
+
+
+def check_range(
+    loss: Loss, outputs: Callable[[], Any], variables: Sequence[Any]
+) -> None:
+    """Accepts a model that gives what the loss takes: logits or probabilities.
+
+    Args:
+      loss: What is minimised.
+      outputs: Gives the outputs of the model for some rows, at its present weights.
+      variables: The trainable variables of the model; they keep their values.
+
+    Raises:
+      InputError: the loss takes logits, and no weights give any outside of [0, 1]; or
+        it takes probabilities, and some weights do.
+    """
+    within = None if loss.takes is None else _stays_in_unit_range(outputs, variables)
+    if within and loss.takes == LOGITS:
+        raise InputError(
+            f"Expected the model to give logits for loss={loss.name!r}; its outputs "
+            "stay between 0 and 1, whatever its weights, as those of a sigmoid or "
+            "softmax. Remove that activation; in compile, a loss with "
+            "from_logits=False takes it."
+        )
+    if within is False and loss.takes == PROBABILITIES:
+        raise InputError(
+            f"Expected the model to give probabilities for loss={loss.name!r}; with "
+            "some weights its outputs leave [0, 1]. Give a loss with from_logits=True, "
+            "such as keras.losses.BinaryCrossentropy(from_logits=True), or end the "
+            "model in a sigmoid or softmax."
+        )
+
+
+def _stays_in_unit_range(
+    outputs: Callable[[], Any], variables: Sequence[Any]
+) -> bool | None:
+    """Returns whether outputs are in [0, 1] at random weights; None if never finite."""
+    random, found = np.random.default_rng(0), None
+    for _, scale in itertools.product(range(_MODELS_PER_SCALE), _SCALES):
+        drawn = [
+            scale * random.standard_normal(variable.shape, np.float32)
+            for variable in variables
+        ]
+        with weights_of(variables, drawn):
+            arrays = [np.ravel(value) for value in tf.nest.flatten(outputs())]
+        values = np.concatenate(arrays).astype(np.float64)
+        values = values[np.isfinite(values)]
+        if ((values < -_TOLERANCE) | (values > 1 + _TOLERANCE)).any():
+            return False
+        found = True if values.size else found
+    return found

@@ -33,7 +33,7 @@ from accounting.validation import InputError
 from pipelines.batch_format import Column, row_bytes
 from pipelines.manifest import Manifest
 from trainer.clipping import VECTORIZED, choose_path, clipped_sum
-from trainer.losses import check_shapes
+from trainer.losses import check_range, check_shapes
 from trainer.tf_privacy import keras, tf
 from trainer.traced_model import ghost_obstacle
 from trainer.trainable_model import TrainableModel
@@ -67,13 +67,15 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
       manifest: What the batches hold.
 
     Raises:
-      InputError: examples are mixed, chance is used, state changes, the outputs do not
-        suit the loss, or an example of zeros has no finite gradient.
+      InputError: examples are mixed, chance is used, state changes, shape or range of
+        the outputs do not suit the loss, or an example of zeros has no finite gradient.
     """
     _check_inputs(model, manifest)
     _check_layers(model.network)
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
         _check_behaviour(model, manifest)
+        rows = _tensors(_probe_of(model, manifest, _BINARY).first)
+        check_range(model.loss, lambda: model.outputs(rows), model.variables)
     _check_differentiable(model)
 
 

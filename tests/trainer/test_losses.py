@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer.clipping import (
     clipped_sum,
     plain_sum,
 )
-from trainer.losses import loss_by_name, loss_of_ones_own
+from trainer.losses import loss_by_name, loss_of_keras, loss_of_ones_own
 from trainer.models import check_model
 from trainer.tasks import LOSSES, METRICS, Scores, metric_names
 from trainer.tf_privacy import keras, tf
@@ -267,6 +268,10 @@ def manifest(small_batches: Any) -> Any:
     return small_batches.manifest
 
 
+def _with_loss(network: Any, loss: Any) -> TrainableModel:
+    return TrainableModel(network=network, description={}, loss=loss)
+
+
 def _checked(manifest: Any, size: int, loss: Any) -> None:
     integers = keras.Input((13,), name="integers")
     values = tf.where(tf.math.is_nan(integers), 0.0, integers)
@@ -290,6 +295,117 @@ def test_outputs_that_do_not_suit_the_loss_are_refused(
         _checked(manifest, size, loss_by_name(name))
     _checked(manifest, 3, loss_by_name("sparse_categorical_crossentropy"))
     _checked(manifest, 1, loss_by_name("mean_squared_error"))
+
+
+class _Called(keras.layers.Layer):
+    """A layer whose last op is inside a function of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(size)
+
+    @tf.function
+    def call(self, values: Any) -> Any:
+        return tf.sigmoid(self.dense(values))
+
+
+_DENSE = keras.layers.Dense
+ENDINGS = {
+    "argument": lambda x, n: _DENSE(n, activation="sigmoid")(x),
+    "layer": lambda x, n: keras.layers.Activation("sigmoid")(_DENSE(n)(x)),
+    "op": lambda x, n: tf.nn.sigmoid(_DENSE(n)(x)),
+    "lambda": lambda x, n: keras.layers.Lambda(tf.math.sigmoid)(_DENSE(n)(x)),
+    "nested": lambda x, n: keras.Sequential([_DENSE(n, activation="sigmoid")])(x),
+    "own layer": lambda x, n: _Called(n)(x),
+    "hard": lambda x, n: _DENSE(n, activation="hard_sigmoid")(x),
+    "reshaped": lambda x, n: keras.layers.Reshape((n,))(
+        keras.layers.Softmax(axis=1)(_DENSE(n + 1)(x)[:, :, None])[:, :n]
+    ),
+    "mean": lambda x, n: keras.layers.Average()(
+        [_DENSE(n, activation="sigmoid")(x) for _ in range(2)]
+    ),
+    "softmax": lambda x, n: keras.layers.Softmax()(_DENSE(n + 1)(x))[:, 1:],
+}
+LOGIT_ENDINGS = {
+    "linear": lambda x, n: _DENSE(n)(x),
+    "zeros": lambda x, n: _DENSE(n, kernel_initializer="zeros")(x),
+    "tiny": lambda x, n: 1e-3 * _DENSE(n)(x),
+    "cosine": lambda x, n: tf.repeat(
+        keras.layers.Dot(1, normalize=True)([_DENSE(4)(x), _DENSE(4)(x)]), n, axis=1
+    ),
+    "tanh": lambda x, n: _DENSE(n, activation="tanh")(x),
+}
+
+
+def _ending(ending: Any, size: int) -> Any:
+    keras.utils.set_random_seed(0)
+    integers = keras.Input((13,), name="integers")
+    hidden = _DENSE(8, activation="relu")(tf.where(integers > 0, integers, 0.0))
+    return keras.Model(integers, ending(hidden, size))
+
+
+ON_LOGITS = {
+    1: [
+        loss_by_name("binary_crossentropy"),
+        loss_of_keras(keras.losses.BinaryCrossentropy(from_logits=True)),
+        loss_of_keras(keras.losses.BinaryFocalCrossentropy(from_logits=True)),
+        loss_of_keras(
+            functools.partial(keras.losses.binary_crossentropy, from_logits=True)
+        ),
+    ],
+    3: [
+        loss_by_name("sparse_categorical_crossentropy"),
+        loss_of_keras(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+    ],
+}
+ON_PROBABILITIES = {
+    1: [
+        loss_of_keras("binary_crossentropy"),
+        loss_of_keras(keras.losses.BinaryCrossentropy()),
+    ],
+    3: [
+        loss_of_keras(keras.losses.sparse_categorical_crossentropy),
+        loss_of_keras(keras.losses.SparseCategoricalCrossentropy()),
+    ],
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_probabilities_under_a_loss_on_logits_are_refused(
+    ending: str, size: int, manifest: Any
+) -> None:
+    network = _ending(ENDINGS[ending], size)
+    for loss in ON_LOGITS[size] if ending == "argument" else ON_LOGITS[size][:1]:
+        with pytest.raises(InputError, match="between 0 and 1") as error:
+            check_model(_with_loss(network, loss), manifest)
+        assert loss.name in str(error.value)
+        assert "from_logits=False" in str(error.value)
+    check_model(_with_loss(network, ON_PROBABILITIES[size][0]), manifest)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("ending", LOGIT_ENDINGS)
+def test_logits_under_a_loss_on_probabilities_are_refused(
+    ending: str, size: int, manifest: Any
+) -> None:
+    network = _ending(LOGIT_ENDINGS[ending], size)
+    before = network.get_weights()
+    check_model(_with_loss(network, ON_LOGITS[size][0]), manifest)
+    for loss in ON_PROBABILITIES[size]:
+        with pytest.raises(InputError, match="from_logits=True") as error:
+            check_model(_with_loss(network, loss), manifest)
+        assert loss.name in str(error.value)
+    for left, right in zip(before, network.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_loss_on_neither_takes_both(manifest: Any) -> None:
+    own = loss_of_ones_own("m:f", lambda y, z: (tf.cast(y, tf.float32) - z[:, 0]) ** 2)
+    for ending in ("argument", "linear"):
+        network = _ending({**ENDINGS, **LOGIT_ENDINGS}[ending], 1)
+        for loss in (loss_by_name("mean_squared_error"), loss_of_keras("mse"), own):
+            check_model(_with_loss(network, loss), manifest)
 
 
 def _centred(labels: Any, outputs: Any) -> Any:

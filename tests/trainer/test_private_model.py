@@ -251,6 +251,25 @@ def test_stopping_between_steps_is_no_loss_and_within_a_step_the_end(
         model.fit(verbose=0)
 
 
+def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
+    private: Any,
+) -> None:
+    integers = keras.Input((13,), name="integers")
+    known = tf.where(integers > 0, integers, 0.0)
+    logit = keras.layers.Dense(1)(known)
+    ends = {"logit": logit, "probability": tf.nn.sigmoid(logit)}
+    models = {
+        name: private(name, network=keras.Model(integers, end))
+        for name, end in ends.items()
+    }
+    with pytest.raises(InputError, match="between 0 and 1"):
+        _compiled(models["probability"])
+    with pytest.raises(InputError, match="from_logits=True"):
+        models["logit"].compile("sgd", "binary_crossentropy")
+    models["probability"].compile("sgd", "binary_crossentropy")
+    _compiled(models["logit"])
+
+
 def test_what_is_not_supported_is_refused_in_one_line(
     private: Any, data: Any, tmp_path: pathlib.Path
 ) -> None:
