@@ -41,7 +41,7 @@ from trainer.losses import (
 )
 from trainer.model_check import check_model
 from trainer.settings import LABEL
-from trainer.tf_privacy import keras, tf
+from trainer.tf_privacy import check_plain, keras, tf
 from trainer.trainable_model import TrainableModel
 from trainer.user_code import load_function, one_line_errors
 
@@ -192,7 +192,12 @@ def _call(spec: str, manifest: Manifest) -> Any:
 
 
 def as_functional(network: Any, manifest: Manifest) -> Any:
-    """Returns a model with named inputs: itself, or what takes all but ``label``."""
+    """Returns a model with named inputs: itself, or what takes all but ``label``.
+
+    Raises:
+      InputError: TF Privacy's own noise is part of it.
+    """
+    check_plain(network)
     if network.inputs is not None:
         return network
     inputs = {

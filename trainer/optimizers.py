@@ -19,13 +19,14 @@ Public: everything here.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
 from accounting.validation import InputError, check_int
 from trainer.settings import CONSTANT, COSINE, EXPONENTIAL, LINEAR, TrainSettings
-from trainer.tf_privacy import keras, tf
+from trainer.tf_privacy import NOISE_PLACES, is_of_tf_privacy, keras, tf
 from trainer.user_code import load_function, one_line_errors
 
 _schedules = keras.optimizers.schedules
@@ -115,10 +116,34 @@ def _of_ones_own(spec: str, rate: Any) -> Any:
     function = load_function(spec, "optimizer")
     with one_line_errors(f"optimizer={spec!r}"):
         optimizer = function(rate)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    return keras_optimizer(optimizer, f"optimizer={spec!r} to return")
+
+
+def keras_optimizer(optimizer: Any, what: str) -> Any:
+    """Returns the optimizer that a user gave, as Keras means it.
+
+    Args:
+      optimizer: An instance, a name or a config.
+      what: Of whom it is expected, in words.
+
+    Raises:
+      InputError: one that the step cannot drive, or with noise of its own.
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        optimizer = keras.optimizers.get(optimizer)
+    kind = type(optimizer)
+    if is_of_tf_privacy(optimizer):
         raise InputError(
-            f"Expected optimizer={spec!r} to return a tf_keras optimizer, such as "
-            "tf_keras.optimizers.Adam(learning_rate)."
+            f"Expected {what} an optimizer without noise; one of TF Privacy has its "
+            "own clip and noise, which would not be used. Take the same one of "
+            f"tf_keras.optimizers, and give clip and noise {NOISE_PLACES}."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise InputError(
+            f"Expected {what} a tf_keras optimizer, such as "
+            "tf_keras.optimizers.Adam(0.001), and none of its legacy ones; it is "
+            f"{repr(optimizer) if isinstance(optimizer, str) else name}."
         )
     return optimizer
 

@@ -54,6 +54,7 @@ from trainer.dp_step import Step
 from trainer.losses import loss_of_keras
 from trainer.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 from trainer.noise import NoiseStream
+from trainer.optimizers import keras_optimizer
 from trainer.run_record import RunRecord, StepLedger
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
@@ -100,6 +101,11 @@ def make_private(
         raise InputError(
             "Expected a Keras 2 model, of the package tf_keras. Import it as "
             "`import tf_keras as keras`."
+        )
+    if isinstance(model, PrivateModel):
+        raise InputError(
+            "Expected a plain Keras model; this one is private already. Give its "
+            ".network."
         )
     settings = TrainSettings(
         method=method,
@@ -202,7 +208,8 @@ class PrivateModel(keras.Model):
         """Takes a Keras optimizer, loss and metrics; the loss is of each example.
 
         Raises:
-          InputError: another argument, or a model or loss that clipping cannot take.
+          InputError: another argument, a model or loss that clipping cannot take, or
+            an optimizer that is not of tf_keras.
         """
         unknown = [name for name, value in more.items() if value is not None]
         if unknown:
@@ -217,6 +224,7 @@ class PrivateModel(keras.Model):
             columns=self._manifest.columns,
         )
         models.check_model(trainable, self._manifest)
+        optimizer = keras_optimizer(optimizer, "optimizer in compile to be")
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
         self._trainable = trainable
         self._step = Step(

@@ -10,8 +10,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from accounting.validation import InputError
+
+#: Where clip and noise are given instead of to TF Privacy, in words.
+NOISE_PLACES = "to make_private, or as --l2-norm-clip and --noise-multiplier"
 
 
 @contextlib.contextmanager
@@ -63,9 +67,35 @@ tf.config.optimizer.set_experimental_options({"remapping": False})
 # AutoGraph warns of functions of Python itself whose source it cannot find.
 tf.get_logger().setLevel("ERROR")
 
+
+def is_of_tf_privacy(thing: Any) -> bool:
+    """Whether a model, layer or optimizer is one of TF Privacy's classes."""
+    modules = [kind.__module__ for kind in type(thing).__mro__]
+    return any(name.partition(".")[0] == "tensorflow_privacy" for name in modules)
+
+
+def check_plain(network: Any) -> None:
+    """Accepts a model without TF Privacy's own clip and noise, which nothing would use.
+
+    Raises:
+      InputError: the model, a part of it or its optimizer is TF Privacy's.
+    """
+    for part in (*network._flatten_layers(), getattr(network, "optimizer", None)):
+        if is_of_tf_privacy(part):
+            raise InputError(
+                f"Expected a plain tf_keras.Model; {type(part).__name__} of TF Privacy "
+                "has its own clip and noise, which would not be used. Make the same "
+                "layers a tf_keras.Model or tf_keras.Sequential, and give clip and "
+                f"noise {NOISE_PLACES}."
+            )
+
+
 __all__ = [
+    "NOISE_PLACES",
+    "check_plain",
     "clip_grads",
     "gradient_clipping_utils",
+    "is_of_tf_privacy",
     "keras",
     "tf",
 ]

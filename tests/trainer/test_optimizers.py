@@ -96,12 +96,15 @@ def test_an_optimizer_of_ones_own(
         "    return rate\n"
         "def fails(rate):\n"
         "    return rate['no']\n"
+        "def legacy(rate):\n"
+        "    return keras.optimizers.legacy.SGD(0.1)\n"
     )
     monkeypatch.chdir(tmp_path)
     own = _settings(optimizer="own_optimizers:nesterov", warmup_steps=3)
     assert make_optimizer(own, 9).nesterov
     for name, message in (
         ("nothing", "to return a tf_keras optimizer"),
+        ("legacy", r"to return a tf_keras optimizer.*legacy.*SGD"),
         ("fails", r"TypeError: .*own_optimizers.py, line 7\)"),
         ("absent", "to name a function"),
     ):

@@ -270,6 +270,83 @@ def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
     _compiled(models["logit"])
 
 
+NOISE = {"l2_norm_clip": 1.0, "noise_multiplier": 7.5}
+
+
+def _optimizer_of_tf_privacy() -> Any:
+    # TF Privacy loads only after the trainer.
+    from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
+
+    return dp_optimizer_keras.DPKerasSGDOptimizer(**NOISE, num_microbatches=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            lambda: keras.optimizers.legacy.Adam(),
+            r"a tf_keras optimizer.*legacy\.adam\.Adam",
+        ),
+        (_optimizer_of_tf_privacy, "TF Privacy.*make_private"),
+        (lambda: "adamm", "tf_keras optimizer.*'adamm'"),
+        (lambda: [keras.optimizers.SGD()], r"tf_keras optimizer.*builtins\.list"),
+    ],
+)
+def test_optimizers_that_cannot_take_a_step_are_refused_by_compile(
+    optimizer: Any, message: str, private: Any
+) -> None:
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    with pytest.raises(InputError, match=message) as error:
+        private().compile(optimizer(), loss)
+    assert "\n" not in str(error.value)
+
+
+def _of_tf_privacy() -> Any:
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPModel
+
+    integers = keras.Input((13,), name="integers")
+    outputs = keras.layers.Dense(1)(tf.where(integers > 0, integers, 0.0))
+    return DPModel(**NOISE, inputs=integers, outputs=outputs)
+
+
+def _sequential_of_tf_privacy() -> Any:
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPSequential
+
+    return DPSequential(**NOISE, layers=[keras.layers.Dense(1)])
+
+
+def _around_one_of_tf_privacy() -> Any:
+    integers = keras.Input((13,), name="integers")
+    return keras.Model(integers, _of_tf_privacy()(integers))
+
+
+def _compiled_for_tf_privacy() -> Any:
+    network = _network()
+    network.compile(_optimizer_of_tf_privacy(), "mse")
+    return network
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _of_tf_privacy,
+        _sequential_of_tf_privacy,
+        _around_one_of_tf_privacy,
+        _compiled_for_tf_privacy,
+    ],
+)
+def test_noise_settings_of_tf_privacy_are_not_ignored_in_silence(
+    make: Any, private: Any
+) -> None:
+    with pytest.raises(InputError, match=r"TF Privacy.*tf_keras\.Model"):
+        private(network=make())
+
+
+def test_a_private_model_is_not_made_private_again(private: Any) -> None:
+    with pytest.raises(InputError, match=r"private already.*\.network"):
+        private("outer", network=private())
+
+
 def test_what_is_not_supported_is_refused_in_one_line(
     private: Any, data: Any, tmp_path: pathlib.Path
 ) -> None:
