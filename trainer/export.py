@@ -8,6 +8,8 @@ Formal guarantees:
   - Both give from raw columns what ``tasks`` says: ``probability`` of label 1, of shape
     (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the outputs
     of the network as they are, under their names or as ``prediction``.
+  - A model that passes ``check_export`` can be exported, as far as that depends on the
+    model.
   - Both hold the weights and nothing else of the training, such as optimizer state.
 """
 
@@ -17,9 +19,12 @@ import os
 import pathlib
 import secrets
 import shutil
+import tempfile
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from accounting.validation import InputError
 from pipelines.manifest import Manifest
 from trainer.run_record import exported_names
 from trainer.tasks import BINARY, CLASSES
@@ -74,9 +79,45 @@ def export(
     _appear(run / tensorflow_name, lambda path: _save_tensorflow(network, path))
 
 
+def check_export(model: TrainableModel, manifest: Manifest) -> None:
+    """Accepts a model that can be exported, by a trial in a temporary folder.
+
+    Only around a model that has seen no example: the error is quoted.
+
+    Args:
+      model: With any weights.
+      manifest: Has the columns.
+
+    Raises:
+      InputError: Keras or TensorFlow cannot save it.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpsgd-") as folder:
+            export(model, manifest, pathlib.Path(folder))
+    except OSError as error:
+        raise InputError(
+            f"Expected room to try the export in {tempfile.gettempdir()}: {error}. Set "
+            "TMPDIR to a folder with more."
+        ) from None
+    except Exception as error:
+        text = textwrap.shorten(str(error), 250)
+        raise InputError(
+            "Expected a model that can be exported once it is trained; saving it "
+            f"raised {type(error).__name__}: {text} Give your own layers a get_config, "
+            "and what they use as attributes."
+        ) from None
+
+
 def _save_tensorflow(network: Any, path: str) -> None:
     module = tf.Module()
     module.variables_ = network.variables
+    # Such as the tables of Keras's lookup layers, which are no variables.
+    module.resources_ = [
+        value
+        for layer in network._flatten_layers()
+        for value in vars(layer).values()
+        if isinstance(value, tf.saved_model.experimental.TrackableResource)
+    ]
     signature = {
         name: tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
         for name, tensor in network.input.items()

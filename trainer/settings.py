@@ -13,6 +13,9 @@ from trainer.tasks import BINARY, LOSSES, OTHER
 #: The column that is predicted; all others are inputs.
 LABEL = "label"
 
+#: The project's own model; any other is "module:function".
+CRITEO = "criteo"
+
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
     "lion", "nadam", "rmsprop",
@@ -82,7 +85,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     learning_rate_schedule: str = CONSTANT
     warmup_steps: int = 0
     final_learning_rate_fraction: float = 0.01
-    model: str = "criteo"
+    model: str = CRITEO
     loss: str = "binary_crossentropy"
     metric: str | None = None
     embedding_dim: int = 8

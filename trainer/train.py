@@ -54,7 +54,7 @@ from trainer.clipping import GradientSum
 from trainer.clipping_bias import NonPrivateClippingBias
 from trainer.dp_sat import SharpnessAwareOptimizer
 from trainer.dp_step import Step
-from trainer.export import export
+from trainer.export import check_export, export
 from trainer.held_out import Evaluator
 from trainer.iterates import Iterates
 from trainer.lazy_noise import LazyNoise
@@ -67,6 +67,7 @@ from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
+from trainer.settings import CRITEO
 from trainer.tf_privacy import keras, tf
 from trainer.user_code import load_function, withhold_values
 
@@ -137,6 +138,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         checkpoint_every=checked.request.checkpoint_every,
     )
     gradient_sum = methods.gradient_sum(model, settings)
+    if settings.model != CRITEO:  # whose export is tested
+        check_export(model, checked.manifest)
     reporter.say(_describe(checked, model))
     if settings.method != NON_PRIVATE:
         path = methods.choose_path(model, settings)

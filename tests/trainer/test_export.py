@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
 from typing import Any
 
 import numpy as np
 import pytest
 
-from trainer.export import export
+from accounting.validation import InputError
+from trainer.export import check_export, export
 from trainer.models import make_model
-from trainer.tf_privacy import keras
+from trainer.preflight import Request
+from trainer.settings import TrainSettings
+from trainer.tf_privacy import keras, tf
+from trainer.train import train
 from trainer.trainable_model import TrainableModel
 
 COLUMNS = {
@@ -88,6 +95,135 @@ def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
         export(model, small_batches.manifest, tmp_path)
     names = {path.name for path in tmp_path.iterdir()} - {"batches", "held_out"}
     assert names == {"model.keras", "saved_model"}
+
+
+OWN_MODELS = """
+import tensorflow as tf
+import tf_keras as keras
+
+
+class Scaled(keras.layers.Layer):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, values):
+        return self.dense(self.scale(values))
+
+
+class Looked(keras.layers.Layer):
+    def call(self, ids):
+        return tf.cast(TABLE.lookup(ids), tf.float32)
+
+
+TABLE = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(7), tf.range(7)), -1
+)
+
+
+def without_config(manifest):
+    integers = keras.Input((13,), name="integers")
+    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    return keras.Model(integers, Scaled(lambda values: values / 8)(values))
+
+
+def untracked_table(manifest):
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    return keras.Model(ids, keras.layers.Dense(1)(Looked()(ids)))
+"""
+
+
+@pytest.fixture
+def train_own(
+    small_batches: Any,
+    held_out: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    (tmp_path / "own_exports.py").write_text(OWN_MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_exports", raising=False)
+
+    def run(name: str) -> None:
+        train(
+            Request(
+                settings=TrainSettings(
+                    noise_multiplier=1.0, l2_norm_clip=1.0, model=f"own_exports:{name}"
+                ),
+                batches=small_batches.path,
+                held_out=held_out,
+                run=tmp_path / "run",
+            )
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("without_config", "NotImplementedError: Layer Scaled .*get_config"),
+        ("untracked_table", "AssertionError: .*untracked"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_before_the_run_is_begun(
+    name: str, message: str, train_own: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        train_own(name)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_layer_with_a_table_is_exported_with_the_table(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    places = keras.layers.IntegerLookup(vocabulary=[5, 3, 1])(ids)
+    network = keras.Model(ids, keras.layers.Dense(1)(tf.cast(places, tf.float32)))
+    model = TrainableModel(network=network, description={})
+    check_export(model, small_batches.manifest)
+    export(model, small_batches.manifest, tmp_path)
+    columns = {"categories": tf.constant([[0] * 13 + [3] * 13, [1] * 26])}
+    wanted = tf.sigmoid(network(columns))
+    loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
+    found = loaded.signatures["serving_default"](**columns)["probability"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(columns), wanted, rtol=1e-6)
+
+
+def test_a_full_disk_is_not_taken_for_a_fault_of_the_model(
+    model: TrainableModel, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match=r"No space left.*TMPDIR"):
+        check_export(model, small_batches.manifest)
+
+
+def test_trying_an_export_leaves_nothing(
+    model: TrainableModel,
+    small_batches: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    before = [variable.numpy() for variable in model.variables]
+    config = model.network.to_json()
+    check_export(model, small_batches.manifest)
+    # TensorFlow leaves the code there that AutoGraph generates.
+    assert not [p for p in place.iterdir() if not p.name.startswith("__autograph")]
+    assert model.network.to_json() == config
+    for left, right in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_a_subclassed_model_is_exported_for_tensorflow(
