@@ -116,21 +116,23 @@ def _of_ones_own(spec: str, rate: Any) -> Any:
     function = load_function(spec, "optimizer")
     with one_line_errors(f"optimizer={spec!r}"):
         optimizer = function(rate)
-    return keras_optimizer(optimizer, f"optimizer={spec!r} to return")
+    _check_optimizer(optimizer, f"optimizer={spec!r} to return")
+    return optimizer
 
 
-def keras_optimizer(optimizer: Any, what: str) -> Any:
-    """Returns the optimizer that a user gave, as Keras means it.
-
-    Args:
-      optimizer: An instance, a name or a config.
-      what: Of whom it is expected, in words.
+def optimizer_of_keras(optimizer: Any) -> Any:
+    """Returns what ``compile(optimizer=...)`` means: a name, a config or an instance.
 
     Raises:
       InputError: one that the step cannot drive, or with noise of its own.
     """
     with contextlib.suppress(ValueError, TypeError):
         optimizer = keras.optimizers.get(optimizer)
+    _check_optimizer(optimizer, "optimizer in compile to be")
+    return optimizer
+
+
+def _check_optimizer(optimizer: Any, what: str) -> None:
     kind = type(optimizer)
     if is_of_tf_privacy(optimizer):
         raise InputError(
@@ -145,7 +147,6 @@ def keras_optimizer(optimizer: Any, what: str) -> Any:
             "tf_keras.optimizers.Adam(0.001), and none of its legacy ones; it is "
             f"{repr(optimizer) if isinstance(optimizer, str) else name}."
         )
-    return optimizer
 
 
 _KERAS = {

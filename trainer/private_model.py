@@ -54,7 +54,7 @@ from trainer.dp_step import Step
 from trainer.losses import loss_of_keras
 from trainer.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 from trainer.noise import NoiseStream
-from trainer.optimizers import keras_optimizer
+from trainer.optimizers import optimizer_of_keras
 from trainer.run_record import RunRecord, StepLedger
 from trainer.settings import TrainSettings
 from trainer.tf_privacy import keras, tf
@@ -224,7 +224,7 @@ class PrivateModel(keras.Model):
             columns=self._manifest.columns,
         )
         models.check_model(trainable, self._manifest)
-        optimizer = keras_optimizer(optimizer, "optimizer in compile to be")
+        optimizer = optimizer_of_keras(optimizer)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
         self._trainable = trainable
         self._step = Step(

@@ -96,6 +96,8 @@ def test_an_optimizer_of_ones_own(
         "    return rate\n"
         "def fails(rate):\n"
         "    return rate['no']\n"
+        "def named(rate):\n"
+        "    return 'adam'\n"
         "def legacy(rate):\n"
         "    return keras.optimizers.legacy.SGD(0.1)\n"
     )
@@ -104,6 +106,7 @@ def test_an_optimizer_of_ones_own(
     assert make_optimizer(own, 9).nesterov
     for name, message in (
         ("nothing", "to return a tf_keras optimizer"),
+        ("named", "to return a tf_keras optimizer"),  # without the rate
         ("legacy", r"to return a tf_keras optimizer.*legacy.*SGD"),
         ("fails", r"TypeError: .*own_optimizers.py, line 7\)"),
         ("absent", "to name a function"),
