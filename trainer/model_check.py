@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batch_format import Column, row_bytes
 from pipelines.manifest import Manifest
+from trainer.averaging import weights_of
 from trainer.clipping import VECTORIZED, choose_path, clipped_sum
 from trainer.losses import check_range, check_shapes
 from trainer.tf_privacy import keras, tf
@@ -126,23 +127,18 @@ def _is_random(layer: Any) -> bool:
     return not found or any(found)
 
 
-@contextlib.contextmanager
-def _random_weights(model: TrainableModel) -> Iterator[None]:
+def _random_weights(model: TrainableModel) -> list[np.ndarray]:
     """Weights that hide nothing: behind a last layer of zeros all models look alike."""
-    saved = [variable.numpy() for variable in model.variables]
     random = np.random.default_rng(0)
-    for variable, value in zip(model.variables, saved, strict=True):
-        variable.assign(random.normal(0, 0.3, value.shape).astype(value.dtype))
-    try:
-        yield
-    finally:
-        for variable, value in zip(model.variables, saved, strict=True):
-            variable.assign(value)
+    return [
+        random.normal(0, 0.3, variable.shape).astype(variable.dtype.as_numpy_dtype)
+        for variable in model.variables
+    ]
 
 
 def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     before = [v.numpy() for v in model.network.non_trainable_variables]
-    with _random_weights(model):
+    with weights_of(model.variables, _random_weights(model)):
         probe = _probe(model, manifest)
         _check_repeats(model, probe)
         _check_rows_apart(model, probe)
