@@ -98,6 +98,16 @@ class Step:
         functions = (self._whole, self._add, self._close)
         return sum(f.experimental_get_tracing_count() for f in functions)
 
+    def traced(self, columns: Mapping[str, Any], weight: Any) -> Any:
+        """Returns the compiled step of one batch, which the steps after this use.
+
+        Args:
+          columns: ``tf.TensorSpec`` of the columns of a physical batch.
+          weight: That of its weights.
+        """
+        noise = [tf.TensorSpec(shape, tf.float32) for shape in self.shapes]
+        return self._whole.get_concrete_function(dict(columns), weight, noise)
+
     def begin(
         self, noise: Sequence[np.ndarray], later: LaterNoise | None = None
     ) -> None:

@@ -5,7 +5,8 @@ Formal guarantees:
   - What it returns is consistent: the manifest is as it was written, the batch files
     are there, the held-out examples have its columns and are in none of the files that
     the batches were sampled from, the noise multiplier meets the target for its plan,
-    and the output folder is new, or of an unfinished run.
+    and the output folder is new, or of an unfinished run that began with the same
+    user's code, software and processor.
 
 Public: all but the digest of the checksums, which commits to the examples.
 """
@@ -31,7 +32,7 @@ from pipelines.manifest import (
     read_json,
     read_manifest,
 )
-from trainer import privacy
+from trainer import origin, privacy
 from trainer.held_out import HeldOut
 from trainer.method_settings import NON_PRIVATE, gradients_text
 from trainer.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
@@ -108,6 +109,7 @@ class Checked:
         or if no delta was given.
       batches_digest: SHA-256 over the digests of all batch files.  Sensitive.
       resumes: Whether the run folder holds this run, unfinished.
+      origin: What the run began under; None if it begins now.
     """
 
     request: Request
@@ -117,6 +119,7 @@ class Checked:
     statement: Any
     batches_digest: str = dataclasses.field(repr=False)
     resumes: bool
+    origin: origin.Origin | None
 
     @property
     def noise_stddev(self) -> float:
@@ -148,6 +151,9 @@ def check(request: Request) -> Checked:
     input_digests = read_input_digests(request.batches)
     held_out = HeldOut(request.held_out, manifest, input_digests)
     resumes = check_run_folder(request.run)
+    began_under = origin.read(request.run) if resumes else None
+    if began_under is not None:
+        origin.check_here(began_under)
     _check_key(request)
     _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
@@ -159,6 +165,7 @@ def check(request: Request) -> Checked:
         statement=_statement(request.settings, manifest, noise_multiplier),
         batches_digest=digest_of_batches(request.batches),
         resumes=resumes,
+        origin=began_under,
     )
 
 

@@ -6,12 +6,13 @@ Formal guarantees:
   - The run consumes every step of the plan once and in order, or ends with an error.
   - Killed at any moment and started again with the same request, it goes on from its
     last checkpoint and ends with bit-identical weights, metrics and statement: batches
-    and noise are functions of their keys and the step, and TensorFlow is told to be
-    deterministic.  A replayed step is the same release, not a second one.
+    and noise are functions of their keys and the step, TensorFlow is told to be
+    deterministic, and ``origin`` says what else the bits follow from, which may not
+    change.  A replayed step is the same release, not a second one.
   - The noise of two runs is independent, also where they share a noise key and all
     else: every run draws an id of its own before its first step.  A run that goes on
-    keeps its id; with other settings, batches, layers or initial weights it is refused.
-    (A copy of an unfinished run's folder is that same run.)
+    keeps its id; with other settings, batches, initial weights, code, software or kind
+    of machine it is refused.  (A copy of an unfinished run's folder is that same run.)
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Neither losses, gradient norms nor numbers of real rows are computed for people,
@@ -46,6 +47,8 @@ from trainer import (
     preflight,
     privacy,
     run_record,
+    threads,
+    traced_origin,
 )
 from trainer.averaging import TrainingAverages
 from trainer.batches import BatchSource, Element, element_spec
@@ -126,6 +129,8 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 
 def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """Does what ``train`` does, for a request that was checked already."""
+    # Before TensorFlow computes anything: then it is too late.
+    threads.fix(checked.origin and checked.origin["threads"])
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
@@ -304,10 +309,12 @@ class _Session:
         self._bias = self._clipping_bias(gradient_sum)
 
     def _make_run_key(self, flush_every: int) -> bytes:
+        checked, model = self._checked, self._model
+        origin = traced_origin.settle(checked, model, self._optimizer, self._step)
         identity = preflight.identity_fingerprint(
             # A flush draws noise: when there is one is part of what the run is.
-            {**self._checked.identity(), "flush_every": flush_every},
-            model=models.identity(self._model),
+            {**checked.identity(), "flush_every": flush_every, "origin": origin},
+            model=models.identity(model),
             run_id=run_record.read_or_create_run_id(self._request.run),
         )
         return keys.derive(self._noise_key, "run", identity)

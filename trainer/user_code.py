@@ -32,8 +32,7 @@ def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
     remedy = f"Give --{option} as module:function, importable from the current folder."
     if not module_name or not name:
         raise InputError(f"Expected {what} to name a function. {remedy}")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    import_from_here()
     with one_line_errors(what):
         try:
             function = getattr(importlib.import_module(module_name), name, None)
@@ -45,6 +44,12 @@ def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
     if not callable(function):
         raise InputError(f"Expected {what} to name a function. {remedy}")
     return function
+
+
+def import_from_here() -> None:
+    """Lets modules in the current folder be imported."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 @contextlib.contextmanager
@@ -116,13 +121,24 @@ def _place(error: Exception) -> str:
 
 def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if _is_users(frame.filename)]
+    return [frame for frame in frames if is_users_file(frame.filename)]
 
 
-def _is_users(filename: str) -> bool:
-    stdlib = sysconfig.get_path("stdlib")
-    libraries = ("site-packages", "importlib", "__autograph_generated_file", stdlib)
-    here = pathlib.Path(__file__).parent
-    return pathlib.Path(filename).parent != here and not any(
-        name in filename for name in libraries
+#: This project.
+_OWN = ("accounting", "pipelines", "trainer")
+_STDLIB = [
+    pathlib.Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")
+]
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a file of Python code is neither Python's, nor installed, nor ours."""
+    path = pathlib.Path(filename)
+    ours = [pathlib.Path(__file__).parents[1] / package for package in _OWN]
+    libraries = {"site-packages", "dist-packages"}
+    return not (
+        filename.startswith("<frozen")
+        or "__autograph_generated_file" in filename
+        or libraries & set(path.parts)
+        or any(path.is_relative_to(folder) for folder in (*_STDLIB, *ours))
     )

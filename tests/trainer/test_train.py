@@ -126,6 +126,7 @@ def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked
     assert {path.name for path in (run / "private").iterdir()} == {
         "noise.key",
+        "origin.json",
         "run.id",
         "run_record.mac",
     }
