@@ -28,9 +28,12 @@ Public: everything here; no example is looked at.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from trainer.tf_privacy import tf
 
@@ -50,10 +53,16 @@ class _Sizes:
     """Numbers that follow from the number of rows.
 
     Attributes:
-      batch_first: Whether this is the number of rows, or a vector that begins with it.
+      entries: Each of them: an int, ``_BATCH`` for the number of rows, or None for one
+        that is not known.  None if their number is not known either.
     """
 
-    batch_first: bool = False
+    entries: tuple[int | str | None, ...] | None = None
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether this is the number of rows, or a vector that begins with it."""
+        return self.entries is not None and self.entries[:1] == (_BATCH,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +73,7 @@ class _Unknown:
 _Kind = _Rows | _Constant | _Sizes | _Unknown
 _CONSTANT = _Constant()
 _ROWS = _Rows()
+_BATCH = "batch"
 
 #: (operation, kinds of its inputs) -> kind of all its outputs; None for unknown.
 _Rule = Callable[[Any, Sequence[_Kind]], _Kind | None]
@@ -140,53 +150,110 @@ def _of_constants(op: Any) -> _Kind:
 
 # -- sizes -------------------------------------------------------------------------
 
-_SIZE_OPS = {
-    "Add", "AddV2", "Cast", "ConcatV2", "ExpandDims", "FloorDiv", "GatherV2",
-    "Identity", "Maximum", "Minimum", "Mul", "Neg", "Pack", "Prod", "Reshape", "Slice",
-    "Squeeze", "StridedSlice", "Sub",
-}  # fmt: skip
-
 
 def _of_sizes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
     if op.type == "Fill":
         # The same value everywhere: whichever axis is the batch, rows are apart.
         uniform = isinstance(kinds[1], _Constant) and _leads_with_batch(op.outputs[0])
         return _ROWS if uniform else None
-    if op.type not in _SIZE_OPS:
+    if op.type in _SIZE_ARITHMETIC:
+        return _Sizes()
+    rule = _SIZE_RULES.get(op.type)
+    if rule is None:
         return None
-    first = kinds[0]
-    leads = isinstance(first, _Sizes) and first.batch_first
-    if op.type == "StridedSlice":
-        leads = leads and _starts_at_zero(op)
-    elif op.type == "GatherV2":
-        indices = _static(op.inputs[1])
-        leads = leads and indices is not None and int(indices.reshape(-1)[0]) == 0
-    else:
-        leads = leads and op.type in ("Cast", "ConcatV2", "Identity", "Pack")
-    return _Sizes(batch_first=leads)
+    inputs = zip(op.inputs, kinds, strict=True)
+    return _Sizes(rule(op, [_entries(value, kind) for value, kind in inputs]))
 
 
 def _leads_with_batch(value: Any) -> bool:
     return bool(value.shape.rank) and value.shape[0] is None
 
 
-def _starts_at_zero(op: Any) -> bool:
-    begin, masks = _static(op.inputs[1]), op.get_attr("begin_mask")
-    strides = _static(op.inputs[3])
-    if begin is None or strides is None or len(begin) != 1 or strides[0] != 1:
-        return False
-    return bool(masks & 1) or int(begin[0]) == 0
+def _entries(value: Any, kind: _Kind) -> tuple[Any, ...] | None:
+    if isinstance(kind, _Sizes):
+        return kind.entries
+    found = _static(value)
+    return None if found is None else tuple(int(x) for x in np.ravel(found))
 
 
 def _shape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
-    return _Sizes(batch_first=kinds[0] == _ROWS)
+    shape = op.inputs[0].shape
+    if shape.rank is None:
+        return _Sizes()
+    first = _BATCH if kinds[0] == _ROWS else None
+    return _Sizes((first, *shape.as_list()[1:]))
+
+
+_Entries = tuple[Any, ...] | None
+
+
+def _joined(op: Any, values: Sequence[_Entries]) -> _Entries:
+    return None if None in values else tuple(itertools.chain(*values))  # type: ignore[arg-type]
+
+
+def _strided_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, begin, end, strides = values
+    if entries is None or begin is None or strides is None or len(begin) != 1:
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return (entries[begin[0]],)
+    first = None if op.get_attr("begin_mask") else begin[0]
+    if end is None and not op.get_attr("end_mask"):
+        return None
+    last = None if op.get_attr("end_mask") else end[0]  # type: ignore[index]
+    return entries[first : last : strides[0]]
+
+
+def _sliced_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, begin, size = values
+    if entries is None or begin is None or size is None or len(begin) != 1:
+        return None
+    return entries[begin[0] :] if size[0] == -1 else entries[begin[0] :][: size[0]]
+
+
+def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, indices, _ = values
+    if entries is None or indices is None:
+        return None
+    return tuple(entries[index] for index in indices)
+
+
+_SIZE_ARITHMETIC = {
+    "Add", "AddV2", "FloorDiv", "Maximum", "Minimum", "Mul", "Neg", "Prod", "Sub",
+}  # fmt: skip
+
+_SIZE_RULES: dict[str, Callable[[Any, Sequence[_Entries]], _Entries]] = {
+    **dict.fromkeys(
+        ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+        lambda op, values: values[0],
+    ),
+    "ConcatV2": lambda op, values: _joined(op, values[:-1]),
+    "GatherV2": _gathered_entries,
+    "Pack": _joined,
+    "Slice": _sliced_entries,
+    "StridedSlice": _strided_entries,
+}
 
 
 # -- rules for rows ----------------------------------------------------------------
 
 
 def _static(value: Any) -> Any:
-    return tf.get_static_value(value)
+    """Returns the value of a constant as an array; None if it is not known."""
+    found = tf.get_static_value(value)
+    if found is None and value.op.type in _FOLDED:
+        inputs = [_static(each) for each in value.op.inputs]
+        if not any(each is None for each in inputs):
+            found = _FOLDED[value.op.type](*inputs)
+    return found
+
+
+#: What TensorFlow does not fold, and its own shapes are made of.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "AddV2": np.add,
+    "Pack": lambda *values: np.stack(values),
+    "Sub": np.subtract,
+}
 
 
 def _only_first_has_rows(kinds: Sequence[_Kind]) -> _Rows | None:
@@ -239,18 +306,18 @@ def _along_axes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
 
 def _reshape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
     first, shape = kinds
-    if not isinstance(first, _Rows):
+    if not isinstance(first, _Rows) or not isinstance(shape, (_Constant, _Sizes)):
         return None
     if isinstance(shape, _Sizes) and shape.batch_first:
         return _ROWS  # as many entries as examples: each is all of one example
-    before, after = op.inputs[0].shape, op.outputs[0].shape
-    if not before.rank or not after.rank:
+    before, after = op.inputs[0].shape, _entries(op.inputs[1], shape)
+    if not before.rank or None in before[1:].as_list() or not after:
         return None
-    if None in before[1:].as_list() or None in after[1:].as_list():
+    if not all(isinstance(size, int) and size > 0 for size in after[1:]):
         return None
     size = first.per_example * math.prod(before[1:].as_list())
-    entry = math.prod(after[1:].as_list())
-    return _Rows(size // entry) if entry and size and size % entry == 0 else None
+    entry = math.prod(after[1:])
+    return _Rows(size // entry) if size and size % entry == 0 else None
 
 
 def _expand_dims(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
