@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting import bounds, relations
+from accounting import bounds, delta_flags, relations
 from accounting import plan as plans
 from accounting.validation import InputError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--noise-multiplier", type=float, help="Given noise; the answer is epsilon."
 )
-@click.option("--delta", type=float, required=True, help="Well below 1/num-examples.")
+@delta_flags.options(text="Well below 1/num-examples.", required=True)
 @click.option(
     "--sampler",
     "samplers",
@@ -79,6 +79,7 @@ def plan_command(**flags: Any) -> None:
     from accounting import comparison
 
     question = _question(flags)
+    delta_flags.warn(question.delta, question.num_examples)
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return

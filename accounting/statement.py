@@ -12,7 +12,7 @@ import math
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from accounting import bounds, intervals
+from accounting import bounds, deltas, intervals
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.relations import REPLACE_SPECIAL
@@ -115,6 +115,11 @@ class PrivacyStatement:
         return self.epsilon.upper is not None and math.isfinite(self.epsilon.upper)
 
     @property
+    def weakness(self) -> str | None:
+        """Why the claim protects next to nothing at ``delta``; None if it does not."""
+        return deltas.weakness(self.delta, self.plan.num_examples)
+
+    @property
     def mechanism(self) -> str:
         """The mechanism in words."""
         cap = mixture = ""
@@ -154,10 +159,11 @@ class PrivacyStatement:
     def claim(self) -> str:
         """The claim in one sentence; says so if there is none."""
         if self.is_guarantee:
+            weakness = self.weakness
             return (
                 f"The released model is ({_up(self.epsilon.guarantee)}, "
                 f"{self.delta!r})-differentially private under the zero-out relation, "
-                f"{self._bound}."
+                f"{self._bound}." + (f" {weakness}" if weakness else "")
             )
         if self.epsilon.upper is None:
             return (
@@ -186,6 +192,7 @@ class PrivacyStatement:
             "epsilon": _finite(self.epsilon.upper),
             "epsilon_lower_bound": _finite(self.epsilon.lower),
             "delta": self.delta,
+            "weakness": self.weakness,
             "bound": self.epsilon.kind,
             "theorem": self.epsilon.method,
             "lower_bound_theorem": self.epsilon.lower_method,
@@ -268,6 +275,7 @@ def privacy_statement(
     l2_norm_clip: float | None = None,
     gradients: str = DP_SGD_GRADIENTS,
     mixing: Mixing | None = None,
+    allow_large_delta: bool = False,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -281,10 +289,12 @@ def privacy_statement(
         example and of what was released before.
       mixing: How iterates were mixed, of ModelMix.  The statement gives the better of
         the bounds with and without mixing, and says which.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
 
     Raises:
       InputError: a value out of range, or two clip norms.
     """
+    deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
     # The width of the mixing is in clip norms: its epsilon is of that clip norm alone.

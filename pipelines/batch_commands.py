@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from accounting import delta_flags
 from accounting.plan import (
     SAMPLERS,
     TRUNCATED_POISSON,
@@ -239,9 +240,7 @@ def _first(lines: Sequence[str]) -> list[str]:
     show_default=True,
     help="For auto: the largest epsilon that the batches are meant for.",
 )
-@click.option(
-    "--delta", type=float, help="For auto: the smallest delta.  [default: 0.1 / rows]"
-)
+@delta_flags.options(text="For auto: the smallest delta.  [default: 0.1 / rows]")
 @click.option("--physical-batch-size", type=int, help="Rows of one record.")
 @click.option(
     "--key-file",
@@ -298,6 +297,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     storage.use_options(beam_options)
     dataset = list_blocks(source)
     plan = _make_plan(dataset.num_examples, options)
+    delta_flags.warn(options["delta"], plan.num_examples)
     layout = make_layout(plan, dataset, options["physical_batch_size"])
     cost = estimate(layout)
     runner = job.runner_of(beam_options)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accounting import delta_flags
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
@@ -159,7 +160,12 @@ def _of_run(run: Path, flags: dict[str, Any]) -> Subject:
             f"Expected method={record.method!r} to be one of "
             f"{', '.join(DP_SGD_RELEASES)}: only what DP-SGD releases is audited."
         )
-    noise, delta = privacy.check_run(record, manifest, delta=flags["delta"])
+    noise, delta = privacy.check_run(
+        record,
+        manifest,
+        delta=flags["delta"],
+        allow_large_delta=flags["allow_large_delta"],
+    )
     assert record.l2_norm_clip is not None  # of a private run
     return _subject(
         manifest.plan,
@@ -200,6 +206,7 @@ def _subject(
     from pipelines.sampling import check_sampler
 
     check_sampler(plan)
+    delta_flags.warn(delta, plan.num_examples)
     return Subject(
         plan=plan,
         claimed=flags["claim"] or plan.sampler,

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from accounting import delta_flags
 from accounting.validation import InputError
 from trainer import aggregation_commands, plan_flags
 from trainer.method_settings import (
@@ -110,7 +111,7 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "OUT/private/non_private_clipping_bias.csv.  For public data.",
 )
 @click.option("--epsilon", type=float, help="Target; the noise follows from it.")
-@click.option("--delta", type=float, help="Well below one over the examples.")
+@delta_flags.options(text="Well below one over the examples.")
 @click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
 @click.option(
     "--l2-norm-clip", type=float, help="Bound on the norm of one example's gradient."
@@ -232,6 +233,9 @@ def train_command(**flags: Any) -> None:
 
     with Terminal() as reporter:
         checked = check(request)
+        delta_flags.warn(
+            request.settings.target_delta, checked.manifest.plan.num_examples
+        )
         # TensorFlow takes seconds to load: what can be refused was refused before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked
@@ -297,7 +301,12 @@ def _account_run(run: Path, flags: dict[str, Any]) -> Any:
     from trainer import privacy
 
     record, manifest = plan_flags.read_run(run, flags)
-    return privacy.run_statement(record, manifest, delta=flags["delta"])
+    return privacy.run_statement(
+        record,
+        manifest,
+        delta=flags["delta"],
+        allow_large_delta=flags["allow_large_delta"],
+    )
 
 
 def _account_plan(flags: dict[str, Any]) -> Any:
@@ -314,6 +323,7 @@ def _account_plan(flags: dict[str, Any]) -> Any:
         delta=flags["delta"],
         gradients=gradients_text(method, {}),
         mixing=privacy.mixing_of(method, mixing, flags["l2_norm_clip"]),
+        allow_large_delta=flags["allow_large_delta"],
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from accounting import delta_flags
 from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError, check_float, check_int
 from trainer.method_settings import DP_SGD, METHODS, MODEL_MIX, NON_PRIVATE
@@ -46,7 +47,7 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
     "--epsilon", "epsilons", type=float, multiple=True, required=True,
     help="Target; may be repeated.",
 )  # fmt: skip
-@click.option("--delta", type=float, required=True, help="Of all targets.")
+@delta_flags.options(text="Of all targets.", required=True)
 @click.option("--batch-size", type=int, required=True, help="Expected rows per step.")
 @click.option("--epochs", type=int, required=True, help="Of the batches.")
 @click.option("--seeds", type=int, default=3, show_default=True, help="Repetitions.")
@@ -118,7 +119,6 @@ def _check(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         )
     for epsilon in flags["epsilons"]:
         check_float("epsilon", epsilon, above=0)
-    check_float("delta", flags["delta"], above=0, below=1)
     check_float("l2_norm_clip", flags["l2_norm_clip"], above=0)
     own: dict[str, tuple[str, ...]] = {}
     for method, text in flags["extra"]:
@@ -180,6 +180,7 @@ def _noise(comparison: Any, flags: dict[str, Any]) -> dict[float, float]:
         for seed in range(flags["seeds"])
     ]
     plan = read_manifest(folders[0]).plan
+    delta_flags.warn(flags["delta"], plan.num_examples)
     return {
         epsilon: privacy.noise_multiplier(plan, epsilon=epsilon, delta=flags["delta"])
         for epsilon in flags["epsilons"]
@@ -190,7 +191,7 @@ def _for_target(sampling: Any, flags: dict[str, Any], sampler: str) -> Any:
     """Adds, for truncated batches, the target that their size must be safe for."""
     if sampler != TRUNCATED_POISSON:
         return sampling
-    more = (f"--epsilon={max(flags['epsilons'])}", f"--delta={flags['delta']}")
+    more = (f"--epsilon={max(flags['epsilons'])}", *delta_flags.arguments(flags))
     return dataclasses.replace(sampling, flags=(*sampling.flags, *more))
 
 
@@ -201,7 +202,7 @@ def _train_flags(
         return ()
     return (
         f"--noise-multiplier={noise_multiplier!r}",
-        f"--delta={flags['delta']!r}",
+        *delta_flags.arguments(flags),
         f"--l2-norm-clip={flags['l2_norm_clip']!r}",
     )
 

@@ -12,10 +12,12 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from accounting import delta_flags
 from accounting.validation import InputError, check_float, check_int
 from trainer.aggregation_commands import MEANINGS
 
@@ -25,12 +27,12 @@ _LEAST_ROWS = 50_000
 
 
 def stages(
-    out: pathlib.Path, rows: int, epsilon: float, delta: float
+    out: pathlib.Path, rows: int, epsilon: float, flags: Mapping[str, Any]
 ) -> list[tuple[str, list[str]]]:
     """Returns (what it does, arguments of ``dpsgd``) of every stage, in order."""
     num_train = rows * 8 // 10
     batch_size = max(64, num_train // 195)
-    budget = [f"--epsilon={epsilon:g}", f"--delta={delta:g}"]
+    budget = [f"--epsilon={epsilon:g}", *delta_flags.arguments(flags)]
     sampling = [f"--batch-size={batch_size}", "--epochs=3"]
     train = [f"--batches={out}/batches", f"--eval={out}/data/test", *_MODEL]
     plan = [f"--num-examples={num_train}", *sampling, *budget]
@@ -54,7 +56,9 @@ def stages(
             "train", *train, f"--out={out}/dp-sgd", *budget, "--l2-norm-clip=10",
             "--ema-decay=0.99", "--keep-last=10",
         ]),
-        ("state the epsilon of what was executed", ["account", f"{out}/dp-sgd"]),
+        ("state the epsilon of what was executed", [
+            "account", f"{out}/dp-sgd", *delta_flags.allowance(flags),
+        ]),
     ]  # fmt: skip
 
 
@@ -148,8 +152,8 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
 @click.option("--out", default="demo", show_default=True, help="New or empty folder.")
 @click.option("--rows", default=250_000, show_default=True, help="Synthetic rows.")
 @click.option("--epsilon", default=3.0, show_default=True, help="Target of training.")
-@click.option("--delta", type=float, help="[default: 0.1 / training rows]")
-def demo(out: str, rows: int, epsilon: float, delta: float | None) -> None:
+@delta_flags.options(text="[default: 0.1 / training rows]")
+def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
     """Runs the whole path on synthetic data: text, batches, models, epsilon, report.
 
     Takes a minute or a few.  Each stage prints the command that it runs, and can be run
@@ -161,8 +165,8 @@ def demo(out: str, rows: int, epsilon: float, delta: float | None) -> None:
     """
     check_int("rows", rows, at_least=_LEAST_ROWS)
     check_float("epsilon", epsilon, above=0)
-    delta = 0.1 / (rows * 8 // 10) if delta is None else delta
-    check_float("delta", delta, above=0, below=1)
+    if flags["delta"] is None:
+        flags["delta"] = 0.1 / (rows * 8 // 10)
     root = pathlib.Path(out)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(
@@ -171,7 +175,7 @@ def demo(out: str, rows: int, epsilon: float, delta: float | None) -> None:
         )
     root.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    todo = stages(root, rows, epsilon, delta)
+    todo = stages(root, rows, epsilon, flags)
     for number, (title, arguments) in enumerate(todo, start=1):
         _run(number, len(todo), title, arguments)
     result = summary(root)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from accounting import delta_flags
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
@@ -20,7 +21,7 @@ _OPTIONS = (
     click.argument(
         "run", type=click.Path(file_okay=False, path_type=Path), required=False
     ),
-    click.option("--delta", type=float, help="Default for a run: the one it was for."),
+    delta_flags.options(text="Default for a run: the one it was for."),
     click.option(
         "--noise-key-file",
         type=click.Path(dir_okay=False, path_type=Path),
@@ -36,6 +37,9 @@ _OPTIONS = (
     ),
     click.option("--noise-multiplier", type=float, help="Noise over the clip norm."),
 )
+
+#: What a run takes: the record says the rest.
+_BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +65,7 @@ def read_run(
     from trainer import run_record
 
     for name, value in flags.items():
-        if value is not None and name not in ("delta", "noise_key_file", *allowed):
+        if value is not None and name not in (*_BESIDE_A_RUN, *allowed):
             raise InputError(
                 f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
                 "and record say what was executed."

@@ -287,6 +287,7 @@ def _statement(
         delta=settings.target_delta,
         gradients=gradients_text(settings.method, settings.describe_method()),
         mixing=_mixing(settings),
+        allow_large_delta=settings.allow_large_delta,
     )
 
 

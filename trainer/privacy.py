@@ -9,9 +9,9 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from accounting import bounds, statement
+from accounting import bounds, deltas, statement
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_float
+from accounting.validation import InputError
 from pipelines.manifest import Manifest
 from trainer.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
 from trainer.run_record import RunRecord, check_execution
@@ -76,6 +76,7 @@ def plan_statement(
     delta: float,
     gradients: str = statement.DP_SGD_GRADIENTS,
     mixing: Mixing | None = None,
+    allow_large_delta: bool = False,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -88,11 +89,16 @@ def plan_statement(
         delta=delta,
         gradients=gradients,
         mixing=mixing,
+        allow_large_delta=allow_large_delta,
     )
 
 
 def check_run(
-    record: RunRecord, manifest: Manifest, *, delta: float | None
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None,
+    allow_large_delta: bool = False,
 ) -> tuple[float, float]:
     """Returns noise multiplier and delta of a private run that executed its plan.
 
@@ -100,6 +106,7 @@ def check_run(
       record: What was executed.
       manifest: Of the batches.
       delta: The delta to state; the record's if None.
+      allow_large_delta: Whether one that protects next to nothing is meant.
 
     Raises:
       InputError: the run is not private, not complete, or of other batches, or there
@@ -114,18 +121,26 @@ def check_run(
     delta = delta if delta is not None else record.target_delta
     if delta is None:
         raise InputError("Expected --delta; the run was trained without one.")
-    check_float("delta", delta, above=0, below=1)
+    deltas.check(delta, allow_large=allow_large_delta)
     assert record.noise_multiplier is not None  # checked by the record
     return record.noise_multiplier, delta
 
 
-def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None) -> Any:
+def run_statement(
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None,
+    allow_large_delta: bool = False,
+) -> Any:
     """Returns the privacy statement of a run, with the arguments of ``check_run``.
 
     Raises:
       InputError: ``check_run`` refuses the run.
     """
-    noise_multiplier, delta = check_run(record, manifest, delta=delta)
+    noise_multiplier, delta = check_run(
+        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+    )
     return plan_statement(
         manifest.plan,
         noise_multiplier=noise_multiplier,
@@ -133,6 +148,7 @@ def run_statement(record: RunRecord, manifest: Manifest, *, delta: float | None)
         delta=delta,
         gradients=gradients_text(record.method, record.method_settings),
         mixing=_mixing_of_run(record),
+        allow_large_delta=allow_large_delta,
     )
 
 

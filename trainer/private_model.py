@@ -73,6 +73,7 @@ def make_private(
     noise_multiplier: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    allow_large_delta: bool = False,
     method: str = DP_SGD,
     bam_radius: float | None = None,
     noise_key_file: str | os.PathLike[str] | None = None,
@@ -88,6 +89,7 @@ def make_private(
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; or
       epsilon: target of the whole plan, from which the noise follows; with
       delta: which the statement is for, too.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
       method: "dp-sgd", "bam" or "non-private".
       bam_radius: For "bam".
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
@@ -111,6 +113,7 @@ def make_private(
         method=method,
         target_epsilon=epsilon,
         target_delta=delta,
+        allow_large_delta=allow_large_delta,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,
         bam_radius=bam_radius,
@@ -316,7 +319,12 @@ class PrivateModel(keras.Model):
         Raises:
           InputError: steps of the plan are left, or there is no delta.
         """
-        return privacy.run_statement(self._record(), self._manifest, delta=None)
+        return privacy.run_statement(
+            self._record(),
+            self._manifest,
+            delta=None,
+            allow_large_delta=self._settings.allow_large_delta,
+        )
 
     def _last_step(
         self, x: Any, y: Any, epochs: int | None, initial_epoch: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from accounting import deltas
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.aggregation_settings import AggregationSettings
 from trainer.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
@@ -52,6 +53,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
       target_epsilon: Privacy to reach, from which the noise multiplier is computed;
         needs ``target_delta``.  None if ``noise_multiplier`` is given.
       target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.  At least 1e-10.
       optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
@@ -78,6 +80,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
 
     target_epsilon: float | None = None
     target_delta: float | None = None
+    allow_large_delta: bool = False
     noise_multiplier: float | None = None
     l2_norm_clip: float | None = None
     optimizer: str = "momentum"
@@ -108,7 +111,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         if self.eval_every is not None:
             check_int("eval_every", self.eval_every, at_least=1)
         if self.target_delta is not None:
-            check_float("delta", self.target_delta, above=0, below=1)
+            deltas.check(self.target_delta, allow_large=self.allow_large_delta)
         if self.method == NON_PRIVATE:
             self._check_non_private()
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from accounting import delta_flags
 from accounting import plan as plans
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.aggregation_settings import OMV, OPA
@@ -39,7 +40,7 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
 )
 @click.option("--epsilon", type=float, help="Target of the reference.")
 @click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
-@click.option("--delta", type=float, required=True, help="Of the reference.")
+@delta_flags.options(text="Of the reference.", required=True)
 @click.option("--l2-norm-clip", type=float, required=True, help="Of all runs.")
 @click.option(
     "--learning-rate",
@@ -160,7 +161,6 @@ def _check(
             "least 3 runs: two points lie on a line, however far they scatter."
         )
     check_float("confidence", flags["confidence"], above=0, below=1)
-    check_float("delta", flags["delta"], above=0, below=1)
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     for name in ("epsilon", "noise_multiplier"):
@@ -178,7 +178,7 @@ def _check_train_flags(flags: dict[str, Any], rest: tuple[str, ...]) -> TrainSet
         raise InputError(f"Expected learning_rate={rates} to hold each value once.")
     common = (
         f"--eval={flags['held_out']}", f"--out={flags['out']}",
-        f"--method={flags['method']}", f"--delta={flags['delta']}",
+        f"--method={flags['method']}", *delta_flags.arguments(flags),
         f"--l2-norm-clip={flags['l2_norm_clip']}",
         # The noise is not known yet; any will do.
         "--noise-multiplier=1",
@@ -231,7 +231,9 @@ def _protocol(
         l2_norm_clip=flags["l2_norm_clip"],
         delta=flags["delta"],
         gradients=gradients_text(settings.method, settings.describe_method()),
+        allow_large_delta=flags["allow_large_delta"],
     )
+    delta_flags.warn(flags["delta"], reference.plan.num_examples)
     names = ("seeds", "method", "l2_norm_clip", "metric", "weights", "confidence")
     protocol = Protocol(
         reference=reference,
@@ -240,7 +242,7 @@ def _protocol(
         delta=flags["delta"],
         batch_sizes=sizes,
         learning_rates=flags["learning_rates"],
-        flags=rest,
+        flags=(*rest, *delta_flags.allowance(flags)),
         **{name: flags[name] for name in names},
     )
     return protocol, statement

@@ -542,7 +542,10 @@ class _Session:
             text, fields = _NO_DELTA, {"epsilon": None, "reason": _NO_DELTA}
         else:
             statement = privacy.run_statement(
-                record, self._checked.manifest, delta=None
+                record,
+                self._checked.manifest,
+                delta=None,
+                allow_large_delta=self._settings.allow_large_delta,
             )
             text, fields = statement.to_text(), statement.to_json()
         write_atomically(run / run_record.PRIVACY_NAME, pretty_json(fields))

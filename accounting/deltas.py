@@ -1,0 +1,70 @@
+"""What a delta is worth: refused where it protects nobody, warned of near that.
+
+A mechanism that publishes each example in the clear with probability delta satisfies
+(0, delta)-differential privacy.  With n examples it publishes n * delta of them on
+average, so that delta has to be well below 1/n.
+
+Formal guarantees:
+  - A delta of ``LARGEST_DELTA`` or more is refused unless the user says that it is
+    meant: by every command that takes one, by the settings of a run, and by the
+    privacy statement.
+  - ``weakness`` is said exactly where delta >= 1 / num_examples; of the delta that
+    ``remedy`` names nothing is said.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+from accounting.validation import InputError, check_float
+
+#: From here on a delta is refused: one example in a hundred may be published.
+LARGEST_DELTA = 0.01
+#: For data sets of up to ten million examples.
+_USUAL_DELTA = 1e-8
+
+
+def check(delta: float, *, allow_large: bool = False) -> float:
+    """Returns ``delta`` if a privacy claim may be made at it.
+
+    Args:
+      delta: In (0, 1).
+      allow_large: Whether the user says that ``LARGEST_DELTA`` or more is meant.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    check_float("delta", delta, above=0.0, below=1.0)
+    if delta >= LARGEST_DELTA and not allow_large:
+        raise InputError(
+            f"Expected delta={delta!r} < {LARGEST_DELTA}: publishing each example with "
+            f"probability delta would be as private. Use --delta {_USUAL_DELTA!r}, or "
+            "add --allow-large-delta (in Python allow_large_delta=True)."
+        )
+    return float(delta)
+
+
+def weakness(delta: float, num_examples: int) -> str | None:
+    """Returns why a claim at ``delta`` protects next to nothing; None if it does not.
+
+    Args:
+      delta: Of the claim.
+      num_examples: Slots of the data set.
+
+    Example:
+      >>> weakness(1e-8, 600) is None
+      True
+    """
+    if delta < 1 / num_examples:
+        return None
+    return (
+        f"A delta of {delta!r} protects next to nothing: it is not below one over the "
+        f"{num_examples:,} examples, and publishing each of them with probability "
+        "delta would be as private."
+    )
+
+
+def remedy(num_examples: int) -> str:
+    """Returns which delta to use: a power of ten, at most a tenth of 1/n."""
+    delta = float(f"1e-{max(3, len(str(10 * num_examples)))}")
+    return f"Use --delta {delta!r} or less."

@@ -1,0 +1,148 @@
+"""Guarantees of accounting.deltas: what a delta is worth, said and enforced."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import dpsgd
+from accounting import deltas, statement
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from trainer import demo
+from trainer.settings import TrainSettings
+
+NUM_EXAMPLES = 600
+PLAN = DpSgdPlan(
+    sampler="poisson",
+    num_examples=NUM_EXAMPLES,
+    expected_batch_size=60,
+    num_steps=10,
+)
+COMMANDS = [
+    name
+    for name in dpsgd.COMMANDS
+    if any(
+        "--delta" in option.opts
+        for option in dpsgd.cli.get_command(click.Context(dpsgd.cli), name).params
+    )
+]
+
+
+def refused(command: str, *arguments: str) -> str:
+    # The demo needs nothing else to run.
+    more = ("--rows=1",) if command == "demo" else ()
+    result = CliRunner().invoke(dpsgd.cli, [command, *arguments, *more])
+    if isinstance(result.exception, InputError):
+        return str(result.exception)
+    return result.output
+
+
+def test_every_command_that_takes_a_delta_is_known() -> None:
+    assert set(COMMANDS) == {
+        "demo", "plan", "batches", "train", "simulate", "compare", "account", "audit",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_refuses_a_large_delta_without_a_flag_that_says_so(
+    command: str,
+) -> None:
+    for delta in ("0.5", "0.01"):
+        said = refused(command, f"--delta={delta}")
+        assert said.startswith(f"Expected delta={delta} < 0.01: ")
+        assert "--allow-large-delta" in said
+        allowed = refused(command, f"--delta={delta}", "--allow-large-delta")
+        assert "delta" not in allowed.split(".")[0]
+    assert "delta=0.00999" not in refused(command, "--delta=0.00999")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("delta", "bound"), [("0", "> 0"), ("1", "< 1"), ("-1", "> 0"), ("nan", "finite")]
+)
+def test_no_flag_allows_a_delta_that_is_no_probability(
+    command: str, delta: str, bound: str
+) -> None:
+    said = refused(command, f"--delta={delta}", "--allow-large-delta")
+    assert said.startswith(f"Expected delta={float(delta)}")
+    assert bound in said
+
+
+def test_settings_and_statements_refuse_a_large_delta_as_the_commands_do() -> None:
+    settings: dict[str, Any] = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
+    with pytest.raises(InputError, match="allow_large_delta=True"):
+        TrainSettings(target_delta=0.5, **settings)
+    TrainSettings(target_delta=0.5, allow_large_delta=True, **settings)
+    with pytest.raises(InputError, match=r"delta=0\.5 < 0\.01"):
+        statement.privacy_statement(PLAN, delta=0.5, **settings)
+    statement.privacy_statement(PLAN, delta=0.5, allow_large_delta=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("delta", "weak"),
+    [(1 / NUM_EXAMPLES, True), (0.005, True), (0.99 / NUM_EXAMPLES, False)],
+)
+def test_a_statement_at_one_over_n_says_that_it_protects_next_to_nothing(
+    delta: float, weak: bool
+) -> None:
+    said = statement.privacy_statement(PLAN, noise_multiplier=2.0, delta=delta)
+    assert ("protects next to nothing" in said.claim) == weak
+    assert ("protects next to nothing" in said.to_text()) == weak
+    assert ("protects next to nothing" in said.to_json()["claim"]) == weak
+    assert (said.to_json()["weakness"] is not None) == weak
+    # What no guarantee is claimed for needs no second warning.
+    none = statement.privacy_statement(PLAN, noise_multiplier=0.0, delta=delta)
+    assert none.claim.startswith("No guarantee")
+
+
+def test_the_remedy_of_the_warning_is_a_delta_without_one() -> None:
+    for num_examples in (2, 7, 600, 36_800_000):
+        assert deltas.weakness(0.5, num_examples) is not None
+        remedy = float(deltas.remedy(num_examples).split()[2])
+        assert deltas.weakness(remedy, num_examples) is None
+        deltas.check(remedy)
+
+
+def test_commands_hand_an_allowed_delta_on_to_those_that_they_run(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = {"delta": 0.5, "allow_large_delta": True}
+    for _, arguments in demo.stages(pathlib.Path("out"), 50_000, 3.0, flags):
+        takes = "--delta=0.5" in arguments or arguments[0] == "account"
+        assert ("--allow-large-delta" in arguments) == takes
+    folders = ["--input=no/such", "--eval=e", f"--out={tmp_path}", "--l2-norm-clip=1"]
+    for command in (
+        ["compare", "--epsilon=1", "--batch-size=8", "--epochs=1"],
+        ["simulate", "--noise-multiplier=1", "--batch-size=8", "--epochs=1",
+         "--small-batch-sizes=2,4"],
+    ):  # fmt: skip
+        # Both check the flags of `train` before they look for the input.
+        said = refused(*command, *folders, "--delta=0.5", "--allow-large-delta")
+        assert "no/such" in said or "dpsgd batches" in said
+
+
+PLAN_FLAGS = ["--num-examples=600", "--batch-size=60", "--epochs=1"]
+
+
+@pytest.mark.parametrize(("delta", "warned"), [("0.005", True), ("1e-4", False)])
+def test_plan_and_batches_warn_at_one_over_n(
+    delta: str, warned: bool, tmp_path: pathlib.Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": list(range(600))}), tmp_path / "a.parquet")
+    for arguments in (
+        ["plan", *PLAN_FLAGS, "--epsilon=2", "--sampler=poisson", "--json"],
+        ["batches", f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--dry-run",
+         *PLAN_FLAGS[1:], "--json"],
+    ):  # fmt: skip
+        result = CliRunner().invoke(dpsgd.cli, [*arguments, f"--delta={delta}"])
+        assert result.exit_code == 0, result.output
+        assert ("next to nothing" in result.stderr) == warned
+        assert "next to nothing" not in result.stdout
