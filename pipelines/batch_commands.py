@@ -253,7 +253,8 @@ def _first(lines: Sequence[str]) -> list[str]:
     type=ByteSize(),
     default="4GiB",
     show_default=True,
-    help="On the local runner; its shuffle goes through files.",
+    help="Of this process: on the local runner, whose shuffle goes through files, and "
+    "while the order of shuffled batches is searched.",
 )
 @click.option(
     "--shuffle",
@@ -291,6 +292,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     from pipelines import progress, storage
     from pipelines.job_folder import check_out
     from pipelines.parquet_blocks import list_blocks
+    from pipelines.shuffle import num_block_passes
     from pipelines.sizing import estimate, make_layout, worker_bytes
 
     beam_options = _beam_options(ctx.args)
@@ -315,9 +317,15 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
         show("Would write", {**found, **summary}, options["as_json"])
         return
     check_out(out)
-    with Bars(["blocks", "steps"]) as bars, progress.listen(bars.advance), stoppable():
-        bars.set_total("blocks", len(dataset.blocks))
-        bars.set_total("steps", plan.num_steps)
+    totals = {
+        progress.BOUNDARIES: num_block_passes(plan, len(dataset.blocks)),
+        progress.BLOCKS: len(dataset.blocks),
+        progress.STEPS: plan.num_steps,
+    }
+    totals = {label: total for label, total in totals.items() if total}
+    with Bars(totals) as bars, progress.listen(bars.advance), stoppable():
+        for label, total in totals.items():
+            bars.set_total(label, total)
         manifest = job.write_batches(
             dataset=dataset,
             layout=layout,

@@ -3,7 +3,7 @@
     OUT/private/job.json     what is being made; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
-    OUT/private/boundaries.npy  of a shuffle, the ranks that start its steps, until then
+    OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
     OUT/private/owner        in a store, who began last to write here, until then
 
 Formal guarantees:
@@ -53,7 +53,7 @@ JOB_NAME = "job.json"
 OWNER_NAME = "owner"
 FILES_NAME = "files"
 SPILL_NAME = "spill"
-BOUNDARIES_NAME = "boundaries.npy"
+BOUNDARIES_NAME = "boundaries"
 
 
 def _mark(name: str) -> str:

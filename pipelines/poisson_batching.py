@@ -6,7 +6,8 @@ Formal guarantees:
     files that were complete are not made again, and the result is byte-identical to an
     undisturbed run.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
-    data.  So it does in a Python worker of an engine, within ``sizing.worker_bytes``.
+    data, and so does the search for the boundaries of a shuffle on any.  In a Python
+    worker of an engine it stays within ``sizing.worker_bytes``.
   - Rows go through files unless the user or Dataflow has the engine shuffle them; then
     the input is read once.
   - Those of ``job_folder`` and ``transforms``.
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import pathlib
 import re
@@ -28,13 +28,13 @@ import uuid
 from collections.abc import Iterator
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
 from pipelines import progress, storage
+from pipelines.boundaries import BoundariesFile, complete
 from pipelines.job_folder import (
     BOUNDARIES_NAME,
     SPILL_NAME,
@@ -49,10 +49,10 @@ from pipelines.known_input import know_input
 from pipelines.manifest import PRIVATE_NAME, Manifest
 from pipelines.packing import Layout
 from pipelines.parquet_blocks import Dataset
-from pipelines.sampling import find_boundaries
-from pipelines.sizing import DEFAULT_MEMORY_LIMIT, local_threads
+from pipelines.shuffle import SHUFFLED
+from pipelines.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
 from pipelines.spill import BLOCK_PREFIX, Spill
-from pipelines.storage import StrPath, absolute, is_remote, join, write_atomically
+from pipelines.storage import StrPath, absolute, is_remote, join
 from pipelines.transforms import AGAIN, Secrets, WriteBatches, storage_error
 
 #: Beam's in-process runner, which holds what it groups in memory.
@@ -148,7 +148,7 @@ def write_batches(
         or in a store.
       key_file: The sampling key; made if missing.  By default in ``out``/private, if
         that is on this machine.
-      memory_limit: Bytes for the local runner; engines have their own.
+      memory_limit: Bytes for this process; the workers of engines have their own.
       shuffle: How rows go from map to reduce, as in ``choose_shuffle``.
       scratch: A folder for a shuffle through files, which every worker reaches; by
         default in ``out``/private or, locally with ``out`` in a store, a temporary one.
@@ -168,11 +168,15 @@ def write_batches(
         place = spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner, place)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
+        searching = search_threads(layout.plan, dataset, memory_limit)
         key_path, batches_id = open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
         with lock_job(root) as check_lock:
             if pending := pending_groups(root, layout):
-                secrets = _secrets(layout, dataset, root, key_path)
+                secrets = _secrets(
+                    layout, dataset, root, key_path,
+                    batches_id=batches_id, num_threads=searching,
+                )  # fmt: skip
                 with (
                     _open_shuffle(shuffle, folder, threads, local) as spill,
                     _progress(layout, root, pending, spill, local),
@@ -333,15 +337,22 @@ def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
         os.close(descriptor)
 
 
-def _secrets(layout: Layout, dataset: Dataset, out: str, key_file: str) -> Secrets:
+def _secrets(
+    layout: Layout,
+    dataset: Dataset,
+    out: str,
+    key_file: str,
+    *,
+    batches_id: str,
+    num_threads: int,
+) -> Secrets:
     """Leaves for the workers what derives from the key and from all blocks together."""
-    rows = [block.rows for block in dataset.blocks]
+    if layout.plan.sampler not in SHUFFLED:
+        return Secrets(key_file=key_file)
+    rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]
+    path = join(out, PRIVATE_NAME, BOUNDARIES_NAME)
+    file = BoundariesFile(path=path, batches_id=batches_id)
     sampling_key = read_key_file(key_file)
     key = know_input(sampling_key, dataset).data_set_key(sampling_key)
-    boundaries = find_boundaries(layout.plan, key, rows)
-    if boundaries is None:
-        return Secrets(key_file=key_file)
-    path, data = join(out, PRIVATE_NAME, BOUNDARIES_NAME), io.BytesIO()
-    np.save(data, boundaries, allow_pickle=False)
-    write_atomically(path, data.getvalue(), mode=0o600)
-    return Secrets(key_file=key_file, boundaries_file=path)
+    complete(file, layout.plan, key, rows, num_threads=num_threads)
+    return Secrets(key_file=key_file, boundaries=file)

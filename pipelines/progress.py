@@ -2,7 +2,8 @@
 
 On the local runner workers are threads of this process and report here.  On a cluster
 they are other processes; then ``poll`` counts what they have finished.  Only public
-numbers pass: blocks read and steps written.
+numbers pass: blocks read, steps written, and blocks drawn in search of the boundaries
+of a shuffle.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+#: Kinds of progress.
+BLOCKS, STEPS, BOUNDARIES = "blocks", "steps", "boundaries"
+
 _listener: Callable[[str, int], None] | None = None
 
 
 def advance(kind: str, amount: int = 1) -> None:
-    """Reports that ``amount`` more of ``kind`` ("blocks" or "steps") are done."""
+    """Reports that ``amount`` more of ``kind`` are done."""
     if _listener is not None:
         _listener(kind, amount)
 

@@ -17,6 +17,7 @@ from pipelines.batch_format import row_bytes
 from pipelines.packing import OVERHEAD_BYTES, Layout, group_bytes
 from pipelines.parquet_blocks import Dataset
 from pipelines.sampling import check_sampler
+from pipelines.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 from pipelines.threads import num_cores
 
 #: Rows of a record unless the user says otherwise: some MB, one record per small step.
@@ -111,7 +112,8 @@ def worker_bytes(layout: Layout, dataset: Dataset, *, by_value: bool = False) ->
       by_value: Whether rows travel through the engine.
     """
     channel = _CHANNEL_BYTES if by_value else 0
-    return _BASE_BYTES + channel + _unit_bytes(layout, dataset)
+    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
+    return shared + channel + _unit_bytes(layout, dataset)
 
 
 def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
@@ -129,10 +131,34 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
       InputError: not even one.
     """
     each = _unit_bytes(layout, dataset)
-    if memory_limit < _BASE_BYTES + each:
+    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
+    if memory_limit < shared + each:
         raise InputError(
-            f"Expected memory_limit={memory_limit} >= {_BASE_BYTES + each} bytes, "
+            f"Expected memory_limit={memory_limit} >= {shared + each} bytes, "
             "which one block or one range of steps needs. Raise --memory-limit, lower "
             "--batch-size, or prepare the input with smaller --row-group-rows."
         )
-    return min(num_cores(), (memory_limit - _BASE_BYTES) // each)
+    return min(num_cores(), (memory_limit - shared) // each)
+
+
+def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
+    """Returns how many threads find the order of a shuffle in ``memory_limit`` bytes.
+
+    Raises:
+      InputError: not even one.
+    """
+    if not num_epochs_drawn(plan):
+        return 1
+
+    def needed(threads: int) -> int:
+        largest_block = max(block.num_rows for block in dataset.blocks)
+        search = search_bytes(plan, largest_block, threads)
+        return _BASE_BYTES + 2 * boundaries_bytes(plan) + search
+
+    fitting = [n for n in range(1, num_cores() + 1) if needed(n) <= memory_limit]
+    if not fitting:
+        raise InputError(
+            f"Expected memory_limit={memory_limit} >= {needed(1)} bytes, which finding "
+            "the order of the shuffle needs. Raise --memory-limit or --batch-size."
+        )
+    return max(fitting)

@@ -37,7 +37,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import traceback
@@ -45,11 +44,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
-import numpy as np
 from apache_beam.metrics import Metrics
 
 from accounting.validation import InputError
 from pipelines import progress, storage
+from pipelines.boundaries import BoundariesFile
 from pipelines.job_folder import check_dataset, checksum_path, read_checksum
 from pipelines.keys import read_key_file
 from pipelines.known_input import KnownInput, know_input, not_blocks
@@ -60,7 +59,6 @@ from pipelines.storage import (
     is_remote,
     join,
     new_file,
-    read_bytes,
     write_atomically,
 )
 
@@ -77,16 +75,11 @@ class Secrets:
     Attributes:
       key_file: The sampling key: a file on every worker, or one in a store, or a
         managed secret (see ``keys.read_key_file``).
-      boundaries_file: Of a shuffle, the array from ``sampling.find_boundaries``.
+      boundaries: Of a shuffle, the file that ``boundaries.complete`` made.
     """
 
     key_file: str
-    boundaries_file: str | None = None
-
-
-def read_array(path: str) -> np.ndarray:
-    """Returns the array in a ``.npy`` file."""
-    return np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    boundaries: BoundariesFile | None = None
 
 
 def write_group(
@@ -199,11 +192,11 @@ class _Sampler:
         self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
 
     def setup(self) -> None:
-        path = self._secrets.boundaries_file
+        file, plan = self._secrets.boundaries, self._layout.plan
         with plain_errors():
             sampling_key = read_key_file(self._secrets.key_file)
             self._key = self._known.data_set_key(sampling_key)
-            self._boundaries = None if path is None else read_array(path)
+            self._boundaries = None if file is None else file.load(plan, self._key)
 
     def _check(self, block: Block) -> None:
         with plain_errors():

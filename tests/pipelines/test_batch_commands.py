@@ -141,6 +141,26 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 
 
 @pytest.mark.parametrize(
+    ("sampler", "total"),
+    [("dynamic-shuffle", 12), ("persistent-shuffle", 4), ("poisson", None)],
+)
+def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
+    sampler: str, total: int | None, tmp_path: pathlib.Path
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        "--epochs=3", f"--sampler={sampler}", "--json",
+    ]  # fmt: skip
+    result = CliRunner().invoke(batches, arguments)
+    assert result.exit_code == 0, result.output
+    # Two passes over two blocks for each order.
+    expected = [] if total is None else [f"boundaries: {total} of {total}, 0 s left"]
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if line.startswith("boundaries")] == expected
+
+
+@pytest.mark.parametrize(
     ("engine", "noted"),
     [
         (["--runner=FlinkRunner", "--parallelism=2", "--shuffle=engine"], True),

@@ -101,9 +101,13 @@ def test_equal_high_words_are_decided_by_the_low_ones(
 ) -> None:
     """Ranks that share their high words, as 1 in 10^4 runs of 46M rows have."""
     low = np.random.default_rng(0).permutation(90).astype(np.uint64)
-    monkeypatch.setattr(
-        shuffle, "draw_ranks", lambda *_: (np.full(90, 7, np.uint64), low)
-    )
+
+    class Equal:
+        def __init__(self) -> None:
+            parts = iter([np.full(90, 7, np.uint64), low])
+            self.words = lambda count: next(parts)
+
+    monkeypatch.setattr(shuffle, "_rank_stream", lambda *_: Equal())
     plan = plan_of("dynamic-shuffle", 90, 10, epochs=1)
     assert (all_steps(plan, 0, [90])[0] == low.astype(int) // 10).all()
 
