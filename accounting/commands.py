@@ -80,6 +80,10 @@ def plan_command(**flags: Any) -> None:
 
     question = _question(flags)
     delta_flags.warn(question.delta, question.num_examples)
+    if flags["plot"] is not None:
+        from accounting import plots
+
+        plots.check_path(flags["plot"])
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return
@@ -97,7 +101,15 @@ def plan_command(**flags: Any) -> None:
 
 def _supported(question: Question, samplers: tuple[str, ...]) -> tuple[str, ...]:
     relation = question.neighboring_relation
-    supported = [name for name in samplers if relations.is_supported(name, relation)]
+    # Steps that are no whole epochs are for the samplers that know none.
+    steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
+    whole = question.num_steps == question.num_epochs * steps
+    supported = [
+        name
+        for name in samplers
+        if relations.is_supported(name, relation)
+        and (whole or not plans.goes_through_epochs(name))
+    ]
     # If there are none, the first says why not.
     return tuple(supported) or samplers[:1]
 
@@ -163,6 +175,12 @@ def _question(flags: dict[str, Any]) -> Question:
 
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
+    given, samplers = flags["truncated_batch_size"], flags["samplers"]
+    if given != "auto" and samplers and plans.TRUNCATED_POISSON not in samplers:
+        raise InputError(
+            f"Expected no truncated_batch_size={given} beside --sampler "
+            f"{samplers[0]}: it caps {plans.TRUNCATED_POISSON} alone. Omit it."
+        )
     num_examples, batch_size = flags["num_examples"], flags["batch_size"]
     num_steps, num_epochs = plans.steps_and_epochs(
         num_examples,

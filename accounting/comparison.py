@@ -107,6 +107,7 @@ def answer(question: Question, sampler: str) -> Answer:
     """
     relation = check_relation(sampler, question.neighboring_relation)
     plan = question.plan(sampler)
+    plans.check_epochs(plan)
     if question.epsilon is not None:
         noise = bounds.noise_multiplier(
             plan,
@@ -205,14 +206,21 @@ def sweep(
     """
     if axis not in SWEEPS:
         raise InputError(f"Expected sweep={axis!r} to be one of {', '.join(SWEEPS)}.")
+    values = sweep_values(question, axis)
+    if not values:
+        raise InputError(
+            f"Expected num_examples={question.num_examples} >= 2 for a sweep over "
+            "batch sizes, which are at most half of it. Sweep over epsilon or epochs."
+        )
     if question.epsilon is None:
         raise InputError(
-            "Expected a target epsilon for a sweep; got a noise multiplier."
+            "Expected a target epsilon for a sweep; got a noise multiplier. Give "
+            "--epsilon instead of --noise-multiplier."
         )
     return [
         Point(
             value=value,
             rows=tuple(answer(at(question, axis, value), name) for name in samplers),
         )
-        for value in sweep_values(question, axis)
+        for value in values
     ]

@@ -96,13 +96,7 @@ class DpSgdPlan:
     def __post_init__(self) -> None:
         check_choice("sampler", self.sampler, SAMPLERS)
         check_int("num_examples", self.num_examples, at_least=1)
-        check_int(
-            "expected_batch_size",
-            self.expected_batch_size,
-            at_least=1,
-            at_most=self.num_examples,
-            remedy="A batch cannot be larger than num_examples.",
-        )
+        _check_batch_size(self.expected_batch_size, self.num_examples)
         check_int("num_steps", self.num_steps, at_least=1)
         check_int("num_epochs", self.num_epochs, at_least=1, at_most=self.num_steps)
         if self.num_steps % self.num_epochs:
@@ -117,20 +111,23 @@ class DpSgdPlan:
             if self.truncated_batch_size is not None:
                 raise InputError(
                     f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
-                    f"be None for sampler={self.sampler!r}."
+                    f"be None for sampler={self.sampler!r}. Omit it, or take "
+                    "--sampler truncated-poisson."
                 )
             return
         if self.truncated_batch_size is None:
             raise InputError(
                 "Expected truncated_batch_size=None to be an integer for "
-                "sampler='truncated-poisson'."
+                "sampler='truncated-poisson'. Give --truncated-batch-size; `dpsgd "
+                "plan` names the least that costs no epsilon."
             )
         check_int(
             "truncated_batch_size",
             self.truncated_batch_size,
             at_least=self.expected_batch_size,
             at_most=self.num_examples,
-            remedy="It caps a step; `auto` takes the smallest that costs no epsilon.",
+            remedy=f"Give --truncated-batch-size from {self.expected_batch_size} to "
+            f"{self.num_examples}; `dpsgd plan` names the least that costs no epsilon.",
         )
 
     @property
@@ -184,6 +181,38 @@ class DpSgdPlan:
         return cls(**{name: fields[name] for name in names - {"version"}})
 
 
+def goes_through_epochs(sampler: str) -> bool:
+    """Whether a sampler uses every example once in every epoch."""
+    return sampler not in (POISSON, TRUNCATED_POISSON)
+
+
+def check_epochs(plan: DpSgdPlan) -> None:
+    """Refuses a plan whose steps its sampler cannot fill.
+
+    Raises:
+      InputError: the steps of an epoch do not use every example once.
+    """
+    if not goes_through_epochs(plan.sampler):
+        return
+    needed = steps_per_epoch(plan.num_examples, plan.expected_batch_size)
+    if plan.steps_per_epoch != needed:
+        raise InputError(
+            f"Expected steps_per_epoch={plan.steps_per_epoch} to be {needed} for "
+            f"sampler={plan.sampler!r}, which uses every example once per epoch. Give "
+            "--epochs instead of --num-steps."
+        )
+
+
+def _check_batch_size(expected_batch_size: int, num_examples: int) -> None:
+    check_int(
+        "expected_batch_size",
+        expected_batch_size,
+        at_least=1,
+        at_most=num_examples,
+        remedy=f"Give --batch-size from 1 to {num_examples}.",
+    )
+
+
 def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
     """Returns ``num_examples / expected_batch_size`` to the nearest integer.
 
@@ -195,13 +224,7 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
       35938
     """
     check_int("num_examples", num_examples, at_least=1)
-    check_int(
-        "expected_batch_size",
-        expected_batch_size,
-        at_least=1,
-        at_most=num_examples,
-        remedy="A batch cannot be larger than num_examples.",
-    )
+    _check_batch_size(expected_batch_size, num_examples)
     return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)
 
 

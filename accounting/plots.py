@@ -33,7 +33,9 @@ def check_path(path: Path) -> None:
       InputError: the folder does not exist, or the format is unknown.
     """
     if not path.parent.is_dir():
-        raise InputError(f"Expected the folder of plot={str(path)!r} to exist.")
+        raise InputError(
+            f"Expected the folder of plot={str(path)!r} to exist. Make it first."
+        )
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     formats = FigureCanvasAgg.get_supported_filetypes()

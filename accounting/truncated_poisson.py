@@ -260,7 +260,7 @@ def smallest_truncated_batch_size(
         num_steps=num_steps,
     )
     rate = poisson.probability(plan)
-    allowed = math.log(_SHARE_OF_DELTA * delta) - math.log(num_steps)
+    allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(num_steps)
     allowed -= epsilon + math.log1p(math.exp(-epsilon))
 
     def is_enough(size: int) -> bool:

@@ -393,7 +393,9 @@ def read_vocabulary(
     Raises:
       InputError: not such a file, or a list with an empty, repeated or odd string.
     """
-    fields = read_json(pathlib.Path(path))
+    fields = read_json(
+        pathlib.Path(path), remedy="Give --vocabulary a JSON file, or omit it."
+    )
     names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
     if not isinstance(fields, dict) or not set(fields) <= set(names):
         raise InputError(

@@ -73,11 +73,11 @@ def runner_of(options: PipelineOptions) -> str:
     runner = values.get("runner")
     try:
         # Beam knows a runner by several names.
-        name = type(create_runner(runner or LOCAL)).__name__
+        name = type(create_runner(LOCAL if runner is None else runner)).__name__
     except (ValueError, ImportError) as error:
         raise InputError(
             f"Expected runner={runner!r} to be one that Beam has here: "
-            f"{type(error).__name__}. See Beam's list of runners."
+            f"{type(error).__name__}. Omit --runner to use this process."
         ) from None
     if values.get("direct_num_workers", 1) != 1:
         # Beam 2.77 loses elements of more than a megabyte between such workers.
@@ -256,7 +256,10 @@ def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
     if scratch is None:
         return tempfile.gettempdir() if local and is_remote(out) else out
     if local and is_remote(scratch):
-        raise InputError(f"Expected --scratch {scratch} to be on this machine.")
+        raise InputError(
+            f"Expected --scratch {scratch} to be on this machine. Name a folder here, "
+            "or omit it."
+        )
     return absolute(scratch)
 
 

@@ -53,9 +53,7 @@ from accounting.plan import (
     POISSON,
     TRUNCATED_POISSON,
     DpSgdPlan,
-    steps_per_epoch,
 )
-from accounting.validation import InputError
 from pipelines import shuffle
 from pipelines.keys import derive
 from pipelines.shuffle import count_at_or_below
@@ -246,23 +244,6 @@ _SAMPLERS: dict[str, _Sampler] = {
     TRUNCATED_POISSON: _poisson,
     BALLS_AND_BINS: _balls_and_bins,
 }
-
-
-def check_sampler(plan: DpSgdPlan) -> None:
-    """Refuses a plan whose steps its sampler cannot fill.
-
-    Raises:
-      InputError: the steps of an epoch do not use every example once.
-    """
-    if plan.sampler in (POISSON, TRUNCATED_POISSON):
-        return
-    needed = steps_per_epoch(plan.num_examples, plan.expected_batch_size)
-    if plan.steps_per_epoch != needed:
-        raise InputError(
-            f"Expected steps_per_epoch={plan.steps_per_epoch} to be {needed} for "
-            f"sampler={plan.sampler!r}, which uses every example once per epoch. Give "
-            "--epochs instead of --num-steps."
-        )
 
 
 def find_boundaries(

@@ -11,12 +11,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from accounting.plan import DpSgdPlan
+from accounting.plan import DpSgdPlan, check_epochs
 from accounting.validation import InputError, check_int
 from pipelines.batch_format import row_bytes
 from pipelines.packing import OVERHEAD_BYTES, Layout, group_bytes
 from pipelines.parquet_blocks import Dataset
-from pipelines.sampling import check_sampler
 from pipelines.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 from pipelines.threads import num_cores
 
@@ -63,7 +62,7 @@ def make_layout(
     Raises:
       InputError: a bad size, or a sampler that is not there.
     """
-    check_sampler(plan)
+    check_epochs(plan)
     largest = _usual_batch_size(plan)
     if physical_batch_size is None:
         # The fewest records per step, of equal size.

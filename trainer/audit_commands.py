@@ -203,9 +203,6 @@ def _subject(
     l2_norm_clip: float,
     delta: float,
 ) -> Subject:
-    from pipelines.sampling import check_sampler
-
-    check_sampler(plan)
     delta_flags.warn(delta, plan.num_examples)
     return Subject(
         plan=plan,

@@ -17,6 +17,7 @@ from trainer.method_settings import (
     DP_SGD,
     METHODS,
     MODEL_MIX,
+    check_described,
     gradients_text,
 )
 from trainer.settings import (
@@ -338,4 +339,6 @@ def _mixing(flags: dict[str, Any]) -> dict[str, Any]:
         return {}
     if clip is None:
         raise InputError(f"Expected --l2-norm-clip beside mix_width={width}.")
-    return {"mix_width": width, "linf_factor": factor or 1}
+    mixing = {"mix_width": width, "linf_factor": 1 if factor is None else factor}
+    check_described(MODEL_MIX, mixing)
+    return mixing

@@ -223,7 +223,7 @@ def check_train_flags(
 
     Raises:
       InputError: a flag of ``own`` in ``rest``, what `train` would refuse before it
-        reads a file, or a metric that the runs will not have.
+        reads a file, a metric that the runs will not have, or no held-out folder.
     """
     from trainer.commands import train_request
 
@@ -233,8 +233,14 @@ def check_train_flags(
                 f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
                 "it out."
             )
-    settings: TrainSettings = train_request(["--batches=.", *arguments, *rest]).settings
+    request = train_request(["--batches=.", *arguments, *rest])
+    settings: TrainSettings = request.settings
     check_choice("metric", metric, _metrics(settings))
+    if not request.held_out.is_dir():
+        raise InputError(
+            f"Expected --eval {request.held_out} to be a folder. Give one that `dpsgd "
+            "prepare` wrote."
+        )
     return settings
 
 

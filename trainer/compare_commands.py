@@ -11,7 +11,12 @@ from typing import Any
 import click
 
 from accounting import delta_flags
-from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
+from accounting.plan import (
+    DYNAMIC_SHUFFLE,
+    SAMPLERS,
+    TRUNCATED_POISSON,
+    steps_and_epochs,
+)
 from accounting.validation import InputError, check_float, check_int
 from trainer.method_settings import DP_SGD, METHODS, MODEL_MIX, NON_PRIVATE
 
@@ -127,8 +132,28 @@ def _check(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
                 f"Expected --for {method} to name one of the methods that are "
                 f"compared: {', '.join(flags['methods'])}."
             )
-        own[method] = (*own.get(method, ()), *shlex.split(text))
+        own[method] = (*own.get(method, ()), *_split(text))
     return own
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(
+            f"Expected the flags {text!r} of --for as a shell takes them: {error}. "
+            "Close the quotation."
+        ) from None
+
+
+def _check_batches(flags: dict[str, Any]) -> None:
+    """Refuses what `dpsgd batches` would, before any batch is made."""
+    from pipelines.parquet_blocks import list_blocks
+
+    num_examples = list_blocks(flags["source"]).num_examples
+    steps_and_epochs(
+        num_examples, flags["batch_size"], epochs=flags["epochs"], num_steps=None
+    )
 
 
 def _carry_out(flags: dict[str, Any], rest: tuple[str, ...]) -> list[Any]:
@@ -136,6 +161,7 @@ def _carry_out(flags: dict[str, Any], rest: tuple[str, ...]) -> list[Any]:
 
     own = _check(flags)
     _check_train_flags(flags, rest, own)
+    _check_batches(flags)
     comparison = Comparison(
         flags["out"], flags["held_out"], lambda line: click.echo(line, err=True)
     )

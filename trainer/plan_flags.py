@@ -111,7 +111,7 @@ def plan(flags: dict[str, Any]) -> DpSgdPlan:
         epochs=flags["epochs"],
         num_steps=flags["num_steps"],
     )
-    return DpSgdPlan(
+    plan = DpSgdPlan(
         sampler=flags["sampler"],
         num_examples=flags["num_examples"],
         expected_batch_size=flags["batch_size"],
@@ -119,3 +119,5 @@ def plan(flags: dict[str, Any]) -> DpSgdPlan:
         num_epochs=num_epochs,
         truncated_batch_size=flags["truncated_batch_size"],
     )
+    plans.check_epochs(plan)
+    return plan

@@ -10,12 +10,13 @@ from accounting.validation import InputError, check_choice, check_float, check_i
 from trainer.aggregation_settings import AggregationSettings
 from trainer.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
 from trainer.tasks import BINARY, LOSSES, OTHER
+from trainer.user_code import check_name
 
 #: The column that is predicted; all others are inputs.
 LABEL = "label"
 
 #: The project's own model; any other is "module:function".
-CRITEO = "criteo"
+CLICK_MODEL = "criteo"
 
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
@@ -88,7 +89,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     learning_rate_schedule: str = CONSTANT
     warmup_steps: int = 0
     final_learning_rate_fraction: float = 0.01
-    model: str = CRITEO
+    model: str = CLICK_MODEL
     loss: str = "binary_crossentropy"
     metric: str | None = None
     embedding_dim: int = 8
@@ -104,6 +105,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
         self._check_optimizer()
         check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
         self._check_loss()
+        if self.model != CLICK_MODEL:
+            check_name(self.model, "model")
+        if self.metric is not None:
+            check_name(self.metric, "metric")
         check_int("embedding_dim", self.embedding_dim, at_least=1)
         for size in self.hidden:
             check_int("hidden", size, at_least=1)

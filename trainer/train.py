@@ -70,7 +70,7 @@ from trainer.preflight import Checked, Request
 from trainer.progress import Reporter, Silent
 from trainer.run_record import RunRecord, StepLedger
 from trainer.session_state import SessionState
-from trainer.settings import CRITEO
+from trainer.settings import CLICK_MODEL
 from trainer.tf_privacy import keras, tf
 from trainer.user_code import load_function, withhold_values
 
@@ -143,7 +143,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         checkpoint_every=checked.request.checkpoint_every,
     )
     gradient_sum = methods.gradient_sum(model, settings)
-    if settings.model != CRITEO:  # whose export is tested
+    if settings.model != CLICK_MODEL:  # whose export is tested
         check_export(model, checked.manifest)
     reporter.say(_describe(checked, model))
     if settings.method != NON_PRIVATE:

@@ -21,17 +21,36 @@ from typing import Any
 from accounting.validation import InputError
 
 
+def check_name(spec: str, option: str) -> tuple[str, str]:
+    """Returns module and name of ``module:function``, given by ``--option``.
+
+    Args:
+      spec: What the user wrote.
+      option: Name of the flag.
+
+    Raises:
+      InputError: one of them is missing.
+    """
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise InputError(
+            f"Expected {option}={spec!r} to name a function. {_remedy(option)}"
+        )
+    return module_name, name
+
+
+def _remedy(option: str) -> str:
+    return f"Give --{option} as module:function, importable from the current folder."
+
+
 def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
     """Returns the function that ``module:function`` names, given by ``--option``.
 
     Raises:
       InputError: no such module or function, or the module raises.
     """
-    module_name, _, name = spec.partition(":")
-    what = f"{option}={spec!r}"
-    remedy = f"Give --{option} as module:function, importable from the current folder."
-    if not module_name or not name:
-        raise InputError(f"Expected {what} to name a function. {remedy}")
+    module_name, name = check_name(spec, option)
+    what, remedy = f"{option}={spec!r}", _remedy(option)
     import_from_here()
     with one_line_errors(what):
         try:

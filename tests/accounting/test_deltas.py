@@ -115,7 +115,12 @@ def test_commands_hand_an_allowed_delta_on_to_those_that_they_run(
     for _, arguments in demo.stages(pathlib.Path("out"), 50_000, 3.0, flags):
         takes = "--delta=0.5" in arguments or arguments[0] == "account"
         assert ("--allow-large-delta" in arguments) == takes
-    folders = ["--input=no/such", "--eval=e", f"--out={tmp_path}", "--l2-norm-clip=1"]
+    folders = [
+        "--input=no/such",
+        f"--eval={tmp_path}",
+        f"--out={tmp_path}",
+        "--l2-norm-clip=1",
+    ]
     for command in (
         ["compare", "--epsilon=1", "--batch-size=8", "--epochs=1"],
         ["simulate", "--noise-multiplier=1", "--batch-size=8", "--epochs=1",
@@ -123,7 +128,7 @@ def test_commands_hand_an_allowed_delta_on_to_those_that_they_run(
     ):  # fmt: skip
         # Both check the flags of `train` before they look for the input.
         said = refused(*command, *folders, "--delta=0.5", "--allow-large-delta")
-        assert "no/such" in said or "dpsgd batches" in said
+        assert "no/such" in said
 
 
 PLAN_FLAGS = ["--num-examples=600", "--batch-size=60", "--epochs=1"]

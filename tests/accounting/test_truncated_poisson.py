@@ -224,3 +224,11 @@ def test_less_noise_than_is_composed_has_a_closed_form():
     delta = bounds.delta(small, noise_multiplier=0.004, epsilon=answer.upper)
     assert delta.method == truncated_poisson.CLOSED
     assert delta.upper <= 1e-5
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-320, 5e-324])
+def test_the_least_cap_exists_for_a_delta_near_the_smallest_float(delta):
+    question = {"num_examples": 1000, "expected_batch_size": 10, "num_steps": 100}
+    size = bounds.smallest_truncated_batch_size(**question, epsilon=1.0, delta=delta)
+    usual = bounds.smallest_truncated_batch_size(**question, epsilon=1.0, delta=1e-10)
+    assert usual < size <= 1000

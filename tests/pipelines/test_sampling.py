@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from accounting.plan import DpSgdPlan, steps_per_epoch
+from accounting.plan import DpSgdPlan, check_epochs, steps_per_epoch
 from accounting.validation import InputError
 from pipelines import sampling
 from pipelines.keys import insecure_key
@@ -404,10 +404,10 @@ def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
 @pytest.mark.parametrize("sampler", ONCE)
 def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
     plan = epochs_plan(sampler)
-    sampling.check_sampler(plan)
+    check_epochs(plan)
     fields = {**vars(plan), "num_steps": 18}
     with pytest.raises(InputError, match="steps_per_epoch=6 to be 7"):
-        sampling.check_sampler(DpSgdPlan(**fields))
+        check_epochs(DpSgdPlan(**fields))
 
 
 def test_nothing_sensitive_is_printed() -> None:

@@ -1,0 +1,662 @@
+"""Wrong calls of every command: exit code 2, one line, and a remedy that works.
+
+Each row of the tables is what a user typed, what the answer must hold (the value and
+the bound), and the remedy: flags that are added (the last value of a flag wins) or,
+after a minus, taken away.  With the remedy the same command gets to its work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dpsgd
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One wrong call.
+
+    Attributes:
+      flags: What is added to the base of the command; all of it if ``whole``.
+      says: Must be in the answer.
+      remedy: What mends it; None where the answer names a file or flag to give.
+      whole: Whether there is no base.
+    """
+
+    flags: str
+    says: str
+    remedy: str | None = None
+    whole: bool = False
+
+
+BASES = {
+    "batches": "--input input --out new --batch-size 10 --epochs 1",
+    "verify": "",
+    "synth": "--rows 10 --out new",
+    "prepare": "--input text --out new --buckets 10",
+    "plan": "--num-examples 1000 --batch-size 10 --epochs 1 --epsilon 2 --delta 1e-6 "
+    "--sampler deterministic",
+    "demo": "--out new",
+    "train": "--batches batches --eval data/test --out new --l2-norm-clip 1 "
+    "--noise-multiplier 1",
+    "account": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
+    "--noise-multiplier 1 --delta 1e-5",
+    "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
+    "--noise-multiplier 1 --delta 1e-5",
+    "compare": "--input data/train --eval data/test --out new --epsilon 1 --delta 1e-5 "
+    "--batch-size 16 --epochs 1 --l2-norm-clip 1",
+    "simulate": "--input data/train --eval data/test --out new --batch-size 32 "
+    "--small-batch-sizes 4,8 --epochs 1 --noise-multiplier 1 --delta 1e-5 "
+    "--l2-norm-clip 1",
+}
+ENOUGH = {"batches": "536900000"}  # bytes
+
+
+def row(flags: str, says: str, remedy: str | None = None) -> Row:
+    return Row(flags, says, remedy)
+
+
+def whole(flags: str, says: str, remedy: str | None = None) -> Row:
+    return Row(flags, says, remedy, whole=True)
+
+
+def number(flag: str, value: str, says: str, remedy: str) -> Row:
+    """A value of a flag, and another one in its place."""
+    return row(f"{flag} {value}", says, f"- {flag} + {flag} {remedy}")
+
+
+def not_a(kind: str, flag: str, values: str, remedy: str) -> list[Row]:
+    """Words where ``kind``, integer or float, is expected."""
+    return [
+        number(
+            flag, value, f"Invalid value for '{flag}': '{value}' is not a valid {kind}",
+            remedy,
+        )
+        for value in values.split()
+    ]  # fmt: skip
+
+
+DELTAS = [
+    number("--delta", "0", "delta=0.0 > 0", "1e-8"),
+    number("--delta", "1e-400", "delta=0.0 > 0", "1e-8"),
+    number("--delta", "-1e-5", "delta=-1e-05 > 0", "1e-8"),
+    number("--delta", "1", "delta=1.0 < 1", "1e-8"),
+    number("--delta", "nan", "delta=nan to be finite", "1e-8"),
+    row("--delta 0.5", "delta=0.5 < 0.01", "--delta 1e-08"),
+    row("--delta 0.01", "delta=0.01 < 0.01", "--allow-large-delta"),
+    *not_a("float", "--delta", "x", "1e-8"),
+]
+UNKNOWN = [
+    row("--nosuch", "'--nosuch'", "- --nosuch"),
+    row("extra", "extra", "- extra"),
+]
+EPOCHS = [
+    number("--epochs", "0", "epochs=0 >= 1", "1"),
+    number("--epochs", "-1", "epochs=-1 >= 1", "1"),
+    *not_a("integer", "--epochs", "x 1.5", "1"),
+]
+STEPS = [
+    *EPOCHS,
+    row("--num-steps 10", "exactly one of --epochs and --num-steps", "- --num-steps"),
+]
+SAMPLERS = [
+    number("--sampler", "nosuch", "'nosuch' is not one of 'deterministic'", "poisson"),
+    number("--sampler", "Poisson", "'Poisson' is not one of", "poisson"),
+]
+
+
+def batch_sizes(most: int) -> list[Row]:
+    """Of a data set of ``most`` examples."""
+    return [
+        number("--batch-size", value, "=" + f"{value} {bound}", "10")
+        for value, bound in [
+            ("0", f">= 1. Give --batch-size from 1 to {most}"),
+            ("-1", ">= 1"),
+            (str(most + 1), f"<= {most}. Give --batch-size from 1 to {most}"),
+            ("9" * 30, f"<= {most}"),
+        ]
+    ]
+
+
+def epsilons(flag: str = "--epsilon", least: str = "> 0") -> list[Row]:
+    return [
+        number(flag, "-1", f"epsilon=-1.0 {least}", "1"),
+        number(flag, "nan", "epsilon=nan to be finite", "1"),
+        number(flag, "inf", "epsilon=inf to be finite", "1"),
+        *not_a("float", flag, "x", "1"),
+    ]
+
+
+BATCHES = [
+    whole("", "Missing option '--input'"),
+    whole("--input input", "Missing option '--out'"),
+    whole("--input input --out new", "Missing option '--batch-size'"),
+    whole("--input input --out new --batch-size 10", "--epochs and --num-steps",
+          "--epochs 1"),
+    whole("--input", "'--input' requires an argument"),
+    *batch_sizes(100),
+    *not_a("integer", "--batch-size", "x 10.5 1e3", "10"),
+    *STEPS,
+    whole("--input input --out new --batch-size 10 --num-steps 0", "num_steps=0 >= 1",
+          "--num-steps 1"),
+    whole("--input input --out new --batch-size 10 --num-steps -3", "num_steps=-3 >= 1",
+          "--num-steps 1"),
+    number("--epochs", "99999999999", "num_steps=999999999990 <= 1000000000", "1"),
+    *epsilons(),
+    number("--epsilon", "0", "epsilon=0.0 > 0", "1"),
+    *DELTAS,
+    *SAMPLERS,
+    *(
+        whole(f"--input input --out new --batch-size 10 --num-steps 7 --sampler {name}",
+              f"steps_per_epoch=7 to be 10 for sampler='{name}'",
+              "- --num-steps + --epochs 1")
+        for name in ("deterministic", "persistent-shuffle", "dynamic-shuffle",
+                     "balls-and-bins")
+    ),
+    *(
+        row(f"--sampler {name} --truncated-batch-size 20", f"sampler is {name}",
+            "- --truncated-batch-size")
+        for name in ("poisson", "balls-and-bins", "dynamic-shuffle")
+    ),
+    *(
+        number("--truncated-batch-size", value, f"truncated_batch_size={value} {bound}",
+               remedy)
+        for value, bound, remedy in [
+            ("9", ">= 10. Give --truncated-batch-size from 10 to 100", "10"),
+            ("0", ">= 10", "auto"), ("-1", ">= 10", "10"), ("101", "<= 100", "100"),
+        ]
+    ),
+    *(
+        number("--truncated-batch-size", value, "to be `auto` or an integer", "auto")
+        for value in ("x", "20.5", "''", "Auto")
+    ),
+    number("--physical-batch-size", "0", "physical_batch_size=0 >= 1", "1"),
+    number("--physical-batch-size", "-1", "physical_batch_size=-1 >= 1", "1"),
+    *not_a("integer", "--physical-batch-size", "x 1.5", "8"),
+    number("--memory-limit", "1MiB", "memory_limit=1048576 >= 5368", "1GiB"),
+    number("--memory-limit", "0", "memory_limit=0 >= 5368", "1GiB"),
+    row("--sampler dynamic-shuffle --memory-limit 514MiB", "finding the order",
+        "--memory-limit 1GiB"),
+    *(
+        number("--memory-limit", value, f"'{value}' is not a size such as 2GiB", "2GiB")
+        for value in ("x", "-1GiB", "1XB", "2,5GiB", "GiB")
+    ),
+    number("--shuffle", "nosuch", "'nosuch' is not one of 'auto'", "auto"),
+    row("--shuffle engine", "--shuffle engine with a --runner", "- --shuffle"),
+    row("--scratch s3://bucket/x", "--scratch s3://bucket/x to be on this machine",
+        "- --scratch"),
+    number("--runner", "NoSuch", "runner='NoSuch'", "FnApiRunner"),
+    row("--runner ''", "runner='' to be one that Beam has", "- --runner"),
+    number("--direct_num_workers", "2", "direct_num_workers=2 to be 1", "1"),
+    number("--direct_num_workers", "x", "invalid int value: 'x'", "1"),
+    row("--nosuch", "--nosuch to be an option", "- --nosuch"),
+    row("--nosuch=3", "--nosuch=3 to be an option", "- --nosuch=3"),
+    row("-x", "-x to be an option", "- -x"),
+    row("extra", "extra to be an option", "- extra"),
+    row("--epoch 3", "--epoch to be an option", "- --epoch"),
+]  # fmt: skip
+
+VERIFY = [
+    whole("", "Missing argument 'DIRECTORY'"),
+    whole("nosuch", "nosuch/manifest.json to exist"),
+    whole("input", "input/manifest.json to exist"),
+    whole("batches extra", "unexpected extra argument (extra)", "- extra"),
+    whole("batches --nosuch", "No such option '--nosuch'", "- --nosuch"),
+]
+
+SYNTH = [
+    whole("", "Missing option '--rows'"),
+    whole("--rows 10", "Missing option '--out'", "--out new"),
+    number("--rows", "0", "--rows=0 >= 1", "1"),
+    number("--rows", "-1", "--rows=-1 >= 1", "1"),
+    *not_a("integer", "--rows", "x 1.5", "1"),
+    number("--files", "0", "--files=0 >= 1", "1"),
+    number("--files", "11", "--files=11 <= 10", "10"),
+    *not_a("integer", "--files", "x", "1"),
+    number("--seed", "-1", "--seed=-1 >= 0", "0"),
+    *not_a("integer", "--seed", "x", "0"),
+    *UNKNOWN,
+]
+
+PREPARE = [
+    whole("", "Missing option '--input'"),
+    whole("--input text", "Missing option '--out'", "--out new"),
+    number("--format", "csv", "'csv' is not 'criteo-tsv'", "criteo-tsv"),
+    number("--buckets", "0", "--buckets=0 >= 2", "2"),
+    number("--buckets", "1", "--buckets=1 >= 2", "2"),
+    number("--buckets", "99999999999", "--buckets=99999999999 <= 2147483647", "1000"),
+    number("--buckets", "10,10", "one or 26 values of --buckets; there are 2", "10"),
+    number("--buckets", "x", "--buckets='x' to be integers", "10"),
+    number("--buckets", "''", "--buckets='' to be integers", "10"),
+    number("--split", "80,20", "three shares, not 2", "80,10,10"),
+    number("--split", "x", "--split='x' to be integers", "80,10,10"),
+    number("--split", "0,50,50", "train share of --split=0 >= 1", "1,50,50"),
+    number("--split", "80,-1,21", "share of --split=-1 >= 0", "80,0,20"),
+    row("--vocabulary nosuch", "nosuch to exist", "- --vocabulary"),
+    row("--vocabulary list.json", 'keys among "C1" to "C26"', "- --vocabulary"),
+    row("--vocabulary wrong.json", 'keys among "C1" to "C26"', "- --vocabulary"),
+    number("--on-bad-row", "nosuch", "'nosuch' is not one of 'fail', 'skip'", "skip"),
+    number("--row-group-rows", "0", "--row-group-rows=0 >= 1", "1"),
+    *not_a("integer", "--row-group-rows", "x", "100"),
+    number("--threads", "0", "--threads=0 >= 1", "1"),
+    number("--threads", "-1", "--threads=-1 >= 1", "1"),
+    *not_a("integer", "--threads", "x", "1"),
+    row("--input bad.txt", "1 of 21 are malformed: bad.txt:2: not 40 fields",
+        "--on-bad-row skip"),
+    *UNKNOWN,
+]  # fmt: skip
+
+PLAN = [
+    whole("", "Missing option '--num-examples'"),
+    whole("--num-examples 1000", "Missing option '--batch-size'"),
+    whole("--num-examples 1000 --batch-size 10", "Missing option '--delta'"),
+    row("--noise-multiplier 1", "exactly one of --epsilon and --noise-multiplier",
+        "- --epsilon"),
+    number("--num-examples", "0", "num_examples=0 >= 1", "1000"),
+    number("--num-examples", "-1", "num_examples=-1 >= 1", "1000"),
+    *not_a("integer", "--num-examples", "x 1e6", "1000"),
+    *batch_sizes(1000),
+    *STEPS,
+    number("--epochs", "99999999999", "num_steps=9999999999900 <= 1000000000", "1"),
+    *epsilons(least=">= 0"),
+    *DELTAS,
+    *SAMPLERS,
+    row("- --epochs + --num-steps 7 --sampler dynamic-shuffle",
+        "steps_per_epoch=7 to be 100", "- --num-steps + --epochs 1"),
+    number("--relation", "nosuch", "'nosuch' is not one of", "replace_special"),
+    row("--relation replace_one", "to be 'REPLACE_SPECIAL'",
+        "--relation REPLACE_SPECIAL"),
+    row("--truncated-batch-size 50", "no truncated_batch_size=50 beside --sampler",
+        "- --truncated-batch-size"),
+    row("--sampler truncated-poisson --truncated-batch-size x", "to be 'auto' or an in",
+        "--truncated-batch-size auto"),
+    row("--sampler truncated-poisson --truncated-batch-size 5",
+        "truncated_batch_size=5 >= 10", "--truncated-batch-size 100"),
+    row("--sampler truncated-poisson --truncated-batch-size 1001",
+        "truncated_batch_size=1001 <= 1000", "--truncated-batch-size 1000"),
+    number("--sweep", "nosuch", "'nosuch' is not one of 'batch-size'", "epsilon"),
+    row("- --epsilon + --noise-multiplier 2 --sweep epochs", "target epsilon for a sw",
+        "- --noise-multiplier + --epsilon 2"),
+    row("--num-examples 1 --batch-size 1 --sweep batch-size", "num_examples=1 >= 2",
+        "--sweep epochs"),
+    row("--plot nosuch/a.png", "folder of plot='nosuch/a.png' to exist",
+        "- --plot"),
+    row("--plot a.xyz", "plot='a.xyz' to end in one of", "- --plot"),
+    *UNKNOWN,
+]  # fmt: skip
+
+DEMO = [
+    number("--rows", "49999", "rows=49999 >= 50000", "50000"),
+    number("--rows", "0", "rows=0 >= 50000", "50000"),
+    *not_a("integer", "--rows", "x", "50000"),
+    *epsilons(),
+    *DELTAS,
+    *UNKNOWN,
+]
+
+TRAIN = [
+    whole("", "Missing option '--batches'"),
+    whole("--batches batches", "Missing option '--eval'"),
+    row("- --noise-multiplier", "either --epsilon with --delta, or --noise-multiplier",
+        "--noise-multiplier 1"),
+    row("--epsilon 3", "either --epsilon with --delta, or --noise-multiplier",
+        "- --noise-multiplier + --delta 1e-6"),
+    row("- --noise-multiplier + --epsilon 3", "--delta beside epsilon=3.0",
+        "--delta 1e-6"),
+    row("- --l2-norm-clip", "--l2-norm-clip for method='dp-sgd'. Try 1",
+        "--l2-norm-clip 1"),
+    row("--batches nosuch", "nosuch/manifest.json to exist"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+    number("--l2-norm-clip", "nan", "l2_norm_clip=nan to be finite", "1"),
+    number("--noise-multiplier", "-1", "noise_multiplier=-1.0 >= 0", "1"),
+    *(
+        dataclasses.replace(each, flags=f"- --noise-multiplier + --delta 1e-6 "
+                            f"{each.flags}")
+        for each in epsilons()
+    ),
+    *DELTAS,
+    number("--method", "nosuch", "'nosuch' is not one of 'dp-sgd'", "dp-sgd"),
+    row("--method non-private", "no --epsilon, --delta, --noise-multiplier or --l2-nor",
+        "- --noise-multiplier - --l2-norm-clip"),
+    row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
+    row("--method dp-sat", "--sat-radius for method='dp-sat'", "--sat-radius 0.05"),
+    row("--method bam --bam-radius -1", "bam_radius=-1.0 >= 0", "--bam-radius 0"),
+    row("--bam-radius 0.01", "no bam_radius=0.01 for method='dp-sgd'",
+        "--method bam"),
+    row("--method model-mix --mix-width 0.1", "--optimizer sgd for method='model-mix'",
+        "--optimizer sgd"),
+    row("--method model-mix --optimizer sgd", "--mix-width for method='model-mix'",
+        "--mix-width 0.1"),
+    number("--optimizer", "nosuch", "optimizer='nosuch' to be one of sgd", "sgd"),
+    number("--learning-rate", "0", "learning_rate=0.0 > 0", "0.1"),
+    number("--learning-rate-schedule", "nosuch", "'nosuch' is not one of", "cosine"),
+    number("--warmup-steps", "-1", "warmup_steps=-1 >= 0", "0"),
+    number("--final-learning-rate-fraction", "0", "fraction=0.0 > 0", "1"),
+    row("--model nosuch", "Give --model as module:function", "- --model"),
+    number("--loss", "nosuch", "loss='nosuch' to be one of", "binary_crossentropy"),
+    row("--metric nosuch", "Give --metric as module:function", "- --metric"),
+    number("--embedding-dim", "0", "embedding_dim=0 >= 1", "1"),
+    number("--hidden", "0", "hidden=0 >= 1", "1"),
+    number("--hidden", "a", "hidden='a' to be integers", "64,32"),
+    number("--init-seed", "-1", "init_seed=-1 >= 0", "0"),
+    number("--ema-decay", "1", "ema_decay=1.0 < 1", "0.9"),
+    number("--tail", "0", "tail=0 >= 1", "1"),
+    row("--train-over ema", "--ema-decay beside train_over='ema'", "--ema-decay 0.9"),
+    row("--aggregate-from 3 --tail 2", "--train-over beside aggregate_from=3",
+        "--train-over uta"),
+    number("--keep-last", "1000", "keep_last=1000 iterates", "3"),
+    row("--uncertainty 0.9", "--keep-last beside uncertainty=0.9", "--keep-last 3"),
+    row("--uncertainty 2 --keep-last 3", "uncertainty=2.0 < 1", "--uncertainty 0.9"),
+    row("--embedding-noise lazy", "--embedding-noise lazy only where it is exact",
+        "--optimizer sgd"),
+    row("--noise-key-file new/k", "--noise-key-file new/k outside of --out new",
+        "- --noise-key-file"),
+    number("--eval-every", "0", "eval_every=0 >= 1", "1"),
+    number("--checkpoint-every", "0", "checkpoint_every=0 >= 1", "1"),
+    row("--csv new/a.csv", "--csv new/a.csv outside of --out new", "--csv a.csv"),
+    row("--tensorboard new/a", "--tensorboard new/a outside of", "--tensorboard a"),
+    *UNKNOWN,
+]  # fmt: skip
+
+ACCOUNT = [
+    whole("", "a run, or --sampler and the other flags of a plan"),
+    whole("nosuch", "nosuch/run_record.json to exist"),
+    whole("--sampler poisson", "a run, or --num-examples"),
+    row("- --epochs", "exactly one of --epochs and --num-steps", "--epochs 1"),
+    *STEPS,
+    *batch_sizes(1000),
+    *DELTAS,
+    *SAMPLERS,
+    number("--num-examples", "0", "num_examples=0 >= 1", "1000"),
+    number("--noise-multiplier", "-1", "noise_multiplier=-1.0 >= 0", "1"),
+    number("--noise-multiplier", "nan", "noise_multiplier=nan to be finite", "1"),
+    row("--sampler truncated-poisson", "truncated_batch_size=None to be an integer",
+        "--truncated-batch-size 100"),
+    row("--sampler truncated-poisson --truncated-batch-size 5",
+        "truncated_batch_size=5 >= 10", "--truncated-batch-size 100"),
+    row("--truncated-batch-size 50", "truncated_batch_size=50 to be None",
+        "- --truncated-batch-size"),
+    row("- --epochs + --num-steps 7 --sampler deterministic", "steps_per_epoch=7 to be",
+        "- --num-steps + --epochs 1"),
+    row("--mix-width 0.1", "--l2-norm-clip beside mix_width=0.1", "- --mix-width"),
+    row("--linf-factor 4", "--mix-width beside linf_factor=4", "- --linf-factor"),
+    row("--mix-width 0 --l2-norm-clip 1", "mix_width=0.0 > 0", "- --mix-width"),
+    row("--mix-width 0.1 --l2-norm-clip 1 --linf-factor 0", "linf_factor=0 >= 1",
+        "- --mix-width - --linf-factor"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+    row("--noise-key-file x", "no --noise-key-file without a run",
+        "- --noise-key-file"),
+    row("--nosuch", "No such option '--nosuch'", "- --nosuch"),
+]  # fmt: skip
+
+AUDIT = [
+    whole("", "a run, or --sampler and the other flags of a plan"),
+    row("- --noise-multiplier", "exactly one of --noise-multiplier and --epsilon",
+        "--epsilon 1"),
+    row("--epsilon 1", "exactly one of --noise-multiplier and --epsilon",
+        "- --epsilon"),
+    number("--trials", "0", "trials=0 >= 100", "100"),
+    number("--trials", "99999999999", "trials=99999999999 <= 100000000", "100"),
+    number("--confidence", "0.5", "confidence=0.5 > 0.5", "0.9"),
+    number("--confidence", "1", "confidence=1.0 < 1", "0.9"),
+    number("--level", "nosuch", "'nosuch' is not one of 'mechanism'", "mechanism"),
+    number("--claim", "nosuch", "'nosuch' is not one of", "poisson"),
+    row("--plot nosuch/a.png", "folder of plot='nosuch/a.png' to exist", "- --plot"),
+    row("- --epochs + --num-steps 7 --sampler dynamic-shuffle",
+        "steps_per_epoch=7 to be 100", "- --num-steps + --epochs 1"),
+    *STEPS,
+    *DELTAS,
+]  # fmt: skip
+
+TRAIN_FLAGS = [
+    row("--init-seed 3", "no --init-seed for `dpsgd train`", "- --init-seed"),
+    row("--nosuch", "No such option '--nosuch'", "- --nosuch"),
+    row("extra", "unexpected extra argument (extra)", "- extra"),
+    row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
+    row("--metric nosuch", "metric='nosuch' to be one of auc", "--metric auc"),
+    row("--eval nosuch", "--eval nosuch to be a folder", "--eval data/test"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+]
+
+COMPARE = [
+    whole("", "Missing option '--input'"),
+    *TRAIN_FLAGS,
+    *epsilons(),
+    *DELTAS,
+    *batch_sizes(160),
+    *EPOCHS,
+    *SAMPLERS,
+    number("--seeds", "0", "seeds=0 >= 1", "1"),
+    number("--learning-rate", "0", "learning_rate=0.0 > 0", "0.1"),
+    row("--method model-mix", "no --method model-mix", "- --method"),
+    row("--for bam '--bam-radius 0.1'", "--for bam to name one of the methods",
+        "--method bam"),
+    row('--for dp-sgd "--hidden \'4"', "No closing quotation"),
+]  # fmt: skip
+
+SIMULATE = [
+    whole("", "Missing option '--input'"),
+    *TRAIN_FLAGS,
+    *STEPS,
+    *DELTAS,
+    row("--epsilon 1", "exactly one of --epsilon and --noise-multiplier",
+        "- --epsilon"),
+    number("--noise-multiplier", "0", "noise_multiplier=0.0 > 0", "1"),
+    *(
+        number("--small-batch-sizes", value, says, "4,8")
+        for value, says in [
+            ("4", "small_batch_sizes='4' to hold two sizes or more"),
+            ("4,x", "small_batch_sizes='4,x' to be integers"),
+            ("4,4", "small_batch_sizes='4,4' to hold each size once"),
+            ("4,64", "=64 <= 31"), ("0,8", "=0 >= 1"),
+        ]
+    ),
+    number("--batch-size", "0", "batch_size=0 >= 1", "32"),
+    number("--batch-size", "9999", "=9999 <= 160. Give --batch-size from 1", "160"),
+    number("--seeds", "1", "seeds=1 times 2 batch sizes to be at least 3", "2"),
+    number("--confidence", "1", "confidence=1.0 < 1", "0.9"),
+    row("--learning-rate 0.1 --learning-rate 0.1", "to hold each value once",
+        "- --learning-rate"),
+    number("--weights", "ema", "weights='ema' to be one of last", "last"),
+    number("--sampler", "balls-and-bins", "'balls-and-bins' is not one of", "poisson"),
+]  # fmt: skip
+
+TABLES = {
+    "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "prepare": PREPARE,
+    "plan": PLAN, "demo": DEMO, "train": TRAIN, "account": ACCOUNT, "audit": AUDIT,
+    "compare": COMPARE, "simulate": SIMULATE,
+}  # fmt: skip
+CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
+
+
+class Reached(Exception):  # noqa: N818 (it is none)
+    """The command began its work."""
+
+
+def reached(*_: Any, **__: Any) -> Any:
+    raise Reached
+
+
+#: Where the work of a command begins, if it is no matter of a moment.
+WORK = {
+    "batches": "pipelines.poisson_batching.open_job",
+    "demo": "trainer.demo._run",
+    "train": "trainer.progress.Terminal.say",
+    "audit": "trainer.audit_commands._audit_mechanism",
+    "compare": "trainer.compare_commands._noise",
+    "simulate": "trainer.simulate_commands._say",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a command said, and whether it got to its work."""
+
+    code: Any
+    out: str
+    lines: list[str]
+    worked: bool
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Data of every stage."""
+    from click.testing import CliRunner
+
+    root = tmp_path_factory.mktemp("calls")
+    (root / "input").mkdir()
+    table = pa.table({"id": np.arange(100), "label": (np.arange(100) % 2).astype("i1")})
+    pq.write_table(table, root / "input" / "a.parquet", row_group_size=25)
+    for line in (
+        f"synth --rows 200 --out {root}/text",
+        f"prepare --input {root}/text --out {root}/data --buckets 10",
+        f"batches --input {root}/data/train --out {root}/batches --batch-size 16 "
+        "--epochs 1",
+    ):
+        result = CliRunner().invoke(dpsgd.cli, shlex.split(line))
+        assert result.exit_code == 0, result.output
+    (root / "list.json").write_text("[1]")
+    (root / "wrong.json").write_text('{"C99": ["a"]}')
+    good = (root / "text").glob("*").__next__().read_text().splitlines()[:20]
+    (root / "bad.txt").write_text("\n".join([good[0], "1\t2", *good[1:]]) + "\n")
+    return root
+
+
+Call = Callable[[str, list[str]], Answer]
+
+
+@pytest.fixture
+def call(
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Call:
+    """Runs a command in this process, beside the data, and stops where it works."""
+    for path in folder.iterdir():
+        os.symlink(path, tmp_path / path.name)
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str, arguments: list[str]) -> Answer:
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        monkeypatch.setattr(sys, "argv", ["dpsgd", command, *arguments])
+        if command in WORK:
+            monkeypatch.setattr(WORK[command], reached)
+        code: Any = 0
+        worked = False
+        try:
+            dpsgd.main()
+        except SystemExit as end:
+            code = end.code or 0
+            worked = code == 0
+        except Reached:
+            worked = True
+        printed = capfd.readouterr()
+        return Answer(code, printed.out, printed.err.splitlines(), worked)
+
+    return run
+
+
+def mended(arguments: list[str], change: str) -> list[str]:
+    """``arguments`` with flags added, or taken away after a minus."""
+    words = iter(shlex.split(change))
+    removing, result = False, list(arguments)
+    for word in words:
+        if word in ("+", "-"):
+            removing = word == "-"
+        elif removing:
+            result = removed(result, word)
+        else:
+            result.append(word)
+    return result
+
+
+def removed(arguments: list[str], flag: str) -> list[str]:
+    """Without a flag and its value."""
+    result, words = list[str](), iter(arguments)
+    taken = False
+    for word in words:
+        if word != flag:
+            if not (taken and not is_flag(word)):
+                result.append(word)
+            taken = False
+        else:
+            taken = word.startswith("--") and "=" not in word
+    return result
+
+
+def is_flag(word: str) -> bool:
+    return word.startswith("--")
+
+
+def arguments_of(command: str, each: Row) -> list[str]:
+    base = [] if each.whole else shlex.split(BASES[command])
+    return mended(base, each.flags)
+
+
+def test_the_tables_hold_every_command_and_as_many_calls_as_were_tried() -> None:
+    assert set(TABLES) == set(dpsgd.COMMANDS)
+    data = ("batches", "verify", "synth", "prepare")
+    before = sum(len(TABLES[name]) for name in data)
+    assert before >= 117
+    assert len(CALLS) - before >= 45
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_the_base_of_each_table_gets_to_its_work(command: str, call: Call) -> None:
+    base = "batches" if command == "verify" else BASES[command]
+    answer = call(command, shlex.split(base))
+    assert answer.worked, answer.lines
+
+
+@pytest.mark.parametrize(
+    ("command", "each"),
+    CALLS,
+    ids=[f"{command} {each.flags}" for command, each in CALLS],
+)
+def test_a_wrong_call_is_one_line_whose_remedy_works(
+    command: str, each: Row, call: Call, tmp_path: pathlib.Path
+) -> None:
+    arguments = arguments_of(command, each)
+    answer = call(command, arguments)
+    assert answer.code == 2
+    assert not answer.worked
+    assert answer.out == ""
+    *before, line = answer.lines
+    assert line.startswith("error: ")
+    assert each.says in line
+    # What was done before, as the check of all lines of text, may show its progress.
+    assert all(told.startswith("check: ") for told in before)
+    assert not os.path.lexists(tmp_path / "new")
+    if each.remedy is not None:
+        again = call(command, mended(arguments, each.remedy))
+        assert again.worked, again.lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["--nosuch"], "No such option '--nosuch'"),
+    ],
+)
+def test_a_command_that_is_none_is_one_line(
+    flags: list[str], says: str, call: Call
+) -> None:
+    answer = call(flags[0], flags[1:])
+    assert answer.code == 2
+    [line] = answer.lines
+    assert line.startswith("error: ")
+    assert says in line
