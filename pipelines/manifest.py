@@ -26,7 +26,7 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
-from pipelines.batch_format import FORMAT_VERSION, Column
+from pipelines.batch_format import FORMAT_VERSION, Column, check_record
 from pipelines.storage import StrPath, join, make_folder, read_bytes, write_atomically
 
 MANIFEST_NAME = "manifest.json"
@@ -62,7 +62,8 @@ class Manifest:
       files: In step order, together holding every step of the plan exactly once.
 
     Raises:
-      InputError: files that do not hold every step once, or an impossible size.
+      InputError: files that do not hold every step once, or an impossible size, also
+        of records.
     """
 
     plan: DpSgdPlan
@@ -74,6 +75,7 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check_int("physical_batch_size", self.physical_batch_size, at_least=1)
+        check_record(self.columns, self.physical_batch_size)
         next_step = 0
         for file in self.files:
             if file.first_step != next_step or file.num_steps < 1:

@@ -26,6 +26,7 @@ from accounting.plan import DpSgdPlan
 from pipelines.batch_format import (
     Column,
     as_items,
+    check_record,
     encode_batch,
     row_bytes,
     write_record,
@@ -49,12 +50,18 @@ class Layout:
       columns: Columns of the rows.
       physical_batch_size: Rows of every record, real and padding.
       steps_per_group: Consecutive steps that one reducer writes into one file.
+
+    Raises:
+      InputError: records that could not be read.
     """
 
     plan: DpSgdPlan
     columns: tuple[Column, ...]
     physical_batch_size: int
     steps_per_group: int
+
+    def __post_init__(self) -> None:
+        check_record(self.columns, self.physical_batch_size)
 
     @property
     def num_groups(self) -> int:

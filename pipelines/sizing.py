@@ -13,14 +13,16 @@ import math
 
 from accounting.plan import DpSgdPlan, check_epochs
 from accounting.validation import InputError, check_int
-from pipelines.batch_format import row_bytes
+from pipelines.batch_format import record_bytes, row_bytes
 from pipelines.packing import OVERHEAD_BYTES, Layout, group_bytes
 from pipelines.parquet_blocks import Dataset
 from pipelines.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 from pipelines.threads import num_cores
 
-#: Rows of a record unless the user says otherwise: some MB, one record per small step.
+#: The most rows and bytes of a record unless the user says otherwise: one record per
+#: small step, and never one that is a burden to whoever reads it.
 DEFAULT_PHYSICAL_BATCH_SIZE = 8192
+_DEFAULT_RECORD_BYTES = 64 << 20
 #: A reducer holds about this much; enough of them to keep a few workers busy, and few
 #: enough that what a block sends to each is not tiny.
 _GROUP_BYTES = 32 << 20
@@ -60,14 +62,16 @@ def make_layout(
     """Returns the layout that depends on public values only, never on the engine.
 
     Raises:
-      InputError: a bad size, or a sampler that is not there.
+      InputError: a bad size, one whose records could not be read, or a sampler that is
+        not there.
     """
     check_epochs(plan)
     largest = _usual_batch_size(plan)
     if physical_batch_size is None:
+        fitting = _DEFAULT_RECORD_BYTES // (row_bytes(dataset.columns) or 1)
+        most = max(1, min(DEFAULT_PHYSICAL_BATCH_SIZE, fitting))
         # The fewest records per step, of equal size.
-        parts = -(-largest // DEFAULT_PHYSICAL_BATCH_SIZE)
-        physical_batch_size = -(-largest // parts)
+        physical_batch_size = -(-largest // -(-largest // most))
     check_int("physical_batch_size", physical_batch_size, at_least=1)
     step_bytes = largest * row_bytes(dataset.columns)
     least = -(-plan.num_steps // _MOST_GROUPS)
@@ -120,7 +124,10 @@ def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
     largest_block = max(block.num_rows for block in dataset.blocks)
     participations = layout.plan.num_steps * layout.plan.sampling_probability
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
-    return max(math.ceil(largest_block * row), _COPIES * group_bytes(layout))
+    # A record is as long with padding as without.
+    record = record_bytes(layout.columns, layout.physical_batch_size)
+    largest_output = max(group_bytes(layout), record)
+    return max(math.ceil(largest_block * row), _COPIES * largest_output)
 
 
 def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
