@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from accounting.validation import InputError
+from pipelines.stopping import StoppedError, stoppable
 
 __version__ = "0.1.0"
 
@@ -99,13 +100,29 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line; an error that the user can mend is one line."""
     try:
-        sys.exit(cli(standalone_mode=False))
+        with stoppable():
+            # Whoever types the name alone wants to see what there is.
+            sys.exit(cli(sys.argv[1:] or ["--help"], standalone_mode=False))
+    except StoppedError as error:
+        _fail(str(error), error.exit_status)
     except InputError as error:
         _fail(str(error), 2)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See --help.", error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt):  # before there was a handler
         _fail("Stopped. Give the same command again.", 130)
+    except OSError as error:
+        _fail(_system_error(error), 2)
+
+
+def _system_error(error: OSError) -> str:
+    """Returns what the system said, and of which file; never a library's own words."""
+    reason = error.strerror if error.errno else None
+    where = f" ({error.filename})" if isinstance(error.filename, str) else ""
+    return (
+        f"Expected files to be written and read: {reason or type(error).__name__}"
+        f"{where}. Mend that, then give the same command again."
+    )
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -21,7 +21,8 @@ from accounting.plan import (
     steps_and_epochs,
 )
 from accounting.validation import InputError, check_float
-from pipelines.console import Bars, show, stoppable
+from pipelines.console import Bars, show
+from pipelines.stopping import stoppable
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -36,6 +37,10 @@ _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
 #: Files that a dry run lists for people.
 _LISTED = 20
+
+_STOPPED = (
+    "Stopped by a signal. Give the same command again: it goes on where it stopped."
+)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -323,7 +328,11 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
         progress.STEPS: plan.num_steps,
     }
     totals = {label: total for label, total in totals.items() if total}
-    with Bars(totals) as bars, progress.listen(bars.advance), stoppable():
+    with (
+        stoppable(_STOPPED),
+        Bars(totals) as bars,
+        progress.listen(bars.advance),
+    ):
         for label, total in totals.items():
             bars.set_total(label, total)
         manifest = job.write_batches(

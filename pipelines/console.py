@@ -6,18 +6,14 @@ alone.  Public values only.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 import click
-
-from accounting.validation import InputError
 
 #: Seconds between lines where standard error is not a terminal.
 _LINE_SECONDS = 15.0
@@ -124,29 +120,6 @@ class Bars:
             + (f", {left:.0f} s left" if left is not None else ""),
             err=True,
         )
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Turns SIGINT and SIGTERM into one line that says how to go on.
-
-    Raises:
-      InputError: a signal arrived.
-    """
-
-    def stop(*_: object) -> None:
-        raise InputError(
-            "Stopped by a signal. Give the same command again: it goes on where it "
-            "stopped."
-        )
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 def show(title: str, fields: dict[str, Any], as_json: bool) -> None:

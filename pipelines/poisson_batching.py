@@ -21,11 +21,14 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import queue
 import re
 import stat
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -100,14 +103,63 @@ def _run_pipeline(
 
 
 def _run_to_end(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline; an engine is told to give it up if this process is stopped."""
-    result = pipeline.run()
-    try:
-        result.wait_until_finish()
-    except BaseException:
-        with contextlib.suppress(Exception):
-            result.cancel()
-        raise
+    """Runs a pipeline, and returns, or raises, when nothing of it runs any more.
+
+    It runs in a thread of its own.  What a signal raises comes up wherever the main
+    thread is: amid Beam's code it would leave locks held and objects half made.
+    """
+    given_up, jobs = threading.Event(), list[Any]()
+    outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
+
+    def run() -> None:
+        try:
+            _run_jobs(pipeline, jobs, given_up)
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+        told.put(None)
+
+    def wait() -> None:
+        # Thread.join, once it was interrupted, takes the thread for ended.
+        while not outcome:
+            with contextlib.suppress(queue.Empty):
+                told.get(timeout=1)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with progress.ending_at(given_up):
+        try:
+            thread.start()
+            wait()
+        except BaseException:
+            given_up.set()
+            _cancel(jobs)
+            if (
+                thread.is_alive()
+            ):  # otherwise it ended, or will find that it is given up
+                wait()
+            raise
+    for error in filter(None, outcome):
+        _cancel(jobs)
+        raise error
+
+
+def _run_jobs(
+    pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
+) -> None:
+    """Enters the job of a pipeline into ``jobs``, and waits for its end."""
+    if not given_up.is_set():
+        jobs.append(pipeline.run())
+    if given_up.is_set():  # while an engine took the job
+        _cancel(jobs)
+    for job in jobs:
+        job.wait_until_finish()
+
+
+def _cancel(jobs: list[Any]) -> None:
+    """Tells an engine to give a job up."""
+    with contextlib.suppress(Exception):
+        for job in jobs:
+            job.cancel()
 
 
 def _one_line(error: Exception, on_engine: bool) -> Exception:
@@ -185,7 +237,11 @@ def write_batches(
                         layout, root, secrets, dataset=dataset,
                         groups=pending, spill=spill,
                     )  # fmt: skip
-                    _run_pipeline(dataset, write, options, local)
+                    try:
+                        _run_pipeline(dataset, write, options, local)
+                    except InputError:
+                        check_lock()  # who took the job may have tidied it away
+                        raise
             check_lock()
             return finish_job(root, layout, dataset, batches_id, folder)
     except OSError as error:

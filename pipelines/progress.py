@@ -12,6 +12,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
+from accounting.validation import InputError
+
 #: Kinds of progress.
 BLOCKS, STEPS, BOUNDARIES = "blocks", "steps", "boundaries"
 
@@ -33,6 +35,21 @@ def listen(listener: Callable[[str, int], None]) -> Iterator[None]:
         yield
     finally:
         _listener = before
+
+
+@contextlib.contextmanager
+def ending_at(event: threading.Event) -> Iterator[None]:
+    """Ends the workers in this process at their next report after ``event`` is set."""
+    tell = _listener
+
+    def check(kind: str, amount: int) -> None:
+        if event.is_set():
+            raise InputError("Stopped.")  # whoever set the event says why
+        if tell:
+            tell(kind, amount)
+
+    with listen(check):
+        yield
 
 
 @contextlib.contextmanager

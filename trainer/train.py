@@ -29,15 +29,14 @@ import itertools
 import math
 import pathlib
 import shutil
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from accounting.validation import InputError
 from pipelines import keys
 from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
+from pipelines.stopping import StoppedError, on_signals
 from trainer import (
     curve_files,
     lazy_noise,
@@ -85,10 +84,6 @@ _NO_DELTA = (
     "No epsilon is stated, since no delta was given. "
     "`dpsgd account RUN --delta D` states one."
 )
-
-
-class StoppedError(InputError):
-    """The run was asked to stop, and can be continued."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,24 +226,16 @@ def _remove_leftovers(run: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT instead of dying of them between two steps."""
+    """Collects a signal instead of dying of it between two steps."""
     received: list[int] = []
-    handlers: dict[int, Any] = {}
 
-    def receive(number: int, _: object) -> None:
+    def receive(number: int) -> None:
+        if received:  # a second signal means at once
+            raise StoppedError("Stopped. Give the same command to continue.", number)
         received.append(number)
-        # A second signal means at once.
-        signal.signal(number, handlers[number])
 
-    for number in map(int, (signal.SIGTERM, signal.SIGINT)):
-        # Only the main thread may; in another, the default stays.
-        with contextlib.suppress(ValueError):
-            handlers[number] = signal.signal(number, receive)
-    try:
+    with on_signals(receive):
         yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 class _Session:
@@ -481,7 +468,8 @@ class _Session:
         if stop and whole and not last:
             raise StoppedError(
                 f"Stopped after step {self._done} of {self._plan.num_steps}. Give the "
-                "same command to continue."
+                "same command to continue.",
+                stop[0],
             )
 
     def _evaluate(self) -> None:

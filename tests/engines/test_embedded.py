@@ -179,7 +179,7 @@ def test_a_stopped_command_cancels_its_job_and_is_finished_by_the_next(
     wait_for("the first block", sampling)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    assert process.returncode == 128 + signal.SIGTERM
     assert errors.splitlines()[-1].startswith("error: Stopped by a signal")
     wait_for(
         "the job to be cancelled",

@@ -57,7 +57,7 @@ def test_a_signal_is_one_line_and_the_same_command_goes_on(
     command, out, process = started
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    assert process.returncode == 128 + number
     assert "Traceback" not in errors
     assert "error: Stopped by a signal. Give the same command again" in errors
     again = subprocess.run(command, cwd=root, capture_output=True, text=True)

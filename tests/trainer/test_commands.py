@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import resource
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -209,6 +210,8 @@ def test_train_refuses_before_tensorflow_is_loaded(
         "except InputError as error:\n    print(error)\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
+    file = tmp_path / "file"
+    file.write_text("mine")
     common = [
         "train", f"--batches={small_batches.path}", f"--eval={held_out}",
         f"--out={tmp_path / 'run'}", "--l2-norm-clip=1",
@@ -219,12 +222,15 @@ def test_train_refuses_before_tensorflow_is_loaded(
         ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
         ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
         ([*common, "--noise-multiplier=1", "--batches=s3://b/c"], "on this machine"),
+        ([*common, "--noise-multiplier=1", f"--out={file}/run"], "Not a directory"),
+        ([*common, "--noise-multiplier=1", f"--out={'n' * 300}"], "name too long"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert message in done.stdout
+        assert done.stdout.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -261,6 +267,47 @@ def test_train_prints_metrics_and_statement(
     printed = json.loads(result.stdout)
     assert printed["privacy"]["epsilon"] <= 5
     assert printed["metrics"]["num_examples"] == 300
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_stopped_run_tells_its_signal_and_goes_on(
+    tmp_path: pathlib.Path,
+    small_batches: Any,
+    held_out: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+    signals: int,
+) -> None:
+    """Once, it ends after its step; twice, at once."""
+    import dpsgd
+    from trainer.progress import Terminal
+
+    def stop_at_three(_: Terminal, done: int) -> None:
+        for _ in range(signals if done == 3 else 0):
+            signal.raise_signal(number)
+
+    arguments = [
+        "dpsgd", "train", f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1", "--noise-multiplier=1",
+        "--hidden=4", "--embedding-dim=2", "--checkpoint-every=1",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(Terminal, "advance", stop_at_three)
+        with pytest.raises(SystemExit) as end:
+            dpsgd.main()
+    assert end.value.code == 128 + number
+    errors = capfd.readouterr().err.splitlines()
+    assert errors[-1].startswith("error: Stopped")
+    assert errors[-1].endswith("Give the same command to continue.")
+    assert ("after step 3 of 10" in errors[-1]) == (signals == 1)
+    assert not any("Traceback" in line for line in errors)
+    with pytest.raises(SystemExit) as end:
+        dpsgd.main()
+    assert not end.value.code
+    assert "continuing after step 3" in capfd.readouterr().err
 
 
 def test_account_says_that_a_run_is_unfinished_before_it_asks_for_a_key(

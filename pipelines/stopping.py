@@ -1,0 +1,85 @@
+"""SIGINT and SIGTERM: a stopped command tidies up, says one line, and tells its signal.
+
+Formal guarantees:
+  - A signal ends the command by an exception that is no ``Exception``: no library takes
+    it for a failure of its own, which it may retry, log with a traceback, or pass over.
+  - Whatever a library makes of it on its way, ``stoppable`` ends in ``StoppedError``.
+  - Handlers are those from before when a context ends.
+
+References:
+  Exit status 128 + number: POSIX.1-2017, Shell Command Language, section 2.8.2, and
+  common practice (130 for SIGINT, 143 for SIGTERM).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AGAIN = "Stopped by a signal. Give the same command again."
+
+
+class StoppedError(BaseException):
+    """A signal asked for an end.  Its message is one line; safe to print.
+
+    Args:
+      message: For the user.
+      number: Of the signal.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        # Libraries that add to a message make a new one of ``args``.
+        super().__init__(message, number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell reports of a process that ends by this signal."""
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def on_signals(handler: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``handler(number)``, in the main thread, for every signal to stop.
+
+    Python lets the main thread alone ask for signals: in others nothing is changed.
+    """
+    before = {}
+    for number in _SIGNALS:
+        with contextlib.suppress(ValueError):
+            before[number] = signal.signal(number, lambda number, _: handler(number))
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+@contextlib.contextmanager
+def stoppable(message: str = _AGAIN) -> Iterator[None]:
+    """Turns a signal into a StoppedError.
+
+    Args:
+      message: One line that says how to go on.
+
+    Raises:
+      StoppedError: a signal arrived.
+    """
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        raise StoppedError(message, number)
+
+    try:
+        with on_signals(stop):
+            yield
+    except BaseException:
+        if received:
+            raise StoppedError(message, received[0]) from None
+        raise
