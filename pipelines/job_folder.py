@@ -13,6 +13,8 @@ Formal guarantees:
     there the job that began last wins, any other ends with an error, and what both
     wrote of the same job is the same.
   - A manifest is written only when every file is there.
+  - On this machine nobody but this user may enter the folder, or read a batch, whether
+    it was there before or not; otherwise the job is refused before any work.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
 """
@@ -116,7 +118,7 @@ def _own(path: str, taken: InputError) -> Callable[[], None]:
     two jobs with different keys.
     """
     name = os.urandom(16)
-    write_atomically(path, name)
+    write_atomically(path, name, mode=0o600)
 
     def check() -> None:
         if not storage.exists(path) or storage.read_bytes(path) != name:
@@ -132,14 +134,18 @@ def check_out(out: StrPath) -> None:
       InputError: what the folder holds.
     """
     storage.check_folder(out, "--out")
-    if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
-        return  # unfinished: open_job compares it with this job
-    if storage.exists(join(out, MANIFEST_NAME)):
-        raise InputError(
-            f"Expected --out {out} to be empty; it holds finished batches."
-        )
-    if os.path.isfile(out) or not _is_fresh(out):
-        raise InputError(f"Expected --out {out} to be an empty or new folder.")
+    with storage.usable_folder(out, "--out"):
+        if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
+            return  # unfinished: open_job compares it with this job
+        if storage.exists(join(out, MANIFEST_NAME)):
+            raise InputError(
+                f"Expected --out {out} to be empty; it holds finished batches. Choose "
+                "another folder."
+            )
+        if os.path.isfile(out) or not _is_fresh(out):
+            raise InputError(
+                f"Expected --out {out} to be an empty or new folder. Choose another."
+            )
 
 
 def _is_fresh(out: StrPath) -> bool:
@@ -192,9 +198,7 @@ def open_job(
     path = join(private, JOB_NAME)
     if key_file is not None:
         key = read_or_create_key_file(key_file)
-    # Batches are sensitive, and so is the size of a file where a step is not capped.
-    for folder in (out, private, join(private, FILES_NAME)):
-        storage.make_folder(folder)
+    _make_folders(out)
     if key_file is None:
         key_file = _own_key_file(out)
         key = read_or_create_key_file(key_file)
@@ -210,6 +214,19 @@ def open_job(
     version, made_of = state["version"], (state["layout"], state["input"])
     batches_id = commitment(key, "batches", version, *made_of)
     return os.fspath(key_file), batches_id
+
+
+def _make_folders(out: StrPath) -> None:
+    """Makes the folders of a job, or closes those that are there.
+
+    Batches are sensitive, and so is the size of a file where a step is not capped.
+    """
+    private = join(out, PRIVATE_NAME)
+    with storage.usable_folder(out, "--out"):
+        for folder in (out, private, join(private, FILES_NAME)):
+            storage.make_private_folder(
+                folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
+            )
 
 
 def _own_key_file(out: StrPath) -> str:
@@ -328,12 +345,13 @@ def _clean(out: StrPath, spill: StrPath | None) -> None:
     for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
         storage.delete_folder(folder)
     # Temporary files of processes that were killed.
-    names = (KEY_NAME, JOB_NAME, CHECKSUMS_NAME, BOUNDARIES_NAME, OWNER_NAME)
+    left = (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME)
+    names = (KEY_NAME, CHECKSUMS_NAME, *left)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
         begun = tuple(f".{prefix}" for prefix in prefixes)
         for name in storage.sizes(folder):
             if name.startswith(begun):
                 storage.delete(join(folder, name))
     # Last: while job.json is there, the same command goes on from here.
-    for name in (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME):
+    for name in left:
         storage.delete(join(private, name))

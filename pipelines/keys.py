@@ -22,7 +22,13 @@ import secrets
 import stat
 
 from accounting.validation import InputError
-from pipelines.storage import StrPath, is_remote, read_bytes, read_secret
+from pipelines.storage import (
+    StrPath,
+    is_remote,
+    make_folder,
+    read_bytes,
+    read_secret,
+)
 
 #: Bytes of a key and of a sub-key.
 KEY_BYTES = 32
@@ -58,11 +64,13 @@ def insecure_key(seed: int) -> bytes:
 def create_key_file(path: StrPath) -> bytes:
     """Makes a key, saves it at ``path`` with mode 0600, and returns it.
 
+    A folder that is made for it is one that its owner alone may enter.
+
     Raises:
       InputError: ``path`` exists already.
     """
     target = pathlib.Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     key = secrets.token_bytes(KEY_BYTES)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -23,7 +23,6 @@ import os
 import pathlib
 import queue
 import re
-import stat
 import tempfile
 import threading
 import uuid
@@ -333,19 +332,8 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
 
 
 def _own_folder(folder: str) -> None:
-    """Makes a folder of this user alone, also where others may make some.
-
-    Raises:
-      InputError: it is there and is another user's.
-    """
-    if storage.make_folder(folder) or is_remote(folder):
-        return
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
-        raise InputError(
-            f"Expected {folder} to be a folder of this user. Name another --scratch."
-        )
-    os.chmod(folder, 0o700)
+    """Makes a folder of this user alone, also where others may make some."""
+    storage.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def _open_shuffle(

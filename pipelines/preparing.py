@@ -13,7 +13,9 @@ Formal guarantees:
     ``round_half_up(rows * cumulative share)``.
   - Equal input and options give equal columns, whatever the number of threads, the
     machine, or how the text is cut into files and blocks.
-  - ``out`` appears complete or not at all.
+  - ``out`` appears complete or not at all, and what cannot become a folder is refused
+    before any line is read; a stop by a signal leaves none of it.
+  - On this machine nobody but this user may enter ``out``.
   - No message holds content of a line.
 
 Public: options and summary.  Sensitive: everything read and written.
@@ -55,6 +57,8 @@ from pipelines.criteo import (
     rows_table,
 )
 from pipelines.input_files import find_files
+from pipelines.stopping import on_signals
+from pipelines.storage import usable_folder
 from pipelines.threads import in_order, num_cores
 
 #: ``on_progress(phase, bytes done, bytes in all)``.
@@ -350,7 +354,7 @@ def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the path of a folder that can be made, or that is empty.
 
     Raises:
-      InputError: there is something already.
+      InputError: there is something already, or the system does not let it be made.
     """
     path = pathlib.Path(out)
     try:
@@ -362,7 +366,46 @@ def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
             f"Expected --out {path} to be a new or an empty folder. Choose another, or "
             "remove it."
         )
+    with usable_folder(path, "--out"):
+        _try_to_replace(_real(path))
     return path
+
+
+def _try_to_replace(final: pathlib.Path) -> None:
+    """Does with empty folders what ends the work, and undoes it.
+
+    Nothing else tells beforehand of rights, mount points and limits of names alike.
+
+    Raises:
+      OSError: it cannot be done.
+    """
+    staged = _staged(final)
+    if final.exists():
+        os.rename(final, staged)
+        os.rename(staged, final)
+        return
+    made = [staged, final]
+    try:
+        for parent in reversed(final.parents):
+            if not parent.exists():
+                parent.mkdir()
+                made.append(parent)
+        staged.mkdir()
+        os.rename(staged, final)
+    finally:
+        for folder in sorted(made, key=lambda path: -len(path.parts)):
+            with contextlib.suppress(OSError):  # those that were not made
+                folder.rmdir()
+
+
+def _real(path: pathlib.Path) -> pathlib.Path:
+    """Where links lead to; of a loop, which the system will refuse, some path."""
+    return pathlib.Path(os.path.realpath(path))
+
+
+def _staged(final: pathlib.Path) -> pathlib.Path:
+    """A name beside ``final`` that nobody else uses, whatever the length of its own."""
+    return final.with_name(f".dpsgd-{secrets.token_hex(8)}")
 
 
 def _flush_to_disk(path: pathlib.Path) -> None:
@@ -374,17 +417,23 @@ def _flush_to_disk(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def staged_folder(
+    out: str | os.PathLike[str], *, mode: int = 0o700
+) -> Iterator[pathlib.Path]:
     """Gives a temporary folder that becomes ``out``, or goes, when the context ends.
+
+    Args:
+      out: A new or empty folder.
+      mode: Permissions of the folder, before the umask.
 
     Raises:
       InputError: ``out`` is in use, or cannot be written.
     """
     path = check_output(out)
-    final = path.resolve()
-    staged = final.with_name(f".{final.name}.{secrets.token_hex(8)}")
+    final = _real(path)
+    staged = _staged(final)
     try:
-        staged.mkdir(parents=True)
+        staged.mkdir(mode, parents=True)
         yield staged
         for file in staged.rglob("*"):
             _flush_to_disk(file)
@@ -392,10 +441,12 @@ def staged_folder(out: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(
-            f"Expected to be able to write --out {path}: {reason}."
+            f"Expected to be able to write --out {path}: {reason}. Make room or "
+            "restore access, then give the same command again."
         ) from None
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        with on_signals(lambda _: None):  # a second signal finds it done
+            shutil.rmtree(staged, ignore_errors=True)
 
 
 def _write_split(

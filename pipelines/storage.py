@@ -12,6 +12,8 @@ Formal guarantees:
     and a write that failed is removed.
   - No error holds anything but the path, the operation and the type of what went wrong:
     messages of a store's client may quote addresses and credentials.
+  - After ``make_private_folder`` only its owner, who runs this, may enter a folder of
+    this machine, whatever it was before.
 
 References:
   Strong consistency of what was written: Amazon S3 since 2020-12, Google Cloud Storage.
@@ -24,6 +26,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
@@ -474,6 +477,61 @@ def make_folder(path: StrPath) -> bool:
         return new
 
 
+def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
+    """Makes a folder that this user alone may enter, or closes one that is there.
+
+    Args:
+      path: The folder; in a store, its own rules of access guard it.
+      follow: Whether it may be a link to a folder.
+      remedy: What to do where this cannot be.
+
+    Raises:
+      InputError: another user's, no folder, or on a file system without modes.
+      OSError: no room, no access.
+    """
+    new = make_folder(path)
+    if is_remote(path):
+        return
+    found = os.stat(path, follow_symlinks=follow)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise InputError(
+            f"Expected {path} to be a folder of this user, since it is to hold what "
+            f"nobody else may read. {remedy}"
+        )
+    if not new:
+        os.chmod(path, 0o700)
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"Expected the mode {mode:04o} of {path} to become 0700, so that nobody "
+            f"else can read what it holds; its file system keeps no modes. {remedy}"
+        )
+
+
+@contextlib.contextmanager
+def usable_folder(path: StrPath, option: str) -> Iterator[None]:
+    """Says in one line why the system cannot use a folder that the user named.
+
+    Args:
+      path: The folder.
+      option: How it was named.
+
+    Raises:
+      InputError: below a file, too long a name, no access, ...
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        # A mount point, or a folder beside which nothing can be made, takes one within.
+        within = not is_remote(path) and os.path.isdir(path)
+        remedy = f"one within it, {option} {join(path, 'new')}" if within else "another"
+        raise InputError(
+            f"Expected {option} {path} to be a folder that can be used: {reason}. "
+            f"Choose {remedy}."
+        ) from None
+
+
 def delete(path: StrPath) -> None:
     """Removes a file; nothing happens where there is none."""
     if not is_remote(path):
@@ -501,12 +559,19 @@ def delete_folder(path: StrPath) -> None:
 
 
 def check_folder(path: StrPath, option: str) -> None:
-    """Refuses a store's folder that a listing would misunderstand.
+    """Refuses what cannot be a folder: here, or in a store, where a listing errs.
+
+    Args:
+      path: New, or there.
+      option: How the user named it.
 
     Raises:
-      InputError: wildcards, or no name beside the bucket's.
+      InputError: below a file, too long a name or no access; in a store, wildcards, or
+        no name beside the bucket's.
     """
     if not is_remote(path):
+        with usable_folder(path, option), contextlib.suppress(FileNotFoundError):
+            os.stat(path)
         return
     text = absolute(path)
     place = text.split(_SCHEME, 1)[1]

@@ -12,7 +12,7 @@ Formal guarantees:
   - Row i is a function of (seed, i) alone, for one version of NumPy: more rows extend
     fewer, and the number of files only cuts the same text elsewhere.
   - Memory does not depend on the number of rows.
-  - ``out`` appears complete or not at all.
+  - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
 
 Everything here is public, the seed too: there is no person behind a row.  That is why
 it may have a default, which no seed or key of sampling or noise ever has.
@@ -312,7 +312,7 @@ def write_synth(
         for number in range(options.num_files + 1)
     ]
     names, done = [], 0
-    with staged_folder(out) as root:
+    with staged_folder(out, mode=0o777) as root:  # public
         for number in range(options.num_files):
             names.append(f"part-{number:05d}.txt")
             with open(root / names[-1], "wb") as file:

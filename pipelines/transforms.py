@@ -90,11 +90,11 @@ def write_group(
     if read_checksum(directory, name, storage.size(join(directory, name))):
         return  # an engine that lost a worker may run everything again
     # The job reads none of it again: memory is left to the shuffle.
-    with new_file(join(directory, name), cached=False) as write:
+    with new_file(join(directory, name), mode=0o600, cached=False) as write:
         checksum = encode_steps(layout, group, pieces, write)
     # Last: a file with a checksum is finished, and is not written again.
     text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
-    write_atomically(checksum_path(directory, name), text.encode())
+    write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
 
 
 def check_delivery(ordinals: list[int], num_blocks: int) -> None:

@@ -32,6 +32,7 @@ from pipelines.manifest import (
     read_json,
     read_manifest,
 )
+from pipelines.storage import check_folder
 from trainer import origin, privacy
 from trainer.held_out import HeldOut
 from trainer.method_settings import NON_PRIVATE, gradients_text
@@ -209,6 +210,7 @@ def check_run_folder(run: pathlib.Path) -> bool:
     Raises:
       InputError: it holds something else.
     """
+    check_folder(run, "--out")
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
     refusal = f"Expected --out {run} to be new or empty. Choose another folder."

@@ -42,7 +42,9 @@ def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
         ordinal=0,
         footer_sha256="",
     )
-    return Dataset(columns=columns, blocks=(block,), description={})
+    return Dataset(
+        columns=columns, blocks=(block,), description={}, files={}, hidden=()
+    )
 
 
 def plan(batch_size: int, **changes: object) -> DpSgdPlan:
