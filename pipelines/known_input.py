@@ -2,8 +2,9 @@
 
 Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
   - ``check_block`` accepts a block only if every field equals that of the data set's
-    block of the same ordinal: place, name, rows, and the footer, which holds the types
-    of the columns.
+    block of the same ordinal: place, name and rows; ``is_listed`` accepts its file only
+    with the same footer, which holds the types of the columns.
+  - What travels holds no digest of the input that is not keyed.
   - One sampling key gives independent choices for two inputs that differ in the names,
     the rows or the footers of their files: choices derive from ``data_set_key``.
     Footers hold types, sizes and, unless the writer left them out, statistics, but no
@@ -31,7 +32,8 @@ class KnownInput:
 
     Attributes:
       input_id: Commitment to the sampling key and the digest of the input.
-      tags: Keyed digests of nothing, which tells the key, and of the blocks in turn.
+      tags: Keyed digests of nothing, which tells the key, and of every block in turn:
+        of itself, and of the footer of its file.
     """
 
     input_id: str
@@ -63,14 +65,26 @@ class KnownInput:
         """
         if not isinstance(block, Block):
             raise not_blocks(type(block).__name__)
-        start = (1 + block.ordinal) * _TAG_BYTES
-        tag = self.tags[start : start + _TAG_BYTES]
-        if block.ordinal < 0 or tag != _block_tag(data_set_key, block):
+        if self._tag_of(block, 0) != _block_tag(data_set_key, block):
             raise InputError(
                 f"Expected block {block.label} to be one of the data set that was "
                 "given: its place, name, rows or columns are others. Write "
                 "`beam.Create(dataset.blocks)`, of that data set alone."
             )
+
+    def is_listed(self, data_set_key: bytes, block: Block, footer: str) -> bool:
+        """Whether the file of a block is the one that was listed.
+
+        Args:
+          data_set_key: From the method of that name.
+          block: One that ``check_block`` accepted.
+          footer: The ``footer_digest`` of its file.
+        """
+        return self._tag_of(block, 1) == _footer_tag(data_set_key, block, footer)
+
+    def _tag_of(self, block: Block, which: int) -> bytes:
+        start = (1 + 2 * block.ordinal + which) * _TAG_BYTES
+        return self.tags[start : start + _TAG_BYTES] if block.ordinal >= 0 else b""
 
 
 def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
@@ -82,7 +96,10 @@ def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
     """
     input_id = commitment(sampling_key, "input", dataset.digest)
     key = derive(sampling_key, "data set", input_id)
-    tags = [_tag(key, "key"), *(_block_tag(key, block) for block in dataset.blocks)]
+    tags = [_tag(key, "key")]
+    for block in dataset.blocks:
+        tags.append(_block_tag(key, block))
+        tags.append(_footer_tag(key, block, dataset.footers[block.name]))
     return KnownInput(input_id, b"".join(tags))
 
 
@@ -107,3 +124,7 @@ def _tag(data_set_key: bytes, *labels: str | int) -> bytes:
 
 def _block_tag(data_set_key: bytes, block: Block) -> bytes:
     return _tag(data_set_key, "block", *dataclasses.astuple(block))
+
+
+def _footer_tag(data_set_key: bytes, block: Block, footer: str) -> bytes:
+    return _tag(data_set_key, "footer", block.ordinal, footer)

@@ -32,7 +32,7 @@ from pipelines.batch_format import (
     write_record,
 )
 from pipelines.manifest import BatchFile, FileChecksum
-from pipelines.parquet_blocks import Block, read_block
+from pipelines.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling import Participations, arrange_steps, sample_block
 
 _STEP = np.dtype("<u4")
@@ -145,7 +145,11 @@ class PackedBlock:
 
 
 def sample_and_pack(
-    layout: Layout, key: bytes, block: Block, boundaries: np.ndarray | None = None
+    layout: Layout,
+    key: bytes,
+    block: Block,
+    is_listed: IsListed,
+    boundaries: np.ndarray | None = None,
 ) -> PackedBlock:
     """Reads a block and lets its rows choose their steps.
 
@@ -153,12 +157,13 @@ def sample_and_pack(
       layout: How steps are spread over groups.
       key: The key of the data set, from ``KnownInput.data_set_key``.
       block: What to read.
+      is_listed: Whether its file is the one that was listed, as of ``read_block``.
       boundaries: Of a shuffle, from ``sampling.find_boundaries``.
 
     Raises:
       InputError: the input is not what it was.
     """
-    columns = read_block(block, layout.columns)
+    columns = read_block(block, layout.columns, is_listed)
     chosen = sample_block(layout.plan, key, block.rows, boundaries)
     return PackedBlock(
         columns={name: as_items(values) for name, values in columns.items()},

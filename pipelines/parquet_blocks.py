@@ -12,6 +12,7 @@ Formal guarantees:
     page that does not match its checksum, where it has one (`dpsgd prepare` writes it).
   - Columns that are not fixed-width numbers, and nulls, are refused before any work, or
     at the latest when the block is read; no message holds a value.
+  - A ``Block``, which travels through an engine, holds public values alone.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from typing import IO, Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from pipelines.storage import is_remote, open_file
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-    """One row group.  ``footer_sha256`` is sensitive: it covers column statistics."""
+    """One row group.  Public."""
 
     path: str
     name: str
@@ -45,7 +47,6 @@ class Block:
     num_rows: int
     first_row: int
     ordinal: int
-    footer_sha256: str
 
     @property
     def label(self) -> str:
@@ -62,7 +63,9 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What the input holds.  ``digest`` is sensitive: it covers column statistics.
+    """What the input holds.
+
+    Footers cover column statistics: their digests let a guess at a row be checked.
 
     Attributes:
       columns: Of every file.
@@ -70,6 +73,7 @@ class Dataset:
       description: What the files say of themselves.
       files: Name -> rows of every file.
       hidden: Names of hidden files and folders that were left out.
+      footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
     """
 
     columns: tuple[Column, ...]
@@ -77,25 +81,28 @@ class Dataset:
     description: dict[str, Any]
     files: dict[str, int]
     hidden: tuple[str, ...]
+    footers: dict[str, str] = dataclasses.field(repr=False)
 
     @property
     def num_examples(self) -> int:
         """Rows of all blocks."""
         return sum(block.num_rows for block in self.blocks)
 
-    @property
-    def footers(self) -> dict[str, str]:
-        """Name of a file -> its ``footer_digest``.  Sensitive."""
-        return {block.name: block.footer_sha256 for block in self.blocks}
+    def is_listed(self, block: Block, footer: str) -> bool:
+        """Whether ``footer`` is the digest of the file of a block of this data set."""
+        return self.footers.get(block.name) == footer
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names, sizes and footers of all files."""
+        """SHA-256 over names, sizes and footers of all files.  Sensitive."""
         lines = [
-            f"{block.label} {block.num_rows} {block.footer_sha256}\n"
+            f"{block.label} {block.num_rows} {self.footers[block.name]}\n"
             for block in self.blocks
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+IsListed = Callable[[Block, str], bool]
 
 
 def _open(path: str) -> IO[bytes] | pa.NativeFile:
@@ -201,6 +208,7 @@ def list_blocks(pattern: str) -> Dataset:
     blocks: list[Block] = []
     first_row, schema = 0, None
     files: dict[str, int] = {}
+    footers: dict[str, str] = {}
     found = find_files(pattern)
     for path, name in found.files:
         with _open(path) as file:
@@ -213,6 +221,8 @@ def list_blocks(pattern: str) -> Dataset:
                 )
             _check_nulls(parquet.metadata, path)
             files[name] = parquet.metadata.num_rows
+            if parquet.num_row_groups:
+                footers[name] = footer
             for row_group in range(parquet.num_row_groups):
                 num_rows = parquet.metadata.row_group(row_group).num_rows
                 blocks.append(
@@ -223,7 +233,6 @@ def list_blocks(pattern: str) -> Dataset:
                         num_rows=num_rows,
                         first_row=first_row,
                         ordinal=len(blocks),
-                        footer_sha256=footer,
                     )
                 )
                 first_row += num_rows
@@ -236,6 +245,7 @@ def list_blocks(pattern: str) -> Dataset:
         description=_description(schema, pattern),
         files=files,
         hidden=found.hidden,
+        footers=footers,
     )
 
 
@@ -277,14 +287,22 @@ def table_columns(
     return arrays
 
 
-def read_block(block: Block, columns: tuple[Column, ...]) -> dict[str, np.ndarray]:
+def read_block(
+    block: Block, columns: tuple[Column, ...], is_listed: IsListed
+) -> dict[str, np.ndarray]:
     """Returns the columns of ``block``, as ``table_columns`` does.  Sensitive.
+
+    Args:
+      block: Which row group.
+      columns: Which of its columns.
+      is_listed: Whether a footer is that of the file that was listed: that method of
+        its ``Dataset`` or, where that is not known, of ``KnownInput``.
 
     Raises:
       InputError: the file is gone or is not the one that was listed.
     """
     with _open(block.path) as file:
-        if _footer_digest(file, block.path) != block.footer_sha256:
+        if not is_listed(block, _footer_digest(file, block.path)):
             raise InputError(
                 f"Expected input file {block.path} not to change during the job. "
                 "Restore it, or start again in an empty --out folder."

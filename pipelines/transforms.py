@@ -37,6 +37,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import traceback
@@ -203,7 +204,10 @@ class _Sampler:
             self._known.check_block(self._key, block)
 
     def _pack(self, block: Block) -> PackedBlock:
-        return sample_and_pack(self._layout, self._key, block, self._boundaries)
+        is_listed = functools.partial(self._known.is_listed, self._key)
+        return sample_and_pack(
+            self._layout, self._key, block, is_listed, self._boundaries
+        )
 
     def _count(self) -> None:
         self._blocks_read.inc()

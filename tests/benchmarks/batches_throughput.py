@@ -139,7 +139,7 @@ def run_limit(source: pathlib.Path, out: pathlib.Path, num_rows: int) -> float:
 
     def work() -> None:
         for block in dataset.blocks:
-            read_block(block, dataset.columns)
+            read_block(block, dataset.columns, dataset.is_listed)
         with open(out, "wb") as file:
             for _ in range(total // len(piece)):
                 file.write(piece)

@@ -41,6 +41,10 @@ def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) 
                 changed = dataclasses.replace(block, **{field.name: other})
                 with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks"):
                     known.check_block(key, changed)
+        footer = dataset.footers[block.name]
+        assert known.is_listed(key, block, footer)
+        assert not known.is_listed(key, block, footer[::-1])
+        assert not known.is_listed(insecure_key(1), block, footer)
     with pytest.raises(InputError, match="not of dict") as error:
         known.check_block(key, {"id": 77})
     assert "77" not in str(error.value)
@@ -49,9 +53,9 @@ def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) 
 def test_what_travels_tells_nothing_about_the_input(dataset: Dataset) -> None:
     one, other = (know_input(insecure_key(seed), dataset) for seed in (0, 1))
     assert one.input_id != other.input_id
-    tags = [found.tags[i : i + 16] for found in (one, other) for i in range(0, 96, 16)]
-    assert len(set(tags)) == 2 * 6
-    for hidden in (dataset.digest, dataset.blocks[0].footer_sha256):
+    tags = [found.tags[i : i + 16] for found in (one, other) for i in range(0, 176, 16)]
+    assert len(set(tags)) == 2 * 11
+    for hidden in (dataset.digest, *dataset.footers.values()):
         assert bytes.fromhex(hidden)[:16] not in tags
         assert one.input_id not in hidden
 
@@ -67,7 +71,9 @@ def test_derivation_golden_value() -> None:
     If it changes, no batches that were made before can be made again: raise
     FORMAT_VERSION and say so in the changelog.
     """
-    nothing = Dataset(columns=(), blocks=(), description={}, files={}, hidden=())
+    nothing = Dataset(
+        columns=(), blocks=(), description={}, files={}, hidden=(), footers={}
+    )
     assert know_input(KEY, nothing).data_set_key(KEY).hex() == GOLDEN
 
 

@@ -44,7 +44,7 @@ def test_labels_do_not_depend_on_where_the_input_is(tmp_path: pathlib.Path) -> N
 
 def test_rows_are_read_bit_for_bit(input_folder: pathlib.Path) -> None:
     dataset = list_blocks(str(input_folder))
-    blocks = [read_block(b, dataset.columns) for b in dataset.blocks]
+    blocks = [read_block(b, dataset.columns, dataset.is_listed) for b in dataset.blocks]
     rows = {name: np.concatenate([b[name] for b in blocks]) for name in blocks[0]}
     ids = np.arange(100)
     assert (rows["id"] == ids).all()
@@ -86,10 +86,10 @@ def test_a_changed_file_is_refused(tmp_path: pathlib.Path) -> None:
     dataset = list_blocks(str(tmp_path))
     write_table(tmp_path / "a.parquet", 1, 10, 5)
     with pytest.raises(InputError, match="not to change during the job"):
-        read_block(dataset.blocks[0], dataset.columns)
+        read_block(dataset.blocks[0], dataset.columns, dataset.is_listed)
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(InputError, match="to be readable"):
-        read_block(dataset.blocks[0], dataset.columns)
+        read_block(dataset.blocks[0], dataset.columns, dataset.is_listed)
 
 
 def test_a_page_that_changed_under_an_equal_footer_is_refused(
@@ -110,9 +110,14 @@ def test_a_page_that_changed_under_an_equal_footer_is_refused(
         assert list_blocks(str(tmp_path)) == dataset
         if found:
             with pytest.raises(InputError, match="to be intact"):
-                read_block(dataset.blocks[0], dataset.columns)
+                read_block(dataset.blocks[0], dataset.columns, dataset.is_listed)
         else:  # what a file without checksums cannot tell
-            assert read_block(dataset.blocks[0], dataset.columns)["x"][777] == 776
+            assert (
+                read_block(dataset.blocks[0], dataset.columns, dataset.is_listed)["x"][
+                    777
+                ]
+                == 776
+            )
 
 
 def test_unusable_columns_are_refused(tmp_path: pathlib.Path) -> None:
@@ -148,7 +153,7 @@ def test_nulls_are_refused_without_naming_a_value(
     pq.write_table(table, tmp_path / "a.parquet", write_statistics=False)
     dataset = list_blocks(str(tmp_path))
     with pytest.raises(InputError, match="to hold no nulls") as error:
-        read_block(dataset.blocks[0], dataset.columns)
+        read_block(dataset.blocks[0], dataset.columns, dataset.is_listed)
     assert "77" not in str(error.value)
 
 

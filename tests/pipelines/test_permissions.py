@@ -10,12 +10,14 @@ import pathlib
 import stat
 from collections.abc import Callable, Iterator
 
+import apache_beam as beam
 import pytest
 
 from accounting.validation import InputError
 from pipelines import job_folder, keys, storage
 from pipelines.packing import Layout
-from pipelines.parquet_blocks import Dataset, list_blocks
+from pipelines.parquet_blocks import Dataset, footer_digest, list_blocks
+from pipelines.poisson_batches import PoissonBatches
 from pipelines.poisson_batching import write_batches
 
 from .conftest import run_command
@@ -163,3 +165,27 @@ def test_prepared_rows_are_closed(
         assert run_command(monkeypatch, capfd, *command)[0] == 0
     assert mode(out) == 0o700
     assert mode(raw) == 0o777, "synthetic rows are public"
+
+
+def test_the_pipeline_holds_no_digest_of_a_footer(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    pipeline_bytes: Callable[[beam.Pipeline], bytes],
+) -> None:
+    """A digest of column statistics lets a guess at a row be checked."""
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    batches = PoissonBatches(
+        make_small_layout(8).plan, dataset, tmp_path / "o", key_file=key_file
+    )
+    _ = pipeline | beam.Create(dataset.blocks) | batches
+    seen = pipeline_bytes(pipeline)
+    assert b"part-1.parquet" in seen, "the test does not see what workers get"
+    files = {block.name: block.path for block in dataset.blocks}
+    digests = [*map(footer_digest, files.values()), dataset.digest]
+    assert len(set(digests)) == 3
+    for digest in digests:
+        for secret in (digest.encode(), bytes.fromhex(digest)):
+            assert secret not in seen
+        assert digest not in repr(dataset)

@@ -63,7 +63,7 @@ def expected_ids(dataset: Dataset, layout: Layout, key: bytes) -> dict[int, list
     rows_of = [block.rows for block in dataset.blocks]
     boundaries = find_boundaries(layout.plan, key, rows_of)
     for block in dataset.blocks:
-        rows = read_block(block, dataset.columns)
+        rows = read_block(block, dataset.columns, dataset.is_listed)
         chosen = sample_block(layout.plan, key, block.rows, boundaries)
         for row, step, priority in zip(
             chosen.row, chosen.step, chosen.priority, strict=True
@@ -118,7 +118,7 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
     """What the map step emits, by group, in the order of the blocks."""
     elements: dict[int, list[tuple[int, bytes]]] = {}
     for block in dataset.blocks:
-        packed = sample_and_pack(layout, insecure_key(0), block)
+        packed = sample_and_pack(layout, insecure_key(0), block, dataset.is_listed)
         for group in range(layout.num_groups):
             piece = packed.piece(group)
             assert len(piece) == packed.sizes[group]
@@ -325,8 +325,8 @@ def test_an_unfinished_job_of_other_options_input_or_key_is_refused(
         resume(layout=make_small_layout(9))
     with pytest.raises(InputError, match="the same sampling key"):
         resume(key_file=tmp_path / "other.key")
-    block = dataclasses.replace(dataset.blocks[0], footer_sha256="0" * 64)
-    changed = dataclasses.replace(dataset, blocks=(block, *dataset.blocks[1:]))
+    footers = {**dataset.footers, "part-0.parquet": "0" * 64}
+    changed = dataclasses.replace(dataset, footers=footers)
     with pytest.raises(InputError, match="the same input"):
         resume(dataset=changed)
     resume()

@@ -40,10 +40,14 @@ def dataset(*columns: Column, num_rows: int = 1_000_000) -> Dataset:
         num_rows=num_rows,
         first_row=0,
         ordinal=0,
-        footer_sha256="",
     )
     return Dataset(
-        columns=columns, blocks=(block,), description={}, files={}, hidden=()
+        columns=columns,
+        blocks=(block,),
+        description={},
+        files={},
+        hidden=(),
+        footers={},
     )
 
 

@@ -145,8 +145,9 @@ def test_sizes_are_those_of_the_pieces(
     input_folder: pathlib.Path, make_small_layout: MakeLayout
 ) -> None:
     layout = make_small_layout()
-    for block in list_blocks(str(input_folder)).blocks:
-        packed = sample_and_pack(layout, bytes(32), block)
+    dataset = list_blocks(str(input_folder))
+    for block in dataset.blocks:
+        packed = sample_and_pack(layout, bytes(32), block, dataset.is_listed)
         pieces = [packed.piece(group) for group in range(layout.num_groups)]
         assert [len(piece) for piece in pieces] == packed.sizes
         assert sum(packed.sizes) == len(packed.chosen.row) * (17 + 12)

@@ -549,7 +549,9 @@ def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
     assert not os.listdir(scratch)
 
 
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
 def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
+    sampler: str,
     memory_place: str,
     tmp_path: pathlib.Path,
     input_folder: pathlib.Path,
@@ -557,7 +559,12 @@ def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
     key_file: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
+    """Also where the second tidied away what the workers of the first read."""
+    cap = 14 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        8, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    dataset = list_blocks(str(input_folder))
 
     def write(machine: str) -> None:
         write_batches(
