@@ -218,8 +218,8 @@ def write_batches(
         local = (runner := runner_of(options)) == LOCAL
         place = spill_place(root, scratch, local)
         shuffle = choose_shuffle(shuffle, runner, place)
-        threads = local_threads(layout, dataset, memory_limit) if local else 1
         searching = search_threads(layout.plan, dataset, memory_limit)
+        threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
         with lock_job(root) as check_lock:
