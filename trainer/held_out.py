@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from accounting.validation import InputError
 from pipelines.batch_format import Column
+from pipelines.input_files import find_files
 from pipelines.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.parquet_blocks import footer_digest
 from trainer.settings import LABEL
@@ -69,7 +70,8 @@ class HeldOut:
         input_digests: Collection[str] = (),
     ) -> None:
         self._columns = manifest.columns
-        self._paths = _paths(directory)
+        self._directory = directory
+        self._paths = [path for path, _ in _files(directory)]
         num_rows = sum(_check_file(path, manifest) for path in self._paths)
         check_apart(directory, input_digests)
         if not num_rows:
@@ -79,12 +81,12 @@ class HeldOut:
     def digest(self) -> str:
         """SHA-256 over names and contents of the files, as hex digits."""
         total = hashlib.sha256()
-        for path in self._paths:
+        for path, name in _files(self._directory):
             with path.open("rb") as file:
                 part = hashlib.sha256()
                 while block := file.read(_DIGEST_BYTES):
                     part.update(block)
-            total.update(f"{path.name}\n{part.hexdigest()}\n".encode())
+            total.update(f"{name}\n{part.hexdigest()}\n".encode())
         return total.hexdigest()
 
     def batches(self) -> Iterator[dict[str, np.ndarray]]:
@@ -193,14 +195,10 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
     return num_rows
 
 
-def _paths(directory: str | os.PathLike[str]) -> list[pathlib.Path]:
-    paths = sorted(pathlib.Path(directory).glob("*.parquet"))
-    if not paths:
-        raise InputError(
-            f"Expected *.parquet files in --eval {directory}; there are none. Give "
-            "a folder that `dpsgd prepare` wrote."
-        )
-    return paths
+def _files(directory: str | os.PathLike[str]) -> list[tuple[pathlib.Path, str]]:
+    """Returns path and name of every file, found as ``batches`` finds its input."""
+    found = find_files(os.fspath(directory), option="--eval")
+    return [(pathlib.Path(path), name) for path, name in found.files]
 
 
 def check_apart(
@@ -215,14 +213,14 @@ def check_apart(
     Raises:
       InputError: a file with rows has one of these digests.
     """
-    for path in _paths(directory):
+    for path, name in _files(directory):
         if footer_digest(os.fspath(path)) not in input_digests:
             continue
         with _one_line_errors(path), pq.ParquetFile(path) as file:
             if not file.metadata.num_rows:
                 continue  # empty files are alike
         raise InputError(
-            f"Expected --eval {directory} to hold no training examples; {path.name} "
+            f"Expected --eval {directory} to hold no training examples; {name} "
             "has the size and the footer of a file that the batches were sampled from, "
             "and metrics of training examples are not private. Give other files, such "
             "as the test split of `dpsgd prepare`. Training rows that were written "

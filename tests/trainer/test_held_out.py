@@ -248,3 +248,14 @@ def test_the_digest_differs_where_a_name_or_a_byte_does(
     data[10] ^= 1
     path.write_bytes(data)
     assert digest() != before
+
+
+def test_a_folder_means_its_visible_files_at_any_depth(
+    small_batches: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    folder = write_held_out(tmp_path / "data" / "deep", rows(30, seed=1)).parent
+    write_held_out(tmp_path / "hidden", rows(20, seed=2))
+    for path in (tmp_path / "hidden").glob("*.parquet"):
+        path.rename(folder / f".{path.name}")
+    found = HeldOut(folder, small_batches.manifest)
+    assert sum(len(batch["label"]) for batch in found.batches()) == 30
