@@ -185,6 +185,11 @@ class Verdict:
                 f"{found.other_delta:.3g} {sure}; claimed is "
                 f"{found.other_delta_claimed:.3g}."
             )
+        return self.not_violated(found.confidence)
+
+    def not_violated(self, confidence: float) -> str:
+        """Returns the verdict in one sentence, where ``confidence`` refutes nothing."""
+        sure = f"with confidence {percent(confidence)}"
         if any(finding.violated for finding in self.findings):
             return f"not refuted {sure}, but with less: audit again, with more trials."
         return f"consistent: nothing found against the claim {sure}."

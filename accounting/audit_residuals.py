@@ -1,0 +1,182 @@
+"""Whether the residuals of a release are the noise of the claimed mechanism.
+
+An audit that knows what every batch held can subtract it from what was released.  What
+remains should be independent standard normal values, in units of the claimed noise.
+Each function here tests one property of them and returns a ``Check``.
+
+These checks find far smaller faults than a bound on epsilon does: they average over all
+weights, where a bound must tell a single example from none.  They can refute that what
+runs is the mechanism whose epsilon was proven; they bound no epsilon themselves.
+
+Formal guarantees, for independent standard normal residuals:
+  - a check's ``p_value`` is at most ``p`` with probability at most ``p``, over all of
+    its groups together (Bonferroni's bound).
+  - ``contradicted`` names a check with probability at most ``error``, over all checks.
+  - A mean contribution within ``TOLERANCE`` clip norms of the expected one is never
+    held against the mechanism: clipping rounds, on the private side.
+
+References:
+  Cochran (1934) for sums of squares; Dunn (1961) for Bonferroni's bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Clip norms by which a contribution may differ: far above the rounding of float32.
+TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One property of the residuals.
+
+    Attributes:
+      name: What is checked.
+      expected: Of the claimed mechanism.
+      worst: Found in the group that differs most; ``expected`` if there is no group.
+      p_value: Upper bound on the probability of so large a difference in any group.
+
+    Example:
+      >>> check = deviations("noise", squares=[25.0], counts=[100])
+      >>> check.worst, check.p_value < 1e-9
+      (0.5, True)
+    """
+
+    name: str
+    expected: float
+    worst: float
+    p_value: float
+
+
+def contradicted(checks: Sequence[Check], error: float) -> list[Check]:
+    """Returns the checks that the claimed mechanism fails with at most ``error``.
+
+    Args:
+      checks: All that were made of a release.
+      error: Probability, over all of them, that one is named wrongly.
+    """
+    return [check for check in checks if check.p_value < error / len(checks)]
+
+
+def deviations(name: str, squares: Any, counts: Any) -> Check:
+    """Checks the standard deviation of each group of residuals.
+
+    Args:
+      name: What is checked.
+      squares: Sum of the squared residuals of each group.
+      counts: Residuals of each group; groups of 0 are left out.
+    """
+    from scipy import special
+
+    squares, counts = _groups(squares, counts)
+    below = special.chdtr(counts, squares)
+    above = special.chdtrc(counts, squares)
+    found = np.sqrt(squares / counts)
+    return _worst(name, 1.0, found, 2 * np.minimum(below, above))
+
+
+def contributions(name: str, totals: Any, counts: Any, noise: float) -> Check:
+    """Checks that residuals of each group have mean 0, up to ``TOLERANCE``.
+
+    Args:
+      name: What is checked.
+      totals: Sum of the residuals of each group.
+      counts: Residuals of each group; groups of 0 are left out.
+      noise: Standard deviation of the claimed noise of a residual, in clip norms.
+    """
+    totals, counts = _groups(totals, counts)
+    found = totals / counts * noise
+    beyond = np.maximum(np.abs(found) - TOLERANCE, 0.0)
+    return _worst(name, 0.0, found, _two_sided(beyond * np.sqrt(counts) / noise))
+
+
+def largest(name: str, value: float, count: int) -> Check:
+    """Checks the largest absolute value of ``count`` residuals.
+
+    Args:
+      name: What is checked.
+      value: The largest absolute value.
+      count: Of how many residuals.
+    """
+    p_value = min(1.0, count * float(_two_sided(value)))
+    return Check(name=name, expected=0.0, worst=value, p_value=p_value)
+
+
+def correlations(name: str, groups: Sequence[Sequence[NDArray[np.float64]]]) -> Check:
+    """Checks that no two vectors of a group share values at the same places.
+
+    Args:
+      name: What is checked.
+      groups: Residuals, of any lengths; pairs are compared up to the shorter length.
+    """
+    found = [_products(vectors) for vectors in groups if len(vectors) > 1]
+    nothing = (np.zeros(0), np.zeros(0))
+    products, squares = map(np.concatenate, zip(nothing, *found, strict=True))
+    return _of_products(name, products, squares)
+
+
+def _products(vectors: Sequence[NDArray[np.float64]]) -> tuple[Any, Any]:
+    """Returns the products of all pairs, and their variances given the second one."""
+    values = np.zeros((len(vectors), max(map(len, vectors))))
+    known = np.zeros_like(values)
+    for row, vector in enumerate(vectors):
+        values[row, : len(vector)] = vector
+        known[row, : len(vector)] = 1.0
+    pairs = np.triu_indices(len(vectors), 1)
+    return (values @ values.T)[pairs], (known @ (values**2).T)[pairs]
+
+
+def repetitions(
+    name: str, left: NDArray[np.float64], right: NDArray[np.float64]
+) -> Check:
+    """Checks that two vectors share values at no distance at all.
+
+    Args:
+      name: What is checked.
+      left: Residuals.
+      right: Other residuals.
+    """
+    from scipy import signal
+
+    products = signal.correlate(right, left, method="fft")
+    squares = signal.correlate(right**2, np.ones_like(left), method="fft")
+    # A few values at the far ends tell nothing, and lie below the rounding of the FFT.
+    near = squares > len(left) / 100
+    return _of_products(name, products[near], squares[near])
+
+
+def _of_products(name: str, products: Any, squares: Any) -> Check:
+    products, squares = _groups(products, squares)
+    found = products / squares
+    return _worst(name, 0.0, found, _two_sided(products / np.sqrt(squares)))
+
+
+def _groups(values: Any, sizes: Any) -> tuple[Any, Any]:
+    """Returns the groups that are not empty, as flat arrays."""
+    values = np.asarray(values, np.float64).ravel()
+    sizes = np.asarray(sizes, np.float64).ravel()
+    return values[sizes > 0], sizes[sizes > 0]
+
+
+def _two_sided(z: Any) -> Any:
+    from scipy import special
+
+    return 2 * special.ndtr(-np.abs(z))
+
+
+def _worst(name: str, expected: float, found: Any, p_values: Any) -> Check:
+    if not len(found):
+        return Check(name=name, expected=expected, worst=expected, p_value=1.0)
+    # Of p-values that are 0 in double precision, the group that is farthest away.
+    least = np.flatnonzero(p_values == np.min(p_values))
+    far = least[np.argmax(np.abs(found - expected)[least])]
+    p_value = min(1.0, len(found) * float(p_values[far]))
+    return Check(name=name, expected=expected, worst=float(found[far]), p_value=p_value)
