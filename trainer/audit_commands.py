@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +15,40 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
 from trainer import plan_flags
 from trainer.method_settings import DP_SGD_RELEASES, NON_PRIVATE
-from trainer.settings import DENSE_NOISE, LAZY_NOISE
 
 if TYPE_CHECKING:
-    from accounting.audit import Verdict
-    from accounting.audit_noise import EffectiveNoise
+    from accounting.audit_joint import JointVerdict
 
 MECHANISM = "mechanism"
 TRAINER = "trainer"
 #: Trials by default: about a minute at most, on a few hundred steps.
 _TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
 _MOST_TRIALS = 10**8
-MEANING = (
-    "A lower bound is a fact about this mechanism on its worst-case data; no better "
-    "proof can go below it. Its absence proves nothing: privacy comes from the "
-    "accountant's upper bound, and an audit looks for faults in code or claim."
-)
+#: Faults that an audit of each level cannot see, whatever the number of trials.
+CANNOT_SEE = {
+    MECHANISM: (
+        "faults of training: clipping, padding, physical batches, lazy noise, "
+        "optimizers and models; --level trainer looks at some of them",
+        "faults of the batch job: files, engines, several machines",
+        "examples whose steps depend on other examples, since there is one canary",
+        "keys that others know or that two runs share, and a weak random generator",
+        "what leaves by other ways than weights: files, messages, logs, timing",
+        "several rows of one person",
+    ),
+    TRAINER: (
+        "faults that only other models, losses, optimizers, methods, averages or code "
+        "of yours meet: linear models are trained by dp-sgd with plain SGD",
+        "faults that only long, large or resumed runs meet, or other engines and "
+        "several machines",
+        "faults rarer than one in the number of trials, or smaller than the spread of "
+        "what is found",
+        "batches that were sampled in another way, where trials are too few to tell",
+        "keys that others know or that two runs share, and a weak random generator",
+        "what leaves by other ways than weights: files, messages, logs, timing",
+        "what the rounding of floating point gives away",
+        "several rows of one person",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,8 +90,8 @@ class Subject:
 @click.option(
     "--trials",
     type=int,
-    help=f"In all.  Default: {_TRIALS[MECHANISM]:,}, or {_TRIALS[TRAINER]:,} of "
-    "trainer, 4,096 in each run.",
+    help=f"In all.  Default: {_TRIALS[MECHANISM]:,}, or of trainer "
+    f"{_TRIALS[TRAINER]:,}, its least: 4,096 in each run.",
 )
 @click.option(
     "--confidence",
@@ -101,7 +118,12 @@ def audit_command(
     mechanism has at least.  Keys are new in every trial; no data, batch or key of RUN
     is used, only its plan, noise and delta.
 
-    The exit code is 1 if the claimed epsilon is refuted.
+    At the trainer level, dense and lazy noise are judged separately.  The contributions
+    of each batch are also subtracted from the released weights; what remains must be
+    the claimed noise.
+
+    The exit code is 1 if the claimed epsilon is refuted, or if what runs is not the
+    mechanism that it was proven for.
 
     \b
     Example, of a run, and of a shuffle that is sold under Poisson's epsilon:
@@ -109,7 +131,7 @@ def audit_command(
       dpsgd audit --sampler dynamic-shuffle --claim poisson --num-examples 10000 \\
           --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5 --plot audit.png
     """
-    from accounting import audit_noise
+    from trainer import audit_report
 
     check_float("confidence", flags["confidence"], above=0.5, below=1.0)
     subject = _of_plan(flags) if run is None else _of_run(run, flags)
@@ -119,30 +141,21 @@ def audit_command(
         _check_plot(plot)
     audit = _audit_mechanism if flags["level"] == MECHANISM else _audit_trainer
     verdict, notes = audit(subject, trials, flags["confidence"])
-    # Of batches that are known to be made otherwise it would say nothing.
-    honest = subject.claimed == subject.plan.sampler
-    effective = (
-        audit_noise.effective_noise(verdict.claim, verdict.findings) if honest else []
+    report = audit_report.Report(
+        level=flags["level"],
+        audited=subject.plan,
+        verdict=verdict,
+        notes=notes,
+        cannot_see=CANNOT_SEE[flags["level"]],
     )
-    title = f"{subject.plan.sampler} batches, {flags['level']} level"
     if plot is not None:
         from accounting import audit_plot
 
-        audit_plot.draw(verdict, title, plot)
+        audit_plot.draw(verdict.closest, report.title, plot)
     if as_json:
-        fields = {
-            "level": flags["level"],
-            "audited": subject.plan.to_json(),
-            "notes": notes,
-            "meaning": MEANING,
-            **verdict.to_json(),
-            "if_batches_are_as_claimed": [
-                dataclasses.asdict(found) for found in effective
-            ],
-        }
-        click.echo(json.dumps(fields, indent=2))
+        click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        _print(subject, title, verdict, notes, effective)
+        report.print()
     if verdict.violated:
         ctx.exit(1)
 
@@ -237,8 +250,8 @@ def _check_plot(path: Path) -> None:
 
 def _audit_mechanism(
     subject: Subject, trials: int, confidence: float
-) -> tuple[Verdict, list[str]]:
-    from accounting import audit
+) -> tuple[JointVerdict, list[str]]:
+    from accounting import audit, audit_joint
     from pipelines.console import Bars
     from trainer import audit_mechanism
 
@@ -257,129 +270,44 @@ def _audit_mechanism(
             )
             for real, count in ((True, trials // 2), (False, trials - trials // 2))
         ]
-    verdict = audit.judge(claim, *scores, confidence=confidence, slack=case.slack)
+    evidence = audit_joint.Evidence(
+        name=MECHANISM, real=scores[0], ghost=scores[1], slack=case.slack
+    )
+    verdict = audit_joint.judge(claim, [evidence], confidence=confidence)
     return verdict, [case.scaled or "nothing is scaled: all steps, examples, noise"]
 
 
 def _audit_trainer(
     subject: Subject, trials: int, confidence: float
-) -> tuple[Verdict, list[str]]:
-    import numpy as np
-
-    from accounting import audit
+) -> tuple[JointVerdict, list[str]]:
+    from accounting import audit, audit_joint
     from pipelines.console import Bars
     from trainer import audit_training
 
     # The claim is that of runs which are still to be made.
     audit.check(subject.noise_multiplier, subject.delta)
-    small = audit_training.small_run(
-        subject.plan, subject.noise_multiplier, subject.l2_norm_clip
+    runs = audit_training.runs(
+        subject.plan, subject.noise_multiplier, subject.l2_norm_clip, trials
     )
-    num_runs = -(-trials // audit_training.NUM_CANARIES)
     with Bars(["runs"]) as bars:
-        bars.set_total("runs", num_runs)
-        found = []
-        for number in range(num_runs):
-            # Both ways in which a run may add its noise, in turn.
-            kind = (DENSE_NOISE, LAZY_NOISE)[number % 2]
-            run = dataclasses.replace(small, embedding_noise=kind)
-            found.append(audit_training.carry_out(run))
+        bars.set_total("runs", len(runs))
+        outcomes = []
+        for run in runs:
+            outcomes.append(audit_training.carry_out(run))
             bars.advance("runs", 1)
-    plan = found[0].plan
+    plan = next(found.plan for found in outcomes if found.run.has_trials)
     claim = audit.claim(
         _claimed(plan, subject.claimed), subject.noise_multiplier, subject.delta
     )
-    verdict = audit.judge(
-        claim,
-        np.concatenate([trials.real for trials in found]),
-        np.concatenate([trials.ghost for trials in found]),
-        confidence=confidence,
-        slack=sum(trials.slack for trials in found),
+    verdict = audit_joint.judge(
+        claim, audit_training.evidence(outcomes), confidence=confidence
     )
+    few = next(found.plan for found in outcomes if not found.run.has_trials)
     note = (
-        f"{num_runs} small run(s) of dp-sgd, same sampler, noise and clip norm: "
+        f"{len(runs)} small runs of dp-sgd, same sampler, noise and clip norm: "
         f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-        f"T={plan.num_steps:,}; the claim is that of the small run; noise is dense in "
-        "odd and lazy in even runs"
+        f"T={plan.num_steps:,}, of dense and of lazy noise; the claim is that of these "
+        f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
+        f"T={few.num_steps:,}, for checks alone, dense on the vectorised path"
     )
     return verdict, [note]
-
-
-# -- what is shown ---------------------------------------------------------------------
-
-
-def _print(
-    subject: Subject,
-    title: str,
-    verdict: Verdict,
-    notes: Iterable[str],
-    effective: list[EffectiveNoise],
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from accounting import audit
-
-    plan, claim = subject.plan, verdict.claim
-    click.echo(
-        f"{title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-        f"T={plan.num_steps:,}, {plan.num_epochs:,} epoch(s), noise multiplier "
-        f"{subject.noise_multiplier:.6g}\n"
-        f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
-        f"{claim.epsilon:.4f} at delta {claim.delta!r}"
-    )
-    for note in notes:
-        click.echo(f"scale: {note}")
-    table = Table(title=f"{verdict.trials:,} trials")
-    table.add_column("found, with confidence", no_wrap=True)
-    for found in verdict.findings:
-        table.add_column(audit.percent(found.confidence), justify="right")
-    table.add_column("claimed", justify="right")
-    for row in _rows(verdict, effective):
-        table.add_row(*row)
-    Console().print(table)
-    click.echo("The verdict is of the first two lines, which assume nothing.")
-    if effective:
-        click.echo(
-            "*  if batches are made as claimed, and only the noise may differ; epsilon "
-            "is the accountant's for that noise"
-        )
-    click.echo(
-        "** if errors trade off as those of two Gaussians, as they do for "
-        "deterministic batches alone"
-    )
-    click.echo(f"verdict: {verdict.text}")
-    click.echo(MEANING)
-
-
-def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
-    claim, findings = verdict.claim, verdict.findings
-    last = findings[-1]
-    rows = [
-        [
-            f"epsilon at delta {claim.delta:.3g}",
-            *(f">= {found.epsilon_lower_bound:.4f}" for found in findings),
-            f"<= {claim.epsilon:.4f}",
-        ],
-        [
-            f"delta at epsilon {last.other_epsilon:.4f}",
-            *(f">= {found.other_delta:.3g}" for found in findings),
-            f"<= {last.other_delta_claimed:.3g}",
-        ],
-    ]
-    if effective:
-        noises = [found.noise_multiplier for found in effective]
-        rows += [
-            [
-                "noise multiplier *",
-                *("unknown" if x is None else f"<= {x:.4f}" for x in noises),
-                f"{claim.noise_multiplier:.4f}",
-            ],
-            [
-                "epsilon *",
-                *(f">= {found.epsilon:.4f}" for found in effective),
-                f"<= {claim.epsilon:.4f}",
-            ],
-        ]
-    gaussian = [f">= {found.gaussian_epsilon:.4f}" for found in findings]
-    return [*rows, ["epsilon **", *gaussian, ""]]

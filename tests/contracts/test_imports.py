@@ -78,6 +78,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ),
         ("trainer.audit_mechanism", FRAMEWORKS),
         ("trainer.audit_training", FRAMEWORKS),
+        ("trainer.audit_report", FRAMEWORKS),
         ("trainer.train", {"apache_beam"}),
     ],
 )

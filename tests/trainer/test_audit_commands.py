@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -13,11 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting import bounds
+from accounting.audit_residuals import Check
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from trainer import audit_training
 from trainer.audit_commands import audit_command
-from trainer.audit_training import Trials
+from trainer.audit_training import Outcome
 
 from .conftest import write_run_folder
 
@@ -130,32 +132,88 @@ def test_a_simulated_run_is_said_to_be_one(
     assert f"note: this run simulates {told} with smaller batches" in result.stderr
 
 
+def _carry_out_without(fault: str | None) -> Any:
+    """Returns small runs that are made up: ghosts and canaries that look alike."""
+    bad = Check(name="noise of something", expected=1.0, worst=0.5, p_value=1e-9)
+
+    def carry_out(small: audit_training.SmallRun) -> Outcome:
+        plan = DpSgdPlan(
+            sampler="truncated-poisson",
+            num_examples=small.num_canaries,
+            expected_batch_size=small.num_canaries // 8,
+            num_steps=8,
+            truncated_batch_size=small.num_canaries // 4,
+        )
+        count = small.num_canaries // 2 if small.has_trials else 0
+        tells = float(fault == "trials" and small.embedding_noise == "lazy")
+        good = dataclasses.replace(bad, worst=1.0, p_value=0.5)
+        check = bad if fault == "checks" and not small.has_trials else good
+        return Outcome(
+            run=small,
+            plan=plan,
+            real=np.full(count, tells),
+            ghost=np.zeros(count),
+            checks=[check],
+        )
+
+    return carry_out
+
+
 def test_trainer_trials_are_held_against_the_small_runs_claim(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs for 5,000 trials, of either noise; scores that tell all are found."""
+    """Of either noise; scores of lazy noise that tell all are found."""
     asked = []
+    carry_out = _carry_out_without("trials")
 
-    def carry_out(small: audit_training.SmallRun) -> Trials:
+    def carried_out(small: audit_training.SmallRun) -> Outcome:
         asked.append(small)
-        plan = DpSgdPlan(
-            sampler="truncated-poisson",
-            num_examples=4096,
-            expected_batch_size=512,
-            num_steps=8,
-            truncated_batch_size=800,
-        )
-        return Trials(plan=plan, real=np.ones(2048), ghost=np.zeros(2048))
+        return carry_out(small)
 
-    monkeypatch.setattr(audit_training, "carry_out", carry_out)
+    monkeypatch.setattr(audit_training, "carry_out", carried_out)
     code, fields = _json(str(run), "--level=trainer", "--trials=5000")
     assert code == 1
+    assert fields["violated"]
+    assert fields["verdict"].startswith("VIOLATED: epsilon is at least")
     assert fields["trials"] == 8192
+    assert fields["confidence"] == 0.999
     assert fields["claim"]["plan"]["num_examples"] == 4096
     assert "n=4,096, b=512, T=8" in fields["notes"][0]
-    assert [small.embedding_noise for small in asked] == ["dense", "lazy"]
+    assert [(one["name"], one["violated"]) for one in fields["runs"]] == [
+        ("dense", False), ("lazy", True), ("dense, few", False), ("lazy, few", False),
+    ]  # fmt: skip
+    assert [small.name for small in asked] == [one["name"] for one in fields["runs"]]
     assert {small.l2_norm_clip for small in asked} == {4.0}
     assert {small.noise_multiplier for small in asked} == {1.5}
+
+
+def test_a_check_that_is_refuted_is_shown_and_exits_with_one(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without("checks"))
+    result = _audit(str(run), "--level=trainer")
+    assert result.exit_code == 1
+    assert "VIOLATED: this is not the mechanism" in result.stdout
+    assert result.stdout.count("! 0.5") == 2  # of few canaries, dense and lazy
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without(None))
+    result = _audit(str(run), "--level=trainer")
+    assert result.exit_code == 0
+    assert "verdict: consistent" in result.stdout
+    assert "! 0.5" not in result.stdout
+
+
+@pytest.mark.parametrize("level", ["mechanism", "trainer"])
+def test_an_audit_says_what_it_cannot_see(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without(None))
+    arguments = (str(run), f"--level={level}", "--trials=200", "--confidence=0.999999")
+    _, fields = _json(*arguments)
+    text = _audit(*arguments).stdout
+    assert "An audit of this kind cannot see:" in text
+    assert len(fields["cannot_see"]) > 3
+    for fault in fields["cannot_see"]:
+        assert f"  - {fault}\n" in text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,332 @@
+"""Faults that are planted in the trainer, each of which an audit of it must see.
+
+Each is refuted at the confidence that ``dpsgd audit`` states by default, with the share
+of the error that one kind of run has for its checks.  A check counts as one that sees a
+fault if its p-value is also below ``_SEEN``: it saw the fault, and was not lucky.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting import audit, audit_joint
+from accounting.plan import DpSgdPlan
+from trainer import audit_training, bookkeeping, dp_step, methods, noise
+from trainer.audit_training import NUM_CANARIES, Outcome, SmallRun
+from trainer.dp_step import Step
+from trainer.lazy_noise import LazyNoise
+from trainer.tf_privacy import keras, tf
+
+CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
+PLAN = DpSgdPlan(
+    sampler="poisson",
+    num_examples=NUM_CANARIES,
+    expected_batch_size=NUM_CANARIES // 8,
+    num_steps=8,
+)
+DENSE, LAZY, DENSE_FEW, LAZY_FEW = RUNS = audit_training.small_runs(PLAN, NOISE, CLIP)
+#: What a kind's checks may err by: six statements share the confidence of 99.9 %.
+_ERROR = 1e-3 / 6
+_SEEN = 1e-9
+
+Examine = Callable[[SmallRun], Outcome]
+
+
+def _is_real(run: SmallRun) -> np.ndarray:
+    # Every other canary: their order says nothing to the sampler.
+    return np.arange(run.num_canaries) % 2 == 0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """Canaries and their batches for every kind of run, made once."""
+    found = {}
+    for run in RUNS:
+        found[run.name] = folder = tmp_path_factory.mktemp("audit")
+        audit_training.write_table(folder, run, _is_real(run))
+        audit_training.make_batches(folder, run)
+    return found
+
+
+@pytest.fixture
+def examine(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Examine:
+    def examine(run: SmallRun) -> Outcome:
+        folder = tmp_path / run.name
+        folder.mkdir()
+        for name in ("batches", "held-out"):
+            (folder / name).symlink_to(folders[run.name] / name)
+        return audit_training.examine(folder, run, _is_real(run))
+
+    return examine
+
+
+def _contradicted(outcome: Outcome) -> set[str]:
+    """Returns what the checks refute, after making sure that luck had no part in it."""
+    below = {c.name for c in outcome.checks if c.p_value < _ERROR / len(outcome.checks)}
+    sure = {c.name for c in outcome.checks if c.p_value < _SEEN}
+    return sure & below
+
+
+LAYERS = "noise of each layer in each release"
+SLICES = "noise of each part of a table"
+READ = "noise of rows that are read"
+SHARED = "noise shared by layers or releases"
+BETWEEN_PARTS = "noise shared by batches of a step"
+WITHIN = "noise repeated within a table"
+BATCHES = "excess that each batch adds"
+CONTRIBUTIONS = "excess of canaries in each layer"
+PADDING = "excess that padding adds"
+LARGEST = "largest value of noise"
+
+
+@pytest.mark.slow
+def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
+    """All kinds together; violated with a probability of 1e-6 at most."""
+    outcomes = [examine(run) for run in RUNS]
+    claim = audit.claim(outcomes[0].plan, NOISE, DELTA)
+    verdict = audit_joint.judge(
+        claim, audit_training.evidence(outcomes), confidence=1 - 1e-6
+    )
+    assert not verdict.violated, verdict.text
+    assert verdict.text.startswith("consistent")
+    assert [len(one.checks) for one in verdict.judged] == [10] * 4
+    assert verdict.trials == 2 * NUM_CANARIES
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+def test_half_the_noise_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    drawn = noise.normal
+
+    def half(*arguments: Any, stddev: float) -> np.ndarray:
+        return drawn(*arguments, stddev=stddev / 2)
+
+    monkeypatch.setattr(noise, "normal", half)
+    assert {LAYERS, SLICES, READ} <= _contradicted(examine(run))
+
+
+def test_half_the_noise_of_a_step_of_several_batches_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = dp_step._DenseTotal.start
+    monkeypatch.setattr(
+        dp_step._DenseTotal, "start", lambda total, values: start(total, values / 2)
+    )
+    assert {LAYERS, READ} <= _contradicted(examine(DENSE))
+
+
+def test_less_noise_of_a_later_batch_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows of a lazy table that a later batch of a step reads."""
+    drawn = noise.LaterNoise.of_part
+    monkeypatch.setattr(
+        noise.LaterNoise, "of_part", lambda *arguments: drawn(*arguments) / 2
+    )
+    assert READ in _contradicted(examine(LAZY))
+
+
+def test_embeddings_that_are_left_out_of_the_norm_are_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding = bookkeeping._USES[keras.layers.Embedding]
+
+    def without_norm(*arguments: Any) -> Any:
+        use = embedding(*arguments)
+
+        def squared_norms(*slopes: Any) -> Any:
+            found = use.squared_norms(*slopes)
+            return tf.nest.map_structure(tf.zeros_like, found)
+
+        return dataclasses.replace(use, squared_norms=squared_norms)
+
+    monkeypatch.setitem(bookkeeping._USES, keras.layers.Embedding, without_norm)
+    assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
+
+
+def test_a_clip_of_each_layer_by_itself_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped_sum = bookkeeping.BackwardPass.clipped_sum
+
+    def of_each_layer(found: Any, *arguments: Any) -> list[Any]:
+        sums = []
+        for only in range(len(found.slopes)):
+            slopes = [
+                slope if index == only else tf.zeros_like(slope)
+                for index, slope in enumerate(found.slopes)
+            ]
+            one = dataclasses.replace(found, slopes=slopes)
+            sums.append(map(tf.convert_to_tensor, clipped_sum(one, *arguments)))
+        return [tf.add_n(values) for values in zip(*sums, strict=True)]
+
+    monkeypatch.setattr(bookkeeping.BackwardPass, "clipped_sum", of_each_layer)
+    assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
+
+
+@pytest.mark.parametrize("run", [DENSE, DENSE_FEW], ids=["book-keeping", "vectorized"])
+def test_no_clip_is_seen_on_each_path(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    honest = methods.gradient_sum
+    monkeypatch.setattr(
+        methods,
+        "gradient_sum",
+        lambda model, settings: honest(model, settings, l2_norm_clip=math.inf),
+    )
+    assert BATCHES in _contradicted(examine(run))
+
+
+def test_one_batch_of_the_run_that_is_used_twice_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, calls = Step.add, []
+
+    def twice(step: Step, *batch: Any) -> None:
+        calls.append(1)
+        for _ in range(1 + (len(calls) == 1)):
+            add(step, *batch)
+
+    monkeypatch.setattr(Step, "add", twice)
+    assert BATCHES in _contradicted(examine(DENSE))
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY, DENSE_FEW], ids=lambda run: run.name)
+def test_a_padding_weight_that_is_ignored_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    add = Step.add
+    monkeypatch.setattr(
+        Step,
+        "add",
+        lambda step, columns, weight: add(step, columns, tf.ones_like(weight)),
+    )
+    assert {PADDING, LARGEST} <= _contradicted(examine(run))
+
+
+def test_rows_that_are_read_without_the_noise_of_one_step_are_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = LazyNoise.complete_read
+
+    def too_far(lazy: Any, columns: Any, weight: Any, values: Any) -> None:
+        complete(lazy, columns, weight, values)
+        for reached, ids in zip(
+            lazy._reached, lazy._reads.ids(columns, weight), strict=True
+        ):
+            rows, _ = tf.unique(ids)
+            # A learning rate of 1: a step adds 1.
+            after = tf.fill(tf.shape(rows), tf.identity(lazy._total) + 1)
+            reached.scatter_update(tf.IndexedSlices(after, rows))
+
+    monkeypatch.setattr(LazyNoise, "complete_read", too_far)
+    assert READ in _contradicted(examine(LAZY))
+
+
+def test_a_step_that_lazy_noise_does_not_count_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = LazyNoise.count_step
+    calls = tf.Variable(0)
+
+    def without_the_second(lazy: LazyNoise, rate: Any) -> None:
+        calls.assign_add(1)
+        count(lazy, tf.where(tf.equal(calls, 2), 0.0, rate))
+
+    monkeypatch.setattr(LazyNoise, "count_step", without_the_second)
+    assert {LAYERS, SLICES} <= _contradicted(examine(LAZY))
+
+
+@pytest.mark.parametrize("run", [DENSE_FEW, LAZY_FEW], ids=["dense", "lazy"])
+def test_no_noise_in_an_empty_step_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    """By chance no step of the 32 is empty: (1 - 0.36)^32, or 1 in 10^6."""
+    begin, add, finish = Step.begin, Step.add, Step.finish
+    found: list[int] = []
+
+    def begun(step: Step, *arguments: Any) -> None:
+        found.clear()
+        begin(step, *arguments)
+
+    def added(step: Step, columns: Any, weight: Any) -> None:
+        found.append(int(tf.math.count_nonzero(weight)))
+        add(step, columns, weight)
+
+    def finished(step: Step) -> None:
+        if sum(found):
+            finish(step)
+
+    for name, value in (("begin", begun), ("add", added), ("finish", finished)):
+        monkeypatch.setattr(Step, name, value)
+    assert LAYERS in _contradicted(examine(run))
+
+
+def test_a_flush_that_forgets_its_last_chunk_is_seen(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = LazyNoise._chunks
+
+    def without_last(lazy: LazyNoise) -> list[Any]:
+        found = list(chunks(lazy))
+        last = {index: number for index, number, *_ in found}
+        assert max(last.values()) >= 1  # some table has several
+        return [one for one in found if one[1] == 0 or one[1] < last[one[0]]]
+
+    monkeypatch.setattr(LazyNoise, "_chunks", without_last)
+    assert SLICES in _contradicted(examine(LAZY))
+
+
+def _with_arguments(change: Callable[..., Sequence[Any]]) -> Callable[..., np.ndarray]:
+    """Returns the noise with what ``change`` makes of step, variable and place."""
+    drawn = noise.normal
+
+    def normal(
+        key: bytes,
+        step: int,
+        variable: int,
+        shape: Any,
+        place: Any = (),
+        *,
+        stddev: float,
+    ) -> np.ndarray:
+        step, variable, place = change(step, variable, place)
+        return drawn(key, step, variable, shape, place, stddev=stddev)
+
+    return normal
+
+
+@pytest.mark.parametrize(
+    ("run", "change", "check"),
+    [
+        (DENSE, lambda step, variable, place: (0, variable, place), SHARED),
+        (LAZY, lambda step, variable, place: (0, variable, place), SHARED),
+        (DENSE, lambda step, variable, place: (step, 0, place), SHARED),
+        (LAZY, lambda step, variable, place: (step, 0, place), SHARED),
+        (LAZY, lambda step, variable, place: (step, variable, ()), WITHIN),
+        (
+            LAZY,
+            lambda step, variable, place: (step, variable, place[:1]),
+            BETWEEN_PARTS,
+        ),
+    ],
+    ids=["step", "lazy-step", "variable", "lazy-variable", "place", "part"],
+)
+def test_noise_that_is_drawn_twice_is_seen(
+    examine: Examine,
+    monkeypatch: pytest.MonkeyPatch,
+    run: SmallRun,
+    change: Callable[..., Sequence[Any]],
+    check: str,
+) -> None:
+    """The same for every step, for every layer, for all chunks, for all parts."""
+    monkeypatch.setattr(noise, "normal", _with_arguments(change))
+    assert check in _contradicted(examine(run))
