@@ -20,10 +20,10 @@ from trainer import (
     audit_training,
     clipping,
     lazy_noise,
+    models,
     noise,
 )
 from trainer.audit_training import NUM_CANARIES, SmallRun
-from trainer.models import TrainableModel
 
 CLIP, DELTA = 3.0, 1e-5
 PLAN = DpSgdPlan(
@@ -127,8 +127,16 @@ def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
 def test_the_models_take_both_paths(folder: pathlib.Path) -> None:
     manifest = read_manifest(folder / "batches")
     paths = [
-        clipping.choose_path(TrainableModel(network=make(manifest), description={}))
-        for make in (audit_model.weights, audit_model.shared_weights)
+        clipping.choose_path(
+            models.make_model(
+                manifest,
+                model=f"trainer.audit_model:{run.model}",
+                embedding_dim=1,
+                hidden=(),
+                loss=models.make_loss("trainer.audit_model:linear"),
+            )
+        )
+        for run in (DENSE, FEW[0])
     ]
     assert paths == [clipping.BOOKKEEPING, clipping.VECTORIZED]
     assert {run.model for run in (DENSE, LAZY)} == {"weights"}
@@ -206,6 +214,6 @@ def test_trials_are_shared_by_the_kinds_that_have_any() -> None:
 
 def test_a_job_that_fails_says_why_in_one_line(tmp_path: pathlib.Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(InputError, match="Expected Parquet files") as raised:
+    with pytest.raises(InputError, match="Expected files at --input") as raised:
         audit_training.make_batches(tmp_path, DENSE)
     assert "\n" not in str(raised.value)
