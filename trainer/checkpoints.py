@@ -88,8 +88,9 @@ class Checkpoints:
         except sealed_arrays.DamagedError:
             raise InputError(
                 f"Expected {self.path} to be a checkpoint of this run; it is damaged, "
-                "or of another plan, manifest, key, model or setting. Give the same "
-                "command as before, or start again in an empty --out folder."
+                "or of another key, other initial weights or another "
+                "--checkpoint-every. Give the same command as before, or start again "
+                "in an empty --out folder."
             ) from None
         header = json.loads(arrays.pop("header").tobytes())
         return State(

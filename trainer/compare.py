@@ -11,7 +11,7 @@ Formal guarantees:
   - A comparison that was stopped goes on with the same command: finished batches and
     runs are not made again, and an unfinished run continues where it was.
   - A run that is found finished is taken only if it was trained with the flags that the
-    trial asks for.
+    trial asks for, by the user's code as it is now.
   - ``summarise`` reports every group of trials, with mean and sample standard deviation
     over its seeds, whatever came out.
 
@@ -34,6 +34,7 @@ from typing import Any
 from accounting.validation import InputError, check_choice
 from pipelines.manifest import MANIFEST_NAME, pretty_json, read_json, write_atomically
 from pipelines.parquet_blocks import list_blocks
+from trainer import origin
 from trainer.held_out import check_apart
 from trainer.method_settings import NON_PRIVATE
 from trainer.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
@@ -181,7 +182,9 @@ class Comparison:
             f"--init-seed={trial.seed}", *trial.flags,
         ]  # fmt: skip
         self._check_flags(run, arguments)
-        if not _is_finished(run):
+        if _is_finished(run):
+            _check_code(run)
+        else:
             self._say(f"training: {trial.name}")
             _train(arguments)
         return {
@@ -199,6 +202,17 @@ class Comparison:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, pretty_json(list(arguments)))
+
+
+def _check_code(run: pathlib.Path) -> None:
+    # Runs of an earlier release do not say.
+    began_under = origin.read(run)
+    edited = began_under and origin.edited_files(began_under)
+    if edited:
+        raise InputError(
+            f"Expected {run} to be of the user's code as it is now; it was edited "
+            f"since: {', '.join(edited)}. Restore it, or give another --out."
+        )
 
 
 def _is_finished(run: pathlib.Path) -> bool:

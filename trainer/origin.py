@@ -1,4 +1,4 @@
-"""What a run began under, besides its settings and its data: code and machine.
+"""What a run began under: settings, data, code and machine.
 
     RUN/private/origin.json
 
@@ -6,6 +6,8 @@ A step that a run repeats after a kill gets the noise that it had.  If a single 
 its sum were another, the difference of the two releases would be free of noise.  So a
 run goes on only where each of these is what it was:
 
+    settings    of the request
+    batches     their manifest and their bytes
     release     the source of this project
     versions    of TensorFlow and all else that computes, with the C library
     variables   of the environment that TensorFlow and oneDNN look at
@@ -25,14 +27,16 @@ Not covered: entries of lookup tables of one's own, what a ``tf.py_function`` re
 files, and packages that are installed beside those named above, unless the traced step
 shows it.
 
-Public: nothing here depends on an example.  It stays in ``private``, since it names
-the machine.
+Public: all but the digest of the batches, which commits to the examples: the file stays
+in ``private``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -40,6 +44,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.manifest import (
     PRIVATE_NAME,
@@ -137,7 +142,7 @@ def read(run: pathlib.Path) -> Origin | None:
             )
         return None
     found = read_json(path)
-    parts = {*here(), "devices", "threads", "code", "step"}
+    parts = {*here(), "settings", "batches", "devices", "threads", "code", "step"}
     if not isinstance(found, dict) or set(found) != parts:
         raise InputError(
             f"Expected {path} to be as this release writes it. Restore it, {_OR_ANEW}"
@@ -155,6 +160,44 @@ def write(run: pathlib.Path, origin: Origin) -> None:
     write_atomically(_path(run), pretty_json(origin), mode=0o600)
 
 
+def asked(settings: Any, *batches: str) -> Origin:
+    """Returns what of the origin is asked for.
+
+    Args:
+      settings: A dataclass.
+      batches: What tells batches apart.
+    """
+    return {
+        # As JSON gives them back.
+        "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
+        "batches": fingerprint(batches),
+    }
+
+
+def check_asked(recorded: Origin, found: Origin) -> None:
+    """Accepts a request for the run that was begun.
+
+    Args:
+      recorded: What the run began under.
+      found: From ``asked``.
+
+    Raises:
+      InputError: it asks for other settings or batches.
+    """
+    remedy = f"Give the same command as before, {_OR_ANEW}"
+    for name, value in found["settings"].items():
+        before = recorded["settings"].get(name)
+        if value != before:
+            raise InputError(
+                f"Expected {name}={value!r} to be {before!r}, as when this run began. "
+                f"{remedy}"
+            )
+    if found["batches"] != recorded["batches"]:
+        raise InputError(
+            f"Expected the batches that this run began with; these are others. {remedy}"
+        )
+
+
 def check_here(recorded: Origin) -> None:
     """Accepts a run that began with the code and machine that are found here.
 
@@ -164,7 +207,13 @@ def check_here(recorded: Origin) -> None:
     Raises:
       InputError: code, software, environment or processor are others.
     """
-    check_code(recorded)
+    edited = edited_files(recorded)
+    if edited:
+        _refuse(
+            f"the code in {', '.join(edited)} to be as when this run began; it was "
+            "edited since",
+            "Restore it",
+        )
     found = here()
     _check_versions(recorded["versions"], found["versions"])
     _check_variables(recorded["variables"], found["variables"])
@@ -181,23 +230,10 @@ def check_here(recorded: Origin) -> None:
         )
 
 
-def check_code(recorded: Origin) -> None:
-    """Accepts a run whose user's code is what it was when the run began.
-
-    Args:
-      recorded: What the run began under.
-
-    Raises:
-      InputError: it was edited.
-    """
+def edited_files(recorded: Origin) -> list[str]:
+    """Returns the files of the user's code that are not as when the run began."""
     names = user_sources.changed(recorded["code"])
-    if names:
-        files = [user_sources.file_of(name) or name for name in names]
-        _refuse(
-            f"the code in {', '.join(files)} to be as when this run began; it was "
-            "edited since",
-            "Restore it",
-        )
+    return [user_sources.file_of(name) or name for name in names]
 
 
 def check_traced(recorded: Origin, found: Origin) -> None:

@@ -8,7 +8,7 @@ Formal guarantees:
     and the output folder is new, or of an unfinished run that began with the same
     user's code, software and processor.
 
-Public: all but the digest of the checksums, which commits to the examples.
+Public: all but digests of the checksums, which commit to the examples.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class Checked:
       noise_multiplier: Given, or computed from the target; None without noise.
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
-      batches_digest: SHA-256 over the digests of all batch files.  Sensitive.
       resumes: Whether the run folder holds this run, unfinished.
+      asked: What of the run's origin is asked for: settings and batches.  Sensitive.
       origin: What the run began under; None if it begins now.
     """
 
@@ -118,24 +118,14 @@ class Checked:
     held_out: HeldOut
     noise_multiplier: float | None
     statement: Any
-    batches_digest: str = dataclasses.field(repr=False)
     resumes: bool
+    asked: origin.Origin = dataclasses.field(repr=False)
     origin: origin.Origin | None
 
     @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise of one step."""
         return noise_stddev(self.request.settings, self.noise_multiplier)
-
-    def identity(self) -> dict[str, Any]:
-        """Returns all that the run is a function of, but for its model, id and key."""
-        settings = dataclasses.asdict(self.request.settings)
-        return {
-            "settings": settings,
-            "noise_multiplier": self.noise_multiplier,
-            "manifest": self.manifest.fingerprint,
-            "batches": self.batches_digest,
-        }
 
 
 def check(request: Request) -> Checked:
@@ -152,8 +142,11 @@ def check(request: Request) -> Checked:
     input_digests = read_input_digests(request.batches)
     held_out = HeldOut(request.held_out, manifest, input_digests)
     resumes = check_run_folder(request.run)
+    batches = manifest.fingerprint, digest_of_batches(request.batches)
+    asked = origin.asked(request.settings, *batches)
     began_under = origin.read(request.run) if resumes else None
     if began_under is not None:
+        origin.check_asked(began_under, asked)
         origin.check_here(began_under)
     _check_key(request)
     _check_curve_files(request, resumes=resumes)
@@ -164,7 +157,7 @@ def check(request: Request) -> Checked:
         held_out=held_out,
         noise_multiplier=noise_multiplier,
         statement=_statement(request.settings, manifest, noise_multiplier),
-        batches_digest=digest_of_batches(request.batches),
+        asked=asked,
         resumes=resumes,
         origin=began_under,
     )

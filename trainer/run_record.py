@@ -4,6 +4,7 @@
     RUN/run_record.json         what was executed; public
     RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
     RUN/private/run.id          random name of the run, from which its noise follows too
+    RUN/private/origin.json     code and machine that the run began with
     RUN/private/run_record.mac  message authentication code of the two files above
 
 Epsilon is computed from these two public files, never from flags.

@@ -40,6 +40,7 @@ def settle(
     spec = element_spec(checked.manifest)
     traced = step.traced(spec["columns"], spec["weight"])
     found = {
+        **checked.asked,
         **origin.here(),
         "devices": _devices(),
         "threads": threads.current(),

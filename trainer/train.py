@@ -299,8 +299,12 @@ class _Session:
         checked, model = self._checked, self._model
         origin = traced_origin.settle(checked, model, self._optimizer, self._step)
         identity = preflight.identity_fingerprint(
-            # A flush draws noise: when there is one is part of what the run is.
-            {**checked.identity(), "flush_every": flush_every, "origin": origin},
+            {
+                "origin": origin,
+                "noise_multiplier": checked.noise_multiplier,
+                # A flush draws noise: when there is one is part of what the run is.
+                "flush_every": flush_every,
+            },
             model=models.identity(model),
             run_id=run_record.read_or_create_run_id(self._request.run),
         )

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,24 @@ def test_a_run_of_other_flags_is_refused(comparison: Comparison) -> None:
     other = _trial(flags=("--noise-multiplier=2.0", *_trial().flags[1:]))
     with pytest.raises(InputError, match="flags that are asked for"):
         comparison.run(other)
+
+
+def test_a_finished_run_of_code_that_was_edited_is_refused(
+    comparison: Comparison, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "share_of_ones.py"
+    code.write_text(
+        "def share(labels, predictions):\n    return float(labels.mean())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    trial = _trial(flags=(*_trial().flags, "--metric=share_of_ones:share"))
+    first = comparison.run(trial)
+    code.write_text(code.read_text() + "# and more\n")
+    with pytest.raises(InputError, match=r"share_of_ones\.py"):
+        comparison.run(trial)
+    code.write_text(code.read_text().removesuffix("# and more\n"))
+    assert comparison.run(trial) == first
 
 
 def _compare(*arguments: str) -> Result:

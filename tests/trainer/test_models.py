@@ -121,6 +121,22 @@ def test_models_of_other_initial_weights_are_told_apart(manifest: Any) -> None:
     assert scaled(1.0) != scaled(3.0)
 
 
+def test_models_of_other_vocabularies_are_told_apart(manifest: Any) -> None:
+    # The entries of a table are neither weights nor in the traced step.
+    def looked_up(*vocabulary: int) -> str:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        ids = keras.Input((26,), dtype="int32", name="categories")
+        known = keras.layers.IntegerLookup(vocabulary=list(vocabulary))(ids)
+        values = keras.layers.Embedding(4, 1)(known)
+        output = keras.layers.Dense(1)(keras.layers.Flatten()(values))
+        network = keras.Model(ids, output)
+        return identity(TrainableModel(network=network, description={}))
+
+    assert looked_up(1, 2, 3) == looked_up(1, 2, 3)
+    assert looked_up(1, 2, 3) != looked_up(1, 3, 2)
+
+
 def test_data_of_another_kind_is_refused(manifest: Any) -> None:
     other = dataclasses.replace(manifest, dataset={})
     with pytest.raises(InputError, match="--model"):

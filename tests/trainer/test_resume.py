@@ -21,6 +21,7 @@ import pytest
 from accounting.validation import InputError
 from pipelines.keys import create_key_file
 from trainer import origin, preflight
+from trainer.dp_step import Step
 from trainer.preflight import Request
 from trainer.progress import Silent
 from trainer.settings import TrainSettings
@@ -256,6 +257,21 @@ def test_code_that_was_loaded_before_it_was_edited_is_known_by_what_it_computes(
     _kill(request)
     with pytest.raises(InputError, match="step to compute what it did"):
         train(request)
+
+
+def test_the_step_that_is_compared_is_the_one_that_is_executed(
+    users: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Step] = []
+    traced = Step.traced
+
+    def remember(self: Step, *spec: Any) -> Any:
+        made.append(self)
+        return traced(self, *spec)
+
+    monkeypatch.setattr(Step, "traced", remember)
+    train(request_for())
+    assert [step.num_traces for step in made] == [1]
 
 
 # -- machine ---------------------------------------------------------------------------

@@ -799,16 +799,16 @@ def test_a_run_does_not_continue_as_another_one(
     other_rows = [*small_batches.steps[:-1], small_batches.steps[0]]
     other_data = batch_folder(other_rows, "data")
     create_key_file(tmp_path / "other.key")
-    for changes in (
-        {"settings": _private(noise_multiplier=0.9)},
-        {"settings": _private(l2_norm_clip=2.0)},
-        {"settings": _private(hidden=(5,))},
-        {"settings": _private(optimizer="sgd")},
-        {"batches": other_plan.path},
-        {"batches": other_data.path},
-        {"noise_key_file": tmp_path / "other.key"},
+    for changes, message in (
+        ({"settings": _private(noise_multiplier=0.9)}, r"noise_multiplier=0\.9.*0\.8"),
+        ({"settings": _private(l2_norm_clip=2.0)}, r"l2_norm_clip=2\.0 to be 1\.0"),
+        ({"settings": _private(hidden=(5,))}, r"hidden=\[5\] to be \[4\]"),
+        ({"settings": _private(optimizer="sgd")}, "optimizer='sgd' to be 'momentum'"),
+        ({"batches": other_plan.path}, "these are others"),
+        ({"batches": other_data.path}, "these are others"),
+        ({"noise_key_file": tmp_path / "other.key"}, "another key"),
     ):
-        with pytest.raises(InputError, match="another plan, manifest, key, model"):
+        with pytest.raises(InputError, match=message):
             train(request_for(**changes))
     train(request_for(checkpoint_every=2))
 
