@@ -56,8 +56,9 @@ def _value(tensor: Any) -> str:
     """Returns the bytes of a constant, but only the kind of a resource."""
     if tensor.dtype in (tf.resource, tf.variant):
         return str(tensor.dtype.name)
-    array = tensor.numpy()
-    data = array.tobytes() if isinstance(array, np.ndarray | np.generic) else array
+    array = np.asarray(tensor.numpy())
+    # An array of strings holds their addresses.
+    data = array.tolist() if tensor.dtype == tf.string else array.tobytes()
     return _hash(tensor.dtype.name, tuple(tensor.shape), data)
 
 
@@ -107,19 +108,16 @@ class _Nodes:
         # No recursion over nodes: a chain of them may be longer than Python's stack.
         waiting = [name]
         while waiting:
-            node = self._nodes.get(waiting[-1])
-            names = (
-                [i.removeprefix("^").partition(":")[0] for i in node.input]
-                if node
-                else []
-            )
-            unknown = [one for one in names if one not in self._known]
-            if unknown and waiting[-1] not in self._known:
-                waiting += unknown
+            if waiting[-1] in self._known:
+                waiting.pop()
                 continue
-            done = waiting.pop()
-            if done not in self._known:
-                self._known[done] = self._compute(self._nodes[done])
+            node = self._nodes[waiting[-1]]
+            names = (one.removeprefix("^").partition(":")[0] for one in node.input)
+            unknown = [one for one in names if one not in self._known]
+            if unknown:
+                waiting += unknown
+            else:
+                self._known[node.name] = self._compute(node)
         return self._known[name]
 
     def _compute(self, node: Any) -> str:

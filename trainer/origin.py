@@ -41,6 +41,7 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +62,10 @@ Origin = dict[str, Any]
 
 _OR_ANEW = "or start again in an empty --out folder."
 _WHY = "a repeated step would be a second release under the same noise"
+_PARTS = {
+    "settings", "batches", "release", "versions", "variables", "processor", "devices",
+    "threads", "code", "step",
+}  # fmt: skip
 #: Of the environment: what these begin, TensorFlow, oneDNN and XLA look at.
 _VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
 #: How much is logged; Keras's version, which is always the same; and what ``threads``
@@ -71,9 +76,17 @@ _COMPUTES = re.compile(r"sse|avx|fma|amx|f16c|bmi|sve|sme|asimd|fp|bf16|i8mm|dot
 _PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
-def here() -> Origin:
-    """Returns what of the origin is known before TensorFlow is loaded."""
+def here(settings: Any, *batches: str) -> Origin:
+    """Returns what of the origin is known before TensorFlow is loaded.
+
+    Args:
+      settings: Of the request; a dataclass.
+      batches: What tells batches apart.  Sensitive.
+    """
     return {
+        # As JSON gives them back.
+        "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
+        "batches": fingerprint(batches),
         "release": _release(),
         "versions": {**run_record.versions(), "libc": _libc()},
         "variables": {
@@ -142,8 +155,7 @@ def read(run: pathlib.Path) -> Origin | None:
             )
         return None
     found = read_json(path)
-    parts = {*here(), "settings", "batches", "devices", "threads", "code", "step"}
-    if not isinstance(found, dict) or set(found) != parts:
+    if not isinstance(found, dict) or set(found) != _PARTS:
         raise InputError(
             f"Expected {path} to be as this release writes it. Restore it, {_OR_ANEW}"
         )
@@ -160,53 +172,18 @@ def write(run: pathlib.Path, origin: Origin) -> None:
     write_atomically(_path(run), pretty_json(origin), mode=0o600)
 
 
-def asked(settings: Any, *batches: str) -> Origin:
-    """Returns what of the origin is asked for.
-
-    Args:
-      settings: A dataclass.
-      batches: What tells batches apart.
-    """
-    return {
-        # As JSON gives them back.
-        "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
-        "batches": fingerprint(batches),
-    }
-
-
-def check_asked(recorded: Origin, found: Origin) -> None:
-    """Accepts a request for the run that was begun.
+def check_here(recorded: Origin, found: Origin) -> None:
+    """Accepts a run that began with what is found here.
 
     Args:
       recorded: What the run began under.
-      found: From ``asked``.
+      found: From ``here``.
 
     Raises:
-      InputError: it asks for other settings or batches.
+      InputError: settings, batches, code, software, environment or processor are
+        others.
     """
-    remedy = f"Give the same command as before, {_OR_ANEW}"
-    for name, value in found["settings"].items():
-        before = recorded["settings"].get(name)
-        if value != before:
-            raise InputError(
-                f"Expected {name}={value!r} to be {before!r}, as when this run began. "
-                f"{remedy}"
-            )
-    if found["batches"] != recorded["batches"]:
-        raise InputError(
-            f"Expected the batches that this run began with; these are others. {remedy}"
-        )
-
-
-def check_here(recorded: Origin) -> None:
-    """Accepts a run that began with the code and machine that are found here.
-
-    Args:
-      recorded: What the run began under.
-
-    Raises:
-      InputError: code, software, environment or processor are others.
-    """
+    _check_request(recorded, found)
     edited = edited_files(recorded)
     if edited:
         _refuse(
@@ -214,7 +191,6 @@ def check_here(recorded: Origin) -> None:
             "edited since",
             "Restore it",
         )
-    found = here()
     _check_versions(recorded["versions"], found["versions"])
     _check_variables(recorded["variables"], found["variables"])
     if found["processor"] != recorded["processor"]:
@@ -253,7 +229,8 @@ def check_traced(recorded: Origin, found: Origin) -> None:
             "Give the same command on such a machine",
         )
     if found["code"] != recorded["code"]:
-        names = sorted(set(found["code"]) ^ set(recorded["code"]))
+        then, now = recorded["code"], found["code"]
+        names = [n for n in sorted({*then, *now}) if then.get(n) != now.get(n)]
         _refuse(
             f"the model to be made by the code that it was made by when this run "
             f"began; {', '.join(names)} differs",
@@ -265,6 +242,21 @@ def check_traced(recorded: Origin, found: Origin) -> None:
             "another value, from a file or the environment, or was loaded before it "
             "was edited",
             "Restore that and give the same command in a new process",
+        )
+
+
+def _check_request(recorded: Origin, found: Origin) -> None:
+    remedy = f"Give the same command as before, {_OR_ANEW}"
+    for name, value in found["settings"].items():
+        before = recorded["settings"].get(name)
+        if value != before:
+            raise InputError(
+                f"Expected {name}={value!r} to be {before!r}, as when this run began. "
+                f"{remedy}"
+            )
+    if found["batches"] != recorded["batches"]:
+        raise InputError(
+            f"Expected the batches that this run began with; these are others. {remedy}"
         )
 
 
@@ -285,7 +277,9 @@ def _check_variables(recorded: Mapping[str, str], found: Mapping[str, str]) -> N
     for name in sorted({*recorded, *found}):
         value = recorded.get(name)
         if value != found.get(name):
-            given = f"export {name}={value}" if value is not None else f"unset {name}"
+            given = f"unset {name}"
+            if value is not None:
+                given = f"export {name}={shlex.quote(value)}"
             _refuse(
                 f"{name} in the environment to be as when this run began",
                 f"Give `{given}`",
@@ -293,10 +287,11 @@ def _check_variables(recorded: Mapping[str, str], found: Mapping[str, str]) -> N
 
 
 def _differences(recorded: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Names what differs, and of lists of words those that only one has."""
     return "; ".join(
-        f"{name} {recorded.get(name)!r}, here {found.get(name)!r}"
+        f"{name}: {' '.join(sorted({*then.split()} ^ {*now.split()}))}"
         for name in sorted({*recorded, *found})
-        if recorded.get(name) != found.get(name)
+        if (then := recorded.get(name, "")) != (now := found.get(name, ""))
     )
 
 

@@ -109,8 +109,8 @@ class Checked:
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
       resumes: Whether the run folder holds this run, unfinished.
-      asked: What of the run's origin is asked for: settings and batches.  Sensitive.
-      origin: What the run began under; None if it begins now.
+      here: Of the run's origin, what is known without TensorFlow.  Sensitive.
+      began_under: The origin of a run that goes on; None if it begins now.
     """
 
     request: Request
@@ -119,8 +119,8 @@ class Checked:
     noise_multiplier: float | None
     statement: Any
     resumes: bool
-    asked: origin.Origin = dataclasses.field(repr=False)
-    origin: origin.Origin | None
+    here: origin.Origin = dataclasses.field(repr=False)
+    began_under: origin.Origin | None = dataclasses.field(repr=False)
 
     @property
     def noise_stddev(self) -> float:
@@ -143,11 +143,10 @@ def check(request: Request) -> Checked:
     held_out = HeldOut(request.held_out, manifest, input_digests)
     resumes = check_run_folder(request.run)
     batches = manifest.fingerprint, digest_of_batches(request.batches)
-    asked = origin.asked(request.settings, *batches)
+    here = origin.here(request.settings, *batches)
     began_under = origin.read(request.run) if resumes else None
     if began_under is not None:
-        origin.check_asked(began_under, asked)
-        origin.check_here(began_under)
+        origin.check_here(began_under, here)
     _check_key(request)
     _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
@@ -157,9 +156,9 @@ def check(request: Request) -> Checked:
         held_out=held_out,
         noise_multiplier=noise_multiplier,
         statement=_statement(request.settings, manifest, noise_multiplier),
-        asked=asked,
         resumes=resumes,
-        origin=began_under,
+        here=here,
+        began_under=began_under,
     )
 
 

@@ -64,5 +64,6 @@ def _of(kind: str, what: str) -> Any:
 def _number(kind: str) -> int:
     """Returns what was set, or what TensorFlow takes by itself."""
     variable = f"TF_NUM_{kind.replace('_', '').upper()}_THREADS"
-    default = os.environ.get(variable) or num_cores()
-    return _of(kind, "get")() or int(default)
+    given = os.environ.get(variable, "")
+    default = int(given) if given.isdigit() else 0
+    return _of(kind, "get")() or default or num_cores()

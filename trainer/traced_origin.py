@@ -40,8 +40,7 @@ def settle(
     spec = element_spec(checked.manifest)
     traced = step.traced(spec["columns"], spec["weight"])
     found = {
-        **checked.asked,
-        **origin.here(),
+        **checked.here,
         "devices": _devices(),
         "threads": threads.current(),
         "code": user_sources.digests(
@@ -49,11 +48,10 @@ def settle(
         ),
         "step": graph_digest.digest(traced),
     }
-    if checked.origin is None:
+    if checked.began_under is None:
         origin.write(checked.request.run, found)
     else:
-        origin.check_here(checked.origin)
-        origin.check_traced(checked.origin, found)
+        origin.check_traced(checked.began_under, found)
     return found
 
 

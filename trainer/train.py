@@ -125,7 +125,7 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """Does what ``train`` does, for a request that was checked already."""
     # Before TensorFlow computes anything: then it is too late.
-    threads.fix(checked.origin and checked.origin["threads"])
+    threads.fix(checked.began_under and checked.began_under["threads"])
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)

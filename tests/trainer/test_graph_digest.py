@@ -47,6 +47,7 @@ def _chain(length: int) -> Callable[[Any], Any]:
 
 _TABLES = [tf.Variable(tf.ones(3), name=name) for name in ("left", "right")]
 _CAPTURED = [tf.constant(np.full(3, value, "f4")) for value in (1, 2)]
+_WORDS = [tf.constant([word, "b"]) for word in ("a", "c")]
 
 
 def _two_writes(first: int) -> Callable[[Any], Any]:
@@ -80,6 +81,10 @@ PAIRS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "body-of-a-loop": (_loop(3, 2.0), _loop(3, 4.0)),
     "inner-function": (_inner(2), _inner(3)),
     "captured-value": (lambda x: x + _CAPTURED[0], lambda x: x + _CAPTURED[1]),
+    "captured-words": (
+        lambda x: (x, tf.strings.length(_WORDS[0])),
+        lambda x: (x, tf.strings.length(_WORDS[1])),
+    ),
     "which-variable": (
         lambda x: x + _TABLES[0] - 2 * _TABLES[1],
         lambda x: x + _TABLES[1] - 2 * _TABLES[0],

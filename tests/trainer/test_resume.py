@@ -200,8 +200,7 @@ def test_a_run_does_not_go_on_with_edited_code(
         train(request)
     assert "\n" not in str(caught.value)
     (tmp_path / file).write_text(before)
-    _forget()
-    train(request)
+    preflight.check(request)
 
 
 def test_edited_code_is_refused_before_tensorflow_is_needed(
@@ -336,10 +335,14 @@ _CHILD = """
     import os, pathlib, pickle, sys
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
     sys.path.insert(0, {root!r})
+    from trainer.preflight import check
+    # As the command does: before TensorFlow is loaded.
+    checked = check(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+    assert "tensorflow" not in sys.modules
     from tests.trainer.test_resume import KillAt
-    from trainer.train import train
+    from trainer.train import run_checked
     try:
-        train(pickle.loads(pathlib.Path({request!r}).read_bytes()), KillAt({step}))
+        run_checked(checked, KillAt({step}))
     except KillAt.Killed:
         sys.exit(9)
 """
