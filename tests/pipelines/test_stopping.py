@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -173,7 +174,14 @@ def start(root: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
 def wait_for_staged_bytes(folder: pathlib.Path, process: subprocess.Popen[str]) -> None:
     """Returns once something is written to a hidden folder in ``folder``."""
     deadline = time.monotonic() + 120
-    while not any(path.is_file() for path in folder.glob(".*/**/*")):
+
+    def written() -> bool:
+        # The empty folders that try whether there can be one come and go.
+        with contextlib.suppress(FileNotFoundError):
+            return any(path.is_file() for path in folder.glob(".*/**/*"))
+        return False
+
+    while not written():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
 
