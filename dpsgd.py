@@ -13,45 +13,45 @@ from typing import NoReturn
 import click
 
 from accounting.validation import InputError
-from pipelines.stopping import StoppedError, stoppable
+from pipelines.files.stopping import StoppedError, stoppable
 
 __version__ = "0.1.0"
 
 #: name -> (where the click command lives, its one line in the list of commands).
 COMMANDS = {
     "demo": (
-        "trainer.demo:demo",
+        "trainer.cli.demo:demo",
         "All of it on synthetic data, with a report and plots.",
     ),
     "synth": (
-        "pipelines.data_commands:synth",
+        "pipelines.cli.data_commands:synth",
         "Write Criteo-format text with a signal.",
     ),
     "prepare": (
-        "pipelines.data_commands:prepare",
+        "pipelines.cli.data_commands:prepare",
         "Turn raw text into numeric Parquet.",
     ),
-    "plan": ("accounting.commands:plan_command", "Noise for each way of batching."),
+    "plan": ("accounting.cli.commands:plan_command", "Noise for each way of batching."),
     "batches": (
-        "pipelines.batch_commands:batches",
+        "pipelines.cli.batch_commands:batches",
         "Sample and write batches with Beam.",
     ),
     "verify": (
-        "pipelines.batch_commands:verify",
+        "pipelines.cli.batch_commands:verify",
         "Hold batches against their checksums.",
     ),
-    "train": ("trainer.commands:train_command", "Train on batches, with DP-SGD."),
+    "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
     "simulate": (
-        "trainer.simulate_commands:simulate",
+        "trainer.cli.simulate_commands:simulate",
         "Predict a costly run from cheap ones (TAN).",
     ),
     "compare": (
-        "trainer.compare_commands:compare",
+        "trainer.cli.compare_commands:compare",
         "Shuffled and Poisson batches: noise, epsilon and AUC.",
     ),
-    "account": ("trainer.commands:account", "The epsilon of a run, or of a plan."),
+    "account": ("trainer.cli.commands:account", "The epsilon of a run, or of a plan."),
     "audit": (
-        "trainer.audit_commands:audit_command",
+        "trainer.cli.audit_commands:audit_command",
         "Attack a run's mechanism: epsilon from below.",
     ),
 }

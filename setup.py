@@ -2,7 +2,7 @@
 
 import pathlib
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -52,7 +52,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.12",
-    packages=["accounting", "pipelines", "trainer"],
+    packages=find_packages(include=["accounting*", "pipelines*", "trainer*"]),
     py_modules=["dpsgd"],
     install_requires=BASE,
     extras_require={

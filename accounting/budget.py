@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from accounting import bounds
+from accounting import accountant
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
@@ -37,7 +37,7 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
 def _meets(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float, delta: float
 ) -> bool:
-    answer = bounds.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
+    answer = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
     return answer.guarantee <= delta
 
 
@@ -49,7 +49,7 @@ def most_steps(
     Whole epochs of ``plan.steps_per_epoch`` steps for all but Poisson sampling; at most
     ten million steps; 0 if not even the least fits.
     """
-    bounds.check_delta(delta)
+    accountant.check_delta(delta)
     by_epoch = plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON)
     unit = plan.steps_per_epoch if by_epoch else 1
 
@@ -75,7 +75,7 @@ def largest_batch_size(
             f"Expected sampler={plan.sampler!r} to be 'poisson' or "
             "'truncated-poisson': the others use every example once per epoch."
         )
-    bounds.check_delta(delta)
+    accountant.check_delta(delta)
     margin = (plan.truncated_batch_size or 0) - plan.expected_batch_size
 
     def fits(size: int) -> bool:
@@ -94,7 +94,7 @@ def smallest_delta(
     plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
 ) -> float:
     """Returns the smallest delta that is proven at ``epsilon``."""
-    answer = bounds.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
+    answer = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
     return answer.guarantee
 
 
@@ -110,7 +110,7 @@ def user_epsilon(
     By group privacy: if the plan is (e, d)-private for one example, it is
     ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
     """
-    bounds.check_delta(delta)
+    accountant.check_delta(delta)
     count = check_int("max_examples_per_user", max_examples_per_user, at_least=1)
     epsilon = 0.0
     for _ in range(60):
@@ -118,7 +118,9 @@ def user_epsilon(
         if math.log(delta) + log_share < -680.0:
             return math.inf
         share = delta * math.exp(log_share)
-        answer = bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=share)
+        answer = accountant.epsilon(
+            plan, noise_multiplier=noise_multiplier, delta=share
+        )
         if math.isinf(answer.guarantee):
             return math.inf
         if answer.guarantee <= epsilon:

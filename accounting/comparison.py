@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from accounting import bounds
+from accounting import accountant
 from accounting import plan as plans
+from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
 from accounting.plan import DpSgdPlan
-from accounting.relations import REPLACE_SPECIAL, check_relation
 from accounting.validation import InputError
 
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
@@ -49,7 +49,7 @@ class Question:
         if sampler == plans.TRUNCATED_POISSON:
             size = self.truncated_batch_size
             if size is None:
-                size = bounds.smallest_truncated_batch_size(
+                size = accountant.smallest_truncated_batch_size(
                     **untruncated, epsilon=self._design_epsilon(), delta=self.delta
                 )
         return DpSgdPlan(
@@ -63,7 +63,7 @@ class Question:
         if self.epsilon is not None:
             return self.epsilon
         assert self.noise_multiplier is not None
-        untruncated = bounds.epsilon(
+        untruncated = accountant.epsilon(
             self.plan(plans.POISSON),
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
@@ -76,8 +76,8 @@ class Answer:
     """One row: a plan, and either the noise it needs or the epsilon it has."""
 
     plan: DpSgdPlan
-    noise_multiplier: bounds.NoiseBounds | None
-    epsilon: bounds.Bounds | None
+    noise_multiplier: accountant.NoiseBounds | None
+    epsilon: accountant.Bounds | None
 
     @property
     def padding(self) -> float | None:
@@ -109,7 +109,7 @@ def answer(question: Question, sampler: str) -> Answer:
     plan = question.plan(sampler)
     plans.check_epochs(plan)
     if question.epsilon is not None:
-        noise = bounds.noise_multiplier(
+        noise = accountant.noise_multiplier(
             plan,
             epsilon=question.epsilon,
             delta=question.delta,
@@ -118,7 +118,7 @@ def answer(question: Question, sampler: str) -> Answer:
         return Answer(plan=plan, noise_multiplier=noise, epsilon=None)
     if question.noise_multiplier is None:
         raise InputError("Expected epsilon or noise_multiplier; got neither.")
-    epsilon = bounds.epsilon(
+    epsilon = accountant.epsilon(
         plan,
         noise_multiplier=question.noise_multiplier,
         delta=question.delta,

@@ -14,9 +14,10 @@ import math
 
 import numpy as np
 
-from accounting import bounds, poisson
+from accounting import accountant
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
+from accounting.samplers import poisson
 from accounting.validation import InputError
 
 
@@ -33,16 +34,18 @@ def renyi_divergence(
     Over T steps, the worse of both directions.
     """
     _check_poisson(plan)
-    from accounting import profiles
+    from accounting.pld import privacy_profile
 
     steps = poisson.steps(poisson.probability(plan), noise_multiplier)
-    moments = [profiles.atoms(step, 1e-280).cumulants(order - 1)[0] for step in steps]
+    moments = [
+        privacy_profile.atoms(step, 1e-280).cumulants(order - 1)[0] for step in steps
+    ]
     return plan.num_steps * max(moments) / (order - 1)
 
 
 def renyi_epsilon(plan: DpSgdPlan, *, noise_multiplier: float, delta: float) -> float:
     """Returns the epsilon of Renyi accounting, least over a fine grid of orders."""
-    bounds.check_delta(delta)
+    accountant.check_delta(delta)
     best = math.inf
     for order in 1 + np.geomspace(1e-2, 1e4, 400):
         divergence = renyi_divergence(
@@ -56,7 +59,7 @@ def renyi_epsilon(plan: DpSgdPlan, *, noise_multiplier: float, delta: float) -> 
 
 def renyi_delta(plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float) -> float:
     """Returns the delta of Renyi accounting, least over a fine grid of orders."""
-    bounds.check_epsilon(epsilon)
+    accountant.check_epsilon(epsilon)
     least = 0.0
     for order in 1 + np.geomspace(1e-2, 1e4, 400):
         divergence = renyi_divergence(

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accounting.relations import NAMES
+from accounting.neighboring_relation import NAMES
 from accounting.validation import InputError
 
 if TYPE_CHECKING:

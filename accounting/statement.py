@@ -12,14 +12,14 @@ import math
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from accounting import bounds, deltas, intervals
+from accounting import accountant, deltas, intervals
 from accounting import plan as plans
+from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
-from accounting.relations import REPLACE_SPECIAL
 from accounting.validation import InputError, check_float
 
 if TYPE_CHECKING:
-    from accounting.model_mix import Mixing
+    from accounting.model_mix.theorem import Mixing
 
 STATEMENT_VERSION = 1
 RELATION = REPLACE_SPECIAL
@@ -105,7 +105,7 @@ class PrivacyStatement:
     noise_multiplier: float
     l2_norm_clip: float | None
     delta: float
-    epsilon: bounds.Bounds
+    epsilon: accountant.Bounds
     gradients: str = DP_SGD_GRADIENTS
     mixing: Mixing | None = None
 
@@ -151,9 +151,9 @@ class PrivacyStatement:
         """The module of ModelMix's theorem, if epsilon is by it."""
         if self.mixing is None:
             return None
-        from accounting import model_mix
+        from accounting.model_mix import theorem
 
-        return model_mix if model_mix.METHOD in self.epsilon.method else None
+        return theorem if theorem.METHOD in self.epsilon.method else None
 
     @property
     def claim(self) -> str:
@@ -316,11 +316,9 @@ def privacy_statement(
 
 def _epsilon(
     plan: DpSgdPlan, mixing: Mixing | None, noise_multiplier: float, delta: float
-) -> bounds.Bounds:
+) -> accountant.Bounds:
     if mixing is None:
-        return bounds.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
-    from accounting import model_mix
+        return accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
+    from accounting.model_mix import theorem
 
-    return model_mix.epsilon(
-        plan, mixing, noise_multiplier=noise_multiplier, delta=delta
-    )
+    return theorem.epsilon(plan, mixing, noise_multiplier=noise_multiplier, delta=delta)

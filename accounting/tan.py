@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from accounting import bounds
+from accounting import accountant
 from accounting import plan as plans
 from accounting.comparison import Question
 from accounting.plan import DpSgdPlan
@@ -88,7 +88,7 @@ class Configuration:
 
     def estimate(self, *, delta: float) -> TanEstimate:
         """Returns the closed form, which knows of no truncation."""
-        bounds.check_delta(delta)
+        accountant.check_delta(delta)
         eta, noise = self.eta, self.noise_multiplier
         warning = None
         if noise < LEAST_NOISE:

@@ -32,18 +32,18 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError, check_int
-from pipelines.manifest import Manifest
-from trainer.losses import (
+from pipelines.batches.manifest import Manifest
+from trainer.gradients.model_check import check_model
+from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
     loss_by_name,
     loss_of_ones_own,
 )
-from trainer.model_check import check_model
-from trainer.settings import LABEL
-from trainer.tf_privacy import check_plain, keras, tf
-from trainer.trainable_model import TrainableModel
-from trainer.user_code import load_function, one_line_errors
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import load_function, one_line_errors
+from trainer.settings.train_settings import LABEL
+from trainer.tf_compat import check_plain, keras, tf
 
 INTEGERS = "integers"
 CATEGORIES = "categories"

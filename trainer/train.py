@@ -34,44 +34,37 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import keys
-from pipelines.manifest import PRIVATE_NAME, pretty_json, write_atomically
-from pipelines.stopping import StoppedError, on_signals
-from trainer import (
-    curve_files,
-    lazy_noise,
-    methods,
-    models,
-    plots,
-    preflight,
-    privacy,
-    run_record,
-    threads,
-    traced_origin,
-)
-from trainer.averaging import TrainingAverages
-from trainer.batches import BatchSource, Element, element_spec
-from trainer.checkpoints import Checkpoints
-from trainer.clipping import GradientSum
-from trainer.clipping_bias import NonPrivateClippingBias
-from trainer.dp_sat import SharpnessAwareOptimizer
-from trainer.dp_step import Step
-from trainer.export import check_export, export
-from trainer.held_out import Evaluator
-from trainer.iterates import Iterates
-from trainer.lazy_noise import LazyNoise
-from trainer.method_settings import DP_SAT, MODEL_MIX, NON_PRIVATE
-from trainer.model_mix import MixingOptimizer
-from trainer.noise import LaterNoise, NoiseStream, step_noise_and_coefficients
-from trainer.optimizers import learning_rate, make_optimizer
-from trainer.past_results import PastResults
-from trainer.preflight import Checked, Request
-from trainer.progress import Reporter, Silent
-from trainer.run_record import RunRecord, StepLedger
-from trainer.session_state import SessionState
-from trainer.settings import CLICK_MODEL
-from trainer.tf_privacy import keras, tf
-from trainer.user_code import load_function, withhold_values
+from pipelines.batches.manifest import PRIVATE_NAME, pretty_json, write_atomically
+from pipelines.files.stopping import StoppedError, on_signals
+from pipelines.sampling import keys
+from trainer import models
+from trainer.averaging.aggregate_evaluation import PastResults
+from trainer.averaging.averages import TrainingAverages
+from trainer.averaging.iterates import Iterates
+from trainer.gradients import lazy_noise
+from trainer.gradients.clipping import GradientSum
+from trainer.gradients.clipping_bias import NonPrivateClippingBias
+from trainer.gradients.dp_step import Step
+from trainer.gradients.lazy_noise import LazyNoise
+from trainer.gradients.noise import LaterNoise, NoiseStream, step_noise_and_coefficients
+from trainer.methods import registry
+from trainer.methods.dp_sat import SharpnessAwareOptimizer
+from trainer.methods.model_mix import MixingOptimizer
+from trainer.methods.optimizers import learning_rate, make_optimizer
+from trainer.model.evaluation import Evaluator
+from trainer.model.user_code import load_function, withhold_values
+from trainer.report import curve_files, plots
+from trainer.report.progress import Reporter, Silent
+from trainer.run import preflight, privacy, run_record, threads, traced_origin
+from trainer.run.batches import BatchSource, Element, element_spec
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.export import check_export, export
+from trainer.run.preflight import Checked, Request
+from trainer.run.run_record import RunRecord, StepLedger
+from trainer.run.session_state import SessionState
+from trainer.settings.method_settings import DP_SAT, MODEL_MIX, NON_PRIVATE
+from trainer.settings.train_settings import CLICK_MODEL
+from trainer.tf_compat import keras, tf
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -137,12 +130,12 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
-    gradient_sum = methods.gradient_sum(model, settings)
+    gradient_sum = registry.gradient_sum(model, settings)
     if settings.model != CLICK_MODEL:  # whose export is tested
         check_export(model, checked.manifest)
     reporter.say(_describe(checked, model))
     if settings.method != NON_PRIVATE:
-        path = methods.choose_path(model, settings)
+        path = registry.choose_path(model, settings)
         reporter.say(f"per-example gradients: {path}")
     session = _Session(
         checked,
@@ -330,7 +323,7 @@ class _Session:
             self._request.run,
             self._model.variables,
             clipped=clipped,
-            unclipped=methods.gradient_sum(
+            unclipped=registry.gradient_sum(
                 self._model, self._settings, l2_norm_clip=math.inf
             ),
             first_step=self._done,

@@ -28,7 +28,7 @@ from deploy.engines.jobs import (
     run_on,
     start_on,
 )
-from pipelines.manifest import MANIFEST_NAME
+from pipelines.batches.manifest import MANIFEST_NAME
 
 SAMPLING, WRITING = "sampling", "writing"
 

@@ -18,8 +18,8 @@ from deploy.engines.cluster import Cluster, environment
 from deploy.engines.comparing import keep_checksums, same_checksums
 from deploy.engines.conditions import wait_for
 from deploy.engines.hosts import HEAD, Process
-from pipelines.spill import BLOCK_PREFIX
-from pipelines.verify import verify
+from pipelines.batches.verify import verify
+from pipelines.job.spill import BLOCK_PREFIX
 from tests.benchmarks import prepared_rows
 
 BATCH_SIZE = 1024

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from accounting import bounds, budget
+from accounting import accountant, budget
 from accounting.validation import InputError
 
 TARGET = {"noise_multiplier": 1.0, "epsilon": 2.0, "delta": 1e-5}
 
 
 def delta_of(plan):
-    return bounds.delta(plan, noise_multiplier=1.0, epsilon=2.0).guarantee
+    return accountant.delta(plan, noise_multiplier=1.0, epsilon=2.0).guarantee
 
 
 def test_most_steps_fit_and_one_more_does_not(small_plan):
@@ -53,13 +53,15 @@ def test_user_epsilon_follows_group_privacy(small_plan):
     arguments = {"noise_multiplier": 2.0, "delta": 1e-5}
     one = budget.user_epsilon(plan, max_examples_per_user=1, **arguments)
     three = budget.user_epsilon(plan, max_examples_per_user=3, **arguments)
-    exact = bounds.epsilon(plan, **arguments).guarantee
+    exact = accountant.epsilon(plan, **arguments).guarantee
     assert exact <= one <= exact * (1 + 1e-4)
     assert three > 3 * one
     # The pair it stands on: (e, d) for one example with d = delta (e^e-1)/(e^3e-1).
     single = three / 3
     share = 1e-5 * math.expm1(single) / math.expm1(three)
-    assert bounds.delta(plan, noise_multiplier=2.0, epsilon=single).guarantee <= share
+    assert (
+        accountant.delta(plan, noise_multiplier=2.0, epsilon=single).guarantee <= share
+    )
 
 
 def test_attack_success_of_the_gaussian_mechanism_is_its_roc_curve(small_plan):

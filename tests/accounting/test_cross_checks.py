@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from accounting import bounds, cross_checks
+from accounting import accountant, cross_checks
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 
@@ -33,7 +33,7 @@ def test_published_values(size, noise, steps, num_examples, delta, renyi):
     found = cross_checks.renyi_epsilon(example, **arguments)
     # Finer orders than the published ones: at most as large, hardly smaller.
     assert found == pytest.approx(renyi, rel=5e-4)
-    assert bounds.epsilon(example, **arguments).upper < found
+    assert accountant.epsilon(example, **arguments).upper < found
 
 
 def test_published_renyi_epsilon_of_the_untruncated_example():
@@ -64,14 +64,14 @@ def test_published_renyi_delta(epsilon):
     found = cross_checks.renyi_delta(example, **arguments)
     # The published values take the best of few orders, at a loss of up to 3 %.
     published = RENYI_DELTA[epsilon]
-    assert bounds.delta(example, **arguments).upper < found
+    assert accountant.delta(example, **arguments).upper < found
     assert 0.97 * published <= found <= published * (1 + 1e-6)
     # dp_accounting at the orders of our grid that matter here.
     orders = 1 + np.geomspace(1e-2, 1e4, 400)[100:170]
-    accountant = rdp_privacy_accountant.RdpAccountant(list(orders))
+    theirs = rdp_privacy_accountant.RdpAccountant(list(orders))
     gaussian = dp_accounting.GaussianDpEvent(0.35)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(1e-3, gaussian), 1000)
-    assert found == pytest.approx(accountant.get_delta(epsilon), rel=1e-6)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(1e-3, gaussian), 1000)
+    assert found == pytest.approx(theirs.get_delta(epsilon), rel=1e-6)
 
 
 def test_renyi_delta_and_epsilon_agree():
@@ -104,7 +104,7 @@ def test_published_epsilon_of_simulated_runs(size, order, published):
     found = cross_checks.renyi_epsilon(example, **arguments)
     # Orders below 1.1 help where the published value is an artefact of its orders.
     assert found <= published * 1.02
-    assert 18 < bounds.epsilon(example, **arguments).upper <= found
+    assert 18 < accountant.epsilon(example, **arguments).upper <= found
 
 
 @pytest.mark.parametrize("order", [1.5, 4.0, 32.0])
@@ -112,13 +112,13 @@ def test_renyi_divergence_agrees_with_dp_accounting(order):
     import dp_accounting
     from dp_accounting.rdp import rdp_privacy_accountant
 
-    accountant = rdp_privacy_accountant.RdpAccountant([order])
+    theirs = rdp_privacy_accountant.RdpAccountant([order])
     gaussian = dp_accounting.GaussianDpEvent(1.3)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 50)
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 50)
     found = cross_checks.renyi_divergence(
         plan(20, 1000, 50), noise_multiplier=1.3, order=order
     )
-    assert found == pytest.approx(accountant._rdp[0], rel=1e-6)
+    assert found == pytest.approx(theirs._rdp[0], rel=1e-6)
 
 
 def test_only_for_poisson(small_plan):

@@ -13,8 +13,8 @@ import dpsgd
 from accounting import deltas, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from trainer import demo
-from trainer.settings import TrainSettings
+from trainer.cli import demo
+from trainer.settings.train_settings import TrainSettings
 
 NUM_EXAMPLES = 600
 PLAN = DpSgdPlan(

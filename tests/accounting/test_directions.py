@@ -2,7 +2,7 @@
 
 import pytest
 
-from accounting import bounds
+from accounting import accountant
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 
@@ -26,7 +26,9 @@ def test_poisson_agrees_with_both_of_dp_accountings(epsilon):
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
         0.8, sampling_prob=0.05, value_discretization_interval=1e-3
     ).self_compose(50)
-    found = bounds.delta_by_direction(poisson(), noise_multiplier=0.8, epsilon=epsilon)
+    found = accountant.delta_by_direction(
+        poisson(), noise_multiplier=0.8, epsilon=epsilon
+    )
     remove = theirs._pmf_remove.get_delta_for_epsilon(epsilon)
     add = theirs._pmf_add.get_delta_for_epsilon(epsilon)
     assert found.remove.upper == pytest.approx(remove, rel=2e-3)
@@ -55,9 +57,9 @@ def plans():
 def test_the_worse_direction_is_the_guarantee(plan, noise):
     for epsilon in EPSILONS:
         arguments = {"noise_multiplier": noise, "epsilon": epsilon}
-        found = bounds.delta_by_direction(plan, **arguments)
+        found = accountant.delta_by_direction(plan, **arguments)
         worse = max(found.remove.guarantee, found.add.guarantee)
-        expected = bounds.delta(plan, **arguments).guarantee
+        expected = accountant.delta(plan, **arguments).guarantee
         assert worse == pytest.approx(expected, rel=1e-9, abs=1e-300)
         for one in (found.remove, found.add):
             assert one.lower is None or one.lower <= one.guarantee
@@ -71,16 +73,16 @@ def test_the_worse_direction_is_the_guarantee(plan, noise):
 def test_adding_without_noise_by_hand():
     # Absent from all 2 steps with probability 0.9^2: 1 - e^epsilon 0.81, at least 0.
     plan = poisson(expected_batch_size=10, num_steps=2)
-    found = bounds.delta_by_direction(plan, noise_multiplier=0.0, epsilon=0.1)
+    found = accountant.delta_by_direction(plan, noise_multiplier=0.0, epsilon=0.1)
     assert found.remove.upper == pytest.approx(0.19)
     assert found.add.upper == pytest.approx(1 - 1.1051709180756477 * 0.81)
-    later = bounds.delta_by_direction(plan, noise_multiplier=0.0, epsilon=1.0)
+    later = accountant.delta_by_direction(plan, noise_multiplier=0.0, epsilon=1.0)
     assert later.add.upper == 0.0
 
 
 def test_both_directions_of_balls_and_bins_are_enclosed():
     plan = poisson(sampler="balls-and-bins", num_examples=1000, num_steps=200)
-    found = bounds.delta_by_direction(plan, noise_multiplier=0.5, epsilon=1.0)
+    found = accountant.delta_by_direction(plan, noise_multiplier=0.5, epsilon=1.0)
     for one in (found.remove, found.add):
         assert 0 < one.lower <= one.upper <= 1.1 * one.lower
     assert found.remove.lower > found.add.upper
@@ -89,6 +91,6 @@ def test_both_directions_of_balls_and_bins_are_enclosed():
 @pytest.mark.parametrize("sampler", ["persistent-shuffle", "dynamic-shuffle"])
 def test_shuffles_have_no_known_directions(sampler):
     with pytest.raises(InputError, match="no dominating pair"):
-        bounds.delta_by_direction(
+        accountant.delta_by_direction(
             poisson(sampler=sampler), noise_multiplier=1.0, epsilon=1.0
         )

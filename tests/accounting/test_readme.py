@@ -19,8 +19,10 @@ def test_every_module_named_exists(root):
     names = set(re.findall(r"`([a-z_]+)`", text)) | set(
         re.findall(r"`([a-z_]+)\.[A-Za-z_.]+`", text)
     )
-    existing = {path.stem for path in (root / "accounting").glob("*.py")}
+    files = (root / "accounting").rglob("*.py")
+    modules = {path.stem: path.relative_to(root).with_suffix("") for path in files}
+    existing = set(modules)
     fields = set(DpSgdPlan.__dataclass_fields__) | set(dir(DpSgdPlan))
     assert names - existing - fields <= {"accounting", "guarantee", "noise_multiplier"}
     for module in names & existing:
-        importlib.import_module(f"accounting.{module}")
+        importlib.import_module(".".join(modules[module].parts))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from accounting import bounds, intervals, statement
-from accounting.model_mix import Mixing
+from accounting import accountant, intervals, statement
+from accounting.model_mix.theorem import Mixing
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.validation import InputError
 
@@ -65,7 +65,7 @@ def test_a_printed_epsilon_is_rounded_up(small_plan):
 
 def test_shuffles_say_what_cannot_be_claimed(small_plan):
     said = make(small_plan, "dynamic-shuffle")
-    exact = bounds.epsilon(
+    exact = accountant.epsilon(
         small_plan("deterministic"), noise_multiplier=1.0, delta=1e-5
     ).guarantee
     assert said.epsilon.guarantee == exact

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import bounds, tan
+from accounting import accountant, tan
 from accounting.plan import DpSgdPlan
 from accounting.tan import Configuration
 from accounting.validation import InputError
@@ -52,7 +52,7 @@ def test_simulated_keeps_steps_noise_over_batch_size_and_eta(
 def test_truncated_batches_get_the_cap_that_costs_nothing() -> None:
     large = configuration(256, 2.0, 120, 16_000, cap=400)
     small = large.simulated(32, epsilon=3, delta=1e-6)
-    cap = bounds.smallest_truncated_batch_size(
+    cap = accountant.smallest_truncated_batch_size(
         num_examples=16_000,
         expected_batch_size=32,
         num_steps=120,
@@ -111,7 +111,7 @@ def test_closed_form_warns_below_its_range() -> None:
     found = small.estimate(delta=8e-7)
     assert found.warning is not None
     assert "below 2" in found.warning
-    true = bounds.epsilon(small.plan, noise_multiplier=0.0195, delta=8e-7).upper
+    true = accountant.epsilon(small.plan, noise_multiplier=0.0195, delta=8e-7).upper
     assert true is not None
     assert true > 100 * found.epsilon
     assert (

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import accounting.profiles  # noqa: F401 - loaded here, so that no question pays for it
-from accounting import bounds
+import accounting.pld.privacy_profile  # noqa: F401 - loaded here, so that no question pays for it
+from accounting import accountant
 from accounting.plan import DpSgdPlan
 from tests.accounting.published import DELTA, STEPS, criteo_plan
 
@@ -30,7 +30,7 @@ def timed(label: str, question: Callable[[], Any]) -> tuple[Any, float]:
 
 def ours(plan: DpSgdPlan) -> str:
     """The noise multiplier for epsilon 5."""
-    answer = bounds.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
+    answer = accountant.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
     return f"necessary {answer.necessary}, sufficient {answer.sufficient}"
 
 
@@ -70,9 +70,9 @@ def allocation(batch_size: int, num_epochs: int) -> str:
     """Balls and bins at the noise that Poisson needs."""
     plan = criteo_plan("balls-and-bins", batch_size, num_epochs)
     poisson = criteo_plan("poisson", batch_size, num_epochs)
-    noise = bounds.noise_multiplier(poisson, epsilon=5.0, delta=DELTA).guarantee
+    noise = accountant.noise_multiplier(poisson, epsilon=5.0, delta=DELTA).guarantee
     start = time.perf_counter()
-    answer = bounds.epsilon(plan, noise_multiplier=noise, delta=DELTA)
+    answer = accountant.epsilon(plan, noise_multiplier=noise, delta=DELTA)
     seconds = time.perf_counter() - start
     assert answer.lower is not None
     gap = answer.guarantee / answer.lower - 1

@@ -26,11 +26,11 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from accounting.bounds import smallest_truncated_batch_size
+from accounting.accountant import smallest_truncated_batch_size
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_per_epoch
-from pipelines.parquet_blocks import list_blocks, read_block
-from pipelines.poisson_batching import write_batches
-from pipelines.sizing import estimate, make_layout
+from pipelines.inputs.parquet_blocks import list_blocks, read_block
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import estimate, make_layout
 from tests.benchmarks.prepared_rows import write_rows
 
 BATCH_SIZE = 1024
@@ -151,8 +151,8 @@ def read_rates(batches: pathlib.Path, examples: pathlib.Path) -> tuple[float, fl
     """Rows per second into tensors: of the batches, and of one Example per row."""
     import tensorflow as tf
 
-    from pipelines.manifest import read_manifest
-    from trainer.batches import BatchSource
+    from pipelines.batches.manifest import read_manifest
+    from trainer.run.batches import BatchSource
 
     manifest = read_manifest(batches)
     source = BatchSource(batches, manifest)

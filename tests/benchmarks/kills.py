@@ -39,11 +39,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its pool would not survive
 import h5py
 import numpy as np
 
-from pipelines.keys import create_key_file
+from pipelines.sampling.keys import create_key_file
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
-from trainer.preflight import Request
-from trainer.progress import Silent
-from trainer.settings import TrainSettings
+from trainer.report.progress import Silent
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
 _FORK = multiprocessing.get_context("fork")

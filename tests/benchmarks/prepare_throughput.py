@@ -29,7 +29,7 @@ import pyarrow.csv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from pipelines import criteo, preparing, synth
+from pipelines.tables import convert, criteo, synthetic
 
 TARGET_ROWS_PER_SECOND = 150_000
 
@@ -73,11 +73,11 @@ def measure(
     """Returns the seconds of everything that is compared, in one round."""
     raw, data = folder / f"raw-{number}", folder / f"data-{number}"
     steps: dict[str, Callable[[], object]] = {
-        "synth": lambda: synth.write_synth(
-            raw, synth.SynthOptions(num_rows=rows, seed=number)
+        "synth": lambda: synthetic.write_synth(
+            raw, synthetic.SynthOptions(num_rows=rows, seed=number)
         ),
         "read": lambda: read_text(sorted(raw.iterdir())),
-        "prepare": lambda: preparing.prepare(
+        "prepare": lambda: convert.prepare(
             str(raw), data, criteo.PrepareOptions(), num_threads=threads
         ),
         "write": lambda: write_bytes(data, folder / f"copy-{number}"),

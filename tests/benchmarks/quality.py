@@ -22,11 +22,12 @@ from typing import Any
 import click
 
 from accounting.plan import TRUNCATED_POISSON
-from pipelines.manifest import pretty_json, read_manifest, write_atomically
-from trainer import compare_report, privacy
-from trainer.compare import Comparison, Outcome, Sampling, Trial, summarise
-from trainer.compare_commands import write_results
-from trainer.method_settings import BAM, DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
+from pipelines.batches.manifest import pretty_json, read_manifest, write_atomically
+from trainer.cli.compare_commands import write_results
+from trainer.experiments import compare_report
+from trainer.experiments.compare import Comparison, Outcome, Sampling, Trial, summarise
+from trainer.run import privacy
+from trainer.settings.method_settings import BAM, DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
 
 EPSILONS = (1.0, 3.0, 10.0)
 #: At which the grid is searched.

@@ -38,17 +38,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
 
 import conftest  # noqa: E402
 
-from pipelines.keys import insecure_key  # noqa: E402
+from pipelines.sampling.keys import insecure_key  # noqa: E402
 from tests.trainer.zoo import registry_sum  # noqa: E402
-from trainer import bam, clipping, lazy_noise  # noqa: E402
-from trainer.batches import BatchSource  # noqa: E402
-from trainer.dp_step import Step  # noqa: E402
-from trainer.lazy_noise import LazyNoise  # noqa: E402
+from trainer.gradients import clipping, lazy_noise  # noqa: E402
+from trainer.gradients.dp_step import Step  # noqa: E402
+from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
+from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
+from trainer.methods import bam  # noqa: E402
+from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.models import criteo_model  # noqa: E402
-from trainer.noise import LaterNoise, NoiseStream  # noqa: E402
-from trainer.settings import DENSE_NOISE, TrainSettings  # noqa: E402
-from trainer.tf_privacy import keras, tf  # noqa: E402
-from trainer.trainable_model import TrainableModel  # noqa: E402
+from trainer.run.batches import BatchSource  # noqa: E402
+from trainer.settings.train_settings import DENSE_NOISE, TrainSettings  # noqa: E402
+from trainer.tf_compat import keras, tf  # noqa: E402
 
 BATCH = 1024
 KEY = insecure_key(0)

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PACKAGES = ("accounting", "pipelines", "trainer")
 SOURCES = [
     ROOT / "dpsgd.py",
-    *(path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))),
+    *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))),
     *sorted((ROOT / "deploy" / "engines").glob("*.py")),
 ]
 
@@ -62,10 +62,18 @@ def test_functions_are_short_and_public_ones_documented(path: pathlib.Path) -> N
         assert ast.get_docstring(node), f"{node.name} has no docstring"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_package_init_imports_nothing(package: str) -> None:
-    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+FOLDERS = sorted({path.parent for path in SOURCES if path.name == "__init__.py"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_package_init_imports_nothing(folder: pathlib.Path) -> None:
+    tree = ast.parse((folder / "__init__.py").read_text())
     assert all(isinstance(node, ast.Expr) for node in tree.body)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_folder_holds_about_a_dozen_modules(folder: pathlib.Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= 16
 
 
 @pytest.mark.parametrize("path", DOCTESTED, ids=lambda path: path.stem)

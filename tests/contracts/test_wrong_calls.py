@@ -318,7 +318,7 @@ TRAIN = [
     row("- --l2-norm-clip", "--l2-norm-clip for method='dp-sgd'. Try 1",
         "--l2-norm-clip 1"),
     row("--batches nosuch", "nosuch/manifest.json to exist"),
-    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
     number("--l2-norm-clip", "nan", "l2_norm_clip=nan to be finite", "1"),
     number("--noise-multiplier", "-1", "noise_multiplier=-1.0 >= 0", "1"),
     *(
@@ -395,7 +395,7 @@ ACCOUNT = [
     row("--mix-width 0 --l2-norm-clip 1", "mix_width=0.0 > 0", "- --mix-width"),
     row("--mix-width 0.1 --l2-norm-clip 1 --linf-factor 0", "linf_factor=0 >= 1",
         "- --mix-width - --linf-factor"),
-    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
     row("--noise-key-file x", "no --noise-key-file without a run",
         "- --noise-key-file"),
     row("--nosuch", "No such option '--nosuch'", "- --nosuch"),
@@ -427,7 +427,7 @@ TRAIN_FLAGS = [
     row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
     row("--metric nosuch", "metric='nosuch' to be one of auc", "--metric auc"),
     row("--eval nosuch", "--eval nosuch to be a folder", "--eval data/test"),
-    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
 ]
 
 COMPARE = [
@@ -491,12 +491,12 @@ def reached(*_: Any, **__: Any) -> Any:
 
 #: Where the work of a command begins, if it is no matter of a moment.
 WORK = {
-    "batches": "pipelines.poisson_batching.open_job",
-    "demo": "trainer.demo._run",
-    "train": "trainer.progress.Terminal.say",
-    "audit": "trainer.audit_commands._audit_mechanism",
-    "compare": "trainer.compare_commands._noise",
-    "simulate": "trainer.simulate_commands._say",
+    "batches": "pipelines.job.poisson_batching.open_job",
+    "demo": "trainer.cli.demo._run",
+    "train": "trainer.report.progress.Terminal.say",
+    "audit": "trainer.cli.audit_commands._audit_mechanism",
+    "compare": "trainer.cli.compare_commands._noise",
+    "simulate": "trainer.cli.simulate_commands._say",
 }
 
 

@@ -24,10 +24,10 @@ from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from accounting.plan import DpSgdPlan
-from pipelines.keys import create_key_file
-from pipelines.parquet_blocks import list_blocks
-from pipelines.poisson_batching import write_batches
-from pipelines.sizing import make_layout
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import make_layout
+from pipelines.sampling.keys import create_key_file
 
 apiclient = pytest.importorskip(
     "apache_beam.runners.dataflow.internal.apiclient",
@@ -197,7 +197,7 @@ from apache_beam.internal import pickler
 loaded = [pickler.loads(bytes.fromhex(line)) for line in sys.stdin]
 import pipelines
 assert pipelines.__file__.startswith(sys.argv[1]), pipelines.__file__
-from pipelines.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import list_blocks
 # A DoFn travels with its arguments and windowing, as a tuple that begins with it.
 fns = [value[0] if isinstance(value, tuple) else value for value in loaded]
 (fn,) = [fn for fn in fns if type(fn).__name__ == "_SampleBlockFn"]

@@ -156,7 +156,7 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
 
 def test_the_commands_of_the_manifests_are_understood() -> None:
     """All that ``dpsgd batches`` does before it looks at the input."""
-    from pipelines.batch_commands import _beam_options, batches
+    from pipelines.cli.batch_commands import _beam_options, batches
 
     own = {name for option in batches.params for name in option.opts}
     for path in MANIFESTS:
@@ -167,7 +167,7 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
 
 
 def test_the_flex_template_asks_for_what_the_command_takes() -> None:
-    from pipelines.batch_commands import batches
+    from pipelines.cli.batch_commands import batches
 
     metadata = json.loads((DEPLOY / "dataflow" / "metadata.json").read_text())
     template = json.loads((DEPLOY / "dataflow" / "template.json").read_text())

@@ -9,11 +9,11 @@ import pytest
 
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
 from deploy.engines import embedded, parts
-from pipelines.keys import create_key_file
-from pipelines.packing import Layout
-from pipelines.parquet_blocks import Dataset, list_blocks
-from pipelines.poisson_batching import write_batches
-from pipelines.sizing import make_layout
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import make_layout
+from pipelines.sampling.keys import create_key_file
 from tests.benchmarks.prepared_rows import write_table
 
 ROWS = 50_000

@@ -20,10 +20,10 @@ from deploy.engines import parts
 from deploy.engines.comparing import keep_checksums, same_bytes, same_checksums
 from deploy.engines.conditions import wait_for
 from deploy.engines.embedded import RUNNERS
-from pipelines.packing import Layout
-from pipelines.parquet_blocks import Dataset
-from pipelines.poisson_batching import write_batches
-from pipelines.verify import verify
+from pipelines.batches.verify import verify
+from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batching import write_batches
 from tests.benchmarks.prepared_rows import write_table
 
 # Threads that served an engine end with an exception when it hangs up.
@@ -124,7 +124,7 @@ def test_an_error_of_a_worker_is_one_line_and_the_next_run_resumes(
 
     with pytest.MonkeyPatch.context() as patch:
         # The folder must be new when it is looked at: the obstacle comes right after.
-        from pipelines import poisson_batching as module
+        from pipelines.job import poisson_batching as module
 
         opened = module.open_job
 

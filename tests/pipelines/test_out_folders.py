@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from accounting.validation import InputError
-from pipelines import preparing
-from pipelines.preparing import check_output, staged_folder
+from pipelines.tables import convert
+from pipelines.tables.convert import check_output, staged_folder
 
 from .conftest import run_command, write_table
 
@@ -48,9 +48,9 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(preparing, "_check_lines", read)
-    monkeypatch.setattr("pipelines.synth.synthetic_rows", read)
-    monkeypatch.setattr("pipelines.poisson_batching._run_pipeline", read)
+    monkeypatch.setattr(convert, "_check_lines", read)
+    monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
+    monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
 
 
 @pytest.mark.usefixtures("never_read")

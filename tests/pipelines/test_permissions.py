@@ -14,11 +14,13 @@ import apache_beam as beam
 import pytest
 
 from accounting.validation import InputError
-from pipelines import job_folder, keys, storage
-from pipelines.packing import Layout
-from pipelines.parquet_blocks import Dataset, footer_digest, list_blocks
-from pipelines.poisson_batches import PoissonBatches
-from pipelines.poisson_batching import write_batches
+from pipelines.files import storage
+from pipelines.inputs.parquet_blocks import Dataset, footer_digest, list_blocks
+from pipelines.job import job_folder
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batches import PoissonBatches
+from pipelines.job.poisson_batching import write_batches
+from pipelines.sampling import keys
 
 from .conftest import run_command
 
@@ -89,7 +91,7 @@ def test_an_unfinished_job_is_closed_and_so_is_its_shuffle(
     def never_done(*_: object) -> None:
         raise InputError("the disk of the manifest is lost")
 
-    monkeypatch.setattr("pipelines.poisson_batching.finish_job", never_done)
+    monkeypatch.setattr("pipelines.job.poisson_batching.finish_job", never_done)
     with pytest.raises(InputError, match="is lost"):
         write_batches(dataset=dataset, layout=layout, out=out)
     names = {path.name.split("-")[0] for path in out.rglob("*")}

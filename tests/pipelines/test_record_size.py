@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batch_commands import batches
-from pipelines.batch_format import (
+from pipelines.batches.batch_format import (
     DTYPES,
     MOST_RECORD_BYTES,
     Column,
     encode_batch,
     record_bytes,
 )
-from pipelines.manifest import read_manifest
-from pipelines.packing import Layout
-from pipelines.parquet_blocks import Block, Dataset
-from pipelines.sizing import make_layout, worker_bytes
+from pipelines.batches.manifest import read_manifest
+from pipelines.cli.batch_commands import batches
+from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.job.packing import Layout
+from pipelines.job.sizing import make_layout, worker_bytes
 
 from .conftest import write_table
 

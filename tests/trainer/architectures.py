@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.trainer import zoo
-from trainer.tf_privacy import keras, tf
+from trainer.tf_compat import keras, tf
 
 layers = keras.layers
 

@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from pipelines.batch_format import Column, encode_batch, write_record
-from pipelines.keys import create_key_file
-from pipelines.manifest import (
+from pipelines.batches.batch_format import Column, encode_batch, write_record
+from pipelines.batches.manifest import (
     DATASET_METADATA_KEY,
     BatchFile,
     FileChecksum,
     Manifest,
     write_manifest,
 )
-from trainer.run_record import NOISE_KEY_NAME, RunRecord, write_run
+from pipelines.sampling.keys import create_key_file
+from trainer.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
 NUM_BUCKETS = [7] * 26
 DATASET = {"name": "criteo", "num_buckets": NUM_BUCKETS}

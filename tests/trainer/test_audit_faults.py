@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accounting import audit, audit_joint
+from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
-from trainer import audit_training, bookkeeping, dp_step, methods, noise
-from trainer.audit_training import NUM_CANARIES, Outcome, SmallRun
-from trainer.dp_step import Step
-from trainer.layer_gradients import EmbeddingUse
-from trainer.lazy_noise import LazyNoise
-from trainer.tf_privacy import tf
+from trainer.auditing import audit_training
+from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
+from trainer.gradients import dp_step, ghost_clipping, noise
+from trainer.gradients.dp_step import Step
+from trainer.gradients.layer_gradients import EmbeddingUse
+from trainer.gradients.lazy_noise import LazyNoise
+from trainer.methods import registry
+from trainer.tf_compat import tf
 
 CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
 PLAN = DpSgdPlan(
@@ -92,7 +94,7 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
     """All kinds together; violated with a probability of 1e-6 at most."""
     outcomes = [examine(run) for run in RUNS]
     claim = audit.claim(outcomes[0].plan, NOISE, DELTA)
-    verdict = audit_joint.judge(
+    verdict = joint_tests.judge(
         claim, audit_training.evidence(outcomes), confidence=1 - 1e-6
     )
     assert not verdict.violated, verdict.text
@@ -150,7 +152,7 @@ def test_embeddings_that_are_left_out_of_the_norm_are_seen(
 def test_a_clip_of_each_layer_by_itself_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clipped_sum = bookkeeping.BackwardPass.clipped_sum
+    clipped_sum = ghost_clipping.BackwardPass.clipped_sum
 
     def of_each_layer(found: Any, *arguments: Any) -> list[Any]:
         sums = []
@@ -163,7 +165,7 @@ def test_a_clip_of_each_layer_by_itself_is_seen(
             sums.append(map(tf.convert_to_tensor, clipped_sum(one, *arguments)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
-    monkeypatch.setattr(bookkeeping.BackwardPass, "clipped_sum", of_each_layer)
+    monkeypatch.setattr(ghost_clipping.BackwardPass, "clipped_sum", of_each_layer)
     assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
 
 
@@ -171,9 +173,9 @@ def test_a_clip_of_each_layer_by_itself_is_seen(
 def test_no_clip_is_seen_on_each_path(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    honest = methods.gradient_sum
+    honest = registry.gradient_sum
     monkeypatch.setattr(
-        methods,
+        registry,
         "gradient_sum",
         lambda model, settings: honest(model, settings, l2_norm_clip=math.inf),
     )

@@ -17,7 +17,7 @@ from trainer.models import (
     identity,
     make_model,
 )
-from trainer.tf_privacy import keras, tf
+from trainer.tf_compat import keras, tf
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ class _Branching(keras.layers.Layer):
 
 
 def test_layers_that_are_not_of_keras_get_autograph(manifest: Any) -> None:
-    from trainer.clipping import clipped_sum
-    from trainer.dp_step import Step
+    from trainer.gradients.clipping import clipped_sum
+    from trainer.gradients.dp_step import Step
 
     assert not _click_model(manifest).needs_autograph
     own = TrainableModel(network=_with(_Branching), description={})

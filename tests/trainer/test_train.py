@@ -22,21 +22,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import bounds, model_mix
-from accounting.model_mix import Mixing
+from accounting import accountant
+from accounting.model_mix import theorem
+from accounting.model_mix.theorem import Mixing
 from accounting.validation import InputError
-from pipelines.keys import create_key_file
-from pipelines.manifest import read_checksums, write_manifest
-from trainer import privacy, sealed_arrays
-from trainer.aggregation_settings import WEIGHT_AVERAGES
-from trainer.dp_step import Step
-from trainer.held_out import HeldOut
-from trainer.iterates import Iterates
-from trainer.preflight import Request
-from trainer.progress import Silent, Terminal
-from trainer.run_record import RUN_NAMES, exported_names, read_run
-from trainer.settings import TrainSettings
-from trainer.tf_privacy import keras
+from pipelines.batches.manifest import read_checksums, write_manifest
+from pipelines.sampling.keys import create_key_file
+from trainer.averaging.iterates import Iterates
+from trainer.gradients.dp_step import Step
+from trainer.model.evaluation import HeldOut
+from trainer.report.progress import Silent, Terminal
+from trainer.run import authenticated_arrays, privacy
+from trainer.run.preflight import Request
+from trainer.run.run_record import RUN_NAMES, exported_names, read_run
+from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras
 from trainer.train import StoppedError, train
 
 from .conftest import write_held_out
@@ -342,15 +343,17 @@ def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
     statement = privacy.run_statement(record, manifest, delta=None)
     assert statement.to_json() == summary.statement
     mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
-    wanted = model_mix.epsilon(
+    wanted = theorem.epsilon(
         manifest.plan, mixed, noise_multiplier=0.4, delta=1e-3
     ).guarantee
     assert summary.statement["epsilon"] == wanted
-    plain = bounds.epsilon(manifest.plan, noise_multiplier=0.4, delta=1e-3).guarantee
+    plain = accountant.epsilon(
+        manifest.plan, noise_multiplier=0.4, delta=1e-3
+    ).guarantee
     assert wanted < plain
     assert "Xiao et al. 2023, Corollary 4.1" in summary.statement["theorem"]
-    assert summary.statement["discretization"] == model_mix.DISCRETIZATION
-    assert model_mix.NOT_COVERED in summary.text
+    assert summary.statement["discretization"] == theorem.DISCRETIZATION
+    assert theorem.NOT_COVERED in summary.text
     for words in ("sqrt(16)", "at least 0.5 times the learning rate apart"):
         assert words in summary.statement["mechanism"]
     # A record of another optimizer is no record of the theorem's mechanism.
@@ -684,7 +687,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
 ) -> None:
     train(request_for("whole", run_id=ONE_ID))
     request = request_for("broken", run_id=ONE_ID, checkpoint_every=2)
-    write, calls = sealed_arrays.write_atomically, 0
+    write, calls = authenticated_arrays.write_atomically, 0
 
     def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
         nonlocal calls
@@ -695,7 +698,7 @@ def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
         write(path, data, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sealed_arrays, "write_atomically", write_half)
+        patch.setattr(authenticated_arrays, "write_atomically", write_half)
         with pytest.raises(Planted):
             train(request)
     train(request)
@@ -847,7 +850,7 @@ def test_a_stop_signal_ends_the_run_after_its_step(
 _CHILD = """
     import os, pathlib, pickle, signal, sys
     sys.path.insert(0, {root!r})
-    from trainer.progress import Silent
+    from trainer.report.progress import Silent
     from trainer.train import train
 
     class KillAt(Silent):

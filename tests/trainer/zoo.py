@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.clipping import GradientSum
-from trainer.rows import clip_scale, keep_rows, real_rows
-from trainer.tf_privacy import clip_grads, keras, tf
-from trainer.trainable_model import TrainableModel
+from trainer.gradients.clipping import GradientSum
+from trainer.gradients.per_example import clip_scale, keep_rows, real_rows
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import clip_grads, keras, tf
 
 NUM_ROWS = 8
 
@@ -159,7 +159,7 @@ def registry_sum(model: TrainableModel, l2_norm_clip: float) -> GradientSum:
 
     For most models that book-keeping is for.  Lee and Kifer (2020), arXiv:2009.03106.
     """
-    # Only now: trainer.tf_privacy makes TF Privacy importable.
+    # Only now: trainer.tf_compat makes TF Privacy importable.
     from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
 
     registry = layer_registry.make_default_layer_registry()

@@ -1,0 +1,307 @@
+"""The one entry for every question about the privacy of a plan.
+
+Epsilon, delta and noise multiplier of a `DpSgdPlan`, for the worse of both directions
+of the zero-out relation (an example is replaced by a ghost that contributes zero;
+`REPLACE_SPECIAL` in dp_accounting) unless ``neighboring_relation`` says otherwise;
+`accounting.neighboring_relation` says what else there is, and refuses the rest.
+Answers are intervals whose type says what is a guarantee; see `accounting.intervals`.
+
+Example:
+  >>> from accounting.plan import DpSgdPlan
+  >>> plan = DpSgdPlan(
+  ...     sampler="poisson", num_examples=60_000, expected_batch_size=600,
+  ...     num_steps=1000, num_epochs=10)
+  >>> round(epsilon(plan, noise_multiplier=1.1, delta=1e-5).guarantee, 2)
+  1.52
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Iterable
+from types import ModuleType
+
+from accounting import plan as plans
+from accounting.calibration import lower_epsilon, round_up
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
+from accounting.plan import DpSgdPlan
+from accounting.samplers import truncated_poisson
+from accounting.validation import InputError, check_float, check_int
+
+__all__ = [
+    "Bounds",
+    "ByDirection",
+    "NoiseBounds",
+    "delta",
+    "delta_by_direction",
+    "delta_curve",
+    "epsilon",
+    "epsilon_curve",
+    "noise_multiplier",
+    "smallest_truncated_batch_size",
+]
+
+#: More steps than this are not accounted for: rounding would add up.
+MOST_STEPS = 10**9
+_MODULES = {
+    plans.DETERMINISTIC: "accounting.samplers.deterministic",
+    plans.PERSISTENT_SHUFFLE: "accounting.samplers.shuffle",
+    plans.DYNAMIC_SHUFFLE: "accounting.samplers.shuffle",
+    plans.POISSON: "accounting.samplers.poisson",
+    plans.TRUNCATED_POISSON: "accounting.samplers.truncated_poisson",
+    plans.BALLS_AND_BINS: "accounting.samplers.balls_and_bins",
+}
+
+
+def samplers() -> tuple[str, ...]:
+    """Returns the samplers that can be accounted for."""
+    return tuple(_MODULES)
+
+
+def _module(plan: DpSgdPlan) -> ModuleType:
+    check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
+    if plan.sampler not in _MODULES:
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} to be one that can be accounted for: "
+            f"{', '.join(_MODULES)}."
+        )
+    return importlib.import_module(_MODULES[plan.sampler])
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Returns ``epsilon`` if it is a finite number >= 0."""
+    return check_float("epsilon", epsilon, at_least=0.0)
+
+
+def check_delta(delta: float) -> float:
+    """Returns ``delta`` if it is strictly between 0 and 1."""
+    remedy = "Choose it well below 1 / num_examples."
+    return check_float("delta", delta, above=0.0, below=1.0, remedy=remedy)
+
+
+def check_noise_multiplier(noise_multiplier: float) -> float:
+    """Returns ``noise_multiplier`` if it is a finite number >= 0."""
+    return check_float("noise_multiplier", noise_multiplier, at_least=0.0)
+
+
+def epsilon(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> Bounds:
+    """Returns bounds on epsilon at ``delta``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: In (0, 1).
+      both: Also compute a lower bound for Poisson and truncated Poisson, which shows
+        how much of the upper one is slack and takes seconds; all others have one
+        anyway.
+      neighboring_relation: One of `relations.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    check_relation(plan.sampler, neighboring_relation)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_delta(delta)
+    module = _module(plan)
+    result = module.epsilon(plan, noise, target)
+    if not both or result.lower is not None:
+        return result
+    lower = lower_epsilon(
+        lambda point: module.lower_delta(plan, noise, point), result.guarantee, target
+    )
+    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+
+
+def delta(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    both: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> Bounds:
+    """Returns bounds on delta at ``epsilon``; other arguments as for `epsilon`.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
+    check_relation(plan.sampler, neighboring_relation)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    module = _module(plan)
+    result = module.delta(plan, noise, target)
+    if not both or result.lower is not None:
+        return result
+    lower = below(module.lower_delta(plan, noise, target), result.guarantee)
+    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilon: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> ByDirection:
+    """Returns bounds on delta when an example is removed, and when one is added.
+
+    The larger of both is the guarantee, as `delta` returns it.  For Poisson sampling
+    that is the one of removing, at any epsilon; for deterministic batches they are
+    equal.
+
+    Raises:
+      InputError: a value out of range; a relation that is not accounted for; or
+        shuffled batches, of which less is known.
+    """
+    check_relation(plan.sampler, neighboring_relation)
+    noise = check_noise_multiplier(noise_multiplier)
+    target = check_epsilon(epsilon)
+    module = _module(plan)
+    if plan.sampler in (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE):
+        raise InputError(
+            f"Expected sampler={plan.sampler!r} to be one whose directions are known: "
+            "shuffles have one upper bound for both, and no dominating pair. Use delta."
+        )
+    result: ByDirection = module.delta_by_direction(plan, noise, target)
+    return result
+
+
+def epsilon_curve(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    deltas: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> list[Bounds]:
+    """Returns bounds on epsilon at each of ``deltas``."""
+    return [
+        epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=point,
+            neighboring_relation=neighboring_relation,
+        )
+        for point in deltas
+    ]
+
+
+def delta_curve(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    epsilons: Iterable[float],
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> list[Bounds]:
+    """Returns bounds on delta at each of ``epsilons``: the privacy profile."""
+    return [
+        delta(
+            plan,
+            noise_multiplier=noise_multiplier,
+            epsilon=point,
+            neighboring_relation=neighboring_relation,
+        )
+        for point in epsilons
+    ]
+
+
+def noise_multiplier(
+    plan: DpSgdPlan,
+    *,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
+
+    ``sufficient`` is at most 0.01 % above what the bounds used here can prove, rounded
+    up, and verified to meet the target before it is returned.
+
+    Raises:
+      InputError: a value out of range, a relation that is not accounted for, or a
+        target that no noise meets.
+    """
+    check_relation(plan.sampler, neighboring_relation)
+    check_epsilon(epsilon)
+    check_delta(delta)
+    result = _verified(plan, float(epsilon), float(delta))
+    if result.sufficient is not None and math.isinf(result.sufficient):
+        raise InputError(_out_of_reach(plan, epsilon, delta))
+    return result
+
+
+def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    # The search may use a coarser grid than the answers to other questions: what it
+    # returns must hold there too.
+    module = _module(plan)
+    result = module.noise_multiplier(plan, epsilon, delta)
+    value = result.sufficient
+    if value is None or not 0 < value < math.inf:
+        return result
+    # A closed form is off by roundings alone.
+    value = value if module.CLOSED_FORM else round_up(value, 6)
+    for _ in range(1000):
+        answer = module.delta(plan, value, epsilon)
+        if answer.guarantee <= delta:
+            return dataclasses.replace(result, sufficient=value, method=answer.method)
+        if module.CLOSED_FORM:
+            value = math.nextafter(value, math.inf)
+        else:
+            value = round_up(value * (1 + 1e-4), 6)
+    raise ArithmeticError(f"noise multiplier {value!r} could not be verified")
+
+
+def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
+    if plan.truncated_batch_size is None:
+        return (
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "
+            "noise multiplier. Raise epsilon or delta."
+        )
+    least = smallest_truncated_batch_size(
+        num_examples=plan.num_examples,
+        expected_batch_size=plan.expected_batch_size,
+        num_steps=plan.num_steps,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return (
+        f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
+        f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
+    )
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Returns the least cap on a step's examples that costs next to nothing.
+
+    The least B with ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``; what a
+    smaller one costs is ``epsilon(plan, ...)`` of a plan with that B.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
+    return truncated_poisson.smallest_truncated_batch_size(
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+        epsilon=float(epsilon),
+        delta=float(delta),
+    )

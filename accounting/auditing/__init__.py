@@ -1,0 +1,1 @@
+"""What many attacks on a mechanism say of its epsilon, with confidence."""

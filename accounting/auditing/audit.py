@@ -1,0 +1,329 @@
+"""What many trials say of a claimed epsilon: consistent, or violated.
+
+A claim is an epsilon at delta, and with it the whole privacy profile that the
+accountant has for the same noise: (epsilon_j, delta_j) for many j.  Half of the trials
+choose three thresholds: for the bound on epsilon at delta, for the profile, and for the
+bound of Gaussians.  The other half decide.  Breaking any point of the profile refutes
+the claim, also where far more trials were needed to see it at the one small delta.
+
+Formal guarantees, for independent trials, whatever the mechanism and the score are:
+  - no cherry picking: the trials that choose a threshold are not those that count.
+  - false alarm: if the mechanism has the claimed profile, ``violated`` at a confidence
+    is true with probability at most one minus that confidence; the same for an
+    ``epsilon_lower_bound`` above the true epsilon.
+  - the Gaussian bound never enters the verdict.
+
+What it cannot say: "consistent" is no proof of privacy.  It says that this canary, this
+score and this number of trials found nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accounting import accountant
+from accounting.auditing import lower_bounds
+from accounting.auditing.lower_bounds import Errors, Profile
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_float
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Fewer trials in all than this bound nothing.
+LEAST_TRIALS = 40
+#: Shown beside the confidence that decides.
+USUAL_CONFIDENCE = 0.95
+_PROFILE_POINTS = 17
+#: Thresholds are chosen by bounds that err this many times more rarely: where few
+#: trials pass, the best of several thresholds is otherwise the luckiest.
+_CAUTION = 100
+
+
+def percent(confidence: float) -> str:
+    """Returns a confidence for people.
+
+    Example:
+      >>> percent(0.999)
+      '99.9 %'
+    """
+    return f"{100 * confidence:.6g} %"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is claimed of the audited mechanism.
+
+    Attributes:
+      plan: How its batches are said to be made.
+      noise_multiplier: Its noise.
+      delta: Of the claim.
+      epsilon: Proven for ``plan`` at ``delta``.
+      profile: Proven for ``plan`` at other epsilons.
+    """
+
+    plan: DpSgdPlan
+    noise_multiplier: float
+    delta: float
+    epsilon: float
+    profile: Profile
+
+
+def check(noise_multiplier: float, delta: float) -> None:
+    """Accepts noise and delta for which an epsilon can be claimed.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    remedy = "Without noise no epsilon is claimed, and there is nothing to audit."
+    check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
+    accountant.check_delta(delta)
+
+
+def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
+    """Returns what the accountant claims of ``plan``.
+
+    Raises:
+      InputError: a value out of range, or no finite epsilon is claimed.
+    """
+    check(noise_multiplier, delta)
+    answer = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
+    epsilon = answer.guarantee
+    if not np.isfinite(epsilon):
+        raise InputError(
+            f"Expected a finite epsilon for noise_multiplier={noise_multiplier!r}, "
+            f"delta={delta!r}: nothing is claimed, and there is nothing to audit. Add "
+            "noise, or raise delta."
+        )
+    epsilons = np.linspace(0.0, epsilon, _PROFILE_POINTS)[:-1]
+    answers = accountant.delta_curve(
+        plan, noise_multiplier=noise_multiplier, epsilons=map(float, epsilons)
+    )
+    return Claim(
+        plan=plan,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        epsilon=epsilon,
+        profile=Profile(
+            epsilons=(*map(float, epsilons), epsilon),
+            deltas=(*(found.guarantee for found in answers), delta),
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What holds with one confidence.
+
+    Attributes:
+      confidence: Probability, over the trials, that nothing here is wrong.
+      epsilon_lower_bound: No mechanism with a smaller epsilon at the claim's delta
+        gives such errors.
+      gaussian_epsilon: The same if the trade-off curve is Gaussian, which is assumed.
+      other_epsilon: Where the errors break the profile most, or come closest to it.
+      other_delta_claimed: What is claimed there.
+      other_delta: The least delta there, with any mechanism of such errors.
+      violated: Whether the claim is refuted.
+      rates: Bounds on the false positive and false negative rate of each threshold;
+        all of them hold jointly.
+    """
+
+    confidence: float
+    epsilon_lower_bound: float
+    gaussian_epsilon: float
+    other_epsilon: float
+    other_delta_claimed: float
+    other_delta: float
+    violated: bool
+    rates: tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """Errors at one threshold, with 95 % intervals of each rate: for plots alone."""
+
+    fpr: tuple[float, float, float]
+    fnr: tuple[float, float, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Everything that the trials say of a claim.
+
+    Attributes:
+      claim: What was tested.
+      trials: In all, with and without the example, for both uses.
+      findings: One per confidence; the last one decides.
+      points: Error rates at many thresholds, from low to high, of the deciding half.
+    """
+
+    claim: Claim
+    trials: int
+    findings: tuple[Finding, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted at the confidence that decides."""
+        return self.findings[-1].violated
+
+    @property
+    def text(self) -> str:
+        """The verdict in one sentence."""
+        found, claimed = self.findings[-1], self.claim.epsilon
+        sure = f"with confidence {percent(found.confidence)}"
+        if found.epsilon_lower_bound > claimed:
+            return (
+                f"VIOLATED: epsilon is at least {found.epsilon_lower_bound:.4f} "
+                f"{sure}; claimed is {claimed:.4f}."
+            )
+        if found.violated:
+            return (
+                f"VIOLATED: at epsilon {found.other_epsilon:.4f}, delta is at least "
+                f"{found.other_delta:.3g} {sure}; claimed is "
+                f"{found.other_delta_claimed:.3g}."
+            )
+        return self.not_violated(found.confidence)
+
+    def not_violated(self, confidence: float) -> str:
+        """Returns the verdict in one sentence, where ``confidence`` refutes nothing."""
+        sure = f"with confidence {percent(confidence)}"
+        if any(finding.violated for finding in self.findings):
+            return f"not refuted {sure}, but with less: audit again, with more trials."
+        return f"consistent: nothing found against the claim {sure}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        fields = dataclasses.asdict(self)
+        fields["claim"]["plan"] = self.claim.plan.to_json()
+        return {**fields, "violated": self.violated, "verdict": self.text}
+
+
+def judge(
+    claim: Claim,
+    real: NDArray[np.float64],
+    ghost: NDArray[np.float64],
+    *,
+    confidence: float,
+    slack: float = 0.0,
+) -> Verdict:
+    """Returns what the scores of independent trials say of the claim.
+
+    Args:
+      claim: What is tested.
+      real: Scores of trials with the example, in any order that does not depend on
+        them.
+      ghost: Scores of trials with a ghost in its place.
+      confidence: Of the verdict, in (0, 1).
+      slack: By how much any probability of the trials may differ from that of the
+        mechanism that the claim is about.
+
+    Raises:
+      InputError: too few trials, or a confidence that is none.
+    """
+    check_float("confidence", confidence, above=0.0, below=1.0)
+    trials = len(real) + len(ghost)
+    if min(len(real), len(ghost)) < LEAST_TRIALS // 2:
+        raise InputError(f"Expected trials={trials} >= {LEAST_TRIALS}.")
+    choosing, deciding = _halves(real, ghost)
+    gains = (
+        lambda fpr, fnr: lower_bounds.epsilon_bound(fpr, fnr, claim.delta),
+        claim.profile.excess,
+        lower_bounds.gaussian_distance,
+    )
+    error = (1 - confidence) / len(gains)
+    tests = [
+        lower_bounds.count_errors(
+            *deciding, lower_bounds.choose_threshold(*choosing, gain, error / _CAUTION)
+        )
+        for gain in gains
+    ]
+    levels = sorted({min(USUAL_CONFIDENCE, confidence), confidence})
+    return Verdict(
+        claim=claim,
+        trials=trials,
+        findings=tuple(
+            _finding(claim, tests, level, deciding=confidence, slack=slack)
+            for level in levels
+        ),
+        points=_points(*deciding),
+    )
+
+
+_Scores = tuple["NDArray[np.float64]", "NDArray[np.float64]"]
+
+
+def _halves(
+    real: NDArray[np.float64], ghost: NDArray[np.float64]
+) -> tuple[_Scores, _Scores]:
+    reals, ghosts = len(real) // 2, len(ghost) // 2
+    return (real[:reals], ghost[:ghosts]), (real[reals:], ghost[ghosts:])
+
+
+def _finding(
+    claim: Claim,
+    tests: list[Errors],
+    confidence: float,
+    *,
+    deciding: float,
+    slack: float,
+) -> Finding:
+    rates = _rates(tests, confidence, slack)
+    test, point = _closest(claim.profile, _rates(tests, deciding, slack))
+    lower = max(float(lower_bounds.epsilon_bound(*r, claim.delta)) for r in rates)
+    excess = max(float(claim.profile.excess(*pair)) for pair in rates)
+    found = float(claim.profile.found_deltas(*rates[test])[point])
+    gaussian = [lower_bounds.gaussian_bound(*pair, claim.delta) for pair in rates]
+    return Finding(
+        confidence=confidence,
+        epsilon_lower_bound=lower,
+        gaussian_epsilon=max(gaussian),
+        other_epsilon=claim.profile.epsilons[point],
+        other_delta_claimed=claim.profile.deltas[point],
+        other_delta=max(found, 0.0),
+        violated=lower > claim.epsilon or excess > 0,
+        rates=tuple(rates),
+    )
+
+
+def _rates(
+    tests: list[Errors], confidence: float, slack: float
+) -> list[tuple[float, float]]:
+    """Returns bounds on the rates of all tests, which hold jointly."""
+    error = (1 - confidence) / len(tests)
+    return [
+        (min(fpr + slack, 1.0), min(fnr + slack, 1.0))
+        for fpr, fnr in (errors.upper(error) for errors in tests)
+    ]
+
+
+def _closest(profile: Profile, rates: list[tuple[float, float]]) -> tuple[int, int]:
+    """Returns which test, and which claim of the profile it breaks most or nearly."""
+    excesses = [float(profile.excess(*pair)) for pair in rates]
+    test = int(np.argmax(excesses))
+    return test, profile.worst(*rates[test])
+
+
+def _points(real: NDArray[np.float64], ghost: NDArray[np.float64]) -> tuple[Point, ...]:
+    thresholds = lower_bounds.candidates(real, ghost)
+    thresholds = thresholds[:: max(1, len(thresholds) // 40)]
+    error = (1 - USUAL_CONFIDENCE) / 2
+
+    def interval(count: int, trials: int) -> tuple[float, float, float]:
+        return (
+            float(lower_bounds.lower_rate(count, trials, error)),
+            count / trials,
+            float(lower_bounds.upper_rate(count, trials, error)),
+        )
+
+    found = [lower_bounds.count_errors(real, ghost, float(t)) for t in thresholds]
+    return tuple(
+        Point(
+            fpr=interval(errors.false_positives, errors.ghosts),
+            fnr=interval(errors.false_negatives, errors.reals),
+        )
+        for errors in found
+    )

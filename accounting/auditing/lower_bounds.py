@@ -1,0 +1,220 @@
+"""Bounds on epsilon from below, from the errors of a test that was run many times.
+
+A test looks at the output of a mechanism and says "real" where a score is above a
+threshold, and "ghost" where it is not.  Of a mechanism that is (epsilon, delta)-private
+its error rates obey, in both directions,
+
+    1 - FNR <= e^epsilon FPR + delta,       1 - FPR <= e^epsilon FNR + delta,
+
+so that error rates that are known to be small prove that epsilon is large.  They are
+estimated from independent trials, and bounded from above by Clopper and Pearson's exact
+interval.  The threshold is chosen on trials of its own: choosing it on those that count
+would prove too much.
+
+Formal guarantees, for independent trials, whatever the mechanism and the score are:
+  - coverage of a rate: ``upper_rate`` is below the true rate with probability at most
+    ``error``.
+  - coverage of epsilon: with rates that hold jointly with probability ``1 - error``,
+    ``epsilon_bound`` exceeds the true epsilon with probability at most ``error``.
+  - ``Profile.excess`` is above 0 only for rates that contradict one of the claims
+    (epsilon_j, delta_j) of the profile.
+  - ``gaussian_bound`` is a bound on epsilon only of mechanisms whose trade-off curve is
+    Gaussian; it proves nothing of others.
+
+References:
+  Clopper and Pearson (1934); Jagielski, Ullman and Oprea (2020), arXiv:2006.07709;
+  Nasr et al. (2023), arXiv:2302.07956, for the Gaussian bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from accounting.pld.gaussian import gaussian_epsilon
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Ranks, from each end, whose scores are tried as thresholds: few, and none that lets
+#: only a handful pass, since the best of many is often best by luck.
+_NUM_RANKS = 20
+_LEAST_RANK = 5
+
+#: (false positive rates, false negative rates) -> what a threshold is chosen for.
+Gain = Callable[[Any, Any], Any]
+
+
+def upper_rate(successes: Any, trials: int, error: float) -> Any:
+    """Returns Clopper and Pearson's upper bound on a probability.
+
+    Args:
+      successes: How often it happened; a number or an array.
+      trials: Out of how many independent trials.
+      error: Probability that the bound may be too low.
+
+    Example:
+      >>> bool(abs(upper_rate(0, 100, 0.05) - (1 - 0.05**0.01)) < 1e-12)
+      True
+    """
+    from scipy import special
+
+    count = np.asarray(successes, np.float64)
+    # The quantile of Beta(count + 1, trials - count), which for no failures is 1.
+    rest = np.maximum(trials - count, 1)
+    quantile = special.betaincinv(count + 1, rest, 1 - error)
+    bound = np.where(count >= trials, 1.0, quantile)
+    return bound if bound.ndim else float(bound)
+
+
+def lower_rate(successes: Any, trials: int, error: float) -> Any:
+    """Returns Clopper and Pearson's lower bound on a probability."""
+    return 1 - upper_rate(trials - np.asarray(successes), trials, error)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Errors:
+    """How often a test was wrong.
+
+    Attributes:
+      false_positives: Trials without the example that were taken for one with it.
+      ghosts: Trials without the example.
+      false_negatives: Trials with the example that were taken for one without it.
+      reals: Trials with the example.
+    """
+
+    false_positives: int
+    ghosts: int
+    false_negatives: int
+    reals: int
+
+    def upper(self, error: float) -> tuple[float, float]:
+        """Returns bounds on both rates, both right with probability 1 - ``error``."""
+        return (
+            upper_rate(self.false_positives, self.ghosts, error / 2),
+            upper_rate(self.false_negatives, self.reals, error / 2),
+        )
+
+
+def count_errors(
+    real: NDArray[np.float64], ghost: NDArray[np.float64], threshold: float
+) -> Errors:
+    """Returns the errors of "real where the score is above the threshold"."""
+    return Errors(
+        false_positives=int(np.sum(ghost > threshold)),
+        ghosts=len(ghost),
+        false_negatives=int(np.sum(real <= threshold)),
+        reals=len(real),
+    )
+
+
+def candidates(
+    real: NDArray[np.float64], ghost: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Returns thresholds to choose from: ranks of both kinds, densest at the ends."""
+
+    def ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        least = min(_LEAST_RANK, len(scores))
+        near = np.geomspace(least, len(scores), _NUM_RANKS).astype(np.int64) - 1
+        ordered = np.sort(scores)
+        return np.concatenate([ordered[near], ordered[::-1][near]])
+
+    return np.unique(np.concatenate([ranks(real), ranks(ghost)]))
+
+
+def rates_at(
+    real: NDArray[np.float64],
+    ghost: NDArray[np.float64],
+    thresholds: NDArray[np.float64],
+    error: float,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns, at each threshold, bounds on both rates as ``Errors.upper`` has them."""
+    positives = len(ghost) - np.searchsorted(np.sort(ghost), thresholds, side="right")
+    negatives = np.searchsorted(np.sort(real), thresholds, side="right")
+    return (
+        upper_rate(positives, len(ghost), error / 2),
+        upper_rate(negatives, len(real), error / 2),
+    )
+
+
+def choose_threshold(
+    real: NDArray[np.float64], ghost: NDArray[np.float64], gain: Gain, error: float
+) -> float:
+    """Returns the threshold with the most gain; for use on trials of their own."""
+    thresholds = candidates(real, ghost)
+    gains = gain(*rates_at(real, ghost, thresholds, error))
+    return float(thresholds[np.argmax(gains)])
+
+
+def epsilon_bound(fpr: Any, fnr: Any, delta: float) -> Any:
+    """Returns the largest epsilon that error rates of at most these refute; >= 0.
+
+    Example:
+      >>> round(float(epsilon_bound(0.01, 0.5, 0.0)), 4)
+      3.912
+    """
+    fpr, fnr = np.asarray(fpr, np.float64), np.asarray(fnr, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        removed = np.log(np.maximum(1 - fnr - delta, 0.0)) - np.log(fpr)
+        added = np.log(np.maximum(1 - fpr - delta, 0.0)) - np.log(fnr)
+    # Of rates 0 and 1 one direction says nothing: -inf, or no number.
+    return np.fmax(np.fmax(removed, added), 0.0)
+
+
+def gaussian_distance(fpr: Any, fnr: Any) -> Any:
+    """Returns the least mu for which N(0, 1) and N(mu, 1) allow such errors.
+
+    Any test of the two has FNR >= Phi(Phi^-1(1 - FPR) - mu).
+    """
+    from scipy import special
+
+    return -special.ndtri(fpr) - special.ndtri(fnr)
+
+
+def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
+    """Returns the epsilon of the nearest Gaussians that allow such errors; >= 0."""
+    distance = float(gaussian_distance(fpr, fnr))
+    if not 0 < distance < math.inf:
+        return 0.0
+    return gaussian_epsilon(1 / distance, delta, upper=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What an accountant claims at once: (epsilon_j, delta_j)-privacy for every j.
+
+    Attributes:
+      epsilons: Increasing, at least 0.
+      deltas: Parallel to them.
+    """
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+
+    def found_deltas(self, fpr: Any, fnr: Any) -> Any:
+        """Returns the least delta at each epsilon, shape (..., epsilons)."""
+        fpr = np.asarray(fpr, np.float64)[..., None]
+        fnr = np.asarray(fnr, np.float64)[..., None]
+        factor = np.exp(np.minimum(self.epsilons, 700.0))
+        return np.maximum(1 - fnr - factor * fpr, 1 - fpr - factor * fnr)
+
+    def excess(self, fpr: Any, fnr: Any) -> Any:
+        """Returns by how much error rates of at most these break the worst claim."""
+        return np.max(self.found_deltas(fpr, fnr) - np.asarray(self.deltas), axis=-1)
+
+    def worst(self, fpr: float, fnr: float) -> int:
+        """Returns the index of the claim that they break most."""
+        broken = self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
+        return int(np.argmax(broken))
+
+    def least_fnr(self, fpr: Any) -> Any:
+        """Returns the trade-off curve: no test has a lower FNR at this FPR."""
+        fpr = np.asarray(fpr, np.float64)[..., None]
+        factor = np.exp(np.minimum(self.epsilons, 700.0))
+        one = 1 - np.asarray(self.deltas) - factor * fpr
+        other = (1 - np.asarray(self.deltas) - fpr) / factor
+        return np.maximum(np.max(np.maximum(one, other), axis=-1), 0.0)

@@ -1,0 +1,1 @@
+"""ModelMix's theorem, and the proofs of what it rests on."""

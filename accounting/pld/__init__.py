@@ -1,0 +1,1 @@
+"""Privacy loss distributions: dominating pairs, composition, and their profiles."""

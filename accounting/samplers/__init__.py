@@ -1,0 +1,1 @@
+"""The bounds of each sampler: what is proven for its batches, and what is disproven."""

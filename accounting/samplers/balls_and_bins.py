@@ -1,0 +1,279 @@
+"""Balls and bins: each example in one uniformly random step of each epoch.
+
+The assignment is drawn anew in each epoch.  One epoch of t steps is tightly dominated,
+under the zero-out relation, by ``P = mean over k of N(e_k, s^2 I_t)`` against
+``Q = N(0, s^2 I_t)`` and by its reverse; epochs are independent.  Both directions are
+bounded from above and from below, numerically and without chance: `allocation` encloses
+the likelihood ratio of one epoch, and `composition` adds up the epochs.
+
+Formal guarantees:
+  - ``lower <= upper``, and the true value lies between them.
+  - ``upper`` never exceeds the bound of revealing the steps of the example.
+
+References:
+  Chua et al. (2025), arXiv:2412.16802, for the pair and the events of the simple lower
+  bound; Feldman and Shenfeld (2025, 2026), arXiv:2502.08202 and arXiv:2602.17284.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accounting.calibration import (
+    largest_insufficient_noise,
+    log_ratio,
+    lower_epsilon,
+    smallest_noise_in_two,
+)
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.plan import DpSgdPlan
+from accounting.samplers import deterministic, shuffle
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from accounting.pld.composition import TiltedSum
+
+#: Whether the noise that suffices is off by roundings alone.
+CLOSED_FORM = False
+METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
+CLOSED_METHOD = shuffle.UPPER_METHOD
+#: Below this the logarithm of a likelihood ratio spans hundreds: closed forms serve.
+_LEAST_NOISE = 0.05
+_MEANS = (1.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Direction:
+    """The loss of one epoch in one direction: masses under its first member."""
+
+    masses: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    infinite_mass: float
+    relative_error: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta of one epoch, by direct summation and without margins."""
+        gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
+        return float(self.masses @ gain)
+
+    def composed(self, count: int, order: float) -> TiltedSum:
+        """Returns a pessimistic sum of ``count`` losses."""
+        from accounting.pld import composition, loss_distribution, privacy_profile
+
+        loss = privacy_profile.Atoms(self.masses, self.losses)
+        variance = loss.cumulants(order)[2]
+        spacing = max(
+            min(math.sqrt(6 * privacy_profile.FINE * variance), 0.02 / (1 + order)),
+            float(np.ptp(self.losses)) / loss_distribution.MAX_CELLS,
+            1e-10 * float(np.abs(self.losses).max()),
+        )
+        while True:
+            step = loss_distribution.spread(
+                self.masses, self.losses, spacing, self.infinite_mass
+            )
+            try:
+                return composition.compose(step, count, order)
+            except composition.WindowTooLargeError as error:
+                spacing *= 1.1 * error.excess
+
+
+def directions(
+    plan: DpSgdPlan, noise_multiplier: float, upper: bool, num_cells: int | None = None
+) -> tuple[Direction, Direction]:
+    """Returns the losses of one epoch in the remove and in the add direction."""
+    from accounting.pld import random_allocation
+
+    steps = plan.steps_per_epoch
+    ratios = random_allocation.allocation(
+        noise_multiplier, steps, upper, num_cells or random_allocation.NUM_CELLS
+    )
+    losses = np.log(ratios.values / steps)
+    kept = ratios.masses > 0
+    masses, losses = ratios.masses[kept], losses[kept]
+    error = random_allocation.relative_error(steps)
+    remove = Direction(
+        masses=masses * np.exp(losses),
+        losses=losses,
+        infinite_mass=ratios.lost if upper else 0.0,
+        relative_error=error,
+    )
+    add = Direction(
+        masses=masses,
+        losses=-losses,
+        infinite_mass=ratios.zero_mass if upper else 0.0,
+        relative_error=error,
+    )
+    return remove, add
+
+
+def _upper_delta(direction: Direction, count: int, epsilon: float) -> float:
+    from accounting.pld import privacy_profile
+
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        value = direction.delta(epsilon) + direction.infinite_mass
+        return min(1.0, value * margin)
+    loss = privacy_profile.Atoms(direction.masses, direction.losses)
+    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
+    return min(1.0, direction.composed(count, order).delta(epsilon) * margin)
+
+
+def _upper_epsilon(direction: Direction, count: int, delta: float) -> float:
+    from accounting.pld import privacy_profile
+
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        return _root(lambda point: _upper_delta(direction, 1, point), delta)
+    loss = privacy_profile.Atoms(direction.masses, direction.losses)
+    order = privacy_profile.order_for_delta(loss, count, delta)
+    return direction.composed(count, order).epsilon(delta / margin)
+
+
+def _root(bound: Callable[[float], float], delta: float) -> float:
+    """Returns the least epsilon >= 0 with ``bound(epsilon) <= delta``, from above."""
+    if bound(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while bound(high) > delta:
+        low, high = high, 2 * high
+        if high > 1e6:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if bound(middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
+    margin = 1 - count * direction.relative_error
+    if margin <= 0:
+        return 0.0
+    if count == 1:
+        # The values are as uncertain as the masses: ask at a slightly larger epsilon.
+        return direction.delta(epsilon + direction.relative_error) * margin
+    return margin * shuffle.lower_composed_delta(
+        direction.masses, direction.losses, count, epsilon
+    )
+
+
+def _is_numerical(plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    return plan.steps_per_epoch > 1 and noise_multiplier >= _LEAST_NOISE
+
+
+def upper_delta(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    num_cells: int | None = None,
+) -> tuple[float, str]:
+    """Returns an upper bound on delta, and its method."""
+    options = [
+        (deterministic.delta(plan, noise_multiplier, epsilon).guarantee, CLOSED_METHOD)
+    ]
+    if _is_numerical(plan, noise_multiplier):
+        both = directions(plan, noise_multiplier, True, num_cells)
+        value = max(_upper_delta(one, plan.num_epochs, epsilon) for one in both)
+        options.insert(0, (value, METHOD))
+    return min(options, key=lambda option: option[0])
+
+
+def lower_delta(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    num_cells: int | None = None,
+) -> float:
+    """Returns a lower bound on delta."""
+    steps, epochs = plan.steps_per_epoch, plan.num_epochs
+    if steps == 1 or noise_multiplier == 0.0:
+        return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
+    options = [0.0]
+    if epochs == 1:
+        options.append(shuffle.event_delta(noise_multiplier, steps, epsilon, _MEANS))
+    if _is_numerical(plan, noise_multiplier):
+        both = directions(plan, noise_multiplier, False, num_cells)
+        options += [_lower_delta(one, epochs, epsilon) for one in both]
+    return max(options)
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    upper, method = upper_delta(plan, noise_multiplier, epsilon)
+    lower = below(lower_delta(plan, noise_multiplier, epsilon), upper)
+    return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction."""
+    exact = deterministic.delta_by_direction(plan, noise_multiplier, epsilon)
+    if not _is_numerical(plan, noise_multiplier):
+        if plan.steps_per_epoch == 1 or noise_multiplier == 0.0:
+            return exact
+        revealed = Bounds(upper=exact.add.guarantee, method=CLOSED_METHOD)
+        return ByDirection(remove=revealed, add=revealed)
+    above = directions(plan, noise_multiplier, True)
+    below_them = directions(plan, noise_multiplier, False)
+    answers = []
+    for high, low in zip(above, below_them, strict=True):
+        numerical = _upper_delta(high, plan.num_epochs, epsilon)
+        options = [(numerical, METHOD), (exact.add.guarantee, CLOSED_METHOD)]
+        upper, method = min(options, key=lambda option: option[0])
+        lower = below(_lower_delta(low, plan.num_epochs, epsilon), upper)
+        answers.append(
+            Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+        )
+    return ByDirection(remove=answers[0], add=answers[1])
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    closed = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
+    options = [(closed, CLOSED_METHOD)]
+    if _is_numerical(plan, noise_multiplier):
+        both = directions(plan, noise_multiplier, True)
+        value = max(_upper_epsilon(one, plan.num_epochs, delta) for one in both)
+        options.insert(0, (value, METHOD))
+    upper, method = min(options, key=lambda option: option[0])
+    lower = lower_epsilon(
+        lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
+    )
+    return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
+    from accounting.pld import random_allocation
+
+    exact = deterministic.noise_multiplier(plan, epsilon, delta)
+    closed = exact.guarantee
+    if plan.steps_per_epoch == 1:
+        return dataclasses.replace(exact, method=CLOSED_METHOD)
+    sufficient = smallest_noise_in_two(
+        lambda noise, cells: upper_delta(plan, noise, epsilon, int(cells))[0],
+        target=delta,
+        guess=closed / 2,
+        coarse=random_allocation.COARSE_CELLS,
+        fine=random_allocation.NUM_CELLS,
+    )
+    necessary = largest_insufficient_noise(
+        lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
+        sufficient / 1.0005,
+        stride=1.001,
+    )
+    return NoiseBounds(
+        sufficient=sufficient,
+        necessary=min(necessary, sufficient),
+        method=METHOD,
+        necessary_method=METHOD,
+    )

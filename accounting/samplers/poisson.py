@@ -1,0 +1,236 @@
+"""Poisson subsampling: each example is in each step independently with probability q.
+
+Under the zero-out relation (an example is replaced by a ghost that contributes zero),
+T steps are tightly dominated, in each direction, by the T-fold composition of the pair
+``((1-q) N(0, s^2) + q N(1, s^2), N(0, s^2))`` or its reverse.
+
+Formal guarantees:
+  - ``delta(...).upper`` and ``epsilon(...).upper`` are true bounds for both directions:
+    discretisation, truncation and rounding are all added on the private side.
+  - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
+    those of revealing at which steps the example took part.
+
+References:
+  Zhu, Dong and Wang (2022), arXiv:2106.08567; Chua et al. (2024), arXiv:2411.04205.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from accounting.calibration import smallest_noise, smallest_noise_in_two
+from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.plan import DpSgdPlan
+from accounting.pld import gaussian
+
+if TYPE_CHECKING:
+    from accounting.pld.composition import TiltedSum
+    from accounting.pld.dominating_pairs import Step
+    from accounting.pld.privacy_profile import Profile
+
+#: Whether the noise that suffices is off by roundings alone.
+CLOSED_FORM = False
+METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
+LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
+EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+_PARTICIPATION = "probability of taking part at all"
+#: Below this the loss of one step spans so much that closed-form bounds serve better.
+_LEAST_NOISE = 0.005
+
+
+def probability(plan: DpSgdPlan) -> float:
+    """Returns the sampling probability, rounded up: more sampling, less privacy."""
+    exact = plan.sampling_probability
+    rounded = float(exact)
+    return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
+
+
+def steps(sampling_probability: float, noise_multiplier: float) -> tuple[Step, Step]:
+    """Returns one step in both directions, as mixtures with a single component."""
+    from accounting.pld import dominating_pairs
+
+    return (
+        [(1.0, dominating_pairs.remove_pair(sampling_probability, noise_multiplier))],
+        [(1.0, dominating_pairs.add_pair(sampling_probability, noise_multiplier))],
+    )
+
+
+def log_never(plan: DpSgdPlan) -> float:
+    """Returns the logarithm of the probability that an example is in no step."""
+    rate = probability(plan)
+    return plan.num_steps * math.log1p(-rate) if rate < 1.0 else -math.inf
+
+
+def _participation_deltas(plan: DpSgdPlan, epsilon: float) -> tuple[float, float]:
+    """Returns delta if outputs of steps with the example are revealed: remove, add.
+
+    Exact without noise.
+    """
+    never = log_never(plan)
+    return -math.expm1(never), -math.expm1(min(0.0, epsilon + never))
+
+
+def _participation_epsilon(plan: DpSgdPlan, delta: float) -> float:
+    never = log_never(plan)
+    if -math.expm1(never) > delta:
+        return math.inf
+    return max(0.0, math.log1p(-delta) - never)
+
+
+def composes(plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    """Whether numerical composition is worth its while: else closed forms answer."""
+    return probability(plan) < 1.0 and _LEAST_NOISE <= noise_multiplier < math.inf
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    return delta_at(plan, noise_multiplier, epsilon, None)
+
+
+def delta_at(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+) -> Bounds:
+    """Returns `delta` with the given fineness of the grid."""
+    closed = gaussian.gaussian_delta(
+        noise_multiplier / math.sqrt(plan.num_steps), epsilon
+    )
+    if plan.sampling_probability == 1:
+        lower = _exact_lower_delta(plan, noise_multiplier, epsilon)
+        return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
+    options = [(closed, EXACT_METHOD)]
+    options.append((max(_participation_deltas(plan, epsilon)), _PARTICIPATION))
+    if composes(plan, noise_multiplier):
+        profile = _profile(plan, noise_multiplier, fineness)
+        options.insert(0, (profile.delta(epsilon), METHOD))
+    value, method = min(options, key=lambda option: option[0])
+    return Bounds(upper=value, method=method)
+
+
+def _exact_lower_delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> float:
+    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    return gaussian.gaussian_delta(effective, epsilon, upper=False)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction."""
+    if plan.sampling_probability == 1:
+        exact = delta(plan, noise_multiplier, epsilon)
+        return ByDirection(remove=exact, add=exact)
+    closed = gaussian.gaussian_delta(
+        noise_multiplier / math.sqrt(plan.num_steps), epsilon
+    )
+    numerical: tuple[float, ...] = (1.0, 1.0)
+    if composes(plan, noise_multiplier):
+        profile = _profile(plan, noise_multiplier, None)
+        numerical = profile.delta_by_direction(epsilon)
+    answers = []
+    for value, revealed in zip(
+        numerical, _participation_deltas(plan, epsilon), strict=True
+    ):
+        options = [(value, METHOD), (closed, EXACT_METHOD), (revealed, _PARTICIPATION)]
+        least, method = min(options, key=lambda option: option[0])
+        answers.append(Bounds(upper=least, method=method))
+    return ByDirection(remove=answers[0], add=answers[1])
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    value, method = epsilon_function(plan, noise_multiplier, delta)(delta)
+    lower = None
+    if plan.sampling_probability == 1:
+        effective = noise_multiplier / math.sqrt(plan.num_steps)
+        lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
+    return Bounds(upper=value, lower=lower, method=method)
+
+
+def epsilon_function(
+    plan: DpSgdPlan, noise_multiplier: float, delta: float
+) -> Callable[[float], tuple[float, str]]:
+    """Returns a function of delta that gives an upper bound on epsilon, and its method.
+
+    The numerical part is computed once, and tight near ``delta``.
+    """
+    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    sums: tuple[TiltedSum, ...] = ()
+    if composes(plan, noise_multiplier):
+        sums = _profile(plan, noise_multiplier, None).sums_at(delta)
+
+    def upper(point: float) -> tuple[float, str]:
+        options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
+        if plan.sampling_probability < 1:
+            options.append((_participation_epsilon(plan, point), _PARTICIPATION))
+        if sums:
+            options.append((max(total.epsilon(point) for total in sums), METHOD))
+        return min(options, key=lambda option: option[0])
+
+    return upper
+
+
+def _profile(
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
+) -> Profile:
+    from accounting.pld import privacy_profile
+
+    return privacy_profile.Profile(
+        directions=steps(probability(plan), noise_multiplier),
+        num_steps=plan.num_steps,
+        fineness=fineness or privacy_profile.FINE,
+    )
+
+
+def _guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
+    """Returns about the noise multiplier that is needed, from a cheap approximation."""
+    from accounting.pld import privacy_profile
+
+    if plan.sampling_probability == 1:
+        return gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
+
+    def log_excess(noise: float) -> float:
+        if noise < _LEAST_NOISE:
+            return 700.0
+        step = steps(probability(plan), noise)[0]
+        approximate = privacy_profile.approximate_log_delta(
+            step, plan.num_steps, epsilon
+        )
+        return approximate - math.log(delta)
+
+    found = smallest_noise(log_excess, 1.0, tolerance=3e-3)
+    return found if math.isfinite(found) else 1.0
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+    from accounting.pld import privacy_profile
+
+    value = smallest_noise_in_two(
+        lambda noise, fineness: delta_at(plan, noise, epsilon, fineness).guarantee,
+        target=delta,
+        guess=_guess(plan, epsilon, delta),
+        coarse=privacy_profile.COARSE,
+        fine=privacy_profile.MEDIUM,
+    )
+    return NoiseBounds(sufficient=value, method=METHOD)
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``; takes about a second."""
+    if plan.sampling_probability == 1:
+        return _exact_lower_delta(plan, noise_multiplier, epsilon)
+    if noise_multiplier == 0.0:
+        # Exact: what is seen is whether the example took part.
+        return max(_participation_deltas(plan, epsilon))
+    if not composes(plan, noise_multiplier):
+        return 0.0
+    from accounting.pld import poisson_lower_bound
+
+    # Rounded down, as less sampling is more private.
+    rate = math.nextafter(float(plan.sampling_probability), 0.0)
+    return poisson_lower_bound.lower_delta(
+        rate, noise_multiplier, plan.num_steps, epsilon
+    )

@@ -1,0 +1,237 @@
+"""Shuffled batches: no amplification is proven, and a lower bound limits what can be.
+
+Every example is in one step of each epoch, chosen by a shuffle that does not look at
+the data.  Revealing the shuffle leaves one Gaussian mechanism per use, hence the upper
+bound of deterministic batches holds for shuffles, and nothing better is known.  It is
+*not* the bound of Poisson subsampling: that one is refuted, where it is smaller, by the
+lower bounds below.
+
+Lower bounds, from a data set on which all examples but one pull the other way.  In one
+epoch of T steps, in units of the clip norm and relative to the other examples,
+
+    P = mean over t of N(2 e_t, s^2 I),     Q = mean over t of N(e_t, s^2 I),
+
+and the events ``max_t x_t > c``, whose probabilities are closed forms, give
+``delta >= P(event) - e^epsilon Q(event)`` for every c.  A shuffle that is repeated in E
+epochs has ``s / sqrt(E)`` for s.  For a fresh shuffle per epoch, the maxima of the
+epochs are independent: their joint likelihood ratio, after cutting the line of each
+maximum into slices, is composed numerically with every loss rounded down.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Theorems 3.5 (persistent) and 3.8 (dynamic);
+  Chua et al. (2024), arXiv:2403.17673, for the events.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accounting import plan as plans
+from accounting.calibration import (
+    largest_insufficient_noise,
+    log_ratio,
+    lower_epsilon,
+)
+from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.plan import DpSgdPlan
+from accounting.pld import gaussian
+from accounting.samplers import deterministic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from accounting.pld.loss_distribution import LossDistribution
+
+#: Whether the noise that suffices is off by roundings alone.
+CLOSED_FORM = True
+UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
+PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
+DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
+#: Means of the differing example's step under P and under Q.
+MEANS = (2.0, 1.0)
+#: Probabilities are trusted to this relative error, which is taken off lower bounds.
+_RELATIVE_ERROR = 1e-12
+
+
+def largest_log_cdf(
+    points: NDArray[np.float64], mean: float, noise: float, steps: int
+) -> NDArray[np.float64]:
+    """Returns ``ln Pr[max of x <= point]``, x of one mean and ``steps - 1`` zeros."""
+    from scipy import special
+
+    shifted = special.log_ndtr((points - mean) / noise)
+    return shifted + (steps - 1) * special.log_ndtr(points / noise)
+
+
+def event_delta(
+    noise: float, steps: int, epsilon: float, means: tuple[float, float]
+) -> float:
+    """Returns the largest ``P(event) - e^epsilon Q(event)`` found, rounded down."""
+    low, high = -10 * noise, means[0] + 40 * noise
+    best = 0.0
+    for _ in range(6):
+        points = np.linspace(low, high, 501)
+        upper = -np.expm1(largest_log_cdf(points, means[0], noise, steps))
+        lower = -np.expm1(largest_log_cdf(points, means[1], noise, steps))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            scaled = np.exp(np.minimum(epsilon + np.log(lower), 700.0))
+        values = upper * (1 - _RELATIVE_ERROR) - scaled * (1 + _RELATIVE_ERROR)
+        # A probability that underflowed would be 0 times e^epsilon: no bound at all.
+        values = np.where(lower > 1e-290, values, 0.0)
+        largest = int(np.argmax(values))
+        best = max(best, float(values[largest]))
+        low, high = points[max(largest - 1, 0)], points[min(largest + 1, 500)]
+    return best
+
+
+def composed_delta(
+    noise: float,
+    steps: int,
+    num_epochs: int,
+    epsilon: float,
+    means: tuple[float, float],
+) -> float:
+    """Returns a lower bound on delta of ``num_epochs`` independent epochs."""
+    masses, losses = _slices(noise, steps, num_epochs, means)
+    if not len(masses):
+        return 0.0
+    return lower_composed_delta(masses, losses, num_epochs, epsilon)
+
+
+def lower_composed_delta(
+    masses: NDArray[np.float64],
+    losses: NDArray[np.float64],
+    count: int,
+    epsilon: float,
+) -> float:
+    """Returns a lower bound on delta of ``count`` independent losses of these atoms."""
+    from accounting.pld import composition, loss_distribution, privacy_profile
+
+    loss = privacy_profile.Atoms(masses, losses)
+    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
+    deviation = math.sqrt(count * loss.cumulants(order)[2])
+    reach = float(losses.max() - losses.min())
+    spacing = max(
+        min(1e-4 * epsilon, 1e-3 * deviation) / count,
+        reach / loss_distribution.MAX_CELLS,
+        32 * deviation / composition.MAX_POINTS,
+        1e-10 * float(np.abs(losses).max()),
+    )
+    while True:
+        floored = round_down(masses, losses, spacing)
+        try:
+            total = composition.compose(floored, count, order)
+        except composition.WindowTooLargeError as error:
+            spacing *= 1.1 * error.excess
+        else:
+            return total.lower_delta(epsilon) * (1 - 1e-8)
+
+
+def _slices(
+    noise: float, steps: int, num_epochs: int, means: tuple[float, float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns P-masses and losses of slices of the maximum of one epoch.
+
+    Cutting into slices is post-processing, so any slices give a lower bound.
+    """
+    from scipy import special
+
+    tail = math.exp(-45.0) / num_epochs
+    low = noise * float(special.ndtri_exp(math.log(tail) / steps))
+    high = means[0] - noise * float(special.ndtri(tail / steps))
+    count = int(min(max((high - low) / (2e-3 * noise**2), 2000), 50_000))
+    points = np.concatenate(([-np.inf], np.linspace(low, high, count), [np.inf]))
+    masses = []
+    for mean in means:
+        log_cdf = largest_log_cdf(points, mean, noise, steps)
+        # Differences of whichever tail is smaller, so that none cancels.
+        below, above = np.diff(np.exp(log_cdf)), -np.diff(-np.expm1(log_cdf))
+        masses.append(np.where(log_cdf[1:] < -0.7, below, above))
+    upper, lower = masses
+    kept = (upper > 1e-40) & (lower > 1e-40)
+    # Only events made of the slices that are kept are considered: a lower bound still.
+    return upper[kept], np.log(upper[kept] / lower[kept])
+
+
+def round_down(
+    masses: NDArray[np.float64], losses: NDArray[np.float64], spacing: float
+) -> LossDistribution:
+    """Returns the atoms with every loss moved down to the grid: dominated by them."""
+    from accounting.pld.loss_distribution import LossDistribution
+
+    # Less than the relative error of the ratio of two masses, then down to the grid.
+    cells = np.floor((losses - 1e-9) / spacing)
+    first = int(cells.min())
+    size = int(cells.max()) - first + 1
+    grid = np.zeros(size)
+    grid += np.bincount((cells - first).astype(np.int64), masses, size)
+    return LossDistribution(
+        spacing=spacing, first=first, masses=grid, infinite_mass=0.0
+    )
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``."""
+    if noise_multiplier == 0.0:
+        return 1.0
+    steps, epochs = plan.steps_per_epoch, plan.num_epochs
+    if steps == 1:
+        effective = noise_multiplier / math.sqrt(epochs)
+        return gaussian.gaussian_delta(effective, epsilon, upper=False)
+    if plan.sampler == plans.PERSISTENT_SHUFFLE or epochs == 1:
+        effective = noise_multiplier / math.sqrt(epochs)
+        return event_delta(effective, steps, epsilon, MEANS)
+    # More epochs are never more private: one of them gives a bound as well.
+    return max(
+        event_delta(noise_multiplier, steps, epsilon, MEANS),
+        composed_delta(noise_multiplier, steps, epochs, epsilon, MEANS),
+    )
+
+
+def _lower_method(plan: DpSgdPlan) -> str:
+    if plan.sampler == plans.PERSISTENT_SHUFFLE:
+        return PERSISTENT_METHOD
+    return DYNAMIC_METHOD
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    upper = deterministic.delta(plan, noise_multiplier, epsilon).guarantee
+    lower = lower_delta(plan, noise_multiplier, epsilon)
+    return Bounds(
+        upper=upper,
+        lower=below(lower, upper),
+        method=UPPER_METHOD,
+        lower_method=_lower_method(plan),
+    )
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    upper = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
+    return Bounds(
+        upper=upper,
+        lower=lower_epsilon(
+            lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
+        ),
+        method=UPPER_METHOD,
+        lower_method=_lower_method(plan),
+    )
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
+    sufficient = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
+    necessary = largest_insufficient_noise(
+        lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
+        sufficient / 1.1,
+    )
+    return NoiseBounds(
+        sufficient=sufficient,
+        necessary=min(necessary, sufficient),
+        method=UPPER_METHOD,
+        necessary_method=_lower_method(plan),
+    )

@@ -1,0 +1,303 @@
+"""Truncated Poisson subsampling: at most B examples of a step are kept, at random.
+
+Two valid upper bounds; the smaller is used, and named:
+
+  - Additive: ``delta(eps) <= delta_Poisson(eps) + (1 + e^eps) T Pr[Bin(n, q) > B]``.
+    Couple the truncated sampler with the untruncated one: they differ with probability
+    at most ``eta = T Pr[Bin(n, q) > B]`` for either data set, so
+    ``Pr[M(D) in S] <= Pr[M_P(D) in S] + eta <= e^eps Pr[M_P(D') in S] + delta_P + eta
+    <= e^eps (Pr[M(D') in S] + eta) + delta_P + eta``.
+  - Mixture: one step is dominated by the public mixture of the Poisson pair (when fewer
+    than B other examples were sampled) and a subsampled pair of twice the sensitivity
+    (when at least B were: taking part then evicts another example).
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
+  and section 5.3 of Google's "Privacy Loss Distributions".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from accounting.calibration import smallest_noise_in_two
+from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.plan import DpSgdPlan
+from accounting.pld import gaussian
+from accounting.samplers import poisson
+
+if TYPE_CHECKING:
+    from accounting.pld.dominating_pairs import Step
+    from accounting.pld.privacy_profile import Profile
+
+#: Whether the noise that suffices is off by roundings alone.
+CLOSED_FORM = False
+ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
+MIXTURE = "truncated mixture (Ganesh 2025)"
+CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
+LOWER_METHOD = poisson.LOWER_METHOD + ", less the truncation"
+#: What the truncation may take of a target delta when the batch size is ours to choose.
+_SHARE_OF_DELTA = 1e-5
+#: Relative error allowed for the incomplete beta function behind the binomial tail.
+_TAIL_SLACK = 1 + 1e-9
+
+
+def tail_probability(
+    num_trials: int, sampling_probability: float, threshold: int
+) -> float:
+    """Returns ``Pr[Bin(num_trials, sampling_probability) > threshold]``, rounded up."""
+    from scipy import special
+
+    if threshold >= num_trials:
+        return 0.0
+    if threshold < 0:
+        return 1.0
+    tail = special.betainc(threshold + 1, num_trials - threshold, sampling_probability)
+    return min(1.0, float(tail) * _TAIL_SLACK)
+
+
+def truncation_probability(plan: DpSgdPlan) -> float:
+    """Returns the probability that one given step is truncated."""
+    assert plan.truncated_batch_size is not None
+    return tail_probability(
+        plan.num_examples, poisson.probability(plan), plan.truncated_batch_size
+    )
+
+
+def any_truncation_probability(plan: DpSgdPlan) -> float:
+    """Returns a bound on the probability that any step is truncated; 0 without a cap.
+
+    By so much at most does any probability differ from that under untruncated sampling.
+    """
+    if plan.truncated_batch_size is None:
+        return 0.0
+    return min(1.0, plan.num_steps * truncation_probability(plan))
+
+
+def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
+    """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction."""
+    probability = truncation_probability(plan)
+    if probability == 0.0:
+        return 0.0
+    exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(probability)
+    return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
+
+
+def mixture_steps(
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step of the mixture in both directions, remove first."""
+    from accounting.pld import dominating_pairs
+
+    rate, size = sampling_probability, truncated_batch_size
+    remove, add = poisson.steps(rate, noise_multiplier)
+    crowded = tail_probability(num_examples - 1, rate, size - 1)
+    if crowded == 0.0:
+        return remove, add
+    truncated = tail_probability(num_examples, rate, size)
+    # The probability of being kept is rounded up by the slack of one tail over the
+    # other.  Twice the sensitivity is half the noise.
+    kept = min(1.0, truncated * size / (num_examples * crowded) * _TAIL_SLACK)
+    evicting = dominating_pairs.replace_pair(kept, noise_multiplier / 2)
+    return (
+        [(1 - crowded, remove[0][1]), (crowded, evicting)],
+        [(1 - crowded, add[0][1]), (crowded, evicting)],
+    )
+
+
+def _mixture(
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
+) -> Profile:
+    """Returns the profile of the mixture."""
+    from accounting.pld import privacy_profile
+
+    rate, size = poisson.probability(plan), plan.truncated_batch_size
+    assert size is not None
+    return privacy_profile.Profile(
+        directions=mixture_steps(plan.num_examples, rate, size, noise_multiplier),
+        num_steps=plan.num_steps,
+        fineness=fineness or privacy_profile.FINE,
+    )
+
+
+def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    """Returns bounds on delta at ``epsilon``."""
+    return _delta(plan, noise_multiplier, epsilon, None)
+
+
+def _delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+) -> Bounds:
+    untruncated = poisson.delta_at(plan, noise_multiplier, epsilon, fineness).guarantee
+    additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
+    if additive <= untruncated * (1 + 1e-6):
+        return Bounds(upper=additive, method=ADDITIVE)
+    if not _can_mix(plan, noise_multiplier):
+        closed = gaussian.gaussian_delta(_closed_noise(plan, noise_multiplier), epsilon)
+        if additive <= closed:
+            return Bounds(upper=additive, method=ADDITIVE)
+        return Bounds(upper=closed, method=CLOSED)
+    mixture = _mixture(plan, noise_multiplier, fineness).delta(epsilon)
+    if additive <= mixture:
+        return Bounds(upper=additive, method=ADDITIVE)
+    return Bounds(upper=mixture, method=MIXTURE)
+
+
+def delta_by_direction(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+) -> ByDirection:
+    """Returns bounds on delta in each direction; both theorems hold in each."""
+    untruncated = poisson.delta_by_direction(plan, noise_multiplier, epsilon)
+    correction = truncation_delta(plan, epsilon)
+    mixtures: tuple[float, ...] = (1.0, 1.0)
+    if correction > 0.0 and _can_mix(plan, noise_multiplier):
+        profile = _mixture(plan, noise_multiplier, None)
+        mixtures = profile.delta_by_direction(epsilon)
+    answers = []
+    for bound, mixture in zip(
+        (untruncated.remove, untruncated.add), mixtures, strict=True
+    ):
+        additive = min(1.0, bound.guarantee + correction)
+        options = [(additive, ADDITIVE), (mixture, MIXTURE)]
+        least, method = min(options, key=lambda option: option[0])
+        answers.append(Bounds(upper=least, method=method))
+    return ByDirection(remove=answers[0], add=answers[1])
+
+
+def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    # Reveal whom each step sampled and in which order it would evict: by taking part,
+    # or not, one example moves the sum of every step by twice the clip norm at most.
+    return noise_multiplier / (2 * math.sqrt(plan.num_steps))
+
+
+def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    return poisson.composes(plan, noise_multiplier / 2)
+
+
+def additive_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns the delta of the additive bound, which is much faster than the mixture.
+
+    ``delta`` may be less, by the mixture.
+    """
+    untruncated = poisson.delta(plan, noise_multiplier, epsilon).guarantee
+    return min(1.0, untruncated + truncation_delta(plan, epsilon))
+
+
+def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:
+    """Returns the epsilon of the additive bound; infinite if the truncation alone
+    costs more than ``delta``.
+    """
+    needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
+    return with_truncation(plan, delta, lambda point: needed_at(point)[0])
+
+
+def with_truncation(
+    plan: DpSgdPlan, delta: float, needed_at: Callable[[float], float]
+) -> float:
+    """Returns the epsilon of the additive bound for any mechanism.
+
+    The coupling of the additive bound does not ask what a step does with its examples.
+
+    Args:
+      plan: Of truncated Poisson sampling.
+      delta: In (0, 1).
+      needed_at: An upper bound on epsilon at some delta without truncation.
+    """
+    epsilon = 0.0
+    for _ in range(50):
+        correction = truncation_delta(plan, epsilon)
+        if correction >= delta:
+            return math.inf
+        # Climbs to the least epsilon with delta_P(epsilon) <= delta - correction.
+        needed = needed_at(delta - correction)
+        if needed <= epsilon:
+            return epsilon
+        # A step beyond, so that the climb ends on the private side.
+        epsilon = needed * (1 + 1e-7)
+    return math.inf
+
+
+def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    """Returns bounds on epsilon at ``delta``."""
+    additive = additive_epsilon(plan, noise_multiplier, delta)
+    if not _can_mix(plan, noise_multiplier):
+        closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
+        if additive <= closed:
+            return Bounds(upper=additive, method=ADDITIVE)
+        return Bounds(upper=closed, method=CLOSED)
+    if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
+        return Bounds(upper=additive, method=ADDITIVE)
+    mixture = _mixture(plan, noise_multiplier, None).epsilon(delta)
+    if additive <= mixture:
+        return Bounds(upper=additive, method=ADDITIVE)
+    return Bounds(upper=mixture, method=MIXTURE)
+
+
+def smallest_truncated_batch_size(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """Returns the least B whose additive correction is at most 1e-5 of ``delta``.
+
+    Example:
+      >>> smallest_truncated_batch_size(
+      ...     num_examples=36_800_000, expected_batch_size=65_536, num_steps=562,
+      ...     epsilon=5.0, delta=2.7e-8)
+      67754
+    """
+    plan = DpSgdPlan(
+        sampler="poisson",
+        num_examples=num_examples,
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+    )
+    rate = poisson.probability(plan)
+    allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(num_steps)
+    allowed -= epsilon + math.log1p(math.exp(-epsilon))
+
+    def is_enough(size: int) -> bool:
+        tail = tail_probability(num_examples, rate, size)
+        return tail == 0.0 or math.log(tail) <= allowed
+
+    low, high = expected_batch_size, num_examples
+    if is_enough(low):
+        return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+    from accounting.pld import privacy_profile
+
+    value = smallest_noise_in_two(
+        lambda noise, fineness: _delta(plan, noise, epsilon, fineness).guarantee,
+        target=delta,
+        guess=1.0,
+        coarse=privacy_profile.COARSE,
+        fine=privacy_profile.MEDIUM,
+    )
+    return NoiseBounds(sufficient=value, method=MIXTURE)
+
+
+def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
+    """Returns a lower bound on delta at ``epsilon``; takes about a second.
+
+    The coupling of the additive bound, the other way round.
+    """
+    untruncated = poisson.lower_delta(plan, noise_multiplier, epsilon)
+    return max(0.0, untruncated - truncation_delta(plan, epsilon))

@@ -1,0 +1,280 @@
+"""The manifest beside the batches (public), and the checksums beside it (sensitive).
+
+    OUT/manifest.json             plan, columns, physical batch size, files; public
+    OUT/batches-*.tfrecord        the batches; sensitive
+    OUT/private/checksums.json    digest, size and real rows of every file, and digests
+                                  of the input's files; sensitive
+    OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
+
+Formal guarantees:
+  - ``Manifest`` holds public values only: nothing in it depends on which example was
+    sampled when, and the files it names depend on the plan alone.
+  - ``batches_id`` commits to the sampling key: two sets of batches of one plan but of
+    different keys have different manifests.
+  - An edited manifest no longer matches the digest in the checksums.
+  - ``read_input_digests`` tells the files that the examples are from.
+  - Files appear under their final name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection
+from typing import Any
+
+from accounting.plan import DpSgdPlan, fingerprint
+from accounting.validation import InputError, check_int
+from pipelines.batches.batch_format import FORMAT_VERSION, Column, check_record
+from pipelines.files.storage import (
+    StrPath,
+    join,
+    make_folder,
+    read_bytes,
+    write_atomically,
+)
+
+MANIFEST_NAME = "manifest.json"
+PRIVATE_NAME = "private"
+CHECKSUMS_NAME = "checksums.json"
+KEY_NAME = "sampling.key"
+
+#: Key of the Parquet schema metadata under which the input describes itself, as a JSON
+#: object of public values.
+DATASET_METADATA_KEY = b"dpsgd.dataset"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchFile:
+    """A file of batches and the contiguous range of steps that it holds."""
+
+    name: str
+    first_step: int
+    num_steps: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder of batches holds.  All fields are public.
+
+    Attributes:
+      plan: How the batches were sampled.
+      columns: Columns of every record, in the order of the packed row.
+      physical_batch_size: Rows of every record, real and padding.
+      batches_id: Commitment to the sampling key and the input's blocks, 32 hex digits.
+      dataset: What the input said of itself in its Parquet metadata (see
+        ``DATASET_METADATA_KEY``), such as the number of buckets of a hashed column.
+      files: In step order, together holding every step of the plan exactly once.
+
+    Raises:
+      InputError: files that do not hold every step once, or an impossible size, also
+        of records.
+    """
+
+    plan: DpSgdPlan
+    columns: tuple[Column, ...]
+    physical_batch_size: int
+    batches_id: str
+    files: tuple[BatchFile, ...]
+    dataset: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_int("physical_batch_size", self.physical_batch_size, at_least=1)
+        check_record(self.columns, self.physical_batch_size)
+        next_step = 0
+        for file in self.files:
+            if file.first_step != next_step or file.num_steps < 1:
+                raise InputError(
+                    f"Expected file {file.name} to start at step {next_step}."
+                )
+            next_step += file.num_steps
+        if next_step != self.plan.num_steps:
+            raise InputError(
+                f"Expected files for num_steps={self.plan.num_steps}; they hold "
+                f"{next_step}."
+            )
+
+    @property
+    def parts_per_step(self) -> int | None:
+        """Records of every step; None where it is data dependent (untruncated)."""
+        largest = self.plan.largest_batch_size
+        return None if largest is None else -(-largest // self.physical_batch_size)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON of this manifest, 64 hexadecimal digits."""
+        return fingerprint(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {
+            "format": "dpsgd-batches",
+            "version": FORMAT_VERSION,
+            "plan": self.plan.to_json(),
+            "columns": [
+                {**dataclasses.asdict(column), "shape": list(column.shape)}
+                for column in self.columns
+            ],
+            "physical_batch_size": self.physical_batch_size,
+            "batches_id": self.batches_id,
+            "dataset": self.dataset,
+            "files": [dataclasses.asdict(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Manifest:
+        """Returns the manifest that ``to_json`` wrote.
+
+        Raises:
+          InputError: not a manifest, another version, or inconsistent.
+        """
+        if not isinstance(fields, dict) or fields.get("format") != "dpsgd-batches":
+            raise InputError('Expected a manifest with format="dpsgd-batches".')
+        if fields.get("version") != FORMAT_VERSION:
+            raise InputError(
+                f"Expected batch format version={fields.get('version')!r} to be "
+                f"{FORMAT_VERSION}. Use the release that wrote it, or make the "
+                "batches again with `dpsgd batches`."
+            )
+        try:
+            manifest = cls(
+                plan=DpSgdPlan.from_json(fields["plan"]),
+                columns=tuple(Column(**column) for column in fields["columns"]),
+                physical_batch_size=fields["physical_batch_size"],
+                batches_id=fields["batches_id"],
+                dataset=fields["dataset"],
+                files=tuple(BatchFile(**file) for file in fields["files"]),
+            )
+        except (KeyError, TypeError, AttributeError):
+            raise InputError(
+                "Expected a complete manifest; a field is missing or of another type. "
+                "Restore it, or make the batches again."
+            ) from None
+        if manifest.to_json() != fields:
+            raise InputError("Expected no unknown fields in the manifest.")
+        return manifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileChecksum:
+    """What one batch file holds.  Sensitive: it depends on the examples."""
+
+    size: int
+    sha256: str
+    num_records: int
+    num_real: int
+
+
+def pretty_json(value: Any) -> bytes:
+    """Returns ``value`` as indented JSON with sorted keys, for people."""
+    return (
+        json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    ).encode()
+
+
+def read_json(path: StrPath, *, remedy: str = "") -> Any:
+    """Returns the JSON value in the file at ``path``.
+
+    Raises:
+      InputError: no such file, or not JSON.
+    """
+    try:
+        return json.loads(read_bytes(path))
+    except FileNotFoundError:
+        raise InputError(f"Expected {path} to exist. {remedy}".strip()) from None
+    except OSError as error:
+        raise InputError(
+            f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
+        ) from None
+    except ValueError as error:
+        raise InputError(
+            f"Expected {path} to be a JSON file: {type(error).__name__}."
+        ) from None
+
+
+def read_manifest(directory: StrPath) -> Manifest:
+    """Returns the manifest of a folder of batches.
+
+    Raises:
+      InputError: missing, unfinished or damaged.
+    """
+    path = join(directory, MANIFEST_NAME)
+    remedy = "The folder holds no finished batches; run `dpsgd batches` to the end."
+    return Manifest.from_json(read_json(path, remedy=remedy))
+
+
+def write_manifest(
+    directory: StrPath,
+    manifest: Manifest,
+    checksums: dict[str, FileChecksum],
+    input_digests: Collection[str] = (),
+) -> None:
+    """Writes the checksums, then the manifest: a manifest means a finished job.
+
+    Args:
+      directory: Of the batches.
+      manifest: What they are.
+      checksums: Name of a batch file -> what it holds.
+      input_digests: Of the files that the examples are from; see
+        ``parquet_blocks.footer_digest``.
+    """
+    data = pretty_json(manifest.to_json())
+    private = {
+        "manifest_sha256": hashlib.sha256(data).hexdigest(),
+        "files": {name: dataclasses.asdict(sums) for name, sums in checksums.items()},
+        "inputs": sorted(set(input_digests)),
+    }
+    make_folder(join(directory, PRIVATE_NAME))
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    write_atomically(path, pretty_json(private), mode=0o600)
+    write_atomically(join(directory, MANIFEST_NAME), data)
+
+
+def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:
+    """Returns the checksums of a folder, after holding its manifest against them.
+
+    Raises:
+      InputError: missing or damaged, or the manifest was edited.
+    """
+    private, refusal = _read_private(directory)
+    try:
+        return {name: FileChecksum(**sums) for name, sums in private["files"].items()}
+    except (KeyError, TypeError, AttributeError):
+        raise refusal from None
+
+
+def read_input_digests(directory: StrPath) -> frozenset[str]:
+    """Returns the digests of the files that the examples are from.  Sensitive.
+
+    Raises:
+      InputError: as of ``read_checksums``, or they were not recorded.
+    """
+    private, refusal = _read_private(directory)
+    try:
+        return frozenset(private["inputs"])
+    except (KeyError, TypeError):
+        raise refusal from None
+
+
+def _read_private(directory: StrPath) -> tuple[Any, InputError]:
+    """Returns what is kept in private, and the error of who finds it incomplete."""
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    manifest = join(directory, MANIFEST_NAME)
+    private = read_json(path, remedy="Without it the batches cannot be verified.")
+    refusal = InputError(
+        f"Expected {path} to hold checksums and digests of the input's files. Restore "
+        "it, or make the batches again."
+    )
+    try:
+        data = read_bytes(manifest)
+    except OSError:
+        raise InputError(f"Expected {manifest} to exist.") from None
+    if not isinstance(private, dict) or "manifest_sha256" not in private:
+        raise refusal
+    if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
+        raise InputError(
+            f"Expected {manifest} to be as it was written; it was "
+            "edited. Restore it, or make the batches again."
+        )
+    return private, refusal

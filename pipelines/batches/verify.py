@@ -1,0 +1,134 @@
+"""Holds a folder of batches against its manifest and checksums.
+
+Formal guarantees, if ``verify`` returns no findings:
+  - the manifest is the one that was written, and every file that it names is there,
+    byte for byte as written; no other batch file is in the folder;
+  - the files hold every step of the plan once, in order, with all of its parts;
+  - every record has its real rows first, weights of 0 and 1 only, and zero padding.
+
+Public: the findings, which name files and steps.  Sensitive: everything that is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import PhysicalBatch
+from pipelines.batches.manifest import (
+    BatchFile,
+    FileChecksum,
+    Manifest,
+    read_checksums,
+    read_manifest,
+)
+from pipelines.batches.reader import check_file, read_file
+from pipelines.files.storage import FileBuffer, StrPath, is_remote, sizes
+from pipelines.files.threads import in_order, num_cores
+
+#: More threads than this wait for Python.
+_MAX_THREADS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was checked, and each thing that is wrong, as one line.  All public."""
+
+    num_files: int
+    num_steps: int
+    findings: tuple[str, ...]
+
+
+def _check_padding(batch: PhysicalBatch, file: BatchFile) -> None:
+    num_real = int(np.count_nonzero(batch.weight))
+    ordered = (batch.weight[:num_real] == 1).all()
+    empty = not any(np.any(values[num_real:]) for values in batch.columns.values())
+    if not ordered or not empty:
+        raise InputError(
+            f"Expected step {batch.step} of {file.name} to hold real rows of weight 1, "
+            "then padding of zeros."
+        )
+
+
+def _check_file(
+    directory: StrPath,
+    file: BatchFile,
+    manifest: Manifest,
+    checksums: dict[str, FileChecksum],
+    buffer: FileBuffer,
+) -> None:
+    data = read_file(directory, file, checksums, buffer)
+    num_records = num_real = 0
+    for batch in check_file(data, file, manifest):
+        _check_padding(batch, file)
+        num_records += 1
+        num_real += int(np.count_nonzero(batch.weight))
+    checksum = checksums[file.name]
+    if (num_records, num_real) != (checksum.num_records, checksum.num_real):
+        raise InputError(f"Expected {file.name} to hold as many rows as were written.")
+
+
+def _check_files(
+    directory: StrPath,
+    manifest: Manifest,
+    checksums: dict[str, FileChecksum],
+    progress: Callable[[int], None],
+) -> list[str]:
+    """Returns what is wrong with the files of the manifest, in their order."""
+    num_threads = 1 if is_remote(directory) else min(num_cores(), _MAX_THREADS)
+    buffers: queue.SimpleQueue[FileBuffer] = queue.SimpleQueue()
+    for _ in range(num_threads):
+        buffers.put(FileBuffer(cached=False))
+
+    def finding(file: BatchFile) -> str | None:
+        buffer = buffers.get()
+        try:
+            _check_file(directory, file, manifest, checksums, buffer)
+        except InputError as error:
+            return str(error)
+        finally:
+            buffers.put(buffer)
+        return None
+
+    findings: list[str] = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        checked = in_order(pool, finding, manifest.files, 2 * num_threads)
+        with contextlib.closing(checked):
+            for count, found in enumerate(checked, start=1):
+                findings += [] if found is None else [found]
+                progress(count)
+    return findings
+
+
+def verify(
+    directory: StrPath,
+    *,
+    progress: Callable[[int], None] = lambda num_files: None,
+) -> Verification:
+    """Checks every byte of a folder of batches; goes on after a finding.
+
+    Args:
+      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
+      progress: Called with the number of files checked so far.
+
+    Raises:
+      InputError: no readable manifest or checksums to check against.
+    """
+    manifest = read_manifest(directory)
+    checksums = read_checksums(directory)
+    findings = _check_files(directory, manifest, checksums, progress)
+    known = {file.name for file in manifest.files}
+    for name in sorted(sizes(directory)):
+        if name.endswith(".tfrecord") and name not in known:
+            findings.append(f"Expected no batch file {name}: it is not of this job.")
+    return Verification(
+        num_files=len(manifest.files),
+        num_steps=manifest.plan.num_steps,
+        findings=tuple(findings),
+    )

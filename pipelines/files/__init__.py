@@ -1,0 +1,1 @@
+"""Files in folders and stores, and how work on them is stopped."""

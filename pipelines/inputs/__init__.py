@@ -1,0 +1,1 @@
+"""The rows that batches are sampled from: files, blocks, identity."""

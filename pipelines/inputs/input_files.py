@@ -1,0 +1,249 @@
+"""Which files an input means: a file, a folder or a glob, here or in a store.
+
+A folder means what Spark, pandas, DuckDB and Hive mean by it: the visible files below
+it, at any depth.  A file is hidden if its name, or that of a folder above it, begins
+with a dot or an underscore; a partition folder such as ``_day=3`` is not.
+
+Formal guarantees:
+  - Of a folder every visible file is returned.  One that has another suffix, that is
+    not a file, or that leads to nothing is an error that names it, and so is a folder
+    that cannot be listed.
+  - Hidden files are not returned; their names are.  A glob matches one only if it
+    writes the dot or underscore.
+  - ``**`` in a glob matches any number of folders, also none.
+  - No file of this machine is returned twice, whatever links lead to it: each of its
+    rows would be two examples, and the stated epsilon false.
+  - A partition folder such as ``day=3`` is refused, because the column ``day`` is in
+    its name alone, unless the input writes ``day=``.
+
+Public: paths and names.  Sensitive: values of partition columns, which may be ids; no
+refusal of a partition quotes one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import glob
+import os
+import pathlib
+import re
+import shlex
+import stat
+
+from accounting.validation import InputError
+from pipelines.files import storage
+from pipelines.files.storage import is_remote, join
+
+_ANY_FOLDERS = "**"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """The files of an input.
+
+    Attributes:
+      files: (path, name relative to the input) of each, in the order of the names.
+      hidden: Names of the hidden files and folders that were left out.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Query:
+    """What the user asked for: a pattern, in parts, below a folder without wildcards.
+
+    Attributes:
+      option: Where the user gave it, for messages.
+      text: What the user gave.
+      root: The folder.
+      parts: Of the pattern; none if ``text`` names one file.
+      suffix: How every matching file has to end.
+    """
+
+    option: str
+    text: str
+    root: str
+    parts: tuple[str, ...]
+    suffix: str
+
+    def glob(self, *parts: str) -> str:
+        """Returns the option with another pattern below the same folder."""
+        return f"{self.option} {shlex.quote(join(glob.escape(self.root), *parts))}"
+
+
+def find_files(
+    pattern: str, *, suffix: str = ".parquet", option: str = "--input"
+) -> Found:
+    """Returns the files that ``pattern`` means.
+
+    Args:
+      pattern: A file, a folder or a glob.
+      suffix: How the files of a folder have to end.
+      option: Where the user gave ``pattern``, for messages.
+
+    Raises:
+      InputError: no file, or one that the guarantees above refuse.
+    """
+    try:
+        query = _query(pattern, suffix, option)
+        found = _match(query)
+        if not found.files:
+            raise _nothing(query, found)
+        _check_partitions(query, found)
+        _check_suffix(query, found)
+        if not is_remote(query.root):
+            _check_files(query, found)
+    except OSError as error:
+        raise InputError(
+            f"Expected {error.filename or pattern} of {option} to be readable: "
+            f"{error.strerror or type(error).__name__}."
+        ) from None
+    return found
+
+
+def _query(text: str, suffix: str, option: str) -> _Query:
+    wildcard = re.search(r"[*?\[]", text)
+    literal = wildcard is None or (not is_remote(text) and os.path.lexists(text))
+    if literal and storage.is_folder(text):
+        return _Query(option, text, text, (_ANY_FOLDERS, "*"), suffix)
+    if wildcard is None or literal:
+        return _Query(option, text, text, (), "")
+    cut = text.rfind("/", 0, wildcard.start()) + 1
+    parts = tuple(part for part in text[cut:].split("/") if part not in ("", "."))
+    return _Query(option, text, text[:cut], parts, "")
+
+
+def _match(query: _Query) -> Found:
+    if not query.parts:
+        name = query.root.rsplit("/", 1)[-1]
+        there = storage.exists(query.root)
+        return Found(files=((query.root, name),) if there else ())
+    hidden: set[str] = set()
+
+    def follow(names: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
+        rests, cut = _follow(query.parts, names)
+        hidden.update(cut)
+        return rests
+
+    files = [
+        "/".join(names)
+        for names in storage.walk(query.root, lambda names: any(follow(names)))
+        if () in follow(names)
+    ]
+    return Found(
+        files=tuple((join(query.root, name), name) for name in sorted(files)),
+        hidden=tuple(sorted(hidden)),
+    )
+
+
+def _follow(
+    parts: tuple[str, ...], names: tuple[str, ...]
+) -> tuple[frozenset[tuple[str, ...]], list[str]]:
+    """Returns what a pattern may still want below a path, and the hidden name on it.
+
+    Args:
+      parts: Of the pattern.
+      names: Of the path.
+
+    Returns:
+      The parts that are left, in each way to match; () where the path itself matches.
+      None are left where a name is hidden; the path to that name is the second value.
+    """
+    rests = _or_no_folders({parts})
+    for depth, name in enumerate(names, 1):
+        matching = {rest for rest in rests if rest and _matches(rest[0], name)}
+        if _is_hidden(name):
+            written = {rest for rest in matching if rest[0][0] == name[0]}
+            if matching and not written:
+                return frozenset(), ["/".join(names[:depth])]
+            matching = written
+        after = {rest if rest[0] == _ANY_FOLDERS else rest[1:] for rest in matching}
+        rests = _or_no_folders(after)
+    return rests, []
+
+
+def _or_no_folders(rests: set[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
+    """Adds what is left if ``**`` stands for nothing."""
+    found = set(rests)
+    for rest in rests:
+        while rest and rest[0] == _ANY_FOLDERS:
+            rest = rest[1:]
+            found.add(rest)
+    return frozenset(found)
+
+
+def _matches(part: str, name: str) -> bool:
+    return part == _ANY_FOLDERS or fnmatch.fnmatchcase(name, part)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _nothing(query: _Query, found: Found) -> InputError:
+    hidden = f", but for hidden ones such as {found.hidden[0]}" if found.hidden else ""
+    return InputError(
+        f"Expected files at {query.option} {query.text}; there are none{hidden}."
+    )
+
+
+def _check_partitions(query: _Query, found: Found) -> None:
+    """Refuses folders that stand for a column, unless the pattern writes its name."""
+    for _, name in found.files:
+        above = name.split("/")[:-1]
+        keys = [folder.split("=")[0] + "=" for folder in above if "=" in folder]
+        if all(any(part.startswith(key) for part in query.parts) for key in keys):
+            continue
+        folders = [f"{key}*" for key in keys]
+        files = f"*{pathlib.PurePosixPath(name).suffix}"
+        between = f"/{_ANY_FOLDERS}/"
+        wanted = between.join([_ANY_FOLDERS, *folders, files])
+        raise InputError(
+            f"Expected no partition folders {'/'.join(folders)} in {query.option} "
+            f"{query.text}: a column that is in their names alone is not read. Write "
+            "it into the files, as a number, without such folders; or leave it out "
+            f"with {query.glob(wanted)}."
+        )
+
+
+def _check_suffix(query: _Query, found: Found) -> None:
+    """Refuses visible files of a folder that would have to be left out."""
+    others = [name for _, name in found.files if not name.endswith(query.suffix)]
+    if not others:
+        return
+    suffix = query.suffix
+    if len(others) == len(found.files):
+        suffix = pathlib.PurePosixPath(others[0]).suffix
+    raise InputError(
+        f"Expected {join(query.root, others[0])} to be a {query.suffix} file: of a "
+        f"folder every visible file is read. Move it away, or give "
+        f"{query.glob(_ANY_FOLDERS, f'*{suffix}')}."
+    )
+
+
+def _check_files(query: _Query, found: Found) -> None:
+    """Refuses what is not a file of this machine, and a file with two names."""
+    seen: dict[object, str] = {}
+    for path, _ in found.files:
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            raise InputError(
+                f"Expected {path} of {query.option} to lead to a file; it is a link to "
+                "nothing. Restore the file, or remove the link."
+            ) from None
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(
+                f"Expected {path} of {query.option} to be a file. Move it away."
+            )
+        # Some file systems number no files.
+        known = (status.st_dev, status.st_ino) if status.st_ino else None
+        first = seen.setdefault(known or os.path.realpath(path), path)
+        if first != path:
+            raise InputError(
+                f"Expected every file of {query.option} once; {first} and {path} are "
+                "the same file. Remove the link."
+            )

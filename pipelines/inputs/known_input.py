@@ -1,0 +1,130 @@
+"""The data set as workers know it: by keyed digests, which tell nothing about it.
+
+Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
+  - ``check_block`` accepts a block only if every field equals that of the data set's
+    block of the same ordinal: place, name and rows; ``is_listed`` accepts its file only
+    with the same footer, which holds the types of the columns.
+  - What travels holds no digest of the input that is not keyed.
+  - One sampling key gives independent choices for two inputs that differ in the names,
+    the rows or the footers of their files: choices derive from ``data_set_key``.
+    Footers hold types, sizes and, unless the writer left them out, statistics, but no
+    row: inputs with equal names and footers are taken for one.
+  - A worker that reads another key than the job's is refused.
+
+Public: everything here but the keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from accounting.validation import InputError
+from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.sampling.keys import commitment, derive
+
+#: A block of another data set passes with probability 2**-128.
+_TAG_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownInput:
+    """What travels to the workers.  Public.
+
+    Attributes:
+      input_id: Commitment to the sampling key and the digest of the input.
+      tags: Keyed digests of nothing, which tells the key, and of every block in turn:
+        of itself, and of the footer of its file.
+    """
+
+    input_id: str
+    tags: bytes = dataclasses.field(repr=False)
+
+    def data_set_key(self, sampling_key: bytes) -> bytes:
+        """Returns the key from which all choices for this data set derive.  Secret.
+
+        Raises:
+          InputError: not the key with which the data set was described.
+        """
+        key = derive(sampling_key, "data set", self.input_id)
+        if self.tags[:_TAG_BYTES] != _tag(key, "key"):
+            raise InputError(
+                "Expected the key file of this worker to hold the key of this job. "
+                "Let every worker read the same file, then run the job again."
+            )
+        return key
+
+    def check_block(self, data_set_key: bytes, block: object) -> None:
+        """Refuses what is not a block of the data set.
+
+        Args:
+          data_set_key: From the method of that name.
+          block: What arrived at a worker.
+
+        Raises:
+          InputError: it is something else, and what to write.
+        """
+        if not isinstance(block, Block):
+            raise not_blocks(type(block).__name__)
+        if self._tag_of(block, 0) != _block_tag(data_set_key, block):
+            raise InputError(
+                f"Expected block {block.label} to be one of the data set that was "
+                "given: its place, name, rows or columns are others. Write "
+                "`beam.Create(dataset.blocks)`, of that data set alone."
+            )
+
+    def is_listed(self, data_set_key: bytes, block: Block, footer: str) -> bool:
+        """Whether the file of a block is the one that was listed.
+
+        Args:
+          data_set_key: From the method of that name.
+          block: One that ``check_block`` accepted.
+          footer: The ``footer_digest`` of its file.
+        """
+        return self._tag_of(block, 1) == _footer_tag(data_set_key, block, footer)
+
+    def _tag_of(self, block: Block, which: int) -> bytes:
+        start = (1 + 2 * block.ordinal + which) * _TAG_BYTES
+        return self.tags[start : start + _TAG_BYTES] if block.ordinal >= 0 else b""
+
+
+def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
+    """Returns what workers have to know of ``dataset``.
+
+    Args:
+      sampling_key: Secret, 32 bytes.
+      dataset: From ``list_blocks``.
+    """
+    input_id = commitment(sampling_key, "input", dataset.digest)
+    key = derive(sampling_key, "data set", input_id)
+    tags = [_tag(key, "key")]
+    for block in dataset.blocks:
+        tags.append(_block_tag(key, block))
+        tags.append(_footer_tag(key, block, dataset.footers[block.name]))
+    return KnownInput(input_id, b"".join(tags))
+
+
+def not_blocks(kind: str, transform: str = "PoissonBatches") -> InputError:
+    """Returns what to write for a pipeline that does not begin with blocks.
+
+    Args:
+      kind: Name of the type of what was given instead.
+      transform: To which it was given.
+    """
+    return InputError(
+        f"Expected the input of {transform} to be of blocks, not of {kind}. Write "
+        f"`pipeline | beam.Create(dataset.blocks) | {transform}(...)` with "
+        "`dataset = list_blocks(folder)`: it reads the rows itself. After a step of "
+        "your own that passes blocks on, add `.with_output_types(Block)`."
+    )
+
+
+def _tag(data_set_key: bytes, *labels: str | int) -> bytes:
+    return derive(data_set_key, "tag", *labels)[:_TAG_BYTES]
+
+
+def _block_tag(data_set_key: bytes, block: Block) -> bytes:
+    return _tag(data_set_key, "block", *dataclasses.astuple(block))
+
+
+def _footer_tag(data_set_key: bytes, block: Block, footer: str) -> bytes:
+    return _tag(data_set_key, "footer", block.ordinal, footer)

@@ -1,0 +1,320 @@
+"""Parquet row groups as blocks: listed once, read as columns.
+
+A block is one row group of one file.  Its name, ``file#row-group`` with the file's path
+relative to the input, is its identity: the sampler's randomness depends on it and on
+nothing else about where or when the block is read.
+
+Formal guarantees:
+  - Those of ``input_files``, about which files are read.
+  - Blocks are listed in the order of names and numbers, on every machine the same.
+  - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
+    raises: a file whose footer is not the one that was listed is refused, and so is a
+    page that does not match its checksum, where it has one (`dpsgd prepare` writes it).
+  - Columns that are not fixed-width numbers, and nulls, are refused before any work, or
+    at the latest when the block is read; no message holds a value.
+  - A ``Block``, which travels through an engine, holds public values alone.
+
+Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import DTYPES, Column
+from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.files.storage import is_remote, open_file
+from pipelines.inputs.input_files import find_files
+from pipelines.sampling.samplers import BlockRows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """One row group.  Public."""
+
+    path: str
+    name: str
+    row_group: int
+    num_rows: int
+    first_row: int
+    ordinal: int
+
+    @property
+    def label(self) -> str:
+        """The identity of the block, from which its randomness derives."""
+        return f"{self.name}#{self.row_group}"
+
+    @property
+    def rows(self) -> BlockRows:
+        """The block as the sampler sees it."""
+        return BlockRows(
+            name=self.label, num_rows=self.num_rows, first_row=self.first_row
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What the input holds.
+
+    Footers cover column statistics: their digests let a guess at a row be checked.
+
+    Attributes:
+      columns: Of every file.
+      blocks: In the order of names and numbers.
+      description: What the files say of themselves.
+      files: Name -> rows of every file.
+      hidden: Names of hidden files and folders that were left out.
+      footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
+    """
+
+    columns: tuple[Column, ...]
+    blocks: tuple[Block, ...]
+    description: dict[str, Any]
+    files: dict[str, int]
+    hidden: tuple[str, ...]
+    footers: dict[str, str] = dataclasses.field(repr=False)
+
+    @property
+    def num_examples(self) -> int:
+        """Rows of all blocks."""
+        return sum(block.num_rows for block in self.blocks)
+
+    def is_listed(self, block: Block, footer: str) -> bool:
+        """Whether ``footer`` is the digest of the file of a block of this data set."""
+        return self.footers.get(block.name) == footer
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names, sizes and footers of all files.  Sensitive."""
+        lines = [
+            f"{block.label} {block.num_rows} {self.footers[block.name]}\n"
+            for block in self.blocks
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+IsListed = Callable[[Block, str], bool]
+
+
+def _open(path: str) -> IO[bytes] | pa.NativeFile:
+    try:
+        # Arrow's own files read straight into its memory.
+        return open_file(path) if is_remote(path) else pa.OSFile(path)
+    except OSError as error:
+        raise InputError(
+            f"Expected input file {path} to be readable: {type(error).__name__}."
+        ) from None
+
+
+def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
+    file.seek(0, 2)
+    size = file.tell()
+    file.seek(max(0, size - 8))
+    tail = file.read(8)
+    length = int.from_bytes(tail[:4], "little") + 8
+    if tail[4:] != b"PAR1" or length > size:
+        raise InputError(f"Expected {path} to be a Parquet file.")
+    file.seek(size - length)
+    digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
+    file.seek(0)
+    return digest
+
+
+def footer_digest(path: str) -> str:
+    """Returns the SHA-256 over a file's size and footer.  Sensitive.
+
+    The footer holds numbers of rows, and the places, sizes and ranges of all values.
+
+    Raises:
+      InputError: not a readable Parquet file.
+    """
+    with _open(path) as file:
+        return _footer_digest(file, path)
+
+
+def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        # Arrow's own message may quote what it could not read.
+        raise InputError(
+            f"Expected {path} to be an intact Parquet file: {type(error).__name__}."
+        ) from None
+
+
+def _column(field: pa.Field) -> Column:
+    kind, shape = field.type, []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    name = {"bool": "uint8", "halffloat": "float16", "float": "float32"}.get(
+        str(kind), {"double": "float64"}.get(str(kind), str(kind))
+    )
+    if name not in DTYPES:
+        raise InputError(
+            f"Expected column {field.name} of type {field.type} to be a fixed-width "
+            "number or a fixed-size list of them. Turn text into numbers with "
+            "`dpsgd prepare`, or drop the column."
+        )
+    return Column(name=field.name, dtype=name, shape=tuple(shape))
+
+
+def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
+    text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InputError(
+            f"Expected the {DATASET_METADATA_KEY.decode()} metadata of {path} to be a "
+            "JSON object."
+        )
+    return value
+
+
+def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
+    """Refuses nulls that the footer tells of; others are found when they are read."""
+    for row_group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(row_group).column(index)
+            statistics = column.statistics
+            if statistics is not None and statistics.null_count:
+                name = column.path_in_schema.split(".")[0]
+                raise InputError(
+                    f"Expected column {name} of {path} to hold no nulls. Fill them, "
+                    "for example with NaN, or drop the rows."
+                )
+
+
+def list_blocks(pattern: str) -> Dataset:
+    """Returns the blocks, columns and self-description of the input.
+
+    Args:
+      pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
+
+    Raises:
+      InputError: no rows, unreadable or differing files, or unusable columns.
+    """
+    blocks: list[Block] = []
+    first_row, schema = 0, None
+    files: dict[str, int] = {}
+    footers: dict[str, str] = {}
+    found = find_files(pattern)
+    for path, name in found.files:
+        with _open(path) as file:
+            footer = _footer_digest(file, path)
+            parquet = _parquet_file(file, path)
+            schema = schema or parquet.schema_arrow
+            if parquet.schema_arrow != schema:
+                raise InputError(
+                    f"Expected the columns of {path} to equal those of the first file."
+                )
+            _check_nulls(parquet.metadata, path)
+            files[name] = parquet.metadata.num_rows
+            if parquet.num_row_groups:
+                footers[name] = footer
+            for row_group in range(parquet.num_row_groups):
+                num_rows = parquet.metadata.row_group(row_group).num_rows
+                blocks.append(
+                    Block(
+                        path=path,
+                        name=name,
+                        row_group=row_group,
+                        num_rows=num_rows,
+                        first_row=first_row,
+                        ordinal=len(blocks),
+                    )
+                )
+                first_row += num_rows
+    assert schema is not None  # find_files returns at least one file
+    if not any(block.num_rows for block in blocks):
+        raise InputError(f"Expected rows in --input {pattern}; there are none.")
+    return Dataset(
+        columns=tuple(_column(field) for field in schema),
+        blocks=tuple(blocks),
+        description=_description(schema, pattern),
+        files=files,
+        hidden=found.hidden,
+        footers=footers,
+    )
+
+
+def _values(array: pa.Array, column: Column) -> np.ndarray:
+    """Returns the NumPy array of shape (rows, *column.shape) of an Arrow array."""
+    num_rows = len(array)
+    while True:
+        if array.null_count:
+            raise InputError(
+                f"Expected column {column.name} to hold no nulls. Fill them, for "
+                "example with NaN, or drop the rows."
+            )
+        if not pa.types.is_fixed_size_list(array.type):
+            break
+        array = array.flatten()
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    values = array.to_numpy().astype(column.numpy_dtype.base, copy=False)
+    return values.reshape((num_rows, *column.shape))
+
+
+def table_columns(
+    table: pa.Table, columns: tuple[Column, ...]
+) -> dict[str, np.ndarray]:
+    """Returns name -> array of shape (rows, *column.shape).  Sensitive.
+
+    Raises:
+      InputError: a column holds nulls.
+    """
+    arrays = {}
+    for column in columns:
+        chunks = table.column(column.name)
+        array = (
+            chunks.chunk(0)
+            if chunks.num_chunks == 1
+            else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
+        )
+        arrays[column.name] = _values(array, column)
+    return arrays
+
+
+def read_block(
+    block: Block, columns: tuple[Column, ...], is_listed: IsListed
+) -> dict[str, np.ndarray]:
+    """Returns the columns of ``block``, as ``table_columns`` does.  Sensitive.
+
+    Args:
+      block: Which row group.
+      columns: Which of its columns.
+      is_listed: Whether a footer is that of the file that was listed: that method of
+        its ``Dataset`` or, where that is not known, of ``KnownInput``.
+
+    Raises:
+      InputError: the file is gone or is not the one that was listed.
+    """
+    with _open(block.path) as file:
+        if not is_listed(block, _footer_digest(file, block.path)):
+            raise InputError(
+                f"Expected input file {block.path} not to change during the job. "
+                "Restore it, or start again in an empty --out folder."
+            )
+        names = [column.name for column in columns]
+        try:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            table = parquet.read_row_group(block.row_group, columns=names)
+        except (pa.ArrowException, OSError) as error:
+            # Arrow's own message may quote what it could not read.
+            raise InputError(
+                f"Expected row group {block.row_group} of {block.path} to be intact "
+                f"and to hold no nulls: {type(error).__name__}."
+            ) from None
+    return table_columns(table, columns)

@@ -1,0 +1,1 @@
+"""The Beam job: sample, group by step, pack, write."""

@@ -1,0 +1,144 @@
+"""The order of a shuffle on disk: searched once, kept sealed, gone on with.
+
+A search draws every rank of every epoch twice, which takes hours for billions of rows.
+What it found stays in the job's private folder until the batches are written.
+
+Formal guarantees:
+  - What is read is what was found, bit for bit, for the same sampling key, plan, layout
+    and data set.  Anything else (cut short, edited, of another job) is not used.
+  - An epoch that was kept is not searched again; at most the epochs of
+    ``_SECONDS`` and the one in work are lost with a killed job.
+  - Memory stays within ``search_bytes`` and twice ``boundaries_bytes`` of ``shuffle``.
+
+Public: where the file is, and ``batches_id``.  Sensitive: what is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.files.storage import new_file, read_bytes
+from pipelines.job import progress
+from pipelines.sampling import shuffle
+from pipelines.sampling.keys import KEY_BYTES, derive
+
+#: Between two times that what was found is kept.
+_SECONDS = 60.0
+_WORD = np.dtype("<u8")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundariesFile:
+    """Where the boundaries of a job are.
+
+    Attributes:
+      path: A file of mode 0600, or one in a store.
+      batches_id: Of the job: names its key, plan, layout and data set.
+    """
+
+    path: str
+    batches_id: str
+
+    def load(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
+        """Returns what `shuffle.find_boundaries` returns.  Sensitive.
+
+        Args:
+          plan: Of the job.
+          sampling_key: Secret, 32 bytes.
+
+        Raises:
+          InputError: the file is not what the job wrote.
+        """
+        found = self.load_epochs(plan, sampling_key)
+        if len(found) < len(shuffle.empty_boundaries(plan)):
+            raise InputError(
+                f"Expected {self.path} to be as the job wrote it. Run the same command "
+                "again: it makes the file anew."
+            )
+        return found
+
+    def load_epochs(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
+        """Returns the boundaries of the first epochs, as many as were kept."""
+        if not shuffle.num_epochs_drawn(plan):
+            return shuffle.empty_boundaries(plan)
+        shape = (-1, plan.steps_per_epoch - 1, 2)
+        nothing = np.empty((0, *shape[1:]), _WORD)
+        try:
+            data = read_bytes(self.path)
+        except FileNotFoundError:
+            return nothing
+        found, seal = memoryview(data)[:-KEY_BYTES], data[-KEY_BYTES:]
+        mac = self._mac(sampling_key)
+        mac.update(found)
+        if not found or not hmac.compare_digest(mac.digest(), seal):
+            return nothing
+        return np.frombuffer(found, _WORD).reshape(shape)
+
+    def store(self, boundaries: np.ndarray, sampling_key: bytes) -> None:
+        """Replaces the file.
+
+        Args:
+          boundaries: Of the first epochs.
+          sampling_key: Secret, 32 bytes.
+        """
+        mac = self._mac(sampling_key)
+        with new_file(self.path, mode=0o600) as write:
+            for epoch in boundaries:  # one at a time, which bounds the copy
+                data = epoch.astype(_WORD, copy=False).tobytes()
+                mac.update(data)
+                write(data)
+            write(mac.digest())
+
+    def _mac(self, sampling_key: bytes) -> hashlib.blake2b:
+        key = derive(sampling_key, "boundaries", self.batches_id)
+        return hashlib.blake2b(key=key, digest_size=KEY_BYTES)
+
+
+def complete(
+    file: BoundariesFile,
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    blocks: Sequence[tuple[str, int]],
+    *,
+    num_threads: int,
+) -> None:
+    """Makes the file hold the boundaries of all epochs of a shuffle.
+
+    Args:
+      file: Made if it is missing; gone on with if it holds some epochs.
+      plan: A shuffle.
+      sampling_key: Secret, 32 bytes.
+      blocks: (name, number of rows) of every block of the data.
+      num_threads: That draw ranks.
+    """
+    found = shuffle.empty_boundaries(plan)
+    known = file.load_epochs(plan, sampling_key)
+    found[: len(known)] = known
+    first_epoch = len(known)
+    del known  # there are two of them no longer than needed
+    epoch_passes = shuffle.num_block_passes(plan, len(blocks)) // len(found)
+    _advance(first_epoch * epoch_passes)
+    if first_epoch == len(found):
+        return
+    kept = time.monotonic()
+    for epoch, ranks in shuffle.search_epochs(
+        plan, sampling_key, blocks, first_epoch=first_epoch,
+        num_threads=num_threads, advance=_advance,
+    ):  # fmt: skip
+        found[epoch] = ranks
+        if time.monotonic() - kept >= _SECONDS:
+            file.store(found[: epoch + 1], sampling_key)
+            kept = time.monotonic()
+    file.store(found, sampling_key)
+
+
+def _advance(passes: int) -> None:
+    progress.advance(progress.BOUNDARIES, passes)

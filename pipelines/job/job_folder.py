@@ -1,0 +1,363 @@
+"""The folder of a job: opened, locked, looked through, finished.
+
+    OUT/private/job.json     what is being made; its presence means unfinished
+    OUT/private/files/       checksums of finished files, until the manifest is written
+    OUT/private/spill/       the shuffle, until then, unless it is elsewhere
+    OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
+    OUT/private/owner        in a store, who began last to write here, until then
+
+Formal guarantees:
+  - Existing output is never replaced: a folder that is neither empty nor the unfinished
+    state of the very same job (version, plan, layout, input, key) is refused.
+  - On this machine two jobs never write one folder at a time.  A store has no locks:
+    there the job that began last wins, any other ends with an error, and what both
+    wrote of the same job is the same.
+  - A manifest is written only when every file is there.
+  - On this machine nobody but this user may enter the folder, or read a batch, whether
+    it was there before or not; otherwise the job is refused before any work.
+
+Public: plan and layout.  Sensitive: the key and ``private/``.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.batches.batch_format import FORMAT_VERSION
+from pipelines.batches.manifest import (
+    CHECKSUMS_NAME,
+    KEY_NAME,
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    FileChecksum,
+    Manifest,
+    pretty_json,
+    read_json,
+    read_manifest,
+    write_manifest,
+)
+from pipelines.files import storage
+from pipelines.files.storage import (
+    StrPath,
+    is_remote,
+    join,
+    read_bytes,
+    write_atomically,
+)
+from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job.packing import Layout
+from pipelines.sampling.keys import commitment, read_or_create_key_file
+
+JOB_NAME = "job.json"
+OWNER_NAME = "owner"
+FILES_NAME = "files"
+SPILL_NAME = "spill"
+BOUNDARIES_NAME = "boundaries"
+
+
+def _mark(name: str) -> str:
+    """Name of what says that the batch file ``name`` is finished."""
+    return f"{name}.json"
+
+
+def checksum_path(directory: str, name: str) -> str:
+    """Where the checksum of the batch file ``name`` is kept until the job ends."""
+    return join(directory, PRIVATE_NAME, FILES_NAME, _mark(name))
+
+
+def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
+    """Returns the checksum of the batch file ``name``; None if it is not finished.
+
+    Args:
+      directory: Of the job.
+      name: Of the file.
+      size: Its bytes; None if it is not there.
+    """
+    try:
+        data = b"" if size is None else read_bytes(checksum_path(directory, name))
+    except FileNotFoundError:
+        return None
+    checksum = FileChecksum(**json.loads(data)) if data else None
+    return checksum if checksum and checksum.size == size else None
+
+
+@contextlib.contextmanager
+def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
+    """Holds an open job locked; the lock goes with the process, however it ends.
+
+    Yields:
+      What checks, right before the job is finished, that the lock is still held: in a
+      store, which has no locks, the job that began last has it.
+
+    Raises:
+      InputError: another job has it.
+    """
+    taken = InputError(
+        f"Expected no other job to write {out}. Wait for it, or choose another --out."
+    )
+    if is_remote(out):
+        yield _own(join(out, PRIVATE_NAME, OWNER_NAME), taken)
+        return
+    with open(join(out, PRIVATE_NAME, JOB_NAME), "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(file.fileno()).st_nlink:  # finished before it was locked
+                raise OSError
+        except OSError:
+            raise taken from None
+        yield lambda: None
+
+
+def _own(path: str, taken: InputError) -> Callable[[], None]:
+    """Enters this process as the owner of a job; returns what checks that it still is.
+
+    The window between that check and the manifest stays open; ``verify`` finds files of
+    two jobs with different keys.
+    """
+    name = os.urandom(16)
+    write_atomically(path, name, mode=0o600)
+
+    def check() -> None:
+        if not storage.exists(path) or storage.read_bytes(path) != name:
+            raise taken
+
+    return check
+
+
+def check_out(out: StrPath) -> None:
+    """Refuses a folder that holds anything but an unfinished job.
+
+    Raises:
+      InputError: what the folder holds.
+    """
+    storage.check_folder(out, "--out")
+    with storage.usable_folder(out, "--out"):
+        if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
+            return  # unfinished: open_job compares it with this job
+        if storage.exists(join(out, MANIFEST_NAME)):
+            raise InputError(
+                f"Expected --out {out} to be empty; it holds finished batches. Choose "
+                "another folder."
+            )
+        if os.path.isfile(out) or not _is_fresh(out):
+            raise InputError(
+                f"Expected --out {out} to be an empty or new folder. Choose another."
+            )
+
+
+def _is_fresh(out: StrPath) -> bool:
+    """Whether a folder holds nothing, or what a job does before its state is there."""
+    if storage.names(out) - {PRIVATE_NAME}:
+        return False
+    begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
+    private = storage.names(join(out, PRIVATE_NAME))
+    return all(
+        name in (KEY_NAME, FILES_NAME) or name.startswith(begun) for name in private
+    )
+
+
+def check_dataset(layout: Layout, dataset: Dataset) -> None:
+    """Refuses a layout that was made for another data set.
+
+    Args:
+      layout: From ``make_layout``.
+      dataset: From ``list_blocks``.
+
+    Raises:
+      InputError: the input has other rows than the plan, or other columns.
+    """
+    if dataset.num_examples != layout.plan.num_examples:
+        raise InputError(
+            f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
+            f"input, {dataset.num_examples}. Make the plan of dataset.num_examples."
+        )
+    for column in layout.columns:
+        if column not in dataset.columns:
+            raise InputError(
+                f"Expected column {column.name} of the layout to be one of the input, "
+                f"of dtype {column.dtype} and shape {column.shape}. Make the layout "
+                "with make_layout(plan, dataset)."
+            )
+
+
+def open_job(
+    out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
+) -> tuple[str, str]:
+    """Makes or re-opens the folder of a job; returns (key file, batches_id).
+
+    Raises:
+      InputError: the input has other rows or columns, the folder holds something
+        else, or the key file is refused.
+    """
+    check_dataset(layout, dataset)
+    check_out(out)
+    private = join(out, PRIVATE_NAME)
+    path = join(private, JOB_NAME)
+    if key_file is not None:
+        key = read_or_create_key_file(key_file)
+    _make_folders(out)
+    if key_file is None:
+        key_file = _own_key_file(out)
+        key = read_or_create_key_file(key_file)
+    state = {
+        "version": str(FORMAT_VERSION),
+        "layout": fingerprint(_layout_json(layout)),
+        "input": dataset.digest,
+        "key": commitment(key, "job"),
+    }
+    if not storage.exists(path):
+        write_atomically(path, pretty_json(state), mode=0o600)
+    _check_same_job(out, read_json(path), state)
+    version, made_of = state["version"], (state["layout"], state["input"])
+    batches_id = commitment(key, "batches", version, *made_of)
+    return os.fspath(key_file), batches_id
+
+
+def _make_folders(out: StrPath) -> None:
+    """Makes the folders of a job, or closes those that are there.
+
+    Batches are sensitive, and so is the size of a file where a step is not capped.
+    """
+    private = join(out, PRIVATE_NAME)
+    with storage.usable_folder(out, "--out"):
+        for folder in (out, private, join(private, FILES_NAME)):
+            storage.make_private_folder(
+                folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
+            )
+
+
+def _own_key_file(out: StrPath) -> str:
+    """Where the key of a job is kept whose user named no place."""
+    if is_remote(out):
+        raise InputError(
+            f"Expected --key-file with --out {out}, so that the key is not "
+            "kept beside the batches. Name a file that every worker reads, or a secret."
+        )
+    return join(out, PRIVATE_NAME, KEY_NAME)
+
+
+def _layout_json(layout: Layout) -> dict[str, Any]:
+    fields = dataclasses.asdict(layout)
+    return {**fields, "plan": layout.plan.to_json()}
+
+
+def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
+    names = {
+        "version": "batch format version",
+        "layout": "options or columns",
+        "input": "input",
+        "key": "sampling key",
+    }
+    for field, name in names.items():
+        if not isinstance(found, dict) or found.get(field) != state[field]:
+            raise InputError(
+                f"Expected the unfinished job in --out {out} to have the same {name}. "
+                "Finish it with its own options and release, or choose another --out."
+            )
+
+
+def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
+    """Groups whose file is complete, with the checksums that their writers left."""
+    files = storage.sizes(out)
+
+    def read(group: int) -> FileChecksum | None:
+        name = layout.file(group).name
+        return read_checksum(os.fspath(out), name, files.get(name))
+
+    groups = range(layout.num_groups)
+    # A store answers after a while, and answers many at once.
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        found = pool.map(read, groups)
+        return {group: c for group, c in zip(groups, found, strict=True) if c}
+
+
+def pending_groups(out: StrPath, layout: Layout) -> list[int]:
+    """Returns the groups that an open job has still to write."""
+    if storage.exists(join(out, MANIFEST_NAME)):
+        return []  # killed while it cleaned up
+    done = _finished(out, layout)
+    return [group for group in range(layout.num_groups) if group not in done]
+
+
+def num_steps_written(out: StrPath, layout: Layout) -> int:
+    """Returns how many steps are in finished files, by the marks that these have."""
+    marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
+    return sum(
+        len(layout.steps(group))
+        for group in range(layout.num_groups)
+        if _mark(layout.file(group).name) in marks
+    )
+
+
+def finish_job(
+    out: StrPath,
+    layout: Layout,
+    dataset: Dataset,
+    batches_id: str,
+    spill: StrPath | None = None,
+) -> Manifest:
+    """Writes checksums and manifest of an open job, and removes what else it left.
+
+    Args:
+      out: The folder that ``open_job`` was given; so are ``layout`` and ``dataset``.
+      batches_id: From ``open_job``.
+      spill: Where the shuffle was, if not in ``out``.
+
+    Raises:
+      InputError: not every file is there.
+    """
+    if not storage.exists(join(out, MANIFEST_NAME)):
+        _write_manifest(out, layout, dataset, batches_id)
+    _clean(out, spill)
+    return read_manifest(out)
+
+
+def _write_manifest(
+    out: StrPath, layout: Layout, dataset: Dataset, batches_id: str
+) -> None:
+    done = _finished(out, layout)
+    if len(done) < layout.num_groups:
+        # Some releases of Beam report success while files are missing.
+        raise InputError(
+            f"Expected {layout.num_groups} batch files in {out}; {len(done)} are "
+            "there. Run the same command again to finish."
+        )
+    files = tuple(layout.file(group) for group in range(layout.num_groups))
+    manifest = Manifest(
+        plan=layout.plan,
+        columns=layout.columns,
+        physical_batch_size=layout.physical_batch_size,
+        batches_id=batches_id,
+        dataset=dataset.description,
+        files=files,
+    )
+    checksums = {file.name: done[group] for group, file in enumerate(files)}
+    write_manifest(out, manifest, checksums, dataset.footers.values())
+
+
+def _clean(out: StrPath, spill: StrPath | None) -> None:
+    """Leaves of a job with a manifest what is to stay; does nothing the second time."""
+    private = join(out, PRIVATE_NAME)
+    own_spill = join(private, SPILL_NAME)
+    for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
+        storage.delete_folder(folder)
+    # Temporary files of processes that were killed.
+    left = (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME)
+    names = (KEY_NAME, CHECKSUMS_NAME, *left)
+    for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
+        begun = tuple(f".{prefix}" for prefix in prefixes)
+        for name in storage.sizes(folder):
+            if name.startswith(begun):
+                storage.delete(join(folder, name))
+    # Last: while job.json is there, the same command goes on from here.
+    for name in left:
+        storage.delete(join(private, name))

@@ -1,0 +1,126 @@
+"""Poisson batches as one transform of your own pipeline.
+
+``PoissonBatches`` is ``WriteBatches`` for those who do not care about its layout, key
+and state: it makes them, goes on where an interrupted pipeline stopped, and ends in a
+folder that ``dpsgd verify``, the trainer and the readers accept.
+
+Formal guarantees: those of ``transforms`` and, of the folder, of ``poisson_batching``.
+
+Public: the plan, the columns, the names of files.  Sensitive: the key and the batches.
+"""
+
+from __future__ import annotations
+
+import apache_beam as beam
+
+from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
+from accounting.validation import InputError, check_choice
+from pipelines.batches.manifest import PRIVATE_NAME, Manifest
+from pipelines.files.storage import StrPath, absolute, join
+from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.job.job_folder import (
+    SPILL_NAME,
+    finish_job,
+    lock_job,
+    open_job,
+    pending_groups,
+)
+from pipelines.job.poisson_batching import (
+    AUTO,
+    ENGINE,
+    choose_shuffle,
+    runner_of,
+    shared_spill,
+)
+from pipelines.job.sizing import make_layout
+from pipelines.job.transforms import Secrets, TakesBlocks, WriteBatches
+
+
+@beam.typehints.with_input_types(Block)
+@beam.typehints.with_output_types(str)
+class PoissonBatches(TakesBlocks):
+    """Samples blocks and writes the batches of a whole training run.
+
+    Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
+    the files written.  Once the pipeline has ended, ``finish`` writes the manifest.
+
+    Args:
+      plan: How batches are sampled; ``poisson`` or ``truncated-poisson``.
+      dataset: From ``list_blocks``.
+      out: An empty or new folder, or that of the same unfinished job, at the same path
+        on every worker.
+      key_file: The sampling key, mode 0600, at the same path on every worker; made if
+        missing.  By default in ``out``/private.
+      physical_batch_size: Rows of every record; by default a step is one record, or
+        several if it is large.
+      shuffle: "files" lets rows wait in ``out``/private, which every worker must reach;
+        "engine" lets them travel through the engine; "auto" is the engine on Dataflow
+        and where ``out`` is in a store, else files.
+
+    Raises:
+      InputError: another sampler, or a bad size.
+
+    Example:
+      >>> batches = PoissonBatches(plan, dataset, "batches")  # doctest: +SKIP
+      >>> with beam.Pipeline(runner="FnApiRunner") as pipeline:  # doctest: +SKIP
+      ...     _ = pipeline | beam.Create(dataset.blocks) | batches
+      >>> manifest = batches.finish()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        plan: DpSgdPlan,
+        dataset: Dataset,
+        out: StrPath,
+        *,
+        key_file: StrPath | None = None,
+        physical_batch_size: int | None = None,
+        shuffle: str = AUTO,
+    ) -> None:
+        super().__init__()
+        check_choice("sampler", plan.sampler, (POISSON, TRUNCATED_POISSON))
+        if not isinstance(dataset, Dataset):
+            raise InputError(
+                f"Expected the data set, not {type(dataset).__name__}. Write "
+                "`dataset = list_blocks(folder)`, then PoissonBatches(plan, dataset, "
+                "...)."
+            )
+        self._layout = make_layout(plan, dataset, physical_batch_size)
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._out = absolute(out)
+        self._key_file = None if key_file is None else absolute(key_file)
+
+    def expand(self, blocks: beam.PCollection) -> beam.PCollection:
+        """Opens the folder and wires what is still to be written.
+
+        Raises:
+          InputError: the folder, the key or the options of the pipeline are refused.
+        """
+        runner_of(blocks.pipeline.options)  # refuses what loses elements
+        runner = type(blocks.pipeline.runner).__name__
+        shuffle = choose_shuffle(self._shuffle, runner, self._out)
+        key_file, _ = self._open()
+        spill = join(self._out, PRIVATE_NAME, SPILL_NAME)
+        return blocks | "WriteBatches" >> WriteBatches(
+            self._layout,
+            self._out,
+            Secrets(key_file=key_file),
+            dataset=self._dataset,
+            groups=pending_groups(self._out, self._layout),
+            spill=None if shuffle == ENGINE else shared_spill(spill),
+        )
+
+    def finish(self) -> Manifest:
+        """Writes the manifest, which makes a folder of batches of the files.
+
+        Raises:
+          InputError: the pipeline did not write every file.
+        """
+        _, batches_id = self._open()
+        with lock_job(self._out) as check_lock:
+            check_lock()
+            return finish_job(self._out, self._layout, self._dataset, batches_id)
+
+    def _open(self) -> tuple[str, str]:
+        return open_job(self._out, self._layout, self._dataset, self._key_file)

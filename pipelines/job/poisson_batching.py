@@ -1,0 +1,406 @@
+"""The job: from Parquet to a folder of verified batches, resumable.
+
+Formal guarantees:
+  - Nothing is written before every option, the input's columns and the key are checked.
+  - A job that was killed is finished by the same command; blocks that were sampled and
+    files that were complete are not made again, and the result is byte-identical to an
+    undisturbed run.
+  - On the local runner memory stays within ``memory_limit``, whatever the size of the
+    data, and so does the search for the boundaries of a shuffle on any.  In a Python
+    worker of an engine it stays within ``sizing.worker_bytes``.
+  - Rows go through files unless the user or Dataflow has the engine shuffle them; then
+    the input is read once.
+  - Those of ``job_folder`` and ``transforms``.
+
+Public: plan and layout.  Sensitive: the key and ``private/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import queue
+import re
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners import create_runner
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from accounting.validation import InputError, check_choice
+from pipelines.batches.manifest import PRIVATE_NAME, Manifest
+from pipelines.files import storage
+from pipelines.files.storage import StrPath, absolute, is_remote, join
+from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job import progress
+from pipelines.job.boundaries import BoundariesFile, complete
+from pipelines.job.job_folder import (
+    BOUNDARIES_NAME,
+    SPILL_NAME,
+    finish_job,
+    lock_job,
+    num_steps_written,
+    open_job,
+    pending_groups,
+)
+from pipelines.job.packing import Layout
+from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
+from pipelines.job.spill import BLOCK_PREFIX, Spill
+from pipelines.job.transforms import AGAIN, Secrets, WriteBatches, storage_error
+from pipelines.sampling.keys import read_key_file
+from pipelines.sampling.shuffle import SHUFFLED
+
+#: Beam's in-process runner, which holds what it groups in memory.
+LOCAL = "FnApiRunner"
+#: How rows go from the map to the reduce step; see ``choose_shuffle``.
+AUTO, FILES, ENGINE = SHUFFLES = ("auto", "files", "engine")
+#: Between two looks at what an engine has written.
+_SECONDS, _REMOTE_SECONDS = 1.0, 15.0
+
+
+def runner_of(options: PipelineOptions) -> str:
+    """Returns the name of the runner; refuses what the local one does not survive.
+
+    Raises:
+      InputError: no such runner, or several workers of the local one.
+    """
+    values = options.get_all_options()
+    runner = values.get("runner")
+    try:
+        # Beam knows a runner by several names.
+        name = type(create_runner(LOCAL if runner is None else runner)).__name__
+    except (ValueError, ImportError) as error:
+        raise InputError(
+            f"Expected runner={runner!r} to be one that Beam has here: "
+            f"{type(error).__name__}. Omit --runner to use this process."
+        ) from None
+    if values.get("direct_num_workers", 1) != 1:
+        # Beam 2.77 loses elements of more than a megabyte between such workers.
+        raise InputError(
+            f"Expected direct_num_workers={values['direct_num_workers']} to be 1: "
+            "Beam's local runner loses data between workers. One worker uses all cores."
+        )
+    return name
+
+
+def _run_pipeline(
+    dataset: Dataset, write: WriteBatches, options: PipelineOptions, local: bool
+) -> None:
+    pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
+    _ = pipeline | "Blocks" >> beam.Create(dataset.blocks) | "WriteBatches" >> write
+    try:
+        _run_to_end(pipeline)
+    except Exception as error:
+        raise _one_line(error, on_engine=not local) from error
+
+
+def _run_to_end(pipeline: beam.Pipeline) -> None:
+    """Runs a pipeline, and returns, or raises, when nothing of it runs any more.
+
+    It runs in a thread of its own.  What a signal raises comes up wherever the main
+    thread is: amid Beam's code it would leave locks held and objects half made.
+    """
+    given_up, jobs = threading.Event(), list[Any]()
+    outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
+
+    def run() -> None:
+        try:
+            _run_jobs(pipeline, jobs, given_up)
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+        told.put(None)
+
+    def wait() -> None:
+        # Thread.join, once it was interrupted, takes the thread for ended.
+        while not outcome:
+            with contextlib.suppress(queue.Empty):
+                told.get(timeout=1)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with progress.ending_at(given_up):
+        try:
+            thread.start()
+            wait()
+        except BaseException:
+            given_up.set()
+            _cancel(jobs)
+            if (
+                thread.is_alive()
+            ):  # otherwise it ended, or will find that it is given up
+                wait()
+            raise
+    for error in filter(None, outcome):
+        _cancel(jobs)
+        raise error
+
+
+def _run_jobs(
+    pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
+) -> None:
+    """Enters the job of a pipeline into ``jobs``, and waits for its end."""
+    if not given_up.is_set():
+        jobs.append(pipeline.run())
+    if given_up.is_set():  # while an engine took the job
+        _cancel(jobs)
+    for job in jobs:
+        job.wait_until_finish()
+
+
+def _cancel(jobs: list[Any]) -> None:
+    """Tells an engine to give a job up."""
+    with contextlib.suppress(Exception):
+        for job in jobs:
+            job.cancel()
+
+
+def _one_line(error: Exception, on_engine: bool) -> Exception:
+    """The InputError that a worker raised, however Beam hands it over.
+
+    That is as itself, as another error or as a traceback, with the step at its end.
+    What an engine says itself is cut to its first line.
+    """
+    text = f"{type(error).__name__}: {error}"
+    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
+    if found:
+        return InputError(found[-1])
+    if not on_engine:
+        return error
+    return InputError(
+        f"Expected the engine to finish the job: {text.splitlines()[0].rstrip('.')}. "
+        f"See what it logged; then {AGAIN}"
+    )
+
+
+def write_batches(
+    *,
+    dataset: Dataset,
+    layout: Layout,
+    out: StrPath,
+    key_file: StrPath | None = None,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    shuffle: str = AUTO,
+    scratch: StrPath | None = None,
+    options: PipelineOptions | None = None,
+) -> Manifest:
+    """Writes the batches of ``layout`` to ``out``, resuming an unfinished same job.
+
+    Args:
+      dataset: From ``list_blocks``.
+      layout: From ``make_layout``.
+      out: An empty or new folder, or that of the same job, unfinished; on this machine
+        or in a store.
+      key_file: The sampling key; made if missing.  By default in ``out``/private, if
+        that is on this machine.
+      memory_limit: Bytes for this process; the workers of engines have their own.
+      shuffle: How rows go from map to reduce, as in ``choose_shuffle``.
+      scratch: A folder for a shuffle through files, which every worker reaches; by
+        default in ``out``/private or, locally with ``out`` in a store, a temporary one.
+      options: Beam's options; without a runner, Beam's in-process runner.
+
+    Returns:
+      The manifest, which is also written.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    options = options or PipelineOptions([])  # not those of this process
+    storage.use_options(options)
+    root, key = absolute(out), None if key_file is None else absolute(key_file)
+    try:
+        local = (runner := runner_of(options)) == LOCAL
+        place = spill_place(root, scratch, local)
+        shuffle = choose_shuffle(shuffle, runner, place)
+        searching = search_threads(layout.plan, dataset, memory_limit)
+        threads = local_threads(layout, dataset, memory_limit) if local else 1
+        key_path, batches_id = open_job(root, layout, dataset, key)
+        folder = _spill_folder(root, place, batches_id)
+        with lock_job(root) as check_lock:
+            if pending := pending_groups(root, layout):
+                secrets = _secrets(
+                    layout, dataset, root, key_path,
+                    batches_id=batches_id, num_threads=searching,
+                )  # fmt: skip
+                with (
+                    _open_shuffle(shuffle, folder, threads, local) as spill,
+                    _progress(layout, root, pending, spill, local),
+                ):
+                    write = WriteBatches(
+                        layout, root, secrets, dataset=dataset,
+                        groups=pending, spill=spill,
+                    )  # fmt: skip
+                    try:
+                        _run_pipeline(dataset, write, options, local)
+                    except InputError:
+                        check_lock()  # who took the job may have tidied it away
+                        raise
+            check_lock()
+            return finish_job(root, layout, dataset, batches_id, folder)
+    except OSError as error:
+        raise storage_error(error) from error
+
+
+@contextlib.contextmanager
+def _progress(
+    layout: Layout, out: str, pending: list[int], spill: Spill | None, local: bool
+) -> Iterator[None]:
+    """Lets who listens know how far the workers are."""
+    if local:
+        written = set(range(layout.num_groups)) - set(pending)
+        progress.advance("steps", sum(len(layout.steps(group)) for group in written))
+        yield
+        return
+
+    def count() -> dict[str, int]:
+        done = {"steps": num_steps_written(out, layout)}
+        if spill:
+            names = storage.names(spill.folder)
+            done["blocks"] = sum(name.startswith(BLOCK_PREFIX) for name in names)
+        return done
+
+    with progress.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
+        yield
+
+
+def choose_shuffle(shuffle: str, runner: str, place: StrPath) -> str:
+    """Returns how rows go from the map to the reduce step: FILES or ENGINE.
+
+    Args:
+      shuffle: That, or AUTO: through the engine on Dataflow, whose shuffle is a service
+        of its own, and where files would be in a store, of which every group asks for
+        a slice per block; otherwise through files.
+      runner: Name of Beam's runner.
+      place: Where files would be.
+
+    Raises:
+      InputError: none of the three, or the engine's on the local runner.
+    """
+    check_choice("shuffle", shuffle, SHUFFLES)
+    if runner == LOCAL and shuffle == ENGINE:
+        raise InputError(
+            "Expected --shuffle engine with a --runner: the local runner would hold "
+            "all rows in memory. Leave it out."
+        )
+    if shuffle != AUTO:
+        return shuffle
+    return ENGINE if "Dataflow" in runner or is_remote(place) else FILES
+
+
+def _boot_id() -> str:
+    """Names this boot of the machine: spills are not flushed, so that none is trusted
+    after a power loss."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
+    """Where files of a shuffle go; no job has it for itself, unless it is ``out``.
+
+    Raises:
+      InputError: in a store, on the local runner.
+    """
+    if scratch is None:
+        return tempfile.gettempdir() if local and is_remote(out) else out
+    if local and is_remote(scratch):
+        raise InputError(
+            f"Expected --scratch {scratch} to be on this machine. Name a folder here, "
+            "or omit it."
+        )
+    return absolute(scratch)
+
+
+def _spill_folder(out: str, place: str, batches_id: str) -> str:
+    """Where the shuffle of a job is kept, also by the next try.
+
+    Raises:
+      InputError: another user, who may know the public ``batches_id``, has made it.
+    """
+    if place == out:
+        return join(out, PRIVATE_NAME, SPILL_NAME)
+    folder = join(place, f"dpsgd-{SPILL_NAME}-{batches_id}")
+    _own_folder(folder)
+    return folder
+
+
+def _own_folder(folder: str) -> None:
+    """Makes a folder of this user alone, also where others may make some."""
+    storage.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
+
+
+def _open_shuffle(
+    shuffle: str, folder: str, num_threads: int, local: bool
+) -> contextlib.AbstractContextManager[Spill | None]:
+    """Makes ready what rows need on their way; None if the engine has it."""
+    if local:
+        return _local_shuffle(folder, num_threads)
+    return contextlib.nullcontext(None if shuffle == ENGINE else shared_spill(folder))
+
+
+def shared_spill(folder: str) -> Spill:
+    """Makes a folder for a shuffle of workers that share nothing but that folder.
+
+    Its files are flushed to the disk: whatever is there is whole, also after a power
+    loss.
+    """
+    flushed = join(folder, "flushed")
+    for each in (folder, flushed):
+        storage.make_folder(each)
+    return Spill(folder=flushed)
+
+
+@contextlib.contextmanager
+def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
+    """Makes the folder of the local shuffle, and holds it locked.
+
+    What other boots of this machine left there is removed.
+
+    Raises:
+      InputError: another process has it or, among temporary files, it is another
+        user's.
+    """
+    _own_folder(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        boot = _boot_id()
+        storage.make_folder(join(folder, boot))
+        for other in storage.names(folder) - {boot}:
+            storage.delete_folder(join(folder, other))
+        yield Spill(folder=join(folder, boot), num_threads=num_threads, flush=False)
+    except BlockingIOError:
+        raise InputError(
+            f"Expected no other job to use {folder}. Wait for it."
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def _secrets(
+    layout: Layout,
+    dataset: Dataset,
+    out: str,
+    key_file: str,
+    *,
+    batches_id: str,
+    num_threads: int,
+) -> Secrets:
+    """Leaves for the workers what derives from the key and from all blocks together."""
+    if layout.plan.sampler not in SHUFFLED:
+        return Secrets(key_file=key_file)
+    rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]
+    path = join(out, PRIVATE_NAME, BOUNDARIES_NAME)
+    file = BoundariesFile(path=path, batches_id=batches_id)
+    sampling_key = read_key_file(key_file)
+    key = know_input(sampling_key, dataset).data_set_key(sampling_key)
+    complete(file, layout.plan, key, rows, num_threads=num_threads)
+    return Secrets(key_file=key_file, boundaries=file)

@@ -1,0 +1,170 @@
+"""How large everything is: records, groups, memory and disk, before a job starts.
+
+Formal guarantees:
+  - A layout depends on public values alone, never on the engine or the machine.
+
+Public: everything here; sizes are bounds, or expectations over the sampling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from accounting.plan import DpSgdPlan, check_epochs
+from accounting.validation import InputError, check_int
+from pipelines.batches.batch_format import record_bytes, row_bytes
+from pipelines.files.threads import num_cores
+from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes
+from pipelines.sampling.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
+
+#: The most rows and bytes of a record unless the user says otherwise: one record per
+#: small step, and never one that is a burden to whoever reads it.
+DEFAULT_PHYSICAL_BATCH_SIZE = 8192
+_DEFAULT_RECORD_BYTES = 64 << 20
+#: A reducer holds about this much; enough of them to keep a few workers busy, and few
+#: enough that what a block sends to each is not tiny.
+_GROUP_BYTES = 32 << 20
+_LEAST_GROUPS = 16
+_MOST_GROUPS = 4096
+#: Memory of the local runner: without any data, per byte of the block or group that a
+#: thread works on (read, gathered, encoded, hashed), and per participation of a block.
+#: Measured, and rounded up.
+_BASE_BYTES = 512 << 20
+_COPIES = 6
+_PARTICIPATION_BYTES = 96
+#: What Beam lets pile up between a Python worker and an engine that is slower: two
+#: queues to send and one to receive, of 100 MiB each.
+_CHANNEL_BYTES = 300 << 20
+DEFAULT_MEMORY_LIMIT = 4 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a job will cost.  Public: expectations over the sampling.
+
+    Attributes:
+      shuffle_bytes: Expected bytes between map and reduce; where they go through files
+        they are on disk, beside the output, until the job ends.
+      output_bytes: Bytes of the columns and weights of all records.
+      padding: Rows that are padding, in expectation, per example of a step.
+    """
+
+    shuffle_bytes: int
+    output_bytes: int
+    padding: float
+
+
+def make_layout(
+    plan: DpSgdPlan, dataset: Dataset, physical_batch_size: int | None = None
+) -> Layout:
+    """Returns the layout that depends on public values only, never on the engine.
+
+    Raises:
+      InputError: a bad size, one whose records could not be read, or a sampler that is
+        not there.
+    """
+    check_epochs(plan)
+    largest = _usual_batch_size(plan)
+    if physical_batch_size is None:
+        fitting = _DEFAULT_RECORD_BYTES // (row_bytes(dataset.columns) or 1)
+        most = max(1, min(DEFAULT_PHYSICAL_BATCH_SIZE, fitting))
+        # The fewest records per step, of equal size.
+        physical_batch_size = -(-largest // -(-largest // most))
+    check_int("physical_batch_size", physical_batch_size, at_least=1)
+    step_bytes = largest * row_bytes(dataset.columns)
+    least = -(-plan.num_steps // _MOST_GROUPS)
+    steps = min(_GROUP_BYTES // step_bytes, plan.num_steps // _LEAST_GROUPS)
+    return Layout(
+        plan=plan,
+        columns=dataset.columns,
+        physical_batch_size=physical_batch_size,
+        steps_per_group=max(1, least, steps),
+    )
+
+
+def _usual_batch_size(plan: DpSgdPlan) -> int:
+    """The cap of a step or, where there is none, what next to no step exceeds."""
+    if plan.largest_batch_size is not None:
+        return plan.largest_batch_size
+    return plan.expected_batch_size + 4 * math.isqrt(plan.expected_batch_size)
+
+
+def estimate(layout: Layout) -> Estimate:
+    """Returns the expected cost of a job, before it starts."""
+    plan, size = layout.plan, layout.physical_batch_size
+    row = row_bytes(layout.columns)
+    sampled = plan.num_steps * plan.expected_batch_size
+    rows = -(-_usual_batch_size(plan) // size) * size
+    return Estimate(
+        shuffle_bytes=sampled * (row + OVERHEAD_BYTES),
+        output_bytes=plan.num_steps * rows * (row + 4),
+        padding=rows / plan.expected_batch_size - 1,
+    )
+
+
+def worker_bytes(layout: Layout, dataset: Dataset, *, by_value: bool = False) -> int:
+    """Returns the memory that a Python worker of an engine needs.  Public.
+
+    It holds one block or one range of steps at a time, whatever the size of the data.
+
+    Args:
+      layout: Of the job.
+      dataset: Its input.
+      by_value: Whether rows travel through the engine.
+    """
+    channel = _CHANNEL_BYTES if by_value else 0
+    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
+    return shared + channel + _unit_bytes(layout, dataset)
+
+
+def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
+    """Bytes for the block or the range of steps that one thread works on."""
+    largest_block = max(block.num_rows for block in dataset.blocks)
+    participations = layout.plan.num_steps * layout.plan.sampling_probability
+    row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
+    # A record is as long with padding as without.
+    record = record_bytes(layout.columns, layout.physical_batch_size)
+    largest_output = max(group_bytes(layout), record)
+    return max(math.ceil(largest_block * row), _COPIES * largest_output)
+
+
+def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
+    """Returns how many threads of the local runner fit into ``memory_limit`` bytes.
+
+    Raises:
+      InputError: not even one.
+    """
+    each = _unit_bytes(layout, dataset)
+    shared = _BASE_BYTES + boundaries_bytes(layout.plan)
+    if memory_limit < shared + each:
+        raise InputError(
+            f"Expected memory_limit={memory_limit} >= {shared + each} bytes, "
+            "which one block or one range of steps needs. Raise --memory-limit, lower "
+            "--batch-size, or prepare the input with smaller --row-group-rows."
+        )
+    return min(num_cores(), (memory_limit - shared) // each)
+
+
+def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
+    """Returns how many threads find the order of a shuffle in ``memory_limit`` bytes.
+
+    Raises:
+      InputError: not even one.
+    """
+    if not num_epochs_drawn(plan):
+        return 1
+
+    def needed(threads: int) -> int:
+        largest_block = max(block.num_rows for block in dataset.blocks)
+        search = search_bytes(plan, largest_block, threads)
+        return _BASE_BYTES + 2 * boundaries_bytes(plan) + search
+
+    fitting = [n for n in range(1, num_cores() + 1) if needed(n) <= memory_limit]
+    if not fitting:
+        raise InputError(
+            f"Expected memory_limit={memory_limit} >= {needed(1)} bytes, which finding "
+            "the order of the shuffle needs. Raise --memory-limit or --batch-size."
+        )
+    return max(fitting)

@@ -1,0 +1,137 @@
+"""Secret keys: how they are made, kept, and turned into independent streams.
+
+Formal guarantees:
+  - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
+    exist before; a half-written key is never visible under its final name.
+  - A key file of this machine that others can read is refused, and so is anything that
+    does not hold one key.  Who can read a key in a store, its own rules of access say.
+  - Sub-keys of one key under different label tuples are independent and uniform, up to
+    the PRF assumption on keyed BLAKE2b; no sub-key tells the key.
+  - No function here has a default key or seed.
+
+Public: labels and commitments.  Sensitive: keys and sub-keys; no message holds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+import stat
+
+from accounting.validation import InputError
+from pipelines.files.storage import (
+    StrPath,
+    is_remote,
+    make_folder,
+    read_bytes,
+    read_secret,
+)
+
+#: Bytes of a key and of a sub-key.
+KEY_BYTES = 32
+
+#: Google's Secret Manager: this, then projects/NAME/secrets/NAME/versions/NUMBER.
+SECRET_MANAGER = "secretmanager://"
+
+
+def derive(key: bytes, *labels: str | int) -> bytes:
+    """Returns the 32-byte sub-key of ``key`` for a tuple of labels.
+
+    The labels are encoded as JSON, so that ("a", "bc") and ("ab", "c") differ.
+    """
+    data = json.dumps(labels, separators=(",", ":")).encode("utf-8")
+    return hashlib.blake2b(
+        data, key=key, digest_size=KEY_BYTES, person=b"dpsgd-v1"
+    ).digest()
+
+
+def commitment(key: bytes, *labels: str | int) -> str:
+    """Returns a public 32-digit name for ``key`` that tells nothing about it.
+
+    Equal names mean equal keys and labels (up to collisions of 128 bits).
+    """
+    return derive(key, "commitment", *labels)[:16].hex()
+
+
+def insecure_key(seed: int) -> bytes:
+    """Returns the key that a test derives from a number.  Anyone can derive it too."""
+    return derive(b"insecure", "seed", seed)
+
+
+def create_key_file(path: StrPath) -> bytes:
+    """Makes a key, saves it at ``path`` with mode 0600, and returns it.
+
+    A folder that is made for it is one that its owner alone may enter.
+
+    Raises:
+      InputError: ``path`` exists already.
+    """
+    target = pathlib.Path(path)
+    make_folder(target.parent)
+    key = secrets.token_bytes(KEY_BYTES)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(key.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, target)  # atomic, and fails where the target exists
+    except FileExistsError:
+        raise InputError(f"Expected key file {target} not to exist.") from None
+    finally:
+        os.unlink(temporary)
+    return key
+
+
+def _read_text(location: str) -> str:
+    """Returns what is at ``location``; of this machine's files, if it is private."""
+    if location.startswith(SECRET_MANAGER):
+        return read_secret(location.removeprefix(SECRET_MANAGER)).decode("ascii")
+    text = read_bytes(location).decode("ascii")
+    mode = 0 if is_remote(location) else os.stat(location).st_mode
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(
+            f"Expected key file {location} mode {stat.S_IMODE(mode):04o} to be 0600. "
+            f"Others can read it; run `chmod 600 {location}`, or make a new key."
+        )
+    return text
+
+
+def read_key_file(path: StrPath) -> bytes:
+    """Returns the key at ``path``: a file here or in a store, or a managed secret.
+
+    Raises:
+      InputError: no such file, readable by others, or not one key.
+    """
+    location = os.fspath(path)
+    try:
+        text = _read_text(location).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Expected key file {location} to be readable: {type(error).__name__}."
+        ) from None
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InputError(
+            f"Expected key file {location} to hold {2 * KEY_BYTES} hexadecimal digits."
+        )
+    return key
+
+
+def read_or_create_key_file(path: StrPath) -> bytes:
+    """Returns the key at ``path``, which is made if it does not exist on this machine.
+
+    Raises:
+      InputError: the file exists and is refused by ``read_key_file``, or it does not
+        exist in a store, where nothing says that nobody else made it meanwhile.
+    """
+    if is_remote(path) or os.path.lexists(path):
+        return read_key_file(path)
+    return create_key_file(path)

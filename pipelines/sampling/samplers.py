@@ -1,0 +1,303 @@
+"""Which steps each example takes part in, as a pure function of (key, block, row).
+
+A block is one Parquet row group, named by its file and index.  Every block has its own
+ChaCha20 stream, keyed by (sampling key, plan, block name), so a retried, repeated or
+re-ordered bundle makes the same choices on every engine.
+
+A row first draws how many steps it takes part in, from the exact binomial law, and then
+which ones, a uniform subset of that size: together, independent coin flips for every
+step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and steps exchanged).
+The cost is that of the rows read and the participations drawn, never rows x steps.
+
+Deterministic batches follow the order of the data; balls-and-bins draws one uniform
+step per row and epoch; shuffles are in ``shuffle``.
+
+Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
+keyed BLAKE2b (of Poisson samplers, within 2**-64 in total variation for a whole data
+set of 2**40 rows):
+  - inclusion probability: a row takes part in step t with probability
+    ``plan.sampling_probability``, for all t in [0, num_steps).
+  - independence across steps: the participations of a row in distinct steps are
+    independent.
+  - independence across rows: the participations of distinct rows are independent.
+  - batch size law: the rows that choose step t are Binomial(num_examples,
+    sampling_probability) in number.
+  - uniform truncation: of a step with more than B rows a uniformly random subset of
+    size B is kept, whatever the order in which they arrive.
+  - once per epoch: of the other samplers, every row takes part in exactly one step of
+    every epoch; of balls-and-bins a uniformly random one, independent of other rows and
+    epochs.
+  - determinism: the same (key, plan, block name, number of rows) gives the same
+    participations and priorities, on any machine.
+  - separation: other keys, plans or block names give independent choices.
+
+Public: the plan.  Sensitive: the key and everything that these functions return.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from accounting.plan import (
+    BALLS_AND_BINS,
+    DETERMINISTIC,
+    DYNAMIC_SHUFFLE,
+    PERSISTENT_SHUFFLE,
+    POISSON,
+    TRUNCATED_POISSON,
+    DpSgdPlan,
+)
+from pipelines.sampling import shuffle
+from pipelines.sampling.keys import derive
+from pipelines.sampling.shuffle import count_at_or_below
+from pipelines.sampling.streams import Stream
+
+_WORD = 1 << 64
+# Digits that leave 128-bit thresholds exact after millions of recurrence steps.
+_PRECISION = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Participations:
+    """Rows of one block and the steps they chose; parallel arrays.  Sensitive.
+
+    Attributes:
+      row: int64, index within the block.
+      step: int64, in [0, num_steps).
+      priority: uint64, uniform; of a step that is too large the smallest are kept.
+    """
+
+    row: np.ndarray
+    step: np.ndarray
+    priority: np.ndarray
+
+    def __repr__(self) -> str:
+        return "Participations(sensitive)"
+
+
+@functools.lru_cache(maxsize=8)
+def binomial_thresholds(
+    num_trials: int, probability: Fraction
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns floor(2**128 Pr[Bin <= k]) for k = 0, 1, ... as (high, low) uint64 words.
+
+    A uniform 128-bit number w then has a binomial number of thresholds at or below it,
+    up to 2**-128 for each threshold.  Computed with 80 decimal digits.
+
+    Args:
+      num_trials: At least 1.
+      probability: In [0, 1).
+    """
+    with decimal.localcontext() as context:
+        context.prec = _PRECISION
+        # p0 is far below the smallest float for large num_trials * probability.
+        context.Emin, context.Emax = decimal.MIN_EMIN, decimal.MAX_EMAX
+        success = decimal.Decimal(probability.numerator) / probability.denominator
+        odds = success / (1 - success)
+        term = (1 - success) ** num_trials
+        total, thresholds = term, [term]
+        scale = decimal.Decimal(_WORD) ** 2
+        for k in range(num_trials - 1):
+            # Past the mean the terms only shrink: one below 2**-160 ends the table.
+            if k > num_trials * success and term * scale * (1 << 32) < 1:
+                break
+            term = term * odds * (num_trials - k) / (k + 1)
+            total += term
+            thresholds.append(total)
+        integers = [min(int(t * scale), _WORD**2 - 1) for t in thresholds]
+    high = np.array([value // _WORD for value in integers], np.uint64)
+    low = np.array([value % _WORD for value in integers], np.uint64)
+    return high, low
+
+
+def binomial_counts(
+    stream: Stream, num_trials: int, probability: Fraction, size: int
+) -> np.ndarray:
+    """Returns ``size`` independent Binomial(num_trials, probability) draws, int64."""
+    if probability == 1:
+        return np.full(size, num_trials, np.int64)
+    high, low = binomial_thresholds(num_trials, probability)
+    words = stream.words(size)
+    # A word equal to the high half of a threshold is decided by 64 more bits.
+    return count_at_or_below(high, low, words, lambda _: stream.words(1)[0])
+
+
+def distinct_steps(
+    stream: Stream, counts: np.ndarray, num_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (row, step), sorted: for row i a uniform subset of ``counts[i]`` steps.
+
+    Uniform draws are added until a row has as many distinct ones as it needs; never
+    more, so the subset is that of the first distinct values of an i.i.d. sequence, and
+    therefore uniform.
+    """
+    codes = np.empty(0, np.int64)
+    missing = counts
+    while missing.any():
+        rows = np.repeat(np.arange(len(counts)), missing)
+        fresh = rows * num_steps + stream.integers(num_steps, len(rows))
+        codes = np.unique(np.concatenate([codes, fresh]))
+        missing = counts - np.bincount(codes // num_steps, minlength=len(counts))
+    return codes // num_steps, codes % num_steps
+
+
+def uniform_subsets(
+    stream: Stream, counts: np.ndarray, num_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``distinct_steps`` whose cost stays linear when a row takes most of the steps."""
+    light = np.where(counts <= num_steps // 2, counts, 0)
+    row, step = distinct_steps(stream, light, num_steps)
+    heavy = np.flatnonzero(counts > num_steps // 2)
+    if not len(heavy):
+        return row, step
+    present = np.ones((len(heavy), num_steps), bool)
+    present[distinct_steps(stream, num_steps - counts[heavy], num_steps)] = False
+    heavy_row, heavy_step = np.nonzero(present)
+    return np.append(row, heavy[heavy_row]), np.append(step, heavy_step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockRows:
+    """A block as the sampler sees it.
+
+    Attributes:
+      name: Unique within the data set, and the same in every run.
+      num_rows: Rows of the block.
+      first_row: Rows of all blocks before it.
+    """
+
+    name: str
+    num_rows: int
+    first_row: int = 0
+
+
+_Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
+_Sampler = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], _Choices]
+
+
+def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Stream:
+    # The plan is a label too: one key used for two plans must not correlate them.
+    return Stream(derive(sampling_key, "sampling", plan.fingerprint, block.name))
+
+
+def _poisson(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    stream = _block_stream(plan, sampling_key, block)
+    counts = binomial_counts(
+        stream, plan.num_steps, plan.sampling_probability, block.num_rows
+    )
+    row, step = uniform_subsets(stream, counts, plan.num_steps)
+    return row, step, stream.words(len(row))
+
+
+def _balls_and_bins(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    stream = _block_stream(plan, sampling_key, block)
+    size = plan.num_epochs * block.num_rows
+    row = np.tile(np.arange(block.num_rows), plan.num_epochs)
+    first_step = np.repeat(np.arange(plan.num_epochs), block.num_rows)
+    first_step *= plan.steps_per_epoch
+    step = first_step + stream.integers(plan.steps_per_epoch, size)
+    return row, step, stream.words(size)
+
+
+def _deterministic(
+    plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
+) -> _Choices:
+    del sampling_key  # nothing is random
+    position = block.first_row + np.arange(block.num_rows)
+    starts = shuffle.first_positions(plan.num_examples, plan.steps_per_epoch)
+    within = np.searchsorted(starts, position, side="right") - 1
+    epochs = np.arange(plan.num_epochs) * plan.steps_per_epoch
+    row = np.tile(np.arange(block.num_rows), plan.num_epochs)
+    step = (epochs[:, None] + within).ravel()
+    return row, step, np.tile(position.astype(np.uint64), plan.num_epochs)
+
+
+def _shuffle(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    block: BlockRows,
+    boundaries: np.ndarray | None,
+) -> _Choices:
+    if boundaries is None:
+        raise ValueError("A shuffle needs the boundaries of its steps.")
+    return shuffle.shuffled_steps(
+        plan, sampling_key, block.name, block.num_rows, boundaries
+    )
+
+
+_SAMPLERS: dict[str, _Sampler] = {
+    DETERMINISTIC: _deterministic,
+    PERSISTENT_SHUFFLE: _shuffle,
+    DYNAMIC_SHUFFLE: _shuffle,
+    POISSON: _poisson,
+    TRUNCATED_POISSON: _poisson,
+    BALLS_AND_BINS: _balls_and_bins,
+}
+
+
+def find_boundaries(
+    plan: DpSgdPlan, sampling_key: bytes, blocks: Sequence[BlockRows]
+) -> np.ndarray | None:
+    """Returns what a sampler must know of all blocks: of a shuffle, boundaries."""
+    if plan.sampler not in shuffle.SHUFFLED:
+        return None
+    named = [(block.name, block.num_rows) for block in blocks]
+    return shuffle.find_boundaries(plan, sampling_key, named)
+
+
+def sample_block(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    block: BlockRows,
+    boundaries: np.ndarray | None = None,
+) -> Participations:
+    """Returns the participations of the rows of one block.  Sensitive.
+
+    Args:
+      plan: Public description of the sampling.
+      sampling_key: Secret, 32 bytes; of a job, that of its data set alone
+        (``KnownInput.data_set_key``).
+      block: Which rows.
+      boundaries: From ``find_boundaries``.
+    """
+    row, step, priority = _SAMPLERS[plan.sampler](plan, sampling_key, block, boundaries)
+    return Participations(row=row, step=step, priority=priority)
+
+
+def arrange_steps(
+    step: np.ndarray,
+    priority: np.ndarray,
+    steps: Sequence[int] | range,
+    truncated_batch_size: int | None,
+) -> list[np.ndarray]:
+    """Returns, for each of ``steps``, which participations make its batch, in order.
+
+    Rows stand in the order of their priorities, which is uniformly random and does not
+    depend on the order of arrival; a batch that is too large loses its end.
+
+    Args:
+      step: int64, the step of each participation of a group.  Sensitive.
+      priority: uint64, parallel to ``step``.  Sensitive.
+      steps: Consecutive steps of the group, ascending.
+      truncated_batch_size: Cap on the rows of a step, or None.
+
+    Returns:
+      One int64 array of indices into ``step`` for each of ``steps``, possibly empty.
+    """
+    order = np.lexsort((priority, step))
+    edges = np.searchsorted(step[order], [*steps, steps[-1] + 1])
+    return [
+        order[start:end][:truncated_batch_size]
+        for start, end in itertools.pairwise(edges)
+    ]

@@ -1,0 +1,308 @@
+"""Exact uniform shuffles of data of any size, by keyed rank.
+
+Every example draws a 128-bit rank from the stream of its block; the order of the ranks
+is a uniformly random permutation.  Its split into batches of equal size needs only the
+rank of the first example of each batch, its boundary: an exact selection, in two passes
+over ranks that are drawn anew, block by block.  No permutation is ever held in memory,
+and the data is not read.
+
+Formal guarantees, for a uniform secret key and up to the PRF assumption:
+  - exact split: step t of an epoch gets the examples of positions ceil(t n / T) to
+    ceil((t + 1) n / T) - 1 of the permutation; every example is in exactly one step.
+  - uniform permutation: all orders are equally likely, within n^2 / 2^128 in total
+    variation (two equal ranks).
+  - determinism: ranks depend on (key, plan, epoch, block, row) alone.
+
+Public: the plan.  Sensitive: ranks and boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from accounting.plan import DYNAMIC_SHUFFLE, PERSISTENT_SHUFFLE, DpSgdPlan
+from pipelines.files.threads import in_order
+from pipelines.sampling.keys import derive
+from pipelines.sampling.streams import Stream
+
+SHUFFLED = (PERSISTENT_SHUFFLE, DYNAMIC_SHUFFLE)
+#: Buckets of at least about this many ranks, but of more where few are kept anyway: a
+#: small table of counts stays in the processor's cache.
+_BUCKET_RANKS = 64
+_FEW_RANKS = 1 << 20
+_MOST_BUCKET_BITS = 24
+#: Counting, and keeping what is in a bucket with a boundary.
+_PASSES = 2
+_WORD_BYTES = 8
+_RANK_BYTES = 2 * _WORD_BYTES
+#: Bytes at the peak: per bucket, per rank that is kept, per row of a block in work.
+#: Measured, and rounded up.
+_TABLE_COPIES = 48
+_KEPT_COPIES = 64
+_BLOCK_COPIES = 48
+
+
+def count_at_or_below(
+    high: np.ndarray,
+    low: np.ndarray,
+    words: np.ndarray,
+    second_word: Callable[[int], int],
+) -> np.ndarray:
+    """Returns how many 128-bit thresholds are <= each of some 128-bit numbers, int64.
+
+    Args:
+      high: Sorted high words of the thresholds, uint64.
+      low: Their low words.
+      words: High words of the numbers.
+      second_word: Index of a number -> its low word; asked for in order, and only where
+        the high words are equal.
+    """
+    counts = np.searchsorted(high, words, side="right")
+    first = np.searchsorted(high, words, side="left")
+    for index in np.flatnonzero(first < counts):
+        tied = low[first[index] : counts[index]]
+        second = np.uint64(second_word(int(index)))
+        counts[index] = first[index] + np.searchsorted(tied, second, side="right")
+    return counts.astype(np.int64)
+
+
+def draw_ranks(
+    plan: DpSgdPlan, sampling_key: bytes, epoch: int, block_name: str, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the (high, low) words of the ranks of the rows of a block.  Sensitive."""
+    stream = _rank_stream(plan, sampling_key, epoch, block_name)
+    return stream.words(num_rows), stream.words(num_rows)
+
+
+def _rank_stream(
+    plan: DpSgdPlan, sampling_key: bytes, epoch: int, block_name: str
+) -> Stream:
+    """The ranks of a block: the high words of all rows, then the low ones."""
+    epoch = 0 if plan.sampler == PERSISTENT_SHUFFLE else epoch
+    return Stream(derive(sampling_key, "shuffle", plan.fingerprint, epoch, block_name))
+
+
+def first_positions(num_examples: int, steps_per_epoch: int) -> np.ndarray:
+    """Returns the position at which each step of an epoch starts, int64.
+
+    The batches are as equal as can be: sizes differ by at most one.
+    """
+    steps = np.arange(steps_per_epoch, dtype=np.int64)
+    return -(-steps * num_examples // steps_per_epoch)
+
+
+def num_epochs_drawn(plan: DpSgdPlan) -> int:
+    """Returns how many epochs have an order of their own; none if nothing is shuffled.
+
+    Batches of one step per epoch have no boundary, and need no order.
+    """
+    if plan.sampler not in SHUFFLED or plan.steps_per_epoch == 1:
+        return 0
+    return 1 if plan.sampler == PERSISTENT_SHUFFLE else plan.num_epochs
+
+
+def num_block_passes(plan: DpSgdPlan, num_blocks: int) -> int:
+    """Returns how often `find_boundaries` draws the ranks of a block, in all."""
+    return _PASSES * num_blocks * num_epochs_drawn(plan)
+
+
+def boundaries_bytes(plan: DpSgdPlan) -> int:
+    """Returns the size of what `find_boundaries` returns."""
+    return _RANK_BYTES * num_epochs_drawn(plan) * (plan.steps_per_epoch - 1)
+
+
+def search_bytes(plan: DpSgdPlan, largest_block: int, num_threads: int) -> int:
+    """Returns the memory that `find_boundaries` needs beside its result.
+
+    Args:
+      plan: A shuffle.
+      largest_block: Rows of the largest block.
+      num_threads: That draw ranks.
+    """
+    table = 1 << _bucket_bits(plan)
+    kept = plan.steps_per_epoch * (plan.num_examples / table + 1)
+    chunk = _chunk_rows(table) + largest_block
+    # A histogram is in work in each thread, and one is added up.
+    thread = _WORD_BYTES * (table + 2 * chunk) + _BLOCK_COPIES * largest_block
+    return int(_TABLE_COPIES * table + _KEPT_COPIES * kept + (num_threads + 1) * thread)
+
+
+def find_boundaries(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    blocks: Sequence[tuple[str, int]],
+    *,
+    num_threads: int = 1,
+) -> np.ndarray:
+    """Returns the ranks that start the steps of every epoch.  Sensitive.
+
+    Args:
+      plan: A shuffle.
+      sampling_key: Secret, 32 bytes.
+      blocks: (name, number of rows) of every block of the data.
+      num_threads: That draw ranks.  The result does not depend on them.
+
+    Returns:
+      uint64, shape (epochs, steps_per_epoch - 1, 2): (high, low) of the first example
+      of steps 1, 2, ... of each epoch; one epoch for all if the shuffle is persistent.
+    """
+    found = empty_boundaries(plan)
+    search = search_epochs(plan, sampling_key, blocks, num_threads=num_threads)
+    for epoch, ranks in search:
+        found[epoch] = ranks
+    return found
+
+
+def empty_boundaries(plan: DpSgdPlan) -> np.ndarray:
+    """Returns an array for what `find_boundaries` finds."""
+    epochs = max(1, num_epochs_drawn(plan))
+    return np.empty((epochs, plan.steps_per_epoch - 1, 2), np.uint64)
+
+
+def search_epochs(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    blocks: Sequence[tuple[str, int]],
+    *,
+    first_epoch: int = 0,
+    num_threads: int = 1,
+    advance: Callable[[int], None] = lambda blocks: None,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yields each epoch and the ranks that start its steps.  Sensitive.
+
+    Args:
+      plan: A shuffle.
+      sampling_key: Secret, 32 bytes.
+      blocks: (name, number of rows) of every block of the data.
+      first_epoch: The first that is still to be searched.
+      num_threads: That draw ranks.
+      advance: Takes how many blocks were drawn since it was last called.
+    """
+    with ThreadPoolExecutor(num_threads) as pool:
+        search = _Search(plan, sampling_key, blocks, pool, num_threads, advance)
+        for epoch in range(first_epoch, num_epochs_drawn(plan)):
+            yield epoch, search.find(epoch)
+
+
+def _bucket_bits(plan: DpSgdPlan) -> int:
+    """Bits of a rank that name its bucket: few, of which little has to be kept."""
+    n, steps = plan.num_examples, plan.steps_per_epoch
+    usual = max(1, (n // _BUCKET_RANKS).bit_length())
+    kept = max(1, min(n // 16, _FEW_RANKS))
+    return min(usual, (steps * n // kept).bit_length(), _MOST_BUCKET_BITS)
+
+
+def _chunk_rows(table: int) -> int:
+    """Ranks that are counted at a time: enough to be worth a table of their own."""
+    return max(1 << 18, table // 2)
+
+
+_Chunk = list[tuple[str, int]]
+
+
+class _Search:
+    """Finds the ranks at which the steps of an epoch start.  Sensitive."""
+
+    def __init__(
+        self,
+        plan: DpSgdPlan,
+        sampling_key: bytes,
+        blocks: Sequence[tuple[str, int]],
+        pool: ThreadPoolExecutor,
+        num_threads: int,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._plan, self._key, self._advance = plan, sampling_key, advance
+        self._pool, self._num_threads = pool, num_threads
+        self._num_buckets = 1 << _bucket_bits(plan)
+        self._shift = np.uint64(64 - _bucket_bits(plan))
+        self._chunks = list(_chunks(blocks, _chunk_rows(self._num_buckets)))
+
+    def find(self, epoch: int) -> np.ndarray:
+        """Returns the ranks of the first examples of steps 1, 2, ... of an epoch."""
+        plan = self._plan
+        positions = first_positions(plan.num_examples, plan.steps_per_epoch)[1:]
+        counts = np.zeros(self._num_buckets, np.int64)
+        for counted in self._each_chunk(lambda chunk: self._count(chunk, epoch)):
+            counts += counted
+        ends = np.cumsum(counts)
+        bucket = np.searchsorted(ends, positions, side="right")
+        wanted = np.zeros(self._num_buckets, bool)
+        wanted[bucket] = True
+        kept = self._each_chunk(lambda chunk: self._keep(chunk, epoch, wanted))
+        ranks = np.concatenate(list(kept))
+        ranks = ranks[np.lexsort((ranks[:, 1], ranks[:, 0]))]
+        # A bucket starts among the kept ranks after those of the wanted ones before it.
+        sizes = np.where(wanted, counts, 0)
+        starts = np.cumsum(sizes) - sizes
+        return ranks[starts[bucket] + positions - (ends - counts)[bucket]]
+
+    def _each_chunk(
+        self, function: Callable[[_Chunk], np.ndarray]
+    ) -> Iterator[np.ndarray]:
+        if self._num_threads == 1:  # a thread costs more than a small search
+            done: Iterator[np.ndarray] = map(function, self._chunks)
+        else:
+            depth = self._num_threads + 1
+            done = in_order(self._pool, function, self._chunks, depth)
+        for chunk, result in zip(self._chunks, done, strict=True):
+            self._advance(len(chunk))
+            yield result
+
+    def _bucket(self, high: np.ndarray) -> np.ndarray:
+        return (high >> self._shift).astype(np.int64)
+
+    def _count(self, chunk: _Chunk, epoch: int) -> np.ndarray:
+        """How many ranks are in each bucket."""
+        buckets = []
+        for name, size in chunk:
+            stream = _rank_stream(self._plan, self._key, epoch, name)
+            buckets.append(self._bucket(stream.words(size)))
+        return np.bincount(np.concatenate(buckets), minlength=self._num_buckets)
+
+    def _keep(self, chunk: _Chunk, epoch: int, wanted: np.ndarray) -> np.ndarray:
+        """The ranks that are in a wanted bucket."""
+        found = []
+        for name, size in chunk:
+            high, low = draw_ranks(self._plan, self._key, epoch, name, size)
+            kept = wanted[self._bucket(high)]
+            found.append(np.stack([high[kept], low[kept]], axis=1))
+        return np.concatenate(found)
+
+
+def _chunks(blocks: Sequence[tuple[str, int]], least: int) -> Iterator[_Chunk]:
+    """Yields runs of blocks that have about ``least`` rows together."""
+    chunk: _Chunk = []
+    rows = 0
+    for name, size in blocks:
+        chunk.append((name, size))
+        rows += size
+        if rows >= least:
+            yield chunk
+            chunk, rows = [], 0
+    if chunk:
+        yield chunk
+
+
+def shuffled_steps(
+    plan: DpSgdPlan,
+    sampling_key: bytes,
+    block_name: str,
+    num_rows: int,
+    boundaries: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns (row, step, priority): one step per row and epoch.  Sensitive."""
+    steps, priorities = [], []
+    for epoch in range(plan.num_epochs):
+        thresholds = boundaries[min(epoch, len(boundaries) - 1)]
+        high, low = draw_ranks(plan, sampling_key, epoch, block_name, num_rows)
+        step = count_at_or_below(
+            thresholds[:, 0], thresholds[:, 1], high, low.__getitem__
+        )
+        steps.append(step + epoch * plan.steps_per_epoch)
+        priorities.append(high)
+    row = np.tile(np.arange(num_rows), plan.num_epochs)
+    return row, np.concatenate(steps), np.concatenate(priorities)

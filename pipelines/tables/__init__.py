@@ -1,0 +1,1 @@
+"""Tables as numbers: Criteo text, synthetic or real, to Parquet."""

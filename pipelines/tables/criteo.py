@@ -1,0 +1,468 @@
+"""The format of Criteo's click logs: lines of text to columns of numbers.
+
+    label, 13 integers, 26 categories     tab-separated, no header, missing is empty
+
+Formal guarantees:
+  - A category depends on its own bytes, its column and the options alone: with hashing
+    or a vocabulary file, the columns that are written tell nothing about other rows.
+  - A missing value is 0 in ``categories`` and NaN in ``integers``; a present one never
+    is.  Hashed values lie in [1, num_buckets), listed ones in [2, len(list) + 2).
+  - Equal lines and options give equal columns, on every machine.
+
+A vocabulary counted from the training data is itself a release about every row, which
+the accounting of DP-SGD does not cover.  Hence hashing by default, vocabularies only
+from a file that the user vouches for as public, and none counted here.
+
+The text is parsed by NumPy on bytes rather than by ``pyarrow.csv``: its reader quotes
+cells in conversion errors, stops at the first of them, and knows no line numbers when
+it runs on several threads.
+
+Public: options, the schema and its metadata.  Sensitive: lines and columns.
+
+References:
+  Criteo Display Advertising Challenge (2014).
+  Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators", for
+  the 64-bit finaliser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.validation import InputError, check_choice, check_int
+from pipelines.batches.manifest import DATASET_METADATA_KEY, read_json
+
+NUM_INTEGERS = 13
+NUM_CATEGORIES = 26
+NUM_FIELDS = 1 + NUM_INTEGERS + NUM_CATEGORIES
+
+SPLITS = ("train", "val", "test")
+ON_BAD_ROW = ("fail", "skip")
+DEFAULT_NUM_BUCKETS = 1024
+#: A row group is the sampling block of the batch job, which holds a few at a time.
+DEFAULT_ROW_GROUP_ROWS = 131_072
+#: About 4 million rows, 200 MB, per file.
+ROW_GROUPS_PER_FILE = 32
+
+#: Bump when a string may get another bucket.
+HASH_NAME = "dpsgd-mix64-v1"
+
+# Eight bytes before and after the text may be read as part of a word; a line end before
+# the first line makes it like the others.
+_BEFORE = b"\0\0\0\0\0\0\0\n"
+_AFTER = b"\0\0\0\0\0\0\0\0"
+
+_TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = b"\t\n\r-0"
+_MAX_DIGITS = 18  # the most that always fit in int64
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How text becomes Parquet.  All fields are public.
+
+    Attributes:
+      num_buckets: Values of each of the 26 categories, 0 for missing among them.
+      split: Shares of train, val and test, in any unit.
+      on_bad_row: "fail" refuses an input with a malformed line, "skip" leaves it out.
+      row_group_rows: Rows of a row group, but for the last one of a split.
+      row_groups_per_file: Row groups of a file, but for the last one of a split.
+      vocabulary: For each category the strings that get a value of their own, or None
+        where it is hashed.  ``num_buckets`` does not matter where it is given.
+
+    Raises:
+      InputError: a value out of bounds.
+    """
+
+    num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
+    split: tuple[int, ...] = (80, 10, 10)
+    on_bad_row: str = "fail"
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
+    row_groups_per_file: int = ROW_GROUPS_PER_FILE
+    vocabulary: tuple[tuple[str, ...] | None, ...] = (None,) * NUM_CATEGORIES
+
+    def __post_init__(self) -> None:
+        if not len(self.num_buckets) == len(self.vocabulary) == NUM_CATEGORIES:
+            raise InputError(
+                f"Expected one or {NUM_CATEGORIES} values of --buckets; there are "
+                f"{len(self.num_buckets)}."
+            )
+        for buckets in self.num_buckets:
+            check_int("--buckets", buckets, at_least=2, at_most=2**31 - 1)
+        if len(self.split) != len(SPLITS):
+            raise InputError(
+                f"Expected --split to be three shares, not {len(self.split)}. Write "
+                "train, val and test, such as 80,10,10."
+            )
+        for name, share in zip(SPLITS, self.split, strict=True):
+            check_int(f"{name} share of --split", share, at_least=int(name == "train"))
+        check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
+        check_int("--row-group-rows", self.row_group_rows, at_least=1)
+        check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Distinct values of each category, missing and unlisted ones included."""
+        return tuple(
+            buckets if strings is None else len(strings) + 2
+            for buckets, strings in zip(self.num_buckets, self.vocabulary, strict=True)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Columns of consecutive rows.  Sensitive.
+
+    Attributes:
+      label: int8 of shape (rows,), 0 or 1.
+      integers: float32 of shape (rows, 13), NaN where missing.
+      categories: int32 of shape (rows, 26), 0 where missing.
+    """
+
+    label: np.ndarray
+    integers: np.ndarray
+    categories: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> Rows:
+        """Returns a view of a range of rows, or a copy of those of a mask."""
+        return Rows(
+            label=self.label[rows],
+            integers=self.integers[rows],
+            categories=self.categories[rows],
+        )
+
+    def __repr__(self) -> str:
+        # The contents must not reach a log by accident.
+        return f"Rows({len(self)})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParsedBlock:
+    """What a block of lines holds.  Sensitive.
+
+    Attributes:
+      num_lines: Lines, good and bad.
+      bad_lines: Indices of the malformed lines, increasing.
+      bad_reasons: What is wrong with each, see ``bad_reason``.
+      rows: The good lines in their order; None if only checked.
+    """
+
+    num_lines: int
+    bad_lines: np.ndarray
+    bad_reasons: np.ndarray
+    rows: Rows | None
+
+
+def bad_reason(code: int) -> str:
+    """Returns the words for a value of ``ParsedBlock.bad_reasons``."""
+    if code == 1:
+        return f"not {NUM_FIELDS} fields"
+    if code == 2:
+        return "label is not 0 or 1"
+    return f"integer {code - 2} is not an integer of at most {_MAX_DIGITS} digits"
+
+
+# --- From bytes to numbers --------------------------------------------------------
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """Returns the splitmix64 finaliser of uint64 values, a bijection."""
+    state = state ^ (state >> np.uint64(30))
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+_SALTS = _mix(np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+_SALTS = _SALTS[:, None]  # fields come as (columns, rows)
+
+
+def _words(data: bytes) -> np.ndarray:
+    """Returns the little-endian word that starts at each byte, a view of ``data``."""
+    return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+
+
+def _first_bytes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the words with all but their first ``lengths`` bytes zeroed."""
+    return words & _LOW_BYTES[np.minimum(lengths, 8)]
+
+
+def _hash_fields(
+    words: np.ndarray, starts: np.ndarray, ends: np.ndarray, salts: np.ndarray
+) -> np.ndarray:
+    """Returns a 64-bit hash of each field, of any bytes and any length.
+
+    The hash of bytes s is ``h = salt ^ len(s) * golden`` followed by
+    ``h = mix(h ^ word)`` for each little-endian word of s, the last one zero-padded;
+    an empty s counts as one zero word.  Eight hexadecimal digits are one word.
+    """
+    lengths = ends - starts
+    states = lengths.astype(np.uint64)
+    states *= np.uint64(_GOLDEN)
+    states ^= salts
+    states ^= _first_bytes(words[starts], lengths)
+    states = _mix(states)
+    flat, starts, lengths = states.reshape(-1), starts.reshape(-1), lengths.reshape(-1)
+    longer, offset = np.flatnonzero(lengths > 8), 8
+    while longer.size:
+        rest = lengths[longer] - offset
+        flat[longer] = _mix(
+            flat[longer] ^ _first_bytes(words[starts[longer] + offset], rest)
+        )
+        longer, offset = longer[rest > 8], offset + 8
+    return states
+
+
+def _eight_digits(
+    words: np.ndarray, num_digits: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers that the last ``num_digits`` characters spell, and validity.
+
+    Multiplies neighbouring digits, pairs and quadruples together within each word.
+    """
+    # Zero characters, and zeros for those before the number.
+    digits = (words ^ np.uint64(0x3030303030303030)) & ~_LOW_BYTES[8 - num_digits]
+    carry = digits + np.uint64(0x0606060606060606)
+    valid = ((digits | carry) & np.uint64(0xF0F0F0F0F0F0F0F0)) == 0
+    for base, bits, mask in (
+        (10, 8, 0x00FF00FF00FF00FF),
+        (100, 16, 0x0000FFFF0000FFFF),
+        (10_000, 32, 0x00000000FFFFFFFF),
+    ):
+        high = digits >> np.uint64(bits)
+        digits *= np.uint64(base)
+        digits += high
+        digits &= np.uint64(mask)
+    return digits.astype(np.int64), valid
+
+
+def _parse_integers(
+    words: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the float32 nearest to each field, NaN if empty, and its validity."""
+    shape, starts, ends = starts.shape, starts.reshape(-1), ends.reshape(-1)
+    lengths = ends - starts
+    negative = words[starts].astype(np.uint8) == _MINUS
+    digits = lengths - negative
+    numbers, valid = _eight_digits(words[ends - 8], np.minimum(digits, 8))
+    for offset in (8, 16):
+        longer = np.flatnonzero((digits > offset) & (digits <= _MAX_DIGITS))
+        more, good = _eight_digits(
+            words[ends[longer] - 8 - offset], np.minimum(digits[longer] - offset, 8)
+        )
+        numbers[longer] += more * 10**offset
+        valid[longer] &= good
+    valid &= (digits > 0) & (digits <= _MAX_DIGITS)
+    np.negative(numbers, out=numbers, where=negative)
+    values = numbers.astype(np.float32)
+    missing = lengths == 0
+    values[missing] = np.nan
+    return values.reshape(shape), (valid | missing).reshape(shape)
+
+
+def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns where the fields of lines with the right number of them start and end.
+
+    Returns:
+      starts and ends, of shape (NUM_FIELDS, such lines), and for every line whether it
+      is such a line.
+    """
+    is_end = text == _NEWLINE
+    delimiters = np.flatnonzero((text == _TAB) | is_end)
+    num_lines = np.count_nonzero(is_end) - 1
+    if (
+        len(delimiters) == num_lines * NUM_FIELDS + 1
+        and is_end[delimiters[::NUM_FIELDS]].all()
+    ):
+        complete = np.ones(num_lines, bool)
+        before, after = delimiters[:-1], delimiters[1:]
+    else:
+        line_ends = np.flatnonzero(is_end[delimiters])
+        complete = np.diff(line_ends) == NUM_FIELDS
+        last = line_ends[1:][complete]
+        index = last[:, None] + np.arange(1 - NUM_FIELDS, 1)
+        before, after = delimiters[index - 1], delimiters[index]
+    starts = before.reshape(-1, NUM_FIELDS).T.copy()
+    starts += 1
+    ends = after.reshape(-1, NUM_FIELDS).T.copy()
+    ends[-1] -= text[ends[-1] - 1] == _RETURN
+    return starts, ends, complete
+
+
+class CategoryEncoder:
+    """Maps the strings of each category to int32 values, as the options say."""
+
+    def __init__(self, options: PrepareOptions) -> None:
+        self._ranges = np.array(options.num_buckets, np.uint64)[:, None] - np.uint64(1)
+        self._listed = {
+            column: self._sorted_hashes(column, strings)
+            for column, strings in enumerate(options.vocabulary)
+            if strings is not None
+        }
+
+    @staticmethod
+    def _sorted_hashes(
+        column: int, strings: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        encoded = [string.encode() for string in strings]
+        lengths = np.array([len(string) for string in encoded], np.int64)
+        ends = np.cumsum(lengths)
+        words = _words(b"".join(encoded) + _AFTER)
+        hashes = _hash_fields(words, ends - lengths, ends, _SALTS[column])
+        order = np.argsort(hashes)
+        return hashes[order], order.astype(np.uint64) + np.uint64(2)
+
+    def encode(
+        self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    ) -> np.ndarray:
+        """Returns int32 values of shape (rows, 26) of fields of shape (26, rows)."""
+        hashes = _hash_fields(words, starts, ends, _SALTS)
+        buckets = hashes >> np.uint64(32)
+        buckets *= self._ranges
+        buckets >>= np.uint64(32)
+        buckets += np.uint64(1)
+        for column, (listed, numbers) in self._listed.items():
+            # Two strings share a hash with probability 2**-64: below that of a bad bit.
+            found = np.searchsorted(listed, hashes[column])
+            found = np.minimum(found, len(listed) - 1)
+            known = listed[found] == hashes[column]
+            buckets[column] = np.where(known, numbers[found], 1)
+        buckets[starts == ends] = 0
+        return buckets.T.astype(np.int32, order="C")
+
+
+def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
+    """Parses complete lines.
+
+    Args:
+      data: Bytes that end in a line end.  Sensitive.
+      encoder: What makes numbers of categories; None only checks the lines.
+    """
+    padded = _BEFORE + data + _AFTER
+    words, text = _words(padded), np.frombuffer(padded, np.uint8)
+    starts, ends, complete = _locate_fields(text)
+    label = text[starts[0]] - np.uint8(_ZERO)
+    good_label = (label <= 1) & (ends[0] - starts[0] == 1)
+    at = slice(1, 1 + NUM_INTEGERS)
+    integers, valid = _parse_integers(words, starts[at], ends[at])
+    # The first thing wrong with a line, from the left, is what is reported.
+    first_invalid = np.where(valid.all(axis=0), 0, 3 + valid.argmin(axis=0))
+    reasons = np.where(complete, 0, 1)
+    reasons[complete] = np.where(good_label, first_invalid, 2)
+    bad = np.flatnonzero(reasons)
+    rows = None
+    if encoder is not None:
+        at = slice(1 + NUM_INTEGERS, NUM_FIELDS)
+        rows = Rows(
+            label=label.view(np.int8),
+            integers=np.ascontiguousarray(integers.T),
+            categories=encoder.encode(words, starts[at], ends[at]),
+        )
+        if len(bad):
+            rows = rows[reasons[complete] == 0]
+    return ParsedBlock(
+        num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
+    )
+
+
+# --- Vocabulary -------------------------------------------------------------------
+
+
+def read_vocabulary(
+    path: str | os.PathLike[str],
+) -> tuple[tuple[str, ...] | None, ...]:
+    """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
+
+    Columns that it does not name, C1 to C26, are None.
+
+    Raises:
+      InputError: not such a file, or a list with an empty, repeated or odd string.
+    """
+    fields = read_json(
+        pathlib.Path(path), remedy="Give --vocabulary a JSON file, or omit it."
+    )
+    names = [f"C{number}" for number in range(1, NUM_CATEGORIES + 1)]
+    if not isinstance(fields, dict) or not set(fields) <= set(names):
+        raise InputError(
+            f'Expected {path} to hold a JSON object with keys among "C1" to '
+            f'"C{NUM_CATEGORIES}".'
+        )
+    return tuple(
+        _vocabulary_column(name, fields[name]) if name in fields else None
+        for name in names
+    )
+
+
+def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
+    if not isinstance(strings, list) or not all(
+        isinstance(string, str) and string and not set(string) & set("\t\r\n")
+        for string in strings
+    ):
+        raise InputError(
+            f"Expected vocabulary {name} to be a list of strings, none of them empty "
+            "or with tabs or line ends."
+        )
+    if not strings or len(set(strings)) < len(strings):
+        raise InputError(f"Expected vocabulary {name} to hold strings, each once.")
+    return tuple(strings)
+
+
+# --- Columns ----------------------------------------------------------------------
+
+
+def dataset_schema(options: PrepareOptions) -> pa.Schema:
+    """Returns the columns of the prepared data, and what they say of themselves."""
+
+    def array(kind: pa.DataType, size: int) -> pa.DataType:
+        return pa.list_(pa.field("item", kind, nullable=False), size)
+
+    listed = [strings is not None for strings in options.vocabulary]
+    description = {
+        "name": "criteo",
+        "num_buckets": list(options.sizes),
+        "hash": HASH_NAME,
+        "categories": [
+            "public-vocabulary" if is_listed else "hashed" for is_listed in listed
+        ],
+        "split": list(options.split),
+    }
+    return pa.schema(
+        [
+            pa.field("label", pa.int8(), nullable=False),
+            pa.field("integers", array(pa.float32(), NUM_INTEGERS), nullable=False),
+            pa.field("categories", array(pa.int32(), NUM_CATEGORIES), nullable=False),
+        ],
+        metadata={DATASET_METADATA_KEY: json.dumps(description).encode()},
+    )
+
+
+def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """Returns ``rows`` as a table of ``schema``, without a copy if they allow it."""
+
+    def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+    return pa.Table.from_arrays(
+        [
+            pa.array(rows.label),
+            array(rows.integers, schema.field("integers").type),
+            array(rows.categories, schema.field("categories").type),
+        ],
+        schema=schema,
+    )

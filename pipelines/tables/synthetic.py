@@ -1,0 +1,325 @@
+"""Criteo-format text that is nobody's data and has something to learn in it.
+
+Marginals are of the kind that click logs have: a quarter of the labels are 1, a few
+values of each category are frequent and most are rare, integers are heavy-tailed and
+some are negative, and missing values come in groups of columns.
+
+The log-odds of a click are a sum of terms linear in the logarithm of some integers, of
+an effect of each frequent value of some categories, and of two mild interactions.
+Their constants are part of the code: text of any two seeds follows one law.
+
+Formal guarantees:
+  - Row i is a function of (seed, i) alone, for one version of NumPy: more rows extend
+    fewer, and the number of files only cuts the same text elsewhere.
+  - Memory does not depend on the number of rows.
+  - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
+
+Everything here is public, the seed too: there is no person behind a row.  That is why
+it may have a default, which no seed or key of sampling or noise ever has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from accounting.validation import check_int
+from pipelines.sampling import keys
+from pipelines.tables.convert import staged_folder
+from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
+
+#: ``on_progress(rows done, rows in all)``.
+Progress = Callable[[int, int], None]
+
+# Changing it changes the rows.  A block is 4 MB of text.
+_BLOCK_ROWS = 16_384
+
+# What the labels of the law are drawn with; changing it changes the law.
+_LAW_SEED = 20141
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Integer:
+    """``floor(exp(location + scale * z)) - shift`` for a standard normal z.
+
+    ``slope`` is the change of the log-odds by z; ``group`` is missing together.
+    """
+
+    location: float
+    scale: float
+    missing: float
+    slope: float = 0.0
+    shift: int = 1
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Category:
+    """Values of ranks 0 to ``size - 1``, of probability about ``rank ** -exponent``.
+
+    ``spread`` is the standard deviation of the effects of the first ``_NUM_FREQUENT``.
+    """
+
+    size: int
+    exponent: float
+    missing: float = 0.0
+    spread: float = 0.0
+    group: str = ""
+
+
+_INTEGERS = (
+    _Integer(location=1.2, scale=1.2, missing=0.45, slope=0.5, group="a"),
+    _Integer(location=1.9, scale=2.0, missing=0.0, slope=0.4, shift=3),
+    _Integer(location=2.0, scale=1.4, missing=0.21, slope=0.3, group="b"),
+    _Integer(location=1.8, scale=1.0, missing=0.21, group="b"),
+    _Integer(location=8.0, scale=2.0, missing=0.03, slope=-0.4, group="c"),
+    _Integer(location=3.8, scale=1.6, missing=0.22, slope=-0.35),
+    _Integer(location=1.6, scale=1.4, missing=0.04, slope=0.5, group="c"),
+    _Integer(location=2.2, scale=1.1, missing=0.001),
+    _Integer(location=3.8, scale=1.5, missing=0.04, group="c"),
+    _Integer(location=0.3, scale=0.5, missing=0.45, group="a"),
+    _Integer(location=0.9, scale=0.8, missing=0.04, slope=0.4, group="c"),
+    _Integer(location=0.3, scale=0.9, missing=0.76),
+    _Integer(location=1.9, scale=1.3, missing=0.21, group="b"),
+)
+
+_CATEGORIES = (
+    _Category(size=1_472, exponent=1.6, spread=0.4),
+    _Category(size=577, exponent=0.9, spread=0.5),
+    _Category(size=82_741, exponent=0.9, missing=0.03, group="d"),
+    _Category(size=18_940, exponent=1.0, missing=0.03, group="d"),
+    _Category(size=305, exponent=1.9),
+    _Category(size=23, exponent=1.2, missing=0.12, spread=0.5),
+    _Category(size=1_172, exponent=0.4),
+    _Category(size=633, exponent=1.8),
+    _Category(size=3, exponent=2.6, spread=0.4),
+    _Category(size=9_090, exponent=1.1),
+    _Category(size=5_918, exponent=0.6),
+    _Category(size=64_300, exponent=0.9, missing=0.03, group="d"),
+    _Category(size=3_207, exponent=0.6),
+    _Category(size=27, exponent=1.3, spread=0.5),
+    _Category(size=1_550, exponent=0.6),
+    _Category(size=44_262, exponent=0.9, missing=0.03, group="d"),
+    _Category(size=10, exponent=1.0, spread=0.6),
+    _Category(size=5_485, exponent=0.8),
+    _Category(size=2_161, exponent=1.4, missing=0.44, group="e"),
+    _Category(size=3, exponent=0.4, missing=0.44, spread=0.5, group="e"),
+    _Category(size=56_473, exponent=0.9, missing=0.03, group="d"),
+    _Category(size=17, exponent=1.4, missing=0.76),
+    _Category(size=15, exponent=1.1, spread=0.5),
+    _Category(size=27_360, exponent=0.9, missing=0.03, group="d"),
+    _Category(size=104, exponent=1.3, missing=0.44, spread=0.4, group="e"),
+    _Category(size=12_934, exponent=1.0, missing=0.44, group="e"),
+)
+
+_NUM_FREQUENT = 12
+# (category, integer) whose effect and z multiply, times a slope.
+_MIXED = (16, 6, 0.25)
+# (category, category) whose effects multiply, times a slope.
+_PAIRED = (5, 13, 0.5)
+# Makes a quarter of the labels 1.
+_INTERCEPT = -2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynthOptions:
+    """What to write.  All fields are public.
+
+    Attributes:
+      num_rows: Rows of all files together.
+      num_files: Files of about equal size.
+      seed: Which rows.
+
+    Raises:
+      InputError: a value out of bounds.
+    """
+
+    num_rows: int
+    num_files: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("--rows", self.num_rows, at_least=1)
+        check_int(
+            "--files",
+            self.num_files,
+            at_least=1,
+            at_most=min(self.num_rows, 100_000),
+            remedy="Every file holds a row.",
+        )
+        check_int("--seed", self.seed, at_least=0)
+
+
+def _generator(*labels: str | int, seed: int) -> np.random.Generator:
+    key = keys.derive(keys.insecure_key(seed), "synth", *labels)
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+
+
+def _effects() -> np.ndarray:
+    """Returns the effects of the frequent values, of shape (26, _NUM_FREQUENT + 1).
+
+    The last column is that of all other values and of missing ones, 0.
+    """
+    effects = _generator("law", seed=_LAW_SEED).standard_normal(
+        (NUM_CATEGORIES, _NUM_FREQUENT + 1)
+    )
+    effects *= np.array([category.spread for category in _CATEGORIES])[:, None]
+    effects[:, _NUM_FREQUENT] = 0
+    return effects
+
+
+def _missing(
+    generator: np.random.Generator, num_rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where values are missing, of shapes (13, rows) and (26, rows)."""
+    columns: list[_Integer | _Category] = [*_INTEGERS, *_CATEGORIES]
+    missing = np.zeros((len(columns), num_rows), bool)
+    groups: dict[str, np.ndarray] = {}
+    for number, column in enumerate(columns):
+        if column.missing:
+            group = column.group or str(number)
+            if group not in groups:
+                groups[group] = generator.random(num_rows)
+            missing[number] = groups[group] < column.missing
+    return missing[:NUM_INTEGERS], missing[NUM_INTEGERS:]
+
+
+def _ranks(generator: np.random.Generator, num_rows: int) -> np.ndarray:
+    """Returns ranks of shape (26, rows), by inverting a continuous power law."""
+    ranks = generator.random((NUM_CATEGORIES, num_rows))
+    for row, category in zip(ranks, _CATEGORIES, strict=True):
+        if category.exponent == 1:
+            np.exp(row * np.log1p(category.size), out=row)
+        else:
+            power = 1 - category.exponent
+            row *= (category.size + 1) ** power - 1
+            row += 1
+            np.power(row, 1 / power, out=row)
+    sizes = np.array([category.size for category in _CATEGORIES])[:, None]
+    return np.minimum(ranks.astype(np.int64) - 1, sizes - 1)
+
+
+def _names(ranks: np.ndarray) -> np.ndarray:
+    """Returns a 32-bit name for each rank, distinct within a category."""
+    salts = np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint32)[:, None]
+    names = ranks.astype(np.uint32) + salts * np.uint32(0x9E3779B9)
+    for multiplier in (0x85EBCA6B, 0xC2B2AE35):
+        names ^= names >> np.uint32(15)
+        names *= np.uint32(multiplier)
+    return names ^ (names >> np.uint32(16))
+
+
+def _log_odds(
+    normals: np.ndarray, ranks: np.ndarray, effects: np.ndarray
+) -> np.ndarray:
+    """Returns the log-odds of a click, of shape (rows,).
+
+    Args:
+      normals: What the integers are made of, of shape (13, rows), 0 where missing.
+      ranks: Ranks of shape (26, rows), -1 where missing.
+      effects: See ``_effects``.
+    """
+    # One at a time: a product of matrices rounds differently from machine to machine.
+    slopes = [
+        integer.slope * values
+        for integer, values in zip(_INTEGERS, normals, strict=True)
+        if integer.slope
+    ]
+    # -1, missing, is the last one, as are all ranks that are not frequent.
+    terms = {
+        column: effects[column][np.minimum(ranks[column], _NUM_FREQUENT)]
+        for column, category in enumerate(_CATEGORIES)
+        if category.spread
+    }
+    odds = _INTERCEPT + sum(slopes) + sum(terms.values())
+    category, integer, slope = _MIXED
+    odds += slope * terms[category] * normals[integer]
+    first, second, slope = _PAIRED
+    return odds + slope * terms[first] * terms[second]
+
+
+def _hex_column(names: np.ndarray, missing: np.ndarray) -> pa.Array:
+    """Returns strings of eight hexadecimal digits, null where missing."""
+    offsets = np.arange(len(names) + 1, dtype=np.int32) * 8
+    digits = names.astype(">u4").tobytes().hex().encode("ascii")
+    present = np.packbits(~missing, bitorder="little")
+    return pa.StringArray.from_buffers(
+        len(names), pa.py_buffer(offsets), pa.py_buffer(digits), pa.py_buffer(present)
+    )
+
+
+def _block(seed: int, number: int, effects: np.ndarray) -> pa.Table:
+    """Returns rows ``number * _BLOCK_ROWS`` and on, of all 40 columns."""
+    generator = _generator("rows", number, seed=seed)
+    absent_integers, absent_categories = _missing(generator, _BLOCK_ROWS)
+    normals = generator.standard_normal((NUM_INTEGERS, _BLOCK_ROWS))
+    ranks = _ranks(generator, _BLOCK_ROWS)
+    odds = _log_odds(
+        np.where(absent_integers, 0, normals),
+        np.where(absent_categories, -1, ranks),
+        effects,
+    )
+    label = generator.random(_BLOCK_ROWS) * (1 + np.exp(-odds)) < 1
+    columns = [pa.array(label.astype(np.int8))]
+    for law, values, absent in zip(_INTEGERS, normals, absent_integers, strict=True):
+        numbers = np.exp(law.location + law.scale * values).astype(np.int64) - law.shift
+        columns.append(pa.array(np.maximum(numbers, 1 - law.shift), mask=absent))
+    columns += map(_hex_column, _names(ranks), absent_categories)
+    return pa.Table.from_arrays(columns, names=[str(i) for i in range(NUM_FIELDS)])
+
+
+def synthetic_rows(first: int, last: int, *, seed: int) -> Iterator[pa.Table]:
+    """Yields rows ``first`` to ``last - 1`` as tables of the 40 columns, in order."""
+    effects = _effects()
+    for number in range(first // _BLOCK_ROWS, -(-last // _BLOCK_ROWS)):
+        start = number * _BLOCK_ROWS
+        skipped = max(first - start, 0)
+        table = _block(seed, number, effects)
+        yield table.slice(skipped, min(last - start, _BLOCK_ROWS) - skipped)
+
+
+def _ignore_progress(done: int, total: int) -> None:
+    del done, total  # nobody listens
+
+
+def write_synth(
+    out: str | os.PathLike[str],
+    options: SynthOptions,
+    *,
+    on_progress: Progress = _ignore_progress,
+) -> list[pathlib.Path]:
+    """Writes ``out/part-00000.txt`` and so on, and returns their paths.
+
+    Args:
+      out: A new or empty folder.
+      options: What to write.
+      on_progress: Called with rows done and rows in all.
+
+    Raises:
+      InputError: ``out`` is in use, or cannot be written.
+    """
+    style = pyarrow.csv.WriteOptions(
+        include_header=False, delimiter="\t", quoting_style="none"
+    )
+    bounds = [
+        options.num_rows * number // options.num_files
+        for number in range(options.num_files + 1)
+    ]
+    names, done = [], 0
+    with staged_folder(out, mode=0o777) as root:  # public
+        for number in range(options.num_files):
+            names.append(f"part-{number:05d}.txt")
+            with open(root / names[-1], "wb") as file:
+                for table in synthetic_rows(
+                    bounds[number], bounds[number + 1], seed=options.seed
+                ):
+                    pyarrow.csv.write_csv(table, file, style)
+                    done += table.num_rows
+                    on_progress(done, options.num_rows)
+    return [pathlib.Path(out) / name for name in names]

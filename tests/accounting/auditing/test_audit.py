@@ -1,0 +1,209 @@
+"""Verdicts: rare false alarms, no cherry picking, and enough power to be of use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting.auditing import audit, lower_bounds
+from accounting.auditing.audit import Claim
+from accounting.auditing.lower_bounds import Profile
+from accounting.plan import DpSgdPlan
+from accounting.pld.gaussian import gaussian_epsilon
+from accounting.validation import InputError
+
+#: One example in one step: exactly one Gaussian mechanism.
+GAUSSIAN = DpSgdPlan(
+    sampler="deterministic", num_examples=1, expected_batch_size=1, num_steps=1
+)
+DELTA = 1e-5
+
+
+def _scores(
+    noise: float, trials: int, *, true_noise: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log likelihood ratios of one Gaussian step, with and without the example."""
+    random = np.random.default_rng()
+    true_noise = noise if true_noise is None else true_noise
+    outputs = [random.normal(mean, true_noise, trials // 2) for mean in (1, 0)]
+    real, ghost = ((2 * x - 1) / (2 * noise**2) for x in outputs)
+    return real, ghost
+
+
+def _randomised_response(epsilon: float) -> Claim:
+    points = np.linspace(0, epsilon, 9)
+    deltas = (math.exp(epsilon) - np.exp(points)) / (1 + math.exp(epsilon))
+    return Claim(
+        plan=GAUSSIAN,
+        noise_multiplier=1.0,
+        delta=1e-9,
+        epsilon=epsilon,
+        profile=Profile(epsilons=tuple(points), deltas=(*deltas[:-1], 1e-9)),
+    )
+
+
+def test_false_alarm_of_a_mechanism_whose_every_error_counts() -> None:
+    """Randomised response touches its whole profile; 400 audits at confidence 60 %.
+
+    At most 40 % may be violated; more than the bound below has probability 1e-6 then.
+    (Bounds replaced by the rates themselves are violated in three of four audits.)
+    """
+    epsilon, audits = 1.0, 400
+    claim = _randomised_response(epsilon)
+    random = np.random.default_rng()
+    right = math.exp(epsilon) / (1 + math.exp(epsilon))
+    alarms = 0
+    for _ in range(audits):
+        real = (random.random(100) < right).astype(float)
+        ghost = (random.random(100) < 1 - right).astype(float)
+        verdict = audit.judge(claim, real, ghost, confidence=0.6)
+        alarms += verdict.violated
+    assert alarms <= stats.binom.ppf(1 - 1e-6, audits, 0.4)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+def test_coverage_on_the_exact_gaussian(noise: float) -> None:
+    claim = audit.claim(GAUSSIAN, noise, DELTA)
+    assert claim.epsilon == pytest.approx(gaussian_epsilon(noise, DELTA))
+    wrong = 0
+    for _ in range(50):
+        verdict = audit.judge(claim, *_scores(noise, 2000), confidence=0.8)
+        found = verdict.findings[-1]
+        wrong += verdict.violated or found.epsilon_lower_bound > claim.epsilon
+    assert wrong <= stats.binom.ppf(1 - 1e-6, 50, 0.2)
+
+
+def test_no_cherry_picking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses a threshold is not what is counted at it."""
+    seen: dict[str, list[np.ndarray]] = {"chosen": [], "counted": []}
+    choose, count = lower_bounds.choose_threshold, lower_bounds.count_errors
+
+    def choosing(real: np.ndarray, ghost: np.ndarray, *rest: object) -> float:
+        seen["chosen"] += [real, ghost]
+        return choose(real, ghost, *rest)  # type: ignore[arg-type]
+
+    def counting(real: np.ndarray, ghost: np.ndarray, threshold: float) -> object:
+        seen["counted"] += [real, ghost]
+        return count(real, ghost, threshold)
+
+    monkeypatch.setattr(lower_bounds, "choose_threshold", choosing)
+    monkeypatch.setattr(lower_bounds, "count_errors", counting)
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    audit.judge(claim, *_scores(1.0, 400), confidence=0.9)
+    chosen, counted = (set(np.concatenate(part)) for part in seen.values())
+    assert len(chosen) == len(counted) == 200
+    assert not chosen & counted
+
+
+def test_power_on_the_exact_gaussian() -> None:
+    """The bound comes near what the best threshold gives at the expected errors.
+
+    Each use has a quarter of the trials of either world.  At counts five standard
+    deviations worse than expected, which no threshold has with probability 1e-5, the
+    best threshold still gives ``pessimistic``; choosing it from as many trials may cost
+    a fifth of that.
+    """
+    noise, trials = 1.0, 100_000
+    claim = audit.claim(GAUSSIAN, noise, DELTA)
+    threshold = np.linspace(-3, 6, 300)
+    quarter = trials // 4
+
+    def counts(rate: np.ndarray) -> np.ndarray:
+        worse = quarter * rate + 5 * np.sqrt(quarter * rate)
+        return np.minimum(np.ceil(worse), quarter)
+
+    error = (1 - 0.95) / 6  # three tests of two rates
+    fpr, fnr = (
+        lower_bounds.upper_rate(counts(rate), quarter, error)
+        for rate in (stats.norm.sf(threshold), stats.norm.cdf(threshold - 1))
+    )
+    pessimistic = np.max(lower_bounds.epsilon_bound(fpr, fnr, DELTA))
+    assert pessimistic > 0.3 * claim.epsilon
+    verdict = audit.judge(claim, *_scores(noise, trials), confidence=0.95)
+    assert verdict.findings[-1].epsilon_lower_bound > 0.8 * pessimistic
+    assert not verdict.violated
+
+
+def test_half_the_noise_is_found() -> None:
+    """The total variation is 0.68 where 0.38 is claimed: 2000 trials are plenty."""
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    scores = _scores(1.0, 2000, true_noise=0.5)
+    verdict = audit.judge(claim, *scores, confidence=0.999)
+    assert verdict.violated
+    assert "VIOLATED: at epsilon" in verdict.text
+
+
+def test_an_epsilon_above_the_claim_is_a_violation() -> None:
+    claim = audit.claim(GAUSSIAN, 4.0, DELTA)
+    scores = _scores(4.0, 20_000, true_noise=0.5)
+    verdict = audit.judge(claim, *scores, confidence=0.999)
+    assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
+    assert verdict.text.startswith("VIOLATED: epsilon is at least")
+
+
+def test_the_gaussian_bound_never_enters_the_verdict() -> None:
+    """Of 10 epsilons it sees 9 where rare errors alone prove 4 at most: ln(2500 / 4)
+    is below 6.5."""
+    claim = audit.claim(GAUSSIAN, 0.5, DELTA)
+    lowered = dataclasses.replace(claim, epsilon=7.0)
+    verdict = audit.judge(lowered, *_scores(0.5, 10_000), confidence=0.95)
+    assert verdict.findings[-1].gaussian_epsilon > lowered.epsilon
+    assert not verdict.violated
+
+
+def test_the_gaussian_bound_is_nearly_tight_on_the_exact_gaussian() -> None:
+    """At the middle threshold a quantile has a standard error of 1.31 / sqrt(n).
+
+    Bounds take 2.4 of them off each of two, and luck at most 5 off both together.
+    """
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    verdict = audit.judge(claim, *_scores(1.0, 100_000), confidence=0.95)
+    found = verdict.findings[-1].gaussian_epsilon
+    distance = 1 - (2 * 2.4 + 5 * math.sqrt(2)) * 1.31 / math.sqrt(25_000)
+    least = gaussian_epsilon(1 / distance, DELTA)
+    assert least < found
+    assert found < claim.epsilon * 1.1
+
+
+def test_slack_is_taken_off_both_rates() -> None:
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    scores = _scores(1.0, 2000, true_noise=0.5)
+    loose = audit.judge(claim, *scores, confidence=0.999, slack=0.5)
+    assert not loose.violated
+    assert loose.findings[-1].epsilon_lower_bound == 0
+
+
+def test_more_confidence_is_never_bought_with_a_larger_bound() -> None:
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    usual, strict = audit.judge(claim, *_scores(1.0, 4000), confidence=0.999).findings
+    assert (usual.confidence, strict.confidence) == (0.95, 0.999)
+    assert usual.epsilon_lower_bound >= strict.epsilon_lower_bound
+    assert usual.other_epsilon == strict.other_epsilon
+    assert usual.other_delta >= strict.other_delta
+
+
+def test_json_holds_claim_findings_and_verdict() -> None:
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    verdict = audit.judge(claim, *_scores(1.0, 400), confidence=0.9)
+    fields = json.loads(json.dumps(verdict.to_json()))
+    assert fields["violated"] is False
+    assert fields["claim"]["plan"]["sampler"] == "deterministic"
+    assert [found["confidence"] for found in fields["findings"]] == [0.9]
+    for point in fields["points"]:
+        for low, rate, high in (point["fpr"], point["fnr"]):
+            assert 0 <= low <= rate <= high <= 1
+
+
+def test_what_cannot_be_audited_is_refused() -> None:
+    with pytest.raises(InputError, match=r"noise_multiplier=0.0 > 0"):
+        audit.claim(GAUSSIAN, 0.0, DELTA)
+    claim = audit.claim(GAUSSIAN, 1.0, DELTA)
+    with pytest.raises(InputError, match="trials=30 >= 40"):
+        audit.judge(claim, *_scores(1.0, 30), confidence=0.9)
+    with pytest.raises(InputError, match=r"confidence=1.5 < 1"):
+        audit.judge(claim, *_scores(1.0, 400), confidence=1.5)

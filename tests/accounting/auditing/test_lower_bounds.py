@@ -1,0 +1,121 @@
+"""Bounds on rates and on epsilon, against closed forms and exact probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting.auditing import lower_bounds
+from accounting.auditing.lower_bounds import Errors, Profile
+from accounting.pld.gaussian import gaussian_delta, gaussian_epsilon
+
+
+@pytest.mark.parametrize("trials", [1, 2, 10, 1000, 100_000])
+@pytest.mark.parametrize("error", [0.3, 0.05, 1e-4])
+def test_rates_are_those_of_clopper_and_pearson(trials: int, error: float) -> None:
+    counts = sorted({0, 1, trials // 3, trials - 1, trials})
+    for count in counts:
+        exact = stats.binomtest(count, trials).proportion_ci(
+            confidence_level=1 - 2 * error, method="exact"
+        )
+        upper = lower_bounds.upper_rate(count, trials, error)
+        assert upper == pytest.approx(exact.high, rel=1e-9)
+        lower = lower_bounds.lower_rate(count, trials, error)
+        assert lower == pytest.approx(exact.low, rel=1e-7, abs=1e-12)
+        if count < trials:
+            # The definition: so few successes have this probability at the bound.
+            tail = stats.binom.cdf(count, trials, upper)
+            assert tail == pytest.approx(error, rel=1e-6)
+    assert np.array_equal(
+        lower_bounds.upper_rate(np.array(counts), trials, error),
+        [lower_bounds.upper_rate(count, trials, error) for count in counts],
+    )
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3, 0.2, 0.5, 0.999, 1.0])
+def test_coverage_of_a_rate(rate: float) -> None:
+    """Exact: the probability of all outcomes whose bound is too low."""
+    for trials, error in ((20, 0.1), (300, 0.01)):
+        counts = np.arange(trials + 1)
+        too_low = lower_bounds.upper_rate(counts, trials, error) < rate
+        assert stats.binom.pmf(counts, trials, rate)[too_low].sum() <= error
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
+def test_coverage_of_epsilon(epsilon: float) -> None:
+    """Exact, for randomised response, whose errors say all there is about epsilon."""
+    trials, error, delta = 60, 0.2, 1e-6
+    wrong = 1 / (1 + math.exp(epsilon))
+    counts = np.arange(trials + 1)
+    # Both rates have the same law, and hold jointly with probability 1 - error.
+    rates = lower_bounds.upper_rate(counts, trials, error / 2)
+    found = lower_bounds.epsilon_bound(rates[:, None], rates[None, :], delta)
+    mass = stats.binom.pmf(counts, trials, wrong)
+    assert np.sum((mass[:, None] * mass)[found > epsilon + 1e-12]) <= error
+
+
+def test_epsilon_of_known_rates() -> None:
+    bound = lower_bounds.epsilon_bound
+    # ln((1 - 0.2 - 0.1) / 0.1), and the same with the roles exchanged.
+    assert bound(0.1, 0.2, 0.1) == pytest.approx(math.log(7))
+    assert bound(0.2, 0.1, 0.1) == pytest.approx(math.log(7))
+    assert bound(0.5, 0.5, 0.0) == 0
+    assert bound(1.0, 1.0, 1e-5) == 0
+    assert bound(0.0, 1.0, 1e-5) == 0
+    assert bound(0.0, 0.5, 1e-5) == math.inf
+
+
+def test_errors_count_ghosts_above_and_reals_at_or_below() -> None:
+    real, ghost = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 2.0, 2.5])
+    errors = lower_bounds.count_errors(real, ghost, 2.0)
+    assert errors == Errors(false_positives=1, ghosts=4, false_negatives=2, reals=3)
+    fpr, fnr = lower_bounds.rates_at(real, ghost, np.array([2.0]), 0.1)
+    assert (fpr[0], fnr[0]) == errors.upper(0.1)
+
+
+def test_the_threshold_has_the_most_gain() -> None:
+    """N(0, 1) against N(3, 1): errors are fewest in the middle, at 1.5."""
+    random = np.random.default_rng(0)
+    real, ghost = random.normal(3, 1, 100_000), random.normal(0, 1, 100_000)
+    found = lower_bounds.choose_threshold(
+        real, ghost, lambda fpr, fnr: -np.maximum(fpr, fnr), 0.05
+    )
+    near = min(lower_bounds.candidates(real, ghost), key=lambda c: abs(c - 1.5))
+    assert found == pytest.approx(near, abs=0.1)
+
+
+def _gaussian_profile(noise: float, count: int = 400) -> Profile:
+    epsilons = np.linspace(0, 12, count)
+    return Profile(
+        epsilons=tuple(epsilons),
+        deltas=tuple(gaussian_delta(noise, epsilon) for epsilon in epsilons),
+    )
+
+
+def test_excess_is_positive_only_for_rates_that_contradict_a_claim() -> None:
+    """The optimal tests of two Gaussians touch their profile and never cross it."""
+    noise = 0.7
+    profile = _gaussian_profile(noise)
+    threshold = np.linspace(-4, 6, 101)
+    fpr = stats.norm.sf(threshold / noise)
+    fnr = stats.norm.cdf((threshold - 1) / noise)
+    assert np.all(profile.excess(fpr, fnr) <= 1e-9)
+    # Where neither error is rare, a little fewer errors are too few.
+    middle = (fpr > 0.05) & (fnr > 0.05)
+    assert np.all(profile.excess(0.97 * fpr, 0.97 * fnr)[middle] > 0)
+    assert profile.least_fnr(fpr) == pytest.approx(fnr, abs=2e-3)
+    assert np.all(profile.least_fnr(fpr) <= fnr + 1e-9)
+
+
+def test_the_gaussian_bound_is_exact_for_gaussians() -> None:
+    noise, delta = 0.8, 1e-5
+    for threshold in (-1.0, 0.3, 2.0):
+        fpr = float(stats.norm.sf(threshold / noise))
+        fnr = float(stats.norm.cdf((threshold - 1) / noise))
+        found = lower_bounds.gaussian_bound(fpr, fnr, delta)
+        assert found == pytest.approx(gaussian_epsilon(noise, delta), rel=1e-6)
+    assert lower_bounds.gaussian_bound(1.0, 0.3, delta) == 0
+    assert lower_bounds.gaussian_bound(0.6, 0.6, delta) == 0

@@ -1,0 +1,200 @@
+"""``dpsgd plan``: a table for people, JSON for machines, one line for mistakes."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from accounting.cli import commands
+from accounting.cli.commands import plan_command
+from accounting.comparison import Answer
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.validation import InputError
+
+QUESTION = [
+    "--num-examples",
+    "10000",
+    "--batch-size",
+    "100",
+    "--epochs",
+    "2",
+    "--epsilon",
+    "2",
+    "--delta",
+    "1e-5",
+]
+
+
+def run(*arguments):
+    result = CliRunner().invoke(plan_command, arguments, catch_exceptions=True)
+    if isinstance(result.exception, InputError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_help_shows_an_example():
+    assert "dpsgd plan --num-examples" in run("--help")
+
+
+def test_table_has_every_sampler():
+    text = run(*QUESTION)
+    for sampler in ("deterministic", "dynamic-shuffle", "poisson", "balls-and-bins"):
+        assert sampler in text
+    assert "delta=1e-05, zero-out relation" in text
+
+
+def test_json_is_all_that_is_printed():
+    answers = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))
+    assert answers["neighboring_relation"] == "REPLACE_SPECIAL"
+    assert answers["question"]["num_steps"] == 200
+    [row] = answers["answers"]
+    assert row["noise_multiplier"]["kind"] == "upper bound"
+    assert 0.5 < row["noise_multiplier"]["sufficient"] < 2
+
+
+def test_another_relation_leaves_out_what_is_not_accounted_for():
+    base = [*QUESTION, "--relation", "add_or_remove_one"]
+    text = run(*base)
+    assert "add-or-remove relation" in text
+    answers = json.loads(run(*base, "--json"))
+    assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
+    [row] = answers["answers"]
+    [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
+    assert row == same
+    with pytest.raises(InputError, match="does not make public"):
+        run(*base, "--sampler", "truncated-poisson")
+    with pytest.raises(InputError, match="twice the clip norm"):
+        run(*QUESTION, "--relation", "REPLACE_ONE")
+
+
+def test_truncated_batch_size_is_chosen_or_taken():
+    base = [*QUESTION, "--json", "--sampler", "truncated-poisson"]
+    [chosen] = json.loads(run(*base))["answers"]
+    assert chosen["plan"]["truncated_batch_size"] > 150
+    assert chosen["padding"] == chosen["plan"]["truncated_batch_size"] / 100 - 1
+    [given] = json.loads(run(*base, "--truncated-batch-size", "150"))["answers"]
+    assert given["plan"]["truncated_batch_size"] == 150
+    noise = [row["noise_multiplier"]["sufficient"] for row in (chosen, given)]
+    assert noise[1] > noise[0]
+
+
+def test_given_noise_asks_for_epsilon():
+    base = [flag for flag in QUESTION if flag not in ("--epsilon", "2")]
+    base = [*base[:4], "--epochs", "2", "--delta", "1e-5", "--noise-multiplier", "1"]
+    text = run(*base, "--json", "--sampler", "poisson")
+    [row] = json.loads(text)["answers"]
+    assert row["epsilon"]["upper"] > 0
+
+
+@pytest.mark.parametrize("extra", [[], ["--sweep", "epochs"]])
+def test_pictures_are_written(tmp_path, extra):
+    path = tmp_path / "a.png"
+    run(*QUESTION, *extra, "--sampler", "poisson", "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sweep_shows_where_the_order_flips():
+    arguments = [
+        "--num-examples",
+        "36800000",
+        "--batch-size",
+        "65536",
+        "--epochs",
+        "1",
+        "--epsilon",
+        "5",
+        "--delta",
+        "2.7e-8",
+        "--sweep",
+        "epsilon",
+        "--json",
+    ]
+    points = json.loads(run(*arguments))["answers"]
+    flips = {
+        point["value"]: bool(point["may_need_less_noise_than_poisson"])
+        for point in points
+    }
+    assert flips[16] is False
+    assert flips[32] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--delta", "0"], "Expected delta=0.0 > 0"),
+        (["--batch-size", "20000"], "Expected expected_batch_size=20000 <= 10000"),
+        (["--epochs", "0"], "Expected epochs=0 >= 1"),
+        (["--truncated-batch-size", "x"], "to be 'auto' or an integer"),
+        (
+            ["--truncated-batch-size", "50", "--sampler", "truncated-poisson"],
+            "Expected truncated_batch_size=50 >= 100",
+        ),
+        (["--noise-multiplier", "1"], "exactly one of --epsilon"),
+        (["--plot", "/no/such/folder/a.png", "--sampler", "poisson"], "folder"),
+    ],
+)
+def test_mistakes_are_named(change, message):
+    with pytest.raises(InputError, match=message):
+        run(*QUESTION, *change)
+
+
+def test_no_beam_and_no_tensorflow():
+    arguments = [*QUESTION, "--sampler", "poisson"]
+    code = (
+        "import sys; from accounting.cli.commands import plan_command\n"
+        f"plan_command({arguments!r}, standalone_mode=False)\n"
+        "print(sorted({'apache_beam', 'tensorflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith("[]")
+
+
+def test_the_target_is_printed_with_all_its_digits(monkeypatch):
+    sampler = ["--sampler", "deterministic"]
+    exact = ["--epsilon", "2.0000001", "--delta", "1.23456789e-05"]
+    text = run(*QUESTION, *exact, *sampler)
+    assert "epsilon=2.0000001, delta=1.23456789e-05" in text
+    noise = [*QUESTION[:6], *exact[2:], "--noise-multiplier", "1.23456789"]
+    assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
+    captions = []
+    monkeypatch.setattr(
+        "accounting.plots.draw_sweep", lambda *arguments: captions.append(arguments[2])
+    )
+    run(*QUESTION, *exact, *sampler, "--sweep", "epochs", "--plot", "a.png")
+    assert "delta=1.23456789e-05" in captions[0]
+
+
+@pytest.mark.parametrize("epsilon", ["1", "2", "3", "4", "5"])
+def test_printed_bounds_are_rounded_outwards(epsilon):
+    base = [*QUESTION, "--epsilon", epsilon, "--sampler"]
+    for sampler in ("deterministic", "dynamic-shuffle"):
+        [row] = json.loads(run(*base, sampler, "--json"))["answers"]
+        bound = row["noise_multiplier"]
+        line = re.search(rf"{sampler}.*", run(*base, sampler)).group()
+        *low, high = map(float, re.findall(r"\d+\.\d{4}", line))
+        assert bound["sufficient"] <= high < bound["sufficient"] + 1e-4
+        if sampler == "deterministic":
+            # Both sides of one closed form are one number.
+            assert low == []
+        else:
+            assert bound["necessary"] - 1e-4 < low[0] <= bound["necessary"]
+
+
+def test_a_lower_bound_alone_is_printed_rounded_down_and_as_no_guarantee(small_plan):
+    plan = small_plan("poisson")
+    epsilon = Bounds(upper=None, lower=1.23456, method="m")
+    noise = NoiseBounds(sufficient=None, necessary=1.23456, method="m")
+    for answer in (
+        Answer(plan=plan, noise_multiplier=None, epsilon=epsilon),
+        Answer(plan=plan, noise_multiplier=noise, epsilon=None),
+    ):
+        value, bound = commands._value_cells(answer)
+        assert value == ">= 1.2345"
+        assert bound == "lower bound only: no guarantee"
+    assert commands._range(answer) == ">= 1.2345"

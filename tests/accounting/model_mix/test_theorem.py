@@ -1,0 +1,374 @@
+"""ModelMix's accountant: the authors' numbers, its limits, and the exact mechanism."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting import accountant
+from accounting import plan as plans
+from accounting.model_mix import theorem
+from accounting.model_mix.theorem import Mixing
+from accounting.plan import DpSgdPlan
+from accounting.pld.uniform_gaussian import log_density
+from accounting.samplers import truncated_poisson
+from accounting.validation import InputError
+
+#: The authors' repository junwan0224/ModelMix: CIFAR-10 with a residual network.
+DEFAULT = DpSgdPlan(
+    sampler="poisson", num_examples=50_000, expected_batch_size=1500, num_steps=3400
+)
+NOISE, CLIP = 0.335, 20.0
+
+
+def mixing(mix_width=0.15, linf_factor=100):
+    return Mixing(mix_width=mix_width, l2_norm_clip=CLIP, linf_factor=linf_factor)
+
+
+def papers_epsilon(plan, mixed, noise, delta, most_order=19):
+    """The conversion that the paper and its MATLAB code use, and the order."""
+    divergences = plan.num_steps * theorem.renyi_divergences(
+        float(plan.sampling_probability),
+        noise,
+        mixed.width(plan),
+        mixed.linf_factor,
+        most_order,
+        slack=0.0,
+    )
+    orders = np.arange(2, most_order + 1)
+    values = divergences + math.log(1 / delta) / (orders - 1)
+    return float(values.min()), int(orders[values.argmin()])
+
+
+def test_the_authors_default_configuration_has_epsilon_8():
+    epsilon, order = papers_epsilon(DEFAULT, mixing(), NOISE, 1e-5)
+    assert epsilon == pytest.approx(7.99997, abs=5e-6)
+    assert order == 4
+    without_cap = papers_epsilon(DEFAULT, mixing(linf_factor=1), NOISE, 1e-5)[0]
+    assert without_cap == pytest.approx(450, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("linf_factor", "noise", "expected"),
+    [
+        # Section 4.3 does not state its noise; these are for noise at which a Renyi
+        # accountant of all orders, or of integers alone, gives DP-SGD epsilon 200.
+        (25, 0.387, (16.1, 8.3, 5.1)),
+        (100, 0.387, (14.3, 7.6, 4.7)),
+        (1, 0.387, (141, 77, 44)),
+        (25, 0.4675, (12.2, 6.9, 4.3)),
+        (100, 0.4675, (11.6, 6.5, 4.1)),
+    ],
+)
+def test_the_example_of_section_4_3(linf_factor, noise, expected):
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=50_000, expected_batch_size=1000, num_steps=5000
+    )
+    for width, epsilon in zip((0.075, 0.15, 0.3), expected, strict=True):
+        mixed = mixing(width, linf_factor)
+        found = papers_epsilon(plan, mixed, noise, 1e-5, most_order=32)[0]
+        # The noise has three digits.
+        assert found == pytest.approx(epsilon, rel=0.015)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.03, 0.5, 1.0])
+def test_width_0_is_the_poisson_subsampled_gaussian(rate):
+    import dp_accounting
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    orders = list(range(2, 33))
+    accountant = rdp_privacy_accountant.RdpAccountant(orders)
+    gaussian = dp_accounting.GaussianDpEvent(1.3)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian))
+    # The cap on coordinates changes nothing without mixing.
+    for linf_factor in (1, 100):
+        found = theorem.renyi_divergences(rate, 1.3, 0.0, linf_factor, 32, slack=0.0)
+        np.testing.assert_allclose(found, accountant._rdp, rtol=1e-9)
+        assert (found >= accountant._rdp * (1 - 1e-12)).all()
+
+
+# -- the exact mechanism ---------------------------------------------------------------
+
+
+def pair(noise, width, shift):
+    """Log-densities without and with the shift, in clip norms, on a fine grid."""
+    reach = width / 2 + 14 * noise
+    x = np.arange(-reach, reach + 9 * shift, noise / 40)
+    here, there = (log_density((x - s) / noise, width / noise) for s in (0.0, shift))
+    return x[1] - x[0], here - math.log(noise), there - math.log(noise)
+
+
+def both_moments(rate, first, second, weight, order):
+    mixture = np.logaddexp(math.log(1 - rate) + first, math.log(rate) + second)
+    remove = np.exp(order * mixture + (1 - order) * first).sum() * weight
+    add = np.exp(order * first + (1 - order) * mixture).sum() * weight
+    return remove, add
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize(("noise", "width"), [(0.4, 0.5), (1.0, 8.0), (2.0, 3.0)])
+def test_removing_is_the_worse_direction_and_bounded(rate, noise, width):
+    weight, first, second = pair(noise, width, 1.0)
+    found = theorem.renyi_divergences(rate, noise, width, 1, 9, slack=0.0)
+    for order in range(2, 10):
+        remove, add = both_moments(rate, first, second, weight, order)
+        assert remove >= add * (1 - 1e-9)
+        exact = math.log(remove) / (order - 1)
+        assert found[order - 2] == pytest.approx(exact, rel=1e-6, abs=1e-9)
+
+
+def test_removing_is_the_worse_direction_with_two_coordinates():
+    weight, first, second = pair(0.7, 4.0, math.sqrt(0.5))
+    together = [np.add.outer(p, p) for p in (first, second)]
+    found = theorem.renyi_divergences(0.2, 0.7, 4.0, 2, 5, slack=0.0)
+    for order in range(2, 6):
+        remove, add = both_moments(0.2, *together, weight**2, order)
+        assert remove > add
+        exact = math.log(remove) / (order - 1)
+        assert found[order - 2] == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_delta_is_above_that_of_the_exact_pair_of_one_step(epsilon):
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=100, expected_batch_size=20, num_steps=1
+    )
+    mixed = Mixing(mix_width=0.15, l2_norm_clip=1.0)
+    weight, first, second = pair(0.5, 3.0, 1.0)
+    first, second = np.exp(first), np.exp(second)
+    mixture = 0.8 * first + 0.2 * second
+    found = theorem.delta(plan, mixed, noise_multiplier=0.5, epsilon=epsilon)
+    bound = math.exp(theorem._log_delta(plan, mixed, 0.5, epsilon)[0])
+    for p, q in ((mixture, first), (first, mixture)):
+        exact = np.maximum(p - math.exp(epsilon) * q, 0.0).sum() * weight
+        assert exact <= bound
+        assert exact <= found.guarantee
+
+
+def test_no_split_of_a_gradient_over_coordinates_loses_more():
+    random = np.random.default_rng(0)
+    noise, width, linf_factor, rate, order = 0.4, 6.0, 4, 0.1, 4
+    limit = theorem.renyi_divergences(
+        rate, noise, width, linf_factor, order, slack=0.0
+    )[-1]
+    k = np.arange(order + 1)
+    chances = stats.binom.pmf(k, order, rate)
+    for _ in range(30):
+        # Squared coordinates of a gradient of norm 1, capped, and any wider gaps.
+        squares = np.minimum(random.dirichlet(np.full(8, 0.5)), 1 / linf_factor)
+        moments = np.ones(order + 1)
+        for square in squares:
+            wider = width * random.choice([1.0, 1.2, 3.0])
+            weight, first, second = pair(noise, wider, math.sqrt(square))
+            powers = first + np.multiply.outer(k, second - first)
+            moments *= np.exp(powers).sum(axis=1) * weight
+        assert math.log(chances @ moments) / (order - 1) <= limit * (1 + 1e-9)
+
+
+# -- what the answers promise ----------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    noise=st.floats(0.2, 3.0),
+    width=st.floats(0.01, 1.0),
+    linf_factor=st.integers(1, 200),
+    num_steps=st.integers(1, 3000),
+)
+def test_epsilon_falls_with_width_noise_and_p_and_rises_with_steps(
+    noise, width, linf_factor, num_steps
+):
+    def epsilon(**changes):
+        fields = {
+            "noise": noise, "width": width, "p": linf_factor, "steps": num_steps,
+        }  # fmt: skip
+        fields |= changes
+        plan = DpSgdPlan(
+            sampler="poisson", num_examples=50_000, expected_batch_size=1500,
+            num_steps=fields["steps"],
+        )  # fmt: skip
+        mixed = mixing(fields["width"], fields["p"])
+        return theorem._untruncated_epsilon(plan, mixed, fields["noise"], 1e-5)[0]
+
+    here = epsilon() * (1 + 1e-9)
+    assert epsilon(width=width * 1.3) <= here
+    assert epsilon(noise=noise * 1.3) <= here
+    assert epsilon(p=linf_factor + 7) <= here
+    assert epsilon(steps=num_steps + 50) >= epsilon()
+
+
+def test_a_huge_p_is_no_worse_than_a_smaller_one():
+    # Its shifts are too small to integrate; p of these bounds is the largest that is.
+    found = [
+        theorem.renyi_divergences(0.03, 0.335, 11.25, p, 8)
+        for p in (10**6, 10**11, 10**14)
+    ]
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-3)
+    np.testing.assert_array_equal(found[1], found[2])
+
+
+def test_the_tighter_conversion_is_never_above_the_papers():
+    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=NOISE, delta=1e-5)
+    # 7.25019 without the slack of the cover.
+    assert found.guarantee == pytest.approx(7.30699, abs=1e-4)
+    assert found.guarantee > 7.25019
+    assert "Rényi order 4" in found.method
+    assert found.guarantee < papers_epsilon(DEFAULT, mixing(), NOISE, 1e-5)[0]
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
+def test_epsilon_and_delta_say_the_same(small_plan, sampler):
+    cap = 190 if sampler == "truncated-poisson" else None
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
+    epsilon = theorem.epsilon(plan, mixed, noise_multiplier=0.4, delta=1e-6)
+    delta = theorem.delta(plan, mixed, noise_multiplier=0.4, epsilon=epsilon.guarantee)
+    assert delta.guarantee <= 1e-6 * (1 + 1e-9)
+    assert delta.guarantee == pytest.approx(1e-6, rel=1e-3)
+    assert epsilon.method == delta.method
+    assert ("truncation" in epsilon.method) == (cap is not None)
+
+
+def test_truncation_costs_what_the_coupling_says(small_plan):
+    mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=50)
+    free = small_plan("poisson")
+    epsilon = 2.0
+    without = math.exp(theorem._log_delta(free, mixed, 0.6, epsilon)[0])
+    for cap in (130, 150, 190):
+        plan = small_plan("truncated-poisson", truncated_batch_size=cap)
+        cost = truncated_poisson.truncation_delta(plan, epsilon)
+        with_it = math.exp(theorem._log_delta(plan, mixed, 0.6, epsilon)[0])
+        assert with_it == pytest.approx(without + cost, rel=1e-12)
+    # The mixture of Ganesh (2025) is of DP-SGD alone: it takes over where it is less.
+    tight = small_plan("truncated-poisson", truncated_batch_size=130)
+    found = theorem.epsilon(tight, mixed, noise_multiplier=0.6, delta=1e-6)
+    assert found == accountant.epsilon(tight, noise_multiplier=0.6, delta=1e-6)
+
+
+def test_the_bound_without_mixing_holds_as_well_and_is_named():
+    # Without a cap on coordinates the numerical composition of DP-SGD is tighter.
+    wide = mixing(linf_factor=1)
+    found = theorem.epsilon(DEFAULT, wide, noise_multiplier=NOISE, delta=1e-5)
+    plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
+    assert found == plain
+    assert found.guarantee == pytest.approx(277, abs=1)
+    assert theorem.METHOD not in found.method
+
+
+def test_where_the_cover_fails_the_bound_without_mixing_answers(monkeypatch):
+    monkeypatch.setattr(theorem, "equal_coordinates_lose_most", lambda *_: False)
+    plain = accountant.epsilon(DEFAULT, noise_multiplier=NOISE, delta=1e-5)
+    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=NOISE, delta=1e-5)
+    assert found == plain
+    delta = theorem.delta(DEFAULT, mixing(), noise_multiplier=NOISE, epsilon=8.0)
+    assert delta == accountant.delta(DEFAULT, noise_multiplier=NOISE, epsilon=8.0)
+    noise = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)
+    assert noise == accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("cap", [None, 175, 190])
+def test_the_cover_is_asked_for_every_order_that_was_used(cap, small_plan, monkeypatch):
+    used, asked = [], []
+    original = theorem._untruncated_epsilon
+
+    def spy(*arguments):
+        answer = original(*arguments)
+        used.append(answer[1])
+        return answer
+
+    def cover(*arguments):
+        asked.append(arguments)
+        return True
+
+    monkeypatch.setattr(theorem, "_untruncated_epsilon", spy)
+    monkeypatch.setattr(theorem, "equal_coordinates_lose_most", cover)
+    sampler = "poisson" if cap is None else "truncated-poisson"
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    mixed = Mixing(mix_width=0.2, l2_norm_clip=1.0, linf_factor=49)
+    found = theorem.epsilon(plan, mixed, noise_multiplier=0.4, delta=1e-6)
+    ((shift, width, order),) = asked
+    assert order == max(used)
+    assert f"Rényi order {order}" in found.method
+    assert shift == pytest.approx(1 / (7 * 0.4))
+    assert width == pytest.approx(0.2 * 100 / 0.4, rel=1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [2.0, 8.0])
+def test_the_noise_meets_its_target_and_hardly_more(epsilon):
+    found = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=epsilon, delta=1e-5)
+    reached = theorem.epsilon(
+        DEFAULT, mixing(), noise_multiplier=found.guarantee, delta=1e-5
+    )
+    assert reached.guarantee <= epsilon
+    less = theorem.epsilon(
+        DEFAULT, mixing(), noise_multiplier=found.guarantee * 0.999, delta=1e-5
+    )
+    assert less.guarantee > epsilon
+
+
+def test_a_truncation_that_no_noise_makes_up_for_leaves_the_noise_without_mixing():
+    plan = DpSgdPlan(
+        sampler="truncated-poisson", num_examples=200, expected_batch_size=8,
+        num_steps=10, truncated_batch_size=16,
+    )  # fmt: skip
+    mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
+    found = theorem.noise_multiplier(plan, mixed, epsilon=20.0, delta=1e-3)
+    assert found.method == truncated_poisson.MIXTURE
+
+
+def test_the_noise_is_never_more_than_without_mixing():
+    plain = accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5)
+    mixed = theorem.noise_multiplier(DEFAULT, mixing(), epsilon=8.0, delta=1e-5)
+    assert mixed.guarantee < plain.guarantee / 4
+    narrow = theorem.noise_multiplier(DEFAULT, mixing(1e-6, 1), epsilon=8.0, delta=1e-5)
+    assert narrow == plain
+
+
+def test_mixing_is_noise_too():
+    # Why less Gaussian noise is no proof of better models: of all noise of one variance
+    # the Gaussian reveals least to a small shift, and U has a variance of W^2 / 12.
+    plain = accountant.noise_multiplier(DEFAULT, epsilon=8.0, delta=1e-5).guarantee
+    gaussian = theorem.noise_multiplier(
+        DEFAULT, mixing(), epsilon=8.0, delta=1e-5
+    ).guarantee
+    width = mixing().width(DEFAULT)
+    assert math.hypot(gaussian, width / math.sqrt(12)) > 2 * plain
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [s for s in plans.SAMPLERS if s not in ("poisson", "truncated-poisson")],
+)
+def test_other_samplers_are_refused(small_plan, sampler):
+    plan = small_plan(sampler)
+    for ask in (
+        lambda: theorem.epsilon(plan, mixing(), noise_multiplier=1.0, delta=1e-5),
+        lambda: theorem.delta(plan, mixing(), noise_multiplier=1.0, epsilon=1.0),
+        lambda: theorem.noise_multiplier(plan, mixing(), epsilon=1.0, delta=1e-5),
+    ):
+        with pytest.raises(InputError, match=f"sampler='{sampler}'.*no other") as found:
+            ask()
+        assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mix_width": -0.1}, "mix_width=-0.1"),
+        ({"mix_width": math.nan}, "mix_width=nan"),
+        ({"mix_width": 0.1, "l2_norm_clip": 0.0}, "l2_norm_clip=0.0"),
+        ({"mix_width": 0.1, "linf_factor": 0}, "linf_factor=0"),
+        ({"mix_width": 0.1, "linf_factor": 1.5}, "linf_factor=1.5"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields, message):
+    with pytest.raises(InputError, match=message):
+        Mixing(**{"l2_norm_clip": 1.0, **fields})
+
+
+def test_without_gaussian_noise_nothing_is_proven():
+    found = theorem.epsilon(DEFAULT, mixing(), noise_multiplier=0.0, delta=1e-5)
+    assert math.isinf(found.guarantee)

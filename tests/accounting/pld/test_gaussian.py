@@ -1,0 +1,123 @@
+"""The closed forms, against fifty digits."""
+
+import math
+
+import mpmath
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from accounting import accountant
+from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
+from accounting.pld import gaussian
+
+
+def exact(noise, epsilon):
+    mpmath.mp.dps = 60
+    s, e = mpmath.mpf(noise), mpmath.mpf(epsilon)
+    return mpmath.ncdf(1 / (2 * s) - e * s) - mpmath.e**e * mpmath.ncdf(
+        -1 / (2 * s) - e * s
+    )
+
+
+@given(noise=st.floats(0.05, 1e3), epsilon=st.floats(0.0, 100.0))
+def test_delta_matches_high_precision(noise, epsilon):
+    # Seen to fail without the factored tail, where the two terms cancel.
+    value = float(exact(noise, epsilon))
+    if value > 1e-250:
+        assert gaussian.gaussian_delta(noise, epsilon) == pytest.approx(value, rel=1e-8)
+
+
+@given(noise=st.floats(0.05, 1e3), delta=st.floats(1e-15, 0.1))
+def test_epsilon_is_on_the_private_side(noise, delta):
+    epsilon = gaussian.gaussian_epsilon(noise, delta)
+    assert gaussian.gaussian_delta(noise, epsilon) <= delta
+    if epsilon > 1e-9:
+        assert gaussian.gaussian_delta(noise, epsilon * (1 - 1e-6)) > delta * (1 - 1e-6)
+
+
+@given(epsilon=st.floats(1e-3, 1e3), delta=st.floats(1e-15, 0.1))
+def test_noise_is_on_the_private_side(epsilon, delta):
+    noise = gaussian.gaussian_noise(epsilon, delta)
+    assert gaussian.gaussian_delta(noise, epsilon) <= delta
+    assert gaussian.gaussian_delta(noise * (1 - 1e-6), epsilon) > delta * (1 - 1e-4)
+
+
+#: noise 0.35: epsilon -> published delta of deterministic batches, one epoch.
+PUBLISHED = {
+    0.5: 8.053036e-01,
+    1: 7.572536e-01,
+    2: 6.438782e-01,
+    4: 3.837565e-01,
+    6: 1.666956e-01,
+    8: 5.006763e-02,
+    10: 1.003678e-02,
+}
+
+
+@pytest.mark.parametrize("epsilon", PUBLISHED)
+def test_published_delta_of_deterministic_batches(small_plan, epsilon):
+    plan = small_plan("deterministic", num_epochs=1)
+    answer = accountant.delta(plan, noise_multiplier=0.35, epsilon=epsilon)
+    # A closed form: all seven printed digits.
+    assert answer.kind == "exact"
+    assert answer.upper == pytest.approx(PUBLISHED[epsilon], rel=5e-7)
+
+
+def test_without_noise_nothing_is_private():
+    assert gaussian.gaussian_delta(0.0, 5.0) == 1.0
+    assert gaussian.gaussian_epsilon(0.0, 0.1) == math.inf
+
+
+@given(noise=st.floats(0.05, 1e12), epsilon=st.floats(0.0, 100.0))
+@example(noise=1e12, epsilon=0.0)
+def test_delta_is_rounded_to_both_sides(noise, epsilon):
+    # The example is seen to fail where two nearly equal terms are subtracted.
+    truth = exact(noise, epsilon)
+    low = gaussian.gaussian_delta(noise, epsilon, upper=False)
+    high = gaussian.gaussian_delta(noise, epsilon)
+    assert low <= truth <= high
+    if truth > 1e-290:
+        assert high <= low * (1 + 1e-9)
+
+
+@given(noise=st.floats(0.05, 1e3), delta=st.floats(1e-15, 0.1))
+def test_epsilon_is_rounded_to_both_sides(noise, delta):
+    low = gaussian.gaussian_epsilon(noise, delta, upper=False)
+    high = gaussian.gaussian_epsilon(noise, delta)
+    assert exact(noise, high) <= delta
+    assert low == 0 or exact(noise, low) >= delta
+    assert high <= low * (1 + 1e-6) + 1e-9
+
+
+@given(epsilon=st.floats(1e-3, 1e3), delta=st.floats(1e-15, 0.1))
+def test_noise_is_rounded_to_both_sides(epsilon, delta):
+    low = gaussian.gaussian_noise(epsilon, delta, upper=False)
+    high = gaussian.gaussian_noise(epsilon, delta)
+    assert exact(high, epsilon) <= delta <= exact(low, epsilon)
+    assert high <= low * (1 + 1e-6)
+
+
+def test_beyond_the_range_of_numbers_nothing_is_claimed():
+    for noise, epsilon in ((1e-310, 1.0), (1e200, 1e200)):
+        assert gaussian.gaussian_delta(noise, epsilon) == 1.0
+        assert gaussian.gaussian_delta(noise, epsilon, upper=False) == 0.0
+    # What underflows is not zero.
+    assert gaussian.gaussian_delta(1.0, 1e3) > 0
+    assert gaussian.gaussian_delta(1.0, 1e3, upper=False) == 0.0
+    assert gaussian.gaussian_epsilon(1e-200, 0.1) == math.inf
+
+
+@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s != TRUNCATED_POISSON])
+def test_one_step_per_epoch_is_rounded_to_both_sides(small_plan, sampler):
+    # Every example in both steps: one Gaussian mechanism with noise 1.3 / sqrt(2).
+    plan = small_plan(sampler, expected_batch_size=10_000, num_steps=2)
+    root = mpmath.sqrt(2)
+    delta = accountant.delta(plan, noise_multiplier=1.3, epsilon=1.0)
+    assert delta.lower < exact(1.3 / root, 1.0) < delta.upper
+    epsilon = accountant.epsilon(plan, noise_multiplier=1.3, delta=1e-5)
+    assert exact(1.3 / root, epsilon.upper) < 1e-5 < exact(1.3 / root, epsilon.lower)
+    noise = accountant.noise_multiplier(plan, epsilon=1.0, delta=1e-5)
+    assert exact(noise.sufficient / root, 1.0) < 1e-5
+    if sampler != POISSON:  # whose noise has no lower bound
+        assert exact(noise.necessary / root, 1.0) > 1e-5

@@ -1,0 +1,241 @@
+"""The entry: types that cannot be mistaken, clear errors, and no range that breaks."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accounting import accountant, intervals
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
+from accounting.validation import InputError
+
+
+def test_a_lower_bound_is_never_a_guarantee():
+    with pytest.raises(InputError, match="lower bound only"):
+        _ = Bounds(upper=None, lower=1.0, method="m").guarantee
+    with pytest.raises(InputError, match="only how much"):
+        _ = NoiseBounds(sufficient=None, necessary=1.0, method="m").guarantee
+
+
+@pytest.mark.parametrize(
+    ("upper", "lower", "kind"),
+    [
+        (1.0, 1.0, "exact"),
+        (1.0, None, "upper bound"),
+        (None, 1.0, "lower bound only"),
+        (2.0, 1.0, "upper and lower bound"),
+        # A closed form, rounded to both sides.
+        (1.0, 1.0 - 1e-10, "exact"),
+        (1.0, 1.0 - 1e-7, "upper and lower bound"),
+    ],
+)
+def test_the_kind_says_what_is_known(upper, lower, kind):
+    assert Bounds(upper=upper, lower=lower, method="m").kind == kind
+    assert NoiseBounds(sufficient=upper, necessary=lower, method="m").kind == kind
+
+
+def test_bounds_that_cross_are_never_returned():
+    assert intervals.below(1.0, 1.0 - 1e-12) == 1.0 - 1e-12
+    with pytest.raises(ArithmeticError, match="exceeds"):
+        intervals.below(1.01, 1.0)
+
+
+def test_infinity_is_null_in_json():
+    answer = Bounds(upper=math.inf, method="m").to_json()
+    assert json.loads(json.dumps(answer, allow_nan=False))["upper"] is None
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan, 2, "x"])
+def test_bad_delta_is_refused(small_plan, delta):
+    with pytest.raises(InputError, match=r"^Expected delta="):
+        accountant.epsilon(small_plan("poisson"), noise_multiplier=1.0, delta=delta)
+    with pytest.raises(InputError, match=r"^Expected delta="):
+        accountant.noise_multiplier(small_plan("poisson"), epsilon=1.0, delta=delta)
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, math.inf, math.nan, None])
+def test_bad_epsilon_is_refused(small_plan, epsilon):
+    with pytest.raises(InputError, match=r"^Expected epsilon="):
+        accountant.delta(small_plan("poisson"), noise_multiplier=1.0, epsilon=epsilon)
+
+
+@pytest.mark.parametrize("noise", [-1.0, math.inf, math.nan, True])
+def test_bad_noise_is_refused(small_plan, noise):
+    with pytest.raises(InputError, match=r"^Expected noise_multiplier="):
+        accountant.epsilon(small_plan("poisson"), noise_multiplier=noise, delta=1e-5)
+
+
+def test_curves_are_the_points_at_once(small_plan):
+    plan = small_plan("poisson")
+    epsilons = (0.5, 1.0, 2.0)
+    curve = accountant.delta_curve(plan, noise_multiplier=1.0, epsilons=epsilons)
+    assert [point.upper for point in curve] == [
+        accountant.delta(plan, noise_multiplier=1.0, epsilon=epsilon).upper
+        for epsilon in epsilons
+    ]
+    deltas = accountant.epsilon_curve(plan, noise_multiplier=1.0, deltas=(1e-3, 1e-6))
+    assert deltas[0].upper < deltas[1].upper
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_epsilon_delta_and_noise_agree(small_plan, sampler):
+    cap = 220 if sampler == "truncated-poisson" else None
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-6).guarantee
+    assert accountant.delta(plan, noise_multiplier=noise, epsilon=2.0).guarantee <= 1e-6
+    epsilon = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-6).guarantee
+    assert epsilon == pytest.approx(2.0, rel=2e-3)
+    less = accountant.delta(plan, noise_multiplier=0.99 * noise, epsilon=2.0).guarantee
+    assert less > 1e-6
+
+
+def log_floats(low, high):
+    return st.floats(math.log(low), math.log(high)).map(math.exp)
+
+
+@st.composite
+def questions(draw, samplers=SAMPLERS):
+    num_examples = 10**9
+    rate = draw(st.one_of(st.just(1.0), log_floats(1e-9, 1.0)))
+    size = min(num_examples, max(1, round(num_examples * rate)))
+    sampler = draw(st.sampled_from(samplers))
+    epochs, cap = 1, None
+    steps = int(draw(log_floats(1, 1e7)))
+    if sampler == "truncated-poisson":
+        margin = draw(st.floats(0.0, 10.0)) * math.sqrt(size)
+        cap = min(num_examples, size + int(margin))
+    elif sampler != "poisson":
+        epochs = min(steps, draw(st.sampled_from((1, 2, 5, 100))))
+        steps -= steps % epochs
+    plan = DpSgdPlan(
+        sampler=sampler,
+        num_examples=num_examples,
+        expected_batch_size=size,
+        num_steps=steps,
+        num_epochs=epochs,
+        truncated_batch_size=cap,
+    )
+    noise = draw(st.one_of(st.just(0.0), log_floats(1e-3, 1e3)))
+    return plan, noise, draw(log_floats(1e-3, 1e3)), draw(log_floats(1e-15, 0.1))
+
+
+def check_interval(answer):
+    assert answer.upper >= 0.0
+    assert answer.lower is None or 0.0 <= answer.lower <= answer.upper * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@given(questions())
+def test_every_question_in_range_has_a_sensible_answer(question):
+    plan, noise, epsilon, delta = question
+    check_interval(accountant.epsilon(plan, noise_multiplier=noise, delta=delta))
+    answer = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
+    check_interval(answer)
+    assert answer.upper <= 1.0
+
+
+@pytest.mark.slow
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(questions(("deterministic", "persistent-shuffle", "poisson")))
+def test_calibrated_noise_never_overshoots(question):
+    plan, _, epsilon, delta = question
+    noise = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
+    answer = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
+    assert answer.guarantee <= delta
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0, 91.43469485205186])
+def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
+    """Noise goes through a square root of the epochs and back."""
+    for epochs in (2, 3, 5, 6, 7, 10, 30, 100):
+        plan = DpSgdPlan(
+            sampler="deterministic", num_examples=1000, expected_batch_size=1000,
+            num_steps=epochs, num_epochs=epochs,
+        )  # fmt: skip
+        for delta in (math.exp(-6), 1e-5, 1e-7):
+            noise = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+            answer = accountant.delta(
+                plan, noise_multiplier=noise.guarantee, epsilon=epsilon
+            )
+            assert answer.guarantee <= delta
+
+
+def test_import_is_light():
+    code = (
+        "import sys; import accounting.accountant, accounting.statement, "
+        "accounting.cli.commands, accounting.comparison, accounting.budget; "
+        "heavy = {'scipy', 'dp_accounting', 'matplotlib', 'rich', 'numpy', "
+        "'apache_beam', 'tensorflow'}; print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_answers_are_frozen(small_plan):
+    answer = accountant.epsilon(small_plan("poisson"), noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        answer.upper = 0.0
+
+
+def test_noise_that_cannot_be_verified_is_not_returned(small_plan, monkeypatch):
+    # The search found some; the check finds that it does not suffice, nor any more.
+    broken = Bounds(upper=1.0, method="m")
+    monkeypatch.setattr("accounting.samplers.poisson.delta", lambda *_: broken)
+    with pytest.raises(ArithmeticError, match="could not be verified"):
+        accountant.noise_multiplier(small_plan("poisson"), epsilon=2.0, delta=1e-5)
+
+
+def test_more_steps_than_are_accounted_for_are_refused_everywhere(small_plan):
+    steps = accountant.MOST_STEPS + 1
+    plan = small_plan("poisson", num_steps=steps, num_epochs=1)
+    for question, given_values in (
+        (accountant.epsilon, {"noise_multiplier": 1.0, "delta": 1e-8}),
+        (accountant.delta, {"noise_multiplier": 1.0, "epsilon": 1.0}),
+        (accountant.noise_multiplier, {"epsilon": 1.0, "delta": 1e-8}),
+    ):
+        with pytest.raises(InputError, match=f"num_steps={steps}"):
+            question(plan, **given_values)
+    for num_steps in (0, accountant.MOST_STEPS + 1):
+        with pytest.raises(InputError, match=f"num_steps={num_steps}"):
+            accountant.smallest_truncated_batch_size(
+                num_examples=10**6,
+                expected_batch_size=1000,
+                num_steps=num_steps,
+                epsilon=1.0,
+                delta=1e-8,
+            )
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"epochs": 3, "num_steps": None}, (300, 3)),
+        ({"epochs": None, "num_steps": 200}, (200, 2)),
+        ({"epochs": None, "num_steps": 250}, (250, 1)),
+    ],
+)
+def test_steps_of_whole_epochs_are_epochs(asked, found):
+    assert steps_and_epochs(1000, 10, **asked) == found
+
+
+@pytest.mark.parametrize(
+    ("epochs", "num_steps", "message"),
+    [
+        (None, None, "exactly one"),
+        (1, 1, "exactly one"),
+        (0, None, "epochs=0"),
+        (None, 0, "num_steps=0"),
+    ],
+)
+def test_steps_and_epochs_are_one_question(epochs, num_steps, message):
+    with pytest.raises(InputError, match=message):
+        steps_and_epochs(1000, 10, epochs=epochs, num_steps=num_steps)

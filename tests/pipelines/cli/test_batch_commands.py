@@ -1,0 +1,214 @@
+"""``dpsgd batches`` and ``dpsgd verify`` on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.validation import InputError
+from pipelines.batches.verify import verify
+from pipelines.cli import batch_commands, console
+from pipelines.cli.batch_commands import batches
+from tests.pipelines.conftest import write_table
+
+
+@pytest.fixture
+def started(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> Iterator[tuple[list[str], pathlib.Path, subprocess.Popen[str]]]:
+    """A job of a few seconds, once it has written its first spill file."""
+    (tmp_path / "input").mkdir()
+    for number in range(40):
+        path = tmp_path / "input" / f"{number:02d}.parquet"
+        write_table(path, number * 20_000, 20_000, 10_000)
+    command = [
+        sys.executable, "-m", "dpsgd", "batches", "--input", str(tmp_path / "input"),
+        "--out", str(tmp_path / "o"), "--batch-size", "100", "--epochs", "2",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("o/private/spill/*/block-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # polling, with a deadline
+    yield command, tmp_path / "o", process
+    process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_one_line_and_the_same_command_goes_on(
+    started: tuple[list[str], pathlib.Path, subprocess.Popen[str]],
+    root: pathlib.Path,
+    number: int,
+) -> None:
+    command, out, process = started
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert "error: Stopped by a signal. Give the same command again" in errors
+    again = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert verify(out).findings == ()
+    assert out.stat().st_mode & 0o077 == 0
+
+
+def run(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dpsgd", *arguments],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--batch-size=10", "--epochs=1", "--runner=NoSuchRunner"), "NoSuchRunner"),
+        (("--batch-size=10", "--epochs=0"), "epochs=0"),
+        (("--batch-size=10", "--epochs=1", "--epsilon=0"), "epsilon=0"),
+        (("--batch-size=101", "--epochs=1"), "--batch-size from 1 to 100"),
+        (("--batch-size=10", "--epochs=1", "--sampler=poisson",
+          "--truncated-batch-size=20"), "Leave it out"),
+        (("--batch-size=10", "--epochs=1", "--truncated-batch-size=9"), "10 to 100"),
+        (("--batch-size=10", "--epochs=1", "--sampler=nosuch"), "--sampler"),
+        (("--batch-size=10", "--num-steps=3", "--sampler=deterministic"), "--epochs"),
+        (("--batch-size=10", "--epochs=1", "--memory-limit=1MiB"), "memory_limit"),
+        (("--epochs=1",), "--batch-size"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_one_line_and_leave_nothing(
+    root: pathlib.Path,
+    input_folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    out = tmp_path / "o"
+    arguments = ("batches", "--input", str(input_folder), "--out", str(out), *options)
+    result = run(root, *arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert not os.path.lexists(out)
+
+
+def test_dry_run_says_what_it_would_cost_and_writes_nothing(
+    root: pathlib.Path, input_folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    result = run(
+        root, "batches", "--input", str(input_folder), "--out", str(tmp_path / "o"),
+        "--batch-size=10", "--epochs=4", "--truncated-batch-size=14",
+        "--physical-batch-size=7", "--dry-run", "--json",
+    )  # fmt: skip
+    said = json.loads(result.stdout)
+    assert said["num_steps"] == 40
+    # 17 bytes a row; 12 more on the way, 4 more of weight; two records of 7 rows.
+    assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
+    assert said["output_bytes"] == 40 * 14 * (17 + 4)
+    assert 512 << 20 < said["bytes_per_worker"] < 513 << 20
+    assert said["shuffle"] == "files"
+    assert said["expected_padding"] == pytest.approx(0.4)
+    assert not (tmp_path / "o").exists()
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with console.Bars(["steps"]) as bars:
+        bars.set_total("steps", 3)
+        bars.advance("steps", 1)
+        monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
+        bars.advance("steps", 1)
+        monkeypatch.setattr(console, "_LINE_SECONDS", 15.0)
+        bars.advance("steps", 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["steps: 2 of 3", "steps: 3 of 3"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "total"),
+    [("dynamic-shuffle", 12), ("persistent-shuffle", 4), ("poisson", None)],
+)
+def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
+    sampler: str, total: int | None, tmp_path: pathlib.Path
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        "--epochs=3", f"--sampler={sampler}", "--json",
+    ]  # fmt: skip
+    result = CliRunner().invoke(batches, arguments)
+    assert result.exit_code == 0, result.output
+    # Two passes over two blocks for each order.
+    expected = [] if total is None else [f"boundaries: {total} of {total}, 0 s left"]
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if line.startswith("boundaries")] == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "noted"),
+    [
+        (["--runner=FlinkRunner", "--parallelism=2", "--shuffle=engine"], True),
+        (["--runner=SparkRunner", "--shuffle=engine"], True),
+        (["--runner=FlinkRunner", "--parallelism=4", "--shuffle=engine"], False),
+        (["--runner=flink", "--parallelism=2", "--shuffle=engine"], True),
+        (["--runner=SparkRunner", "--parallelism=4", "--shuffle=engine"], True),
+        (["--runner=FlinkRunner", "--parallelism=2"], False),
+        ([], False),
+    ],
+)
+def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
+    engine: list[str],
+    noted: bool,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",
+        "--epochs=1", "--dry-run", "--json", *engine,
+    ]  # fmt: skip
+    shuffle = json.loads(CliRunner().invoke(batches, arguments).stdout)["shuffle_bytes"]
+    # Three workers are enough, two are not.
+    monkeypatch.setattr(batch_commands, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
+    result = CliRunner().invoke(batches, arguments)
+    assert result.exit_code == 0
+    assert ("have 3 workers or more" in result.stderr) == noted
+
+
+def test_a_dry_run_says_what_the_job_would_do_with_a_store(
+    tmp_path: pathlib.Path,
+) -> None:
+    from tests.pipelines import test_storage  # registers the schemes
+
+    assert "memory" in test_storage.STORES
+    write_table(tmp_path / "rows.parquet", 0, 1000, 500)
+    arguments = [
+        f"--input={tmp_path}", "--out=memory://host/dry", "--batch-size=100",
+        "--epochs=1", "--dry-run", "--json",
+    ]  # fmt: skip
+
+    def run(*more: str) -> Result:
+        return CliRunner().invoke(batches, [*arguments, *more])
+
+    # The local runner's files are temporary ones then, whatever Beam calls it.
+    for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
+        assert json.loads(run(*more).stdout)["shuffle"] == "files"
+    assert json.loads(run("--runner=flink").stdout)["shuffle"] == "engine"
+    refused = run("--scratch=memory://host/scratch").exception
+    assert isinstance(refused, InputError)
+    assert "on this machine" in str(refused)

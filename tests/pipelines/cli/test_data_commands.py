@@ -1,0 +1,163 @@
+"""``dpsgd synth`` and ``dpsgd prepare`` as a person runs them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.validation import InputError
+from pipelines.cli.data_commands import prepare, synth
+
+
+def run_prepare(*arguments: object) -> Result:
+    return CliRunner().invoke(prepare, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder that ``dpsgd synth --rows 1000 --files 3`` writes."""
+    out = tmp_path_factory.mktemp("commands") / "raw"
+    arguments = ["--rows", "1000", "--files", "3", "--out", str(out)]
+    result = CliRunner().invoke(synth, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    return out
+
+
+def test_synth_says_what_it_wrote(tmp_path: pathlib.Path) -> None:
+    out = tmp_path / "raw"
+    result = CliRunner().invoke(
+        synth, ["--rows", "50", "--seed", "7", "--out", str(out), "--json"]
+    )
+    summary = json.loads(result.stdout)
+    data = (out / "part-00000.txt").read_bytes()
+    assert data.count(b"\n") == summary["rows"] == 50
+    assert summary["bytes_written"] == len(data)
+    assert summary["seed"] == 7
+
+
+def test_prepare_reads_what_synth_wrote(
+    raw: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    result = run_prepare(
+        "--input", raw, "--out", tmp_path / "data", "--buckets", 64, "--json",
+        "--row-group-rows", 300, "--threads", 2,
+    )  # fmt: skip
+    summary = json.loads(result.stdout)
+    assert summary["rows"] == {"train": 800, "val": 100, "test": 100}
+    assert summary["input_files"] == 3
+    assert summary["malformed_lines"] == 0
+    metadata = pq.read_metadata(tmp_path / "data" / "train" / "part-00000.parquet")
+    groups = range(metadata.num_row_groups)
+    assert [metadata.row_group(group).num_rows for group in groups] == [300, 300, 200]
+    description = json.loads(metadata.metadata[b"dpsgd.dataset"])
+    assert description["num_buckets"] == [64] * 26
+
+
+def test_prepare_takes_a_vocabulary_a_split_and_packed_text(
+    raw: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    packed = tmp_path / "one.txt.gz"
+    packed.write_bytes(gzip.compress((raw / "part-00000.txt").read_bytes()))
+    vocabulary = tmp_path / "vocabulary.json"
+    vocabulary.write_text('{"C9": ["aa", "bb"]}')
+    buckets = ",".join(map(str, range(2, 28)))
+    result = run_prepare(
+        "--input", packed, "--out", tmp_path / "data", "--split", "1,1,0",
+        "--vocabulary", vocabulary, "--buckets", buckets, "--format", "criteo-tsv",
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert "train 167, val 166, test 0" in result.stdout
+    schema = pq.read_schema(tmp_path / "data" / "val" / "part-00000.parquet")
+    description = json.loads(schema.metadata[b"dpsgd.dataset"])
+    assert description["num_buckets"] == [*range(2, 10), 4, *range(11, 28)]
+
+
+def test_skipped_lines_are_counted_and_named(
+    raw: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"canary\n" + (raw / "part-00000.txt").read_bytes())
+    failed = run_prepare("--input", bad, "--out", tmp_path / "data")
+    assert isinstance(failed.exception, InputError)
+    assert "1 of 334 are malformed" in str(failed.exception)
+    result = run_prepare(
+        "--input", bad, "--out", tmp_path / "data", "--on-bad-row", "skip", "--json"
+    )
+    summary = json.loads(result.stdout)
+    assert summary["malformed_lines"] == 1
+    assert summary["first_malformed_lines"] == [f"{bad}:1: not 40 fields"]
+    for outcome in (failed, result):
+        assert "canary" not in outcome.output + str(outcome.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--buckets", "a"], "--buckets='a' to be integers"),
+        (["--buckets", "5,6"], "one or 26 values"),
+        (["--split", "80/20"], "--split='80/20' to be integers"),
+        (["--threads", "0"], "--threads=0 >= 1"),
+        (["--vocabulary", "missing.json"], "missing.json to exist"),
+    ],
+)
+def test_options_out_of_bounds_are_one_line(
+    raw: pathlib.Path, tmp_path: pathlib.Path, arguments: list[str], message: str
+) -> None:
+    result = run_prepare("--input", raw, "--out", tmp_path / "data", *arguments)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert not (tmp_path / "data").exists()
+
+
+def test_progress_and_errors_go_to_standard_error(
+    root: pathlib.Path, raw: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    command = [sys.executable, "dpsgd.py", "prepare", "--input", str(raw), "--json"]
+    command += ["--out", str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["out"] == str(tmp_path / "data")
+    # Not a terminal: a line for each phase that is done, and no bar.
+    lines = done.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["check", "write"]
+    assert all(re.search(r"(\S+) of \1\b", line) for line in lines)
+    again = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert again.returncode == 2
+    assert again.stdout == ""
+    assert again.stderr.startswith("error: Expected --out")
+    assert again.stderr.count("\n") == 1
+
+
+def test_neither_beam_nor_tensorflow_is_imported(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    program = f"""
+import sys
+from pipelines.cli.data_commands import prepare, synth
+assert "numpy" not in sys.modules and "rich" not in sys.modules
+raw, out = {str(tmp_path / "raw")!r}, {str(tmp_path / "out")!r}
+synth(["--rows", "9", "--out", raw], standalone_mode=False)
+prepare(["--input", raw, "--out", out], standalone_mode=False)
+heavy = {{"apache_beam", "tensorflow", "tf_keras", "pandas", "scipy"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [synth, prepare])
+def test_help_shows_an_example(command: object) -> None:
+    result = CliRunner().invoke(command, ["--help"])  # type: ignore[arg-type]
+    assert "Example:\n" in result.output
+    assert "dpsgd prepare --input" in result.output

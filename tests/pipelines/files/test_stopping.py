@@ -1,0 +1,213 @@
+"""Guarantees of stopping: in a context, of libraries, and of the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipelines.files.stopping import StoppedError, on_signals, stoppable
+from pipelines.job import poisson_batching, progress
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+
+
+def signal_self(number: int) -> None:
+    """Raises what the handler does; a library that catches an Exception sees none."""
+    try:
+        os.kill(os.getpid(), number)
+        signal.sigtimedwait([], 0)  # lets Python call the handler
+    except Exception as caught:
+        raise AssertionError("a library would take it") from caught
+    raise AssertionError("the signal did nothing")
+
+
+def signalled_library(number: int) -> None:
+    """Makes an error of its own of whatever is raised."""
+    try:
+        signal_self(number)
+    except BaseException as caught:
+        raise RuntimeError(f"{caught} [while running]") from None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("work", [signal_self, signalled_library])
+def test_a_signal_ends_in_a_stopped_error(
+    number: int, work: Callable[[int], None]
+) -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(StoppedError) as error, stoppable("go on so"):
+        work(number)
+    assert str(error.value) == "go on so"
+    assert error.value.exit_status == 128 + number
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_without_a_signal_an_error_stays_what_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), stoppable():
+        _ = 1 / 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_inner_of_two_contexts_says_how_to_go_on(number: int) -> None:
+    with pytest.raises(StoppedError) as error, stoppable("outer"), stoppable("inner"):
+        signal_self(number)
+    assert (str(error.value), error.value.number) == ("inner", number)
+
+
+def test_other_threads_change_no_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work() -> None:
+        with on_signals(lambda _: None):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+class Engine:
+    """A pipeline and its job: the job ends when it is cancelled.
+
+    Args:
+      signal_in: In which of its calls the process is asked to stop.
+    """
+
+    def __init__(self, signal_in: str) -> None:
+        self._signal_in = signal_in
+        self._end = threading.Event()
+        self.calls: list[str] = []
+        self.told = threading.Event()
+
+    def _enter(self, name: str) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        self.calls.append(name)
+        if name == self._signal_in:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(self) -> Engine:
+        self._enter("run")
+        if self._signal_in == "run":
+            self.told.wait(60)  # it takes the job after all
+        return self
+
+    def wait_until_finish(self) -> None:
+        self._enter("wait_until_finish")
+        assert self._end.wait(60)
+        raise RuntimeError("CANCELLED")
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+        self._end.set()
+
+
+@pytest.mark.parametrize("signal_in", ["run", "wait_until_finish"])
+def test_a_signal_cancels_the_job_of_an_engine(
+    signal_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(signal_in)
+    cancel = poisson_batching._cancel
+
+    def tell(jobs: list[Engine]) -> None:
+        cancel(jobs)
+        engine.told.set()
+
+    monkeypatch.setattr(poisson_batching, "_cancel", tell)
+    with pytest.raises(StoppedError), stoppable():
+        poisson_batching._run_to_end(engine)
+    assert "cancel" in engine.calls
+
+
+# What Beam would copy if they were in a closure.
+_BEGUN: list[int] = []
+_ENDING = threading.Event()
+
+
+def long_block(number: int) -> Iterator[int]:
+    """Gets the signal, and works on until the main thread has raised what it raises."""
+    from tests.pipelines import test_stopping as this  # as it is here, not as pickled
+
+    assert threading.current_thread() is not threading.main_thread()
+    this._BEGUN.append(number)
+    os.kill(os.getpid(), number)
+    assert this._ENDING.wait(60)
+    progress.advance("blocks")
+    yield number
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_beams_local_runner_at_its_next_block(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the signal raises is raised outside of Beam, which ends in order."""
+    monkeypatch.setattr(poisson_batching, "_cancel", lambda _: _ENDING.set())
+    _BEGUN.clear()
+    _ENDING.clear()
+    pipeline = beam.Pipeline(FnApiRunner())
+    _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
+    with pytest.raises(StoppedError) as error, stoppable("go on so"):
+        poisson_batching._run_to_end(pipeline)
+    assert str(error.value) == "go on so"
+    assert [number] == _BEGUN
+
+
+def start(root: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "dpsgd", *arguments]
+    return subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_staged_bytes(folder: pathlib.Path, process: subprocess.Popen[str]) -> None:
+    """Returns once something is written to a hidden folder in ``folder``."""
+    deadline = time.monotonic() + 120
+
+    def written() -> bool:
+        # The empty folders that try whether there can be one come and go.
+        with contextlib.suppress(FileNotFoundError):
+            return any(path.is_file() for path in folder.glob(".*/**/*"))
+        return False
+
+    while not written():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("command", ["synth", "prepare"])
+def test_stopped_data_commands_leave_nothing(
+    root: pathlib.Path, tmp_path: pathlib.Path, number: int, command: str
+) -> None:
+    if command == "prepare":
+        rows = start(root, "synth", "--rows=40000", f"--out={tmp_path / 'raw'}")
+        assert rows.wait(120) == 0
+        line = (tmp_path / "raw" / "part-00000.txt").read_bytes()
+        (tmp_path / "long.txt").write_bytes(line * 10)
+        source = [f"--input={tmp_path / 'long.txt'}", "--row-group-rows=10000"]
+    else:
+        source = ["--rows=4000000"]
+    folder = tmp_path / "place"
+    folder.mkdir()
+    process = start(root, command, *source, f"--out={folder / 'out'}")
+    wait_for_staged_bytes(folder, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    last = errors.splitlines()[-1]
+    assert last == "error: Stopped by a signal. Give the same command again."
+    assert "Traceback" not in errors
+    assert not list(folder.iterdir())

@@ -1,0 +1,753 @@
+"""Guarantees of storage, and the whole job in stores that are not this disk.
+
+The stores, all registered with Beam as every store is:
+
+    memory://   here, in memory: an object store, without folders; an object appears
+                when it is closed
+    folders://  here, in memory: like Hadoop, with folders, and a rename that replaces
+                nothing
+    s3://       Beam's own, against the server of the moto package in this process
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import logging
+import os
+import pathlib
+import stat
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from apache_beam.io.filesystem import BeamIOError, FileMetadata, FileSystem
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.plan import SAMPLERS
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_manifest
+from pipelines.batches.reader import read_batches
+from pipelines.batches.verify import verify
+from pipelines.files import storage
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job import job_folder, poisson_batching
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batching import write_batches
+from pipelines.sampling import keys
+from tests.pipelines.conftest import run_command
+
+MakeLayout = Callable[..., Layout]
+
+#: (operation, path), called before each; a test raises from it.
+Listener = Callable[[str, str], None]
+
+
+class _Object(io.BytesIO):
+    def __init__(self, appear: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._appear = appear
+
+    def close(self) -> None:
+        if not self.closed:
+            self._appear(self.getvalue())
+        super().close()
+
+
+class MemoryStore(FileSystem):
+    """An object store."""
+
+    objects: dict[str, bytes] = {}  # noqa: RUF012, the store is the class
+    listeners: list[Listener] = []  # noqa: RUF012
+    lock = threading.Lock()
+    SCHEME = "memory"
+    DIRS = False
+
+    def __init__(self, pipeline_options: Any) -> None:
+        super().__init__(pipeline_options)
+
+    @classmethod
+    def scheme(cls) -> str:
+        return cls.SCHEME
+
+    def has_dirs(self) -> bool:
+        return self.DIRS
+
+    def _tell(self, operation: str, path: str) -> None:
+        assert path.startswith(f"{self.SCHEME}://"), path
+        for listener in self.listeners:
+            listener(operation, path)
+
+    def join(self, basepath: str, *paths: str) -> str:
+        return "/".join([basepath, *paths])
+
+    def split(self, path: str) -> tuple[str, str]:
+        head, tail = path.rsplit("/", 1)
+        return head, tail
+
+    def _url_dirname(self, path: str) -> str:
+        return path.rsplit("/", 1)[0]
+
+    def mkdirs(self, path: str) -> None:
+        raise AssertionError("an object store has no folders")
+
+    def _list(self, prefix: str) -> Iterator[FileMetadata]:
+        with self.lock:
+            found = {p: d for p, d in self.objects.items() if p.startswith(prefix)}
+        return (FileMetadata(path, len(data), 0) for path, data in found.items())
+
+    def create(self, path: str, *_: Any, **__: Any) -> Any:
+        self._tell("create", path)
+
+        def appear(data: bytes) -> None:
+            self._tell("appear", path)
+            with self.lock:
+                self.objects[path] = data
+
+        return _Object(appear)
+
+    def open(self, path: str, *_: Any, **__: Any) -> Any:
+        self._tell("open", path)
+        if path not in self.objects:
+            raise BeamIOError("no such object", {path: None})
+        return io.BytesIO(self.objects[path])
+
+    def copy(self, sources: list[str], destinations: list[str]) -> None:
+        raise NotImplementedError
+
+    def rename(self, sources: list[str], destinations: list[str]) -> None:
+        raise AssertionError("a rename in an object store is a copy")
+
+    def exists(self, path: str) -> bool:
+        return path in self.objects
+
+    def size(self, path: str) -> int:
+        return len(self.objects[path])
+
+    def last_updated(self, path: str) -> float:
+        return 0.0
+
+    def checksum(self, path: str) -> str:
+        raise NotImplementedError
+
+    def metadata(self, path: str) -> FileMetadata:
+        return FileMetadata(path, self.size(path), 0)
+
+    def delete(self, paths: list[str]) -> None:
+        for path in paths:
+            self._tell("delete", path)
+            with self.lock:
+                del self.objects[path]
+
+
+class FolderStore(MemoryStore):
+    """A file system with folders whose rename replaces nothing."""
+
+    objects: dict[str, bytes] = {}  # noqa: RUF012
+    folders: set[str] = set()  # noqa: RUF012
+    listeners: list[Listener] = []  # noqa: RUF012
+    SCHEME = "folders"
+    DIRS = True
+
+    def mkdirs(self, path: str) -> None:
+        if path in self.folders:
+            raise BeamIOError("exists")
+        scheme, rest = path.split("://")
+        parts = rest.split("/")
+        for end in range(1, len(parts) + 1):
+            self.folders.add(f"{scheme}://{'/'.join(parts[:end])}")
+
+    def exists(self, path: str) -> bool:
+        return path in self.objects or path in self.folders
+
+    def _list(self, folder: str) -> Iterator[FileMetadata]:
+        folder = folder.rstrip("/")
+        if folder not in self.folders:
+            raise BeamIOError("no such folder", {folder: None})
+        for path in sorted(self.folders | set(self.objects)):
+            if path.rpartition("/")[0] == folder:
+                yield FileMetadata(path, len(self.objects.get(path, b"")), 0)
+
+    def create(self, path: str, *arguments: Any, **options: Any) -> Any:
+        if path.rpartition("/")[0] not in self.folders:
+            self.mkdirs(path.rpartition("/")[0])
+        return super().create(path, *arguments, **options)
+
+    def rename(self, sources: list[str], destinations: list[str]) -> None:
+        for source, destination in zip(sources, destinations, strict=True):
+            self._tell("rename", destination)
+            if destination in self.objects:
+                raise BeamIOError("exists", {destination: None})
+            with self.lock:
+                self.objects[destination] = self.objects.pop(source)
+
+    def delete(self, paths: list[str]) -> None:
+        for path in paths:
+            self._tell("delete", path)
+            assert self.exists(path), path
+            with self.lock:
+                for known in [*self.objects]:
+                    if known == path or known.startswith(f"{path}/"):
+                        del self.objects[known]
+                for folder in [*self.folders]:
+                    if folder == path or folder.startswith(f"{path}/"):
+                        self.folders.discard(folder)
+
+
+STORES: dict[str, type[MemoryStore]] = {"memory": MemoryStore, "folders": FolderStore}
+
+
+@pytest.fixture(scope="session")
+def s3_bucket() -> Iterator[str]:
+    """A bucket of an S3 server in this process; a request of Beam's costs 0.1 s."""
+    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install 'dpsgd[aws]'")
+    server_module = pytest.importorskip("moto.server", reason="no moto[server]")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    address, port = server.get_host_and_port()
+    loaders = pytest.importorskip("botocore.loaders").JSONFileLoader
+    with pytest.MonkeyPatch.context() as patch:
+        # Beam makes a client for every request, which reads a megabyte of JSON.
+        patch.setattr(loaders, "load_file", functools.cache(loaders.load_file))
+        patch.setattr(loaders, "__hash__", lambda self: 0)
+        patch.setattr(loaders, "__eq__", lambda self, other: True)
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(params=[*STORES, "s3"])
+def place(request: pytest.FixtureRequest) -> str:
+    """A new folder in a store, not made yet."""
+    if request.param == "s3":
+        return f"{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}/o"
+    return f"{request.param}://host/{uuid.uuid4().hex}/o"
+
+
+@pytest.fixture(params=STORES)
+def memory_place(request: pytest.FixtureRequest) -> str:
+    """A new folder in a store in memory, not made yet."""
+    return f"{request.param}://host/{uuid.uuid4().hex}/o"
+
+
+@pytest.fixture(autouse=True)
+def _options_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileSystems, "_pipeline_options", None)
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[[Listener], None]]:
+    """Adds a listener to both stores in memory until the test ends."""
+    yield lambda listener: [s.listeners.append(listener) for s in STORES.values()]
+    for store in STORES.values():
+        store.listeners.clear()
+
+
+def upload(source: pathlib.Path, place: str) -> str:
+    """Copies the files of a folder into a store."""
+    storage.make_folder(place)
+    for path in source.iterdir():
+        storage.write_atomically(f"{place}/{path.name}", path.read_bytes())
+    return place
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """Every file of a finished folder, the key apart, here or in a store."""
+    return {
+        name: storage.read_bytes(f"{folder}/{name}")
+        for part in ("", "private/")
+        for name in (f"{part}{name}" for name in storage.names(f"{folder}/{part}"))
+        if name not in ("private", "private/sampling.key")
+    }
+
+
+# The small door.
+
+
+def test_slices_of_a_store_ask_for_no_byte_beside_them(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beam's own reader would ask for 16 MiB."""
+    from apache_beam.io.aws.s3io import S3Downloader
+
+    asked: list[tuple[int, int]] = []
+    get_range = S3Downloader.get_range
+
+    def recording(self: Any, start: int, end: int) -> bytes:
+        asked.append((start, end))
+        return get_range(self, start, end)
+
+    monkeypatch.setattr(S3Downloader, "get_range", recording)
+    path, data = f"{s3_bucket}/{uuid.uuid4().hex}/a", os.urandom(1 << 20)
+    storage.write_atomically(path, data)
+    with storage.slices(path) as read:
+        assert read(70_000, 900) == data[70_000:70_900]
+        assert read(8, 16) == data[8:24]
+        with pytest.raises(OSError, match="24 bytes are missing"):
+            read(len(data) - 8, 32)
+    assert asked[:2] == [(70_000, 70_900), (8, 24)]
+
+
+def test_one_buffer_holds_file_after_file(place: str, tmp_path: pathlib.Path) -> None:
+    buffer = storage.FileBuffer()
+    for folder in (place, str(tmp_path)):
+        storage.make_folder(folder)
+        files = {f"{folder}/{n}": os.urandom(n) for n in (5000, 70, 1, 90_000, 4999)}
+        for path, data in files.items():
+            storage.write_atomically(path, data)
+            assert bytes(buffer.read(path)) == data
+        for path, data in reversed(files.items()):
+            assert bytes(buffer.read(path)) == data
+        with pytest.raises(FileNotFoundError):
+            buffer.read(f"{folder}/absent")
+
+
+def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
+    assert storage.names(place) == set()
+    assert storage.sizes(place) == {}
+    assert not storage.exists(f"{place}/a")
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(f"{place}/a")
+    for folder in (place, f"{place}/private"):
+        storage.make_folder(folder)
+        storage.make_folder(folder)
+    # More than the 5 MiB at which Beam uploads a part, and less than two of them.
+    large = os.urandom(6 << 20)
+    for name, data in {"a": b"one", "b": large, "private/c": b"three"}.items():
+        storage.write_atomically(f"{place}/{name}", data)
+    storage.write_atomically(f"{place}/a", b"another")
+    assert storage.read_bytes(f"{place}/a") == b"another"
+    with storage.open_file(f"{place}/b") as file:
+        file.seek(5 << 20)
+        assert file.read(9) == large[5 << 20 :][:9]
+    assert storage.names(place) == {"a", "b", "private"}
+    assert storage.sizes(place).items() >= {"a": 7, "b": len(large)}.items()
+    every = {("a",), ("b",), ("private", "c")}
+    assert set(storage.walk(place, lambda names: True)) == every
+    assert set(storage.walk(f"{place}/", lambda names: True)) == every
+    assert storage.is_folder(place)
+    assert not storage.is_folder(f"{place}/a")
+    storage.delete(f"{place}/a")
+    storage.delete(f"{place}/a")
+    storage.delete_folder(f"{place}/private")
+    storage.delete_folder(f"{place}/private")
+    assert storage.names(place) == {"b"}
+
+
+@pytest.mark.parametrize("scheme", STORES)
+@pytest.mark.parametrize("operation", ["create", "write", "appear", "rename"])
+def test_a_write_that_fails_leaves_nothing_under_the_final_name(
+    scheme: str,
+    operation: str,
+    listen: Callable[[Listener], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = f"{scheme}://host/{uuid.uuid4().hex}"
+    storage.make_folder(place)
+    if operation == "rename" and scheme == "memory":
+        pytest.skip("an object store renames nothing")
+
+    def fail(name: str, path: str) -> None:
+        if name == operation and path.startswith(place):
+            raise ValueError("quotes a credential")
+
+    def write(self: _Object, data: bytes) -> int:
+        io.BytesIO.write(self, data[: len(data) // 2])
+        raise ValueError("quotes a credential")
+
+    listen(fail)
+    if operation == "write":
+        monkeypatch.setattr(_Object, "write", write)
+    with pytest.raises(OSError, match="ValueError") as error:
+        storage.write_atomically(f"{place}/a", b"whole")
+    assert "credential" not in str(error.value)
+    assert "a" not in storage.sizes(place)
+
+
+def test_a_file_of_this_machine_is_flushed_renamed_and_private_if_asked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            os, name, lambda *a, n=name, r=real: (done.append(n), r(*a))[1]
+        )
+    storage.write_atomically(tmp_path / "a", b"x", mode=0o600)
+    assert done == ["fsync", "replace"]
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux alone has it")
+def test_what_is_not_read_again_leaves_memory_once_it_is_on_the_disk(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: done.append(("fsync",)))
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *a: done.append(a))
+    with storage.new_file(tmp_path / "a", cached=False) as write:
+        write(b"x")
+    assert done == [("fsync",), (0, 0, os.POSIX_FADV_DONTNEED)]
+    done.clear()
+    with storage.new_file(tmp_path / "a") as write:
+        write(b"x")
+    with storage.new_file(tmp_path / "a", cached=False, flush=False) as write:
+        write(b"x")
+    assert done == [("fsync",)]
+
+
+def test_a_scheme_whose_client_is_missing_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match=r"apache-beam\[gcp\]|bucket"):
+        storage.check_folder("gs://nowhere", "--out")
+    with pytest.raises(InputError, match="see Beam's list"):
+        storage.check_folder("nosuch://bucket/o", "--out")
+    with pytest.raises(InputError, match="without any of"):
+        storage.check_folder("memory://bucket/o*", "--out")
+
+
+# The job.
+
+
+def test_commands_write_verify_and_read_the_same_bytes_in_a_store_as_here(
+    place: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    source = upload(input_folder, f"{place}-input")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    options = ["--key-file", str(key_file), "--batch-size", "25", "--epochs", "1"]
+    options += ["--physical-batch-size", "16"]
+    for where, out in ((str(input_folder), str(tmp_path / "o")), (source, place)):
+        code, printed = run_command(
+            monkeypatch, capfd, "batches", "--input", where, "--out", out, *options
+        )
+        assert code == 0, printed
+    assert contents(place) == contents(str(tmp_path / "o"))
+    assert len(contents(place)) == read_manifest(place).plan.num_steps + 2
+    assert not list(tmp_path.glob("dpsgd-spill-*"))
+    assert run_command(monkeypatch, capfd, "verify", place)[0] == 0
+    steps = [batch.step for batch in read_batches(place)]
+    assert steps == [batch.step for batch in read_batches(tmp_path / "o")]
+    code, printed = run_command(
+        monkeypatch, capfd, "batches", "--input", source, "--out", place, *options
+    )
+    assert (code, "finished batches" in printed) == (2, True), printed
+    damage_is_found(place, monkeypatch, capfd)
+
+
+def damage_is_found(
+    place: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = read_manifest(place).files[1].name
+    data = bytearray(storage.read_bytes(f"{place}/{name}"))
+    data[len(data) // 2] ^= 1
+    storage.write_atomically(f"{place}/{name}", bytes(data))
+    storage.write_atomically(f"{place}/batches-stray.tfrecord", b"stray")
+    code, printed = run_command(monkeypatch, capfd, "verify", place)
+    assert code == 2
+    found = [line for line in printed.splitlines() if line.startswith("found:")]
+    assert len(found) == 2, printed
+    assert name in found[0]
+    assert "batches-stray" in found[1]
+    with pytest.raises(InputError, match=name):
+        list(read_batches(place))
+
+
+@pytest.mark.parametrize("shuffle", ["files", "engine"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_engines_write_the_same_bytes_in_a_store(
+    sampler: str,
+    shuffle: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    """Rows and boundaries travel as on a cluster: through engine and store alone."""
+    cap = 14 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    dataset = list_blocks(str(input_folder))
+    place = f"memory://host/{uuid.uuid4().hex}/o"
+    write_batches(dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file)
+    write_batches(
+        dataset=dataset,
+        layout=layout,
+        out=place,
+        key_file=key_file,
+        shuffle=shuffle,
+        options=PipelineOptions(["--runner=BundleBasedDirectRunner"]),
+    )
+    assert contents(place) == contents(str(tmp_path / "o"))
+
+
+@pytest.mark.parametrize("scheme", STORES)
+def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
+    scheme: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    listen: Callable[[Listener], None],
+) -> None:
+    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
+    scratch = tmp_path / "scratch"
+
+    def write(out: str) -> None:
+        write_batches(
+            dataset=dataset, layout=layout, out=out, key_file=key_file, scratch=scratch
+        )
+
+    out = whole = f"{scheme}://host/{uuid.uuid4().hex}/o"
+    operations, left = 0, 1 << 30
+    made: dict[str, list[str]] = {}
+
+    def count(operation: str, path: str) -> None:
+        nonlocal operations, left
+        if not path.startswith(out):
+            return  # the garbage collector closes what an earlier failure left open
+        operations, left = operations + 1, left - 1
+        if left < 0:
+            raise ConnectionError("the network is gone")
+        if operation in ("appear", "rename") and path.endswith(".tfrecord"):
+            folder, name = path.split("/o/")
+            made.setdefault(folder, []).append(name)
+
+    listen(count)
+    write(whole)
+    total, undisturbed = operations, contents(whole)
+    assert total > 4 * layout.num_groups
+    for allowed in {*range(8), *range(8, total, 31), *range(total - 6, total)}:
+        out, left = f"{scheme}://host/{uuid.uuid4().hex}/o", allowed
+        with pytest.raises(InputError, match=r"where it stopped|readable"):
+            write(out)
+        left = 1 << 30
+        if storage.exists(f"{out}/manifest.json") and not storage.exists(
+            f"{out}/private/job.json"
+        ):
+            continue  # it failed after the end
+        write(out)
+        assert contents(out) == undisturbed, f"failure at {allowed} of {total}"
+        names = made[out.removesuffix("/o")]
+        # At most the files that were complete and not yet marked so are made again.
+        assert len(names) - len(set(names)) <= os.cpu_count(), f"{allowed}: {names}"
+    assert not os.listdir(scratch)
+
+
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
+def test_of_two_jobs_in_one_place_of_a_store_the_one_that_began_last_finishes(
+    sampler: str,
+    memory_place: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the second tidied away what the workers of the first read."""
+    cap = 14 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        8, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    dataset = list_blocks(str(input_folder))
+
+    def write(machine: str) -> None:
+        write_batches(
+            dataset=dataset, layout=layout, out=memory_place, key_file=key_file,
+            scratch=tmp_path / machine,
+        )  # fmt: skip
+
+    run, began = poisson_batching._run_pipeline, 0
+
+    def second_begins_in_the_first(*arguments: Any) -> None:
+        nonlocal began
+        began += 1
+        if began == 1:
+            write("second")
+        run(*arguments)
+
+    monkeypatch.setattr(poisson_batching, "_run_pipeline", second_begins_in_the_first)
+    with pytest.raises(InputError, match="no other job to write"):
+        write("first")
+    assert began == 2
+    assert verify(memory_place).findings == ()
+    others = storage.names(f"{memory_place}/private") - {"checksums.json"}
+    assert others <= {"files"}, "the first leaves nothing but marks of its files"
+
+
+def test_another_job_and_other_contents_are_refused_in_a_store(
+    memory_place: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
+    with pytest.raises(InputError, match="--key-file"):
+        write_batches(dataset=dataset, layout=layout, out=memory_place)
+    storage.delete_folder(memory_place)
+    job_folder.open_job(memory_place, layout, dataset, key_file)
+    other = keys.create_key_file(tmp_path / "other").hex()
+    with pytest.raises(InputError, match="same sampling key") as error:
+        job_folder.open_job(memory_place, layout, dataset, tmp_path / "other")
+    assert other not in str(error.value)
+    storage.delete_folder(memory_place)
+    storage.make_folder(memory_place)
+    storage.write_atomically(f"{memory_place}/notes.txt", b"mine")
+    with pytest.raises(InputError, match="empty or new folder"):
+        job_folder.check_out(memory_place)
+
+
+def test_a_folder_for_the_shuffle_is_one_users_and_one_jobs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shuffle = poisson_batching._local_shuffle
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with (
+        pytest.raises(InputError, match="of this user"),
+        shuffle(str(tmp_path / "link"), 1),
+    ):
+        pass
+    with shuffle(str(tmp_path / "mine"), 1) as spill:
+        assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o700
+        assert pathlib.Path(spill.folder).parent == tmp_path / "mine"
+        with (
+            pytest.raises(InputError, match="no other job"),
+            shuffle(str(tmp_path / "mine"), 1),
+        ):
+            pass
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with (
+        pytest.raises(InputError, match="of this user"),
+        shuffle(str(tmp_path / "mine"), 1),
+    ):
+        pass
+
+
+def test_the_shuffle_is_gone_before_the_job_counts_as_finished(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
+    scratch, delete = tmp_path / "scratch", storage.delete_folder
+
+    def killed(path: storage.StrPath) -> None:
+        if str(path).startswith(str(scratch)):
+            raise KeyboardInterrupt
+        delete(path)
+
+    def write() -> None:
+        write_batches(
+            dataset=dataset, layout=layout, out=tmp_path / "o", key_file=key_file,
+            scratch=scratch,
+        )  # fmt: skip
+
+    monkeypatch.setattr(storage, "delete_folder", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert len(os.listdir(scratch)) == 1
+    monkeypatch.setattr(storage, "delete_folder", delete)
+    write()  # the same command cleans up
+    assert not os.listdir(scratch)
+    assert verify(tmp_path / "o").findings == ()
+
+
+def test_rows_of_another_user_are_not_taken_for_those_of_the_job(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = str(tmp_path / "scratch"), str(tmp_path / "o")
+    folder = poisson_batching._spill_folder(out, place, "public")
+    assert poisson_batching._spill_folder(out, place, "public") == folder
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(InputError, match="of this user"):
+        poisson_batching._spill_folder(out, place, "public")
+
+
+# Keys.
+
+
+def test_a_key_in_a_store_is_read_and_never_made_there(memory_place: str) -> None:
+    storage.make_folder(memory_place)
+    location = f"{memory_place}/sampling.key"
+    with pytest.raises(InputError, match="readable"):
+        keys.read_or_create_key_file(location)
+    assert not storage.exists(location)
+    storage.write_atomically(location, b"5a" * 32 + b"\n")
+    assert keys.read_or_create_key_file(location) == b"\x5a" * 32
+
+
+def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Beam's own client of Google's Secret Manager, down to Google's library."""
+    asked: list[Any] = []
+
+    class Client:
+        def access_secret_version(self, request: dict[str, str]) -> Any:
+            asked.append(request)
+            if request["name"].endswith("/2"):
+                raise PermissionError("quotes a token")
+            return type("R", (), {"payload": type("P", (), {"data": b"5a" * 32})})
+
+    module = type(sys)("google.cloud.secretmanager")
+    module.SecretManagerServiceClient = Client  # type: ignore[attr-defined]
+    cloud = type(sys)("google.cloud")
+    cloud.secretmanager = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "google.cloud", cloud)
+    monkeypatch.setitem(sys.modules, "google.cloud.secretmanager", module)
+    name = "projects/p/secrets/sampling-key/versions/1"
+    assert keys.read_key_file(f"secretmanager://{name}") == b"\x5a" * 32
+    assert asked == [{"name": name}]
+    with pytest.raises(InputError, match="readable") as error:
+        keys.read_key_file(f"secretmanager://{name[:-1]}2")
+    assert "token" not in str(error.value)
+
+
+# Workers touch no path but through the door.
+
+WORKER_MODULES = (
+    "transforms", "packing", "spill", "parquet_blocks", "sampling", "shuffle",
+    "streams", "batch_format",
+)  # fmt: skip
+_FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
+
+
+def doors(source: str) -> set[str]:
+    """Names in ``source`` that open, make or move files without ``storage``."""
+    tree = ast.parse(source)
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    used |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    used |= {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    return used & _FORBIDDEN
+
+
+@pytest.mark.parametrize("module", WORKER_MODULES)
+def test_worker_code_opens_no_path_itself(root: pathlib.Path, module: str) -> None:
+    source = (root / "pipelines" / f"{module}.py").read_text()
+    assert doors(source) == set()
+    assert doors(source + "\nimport pathlib\nopen('x').write_text('y')\n") == {
+        "pathlib", "open", "write_text",
+    }  # fmt: skip

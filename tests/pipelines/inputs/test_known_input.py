@@ -1,0 +1,109 @@
+"""Guarantees of pipelines.inputs.known_input."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting.plan import DETERMINISTIC, SAMPLERS
+from accounting.validation import InputError
+from pipelines.batches.reader import read_batches
+from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job.poisson_batching import write_batches
+from pipelines.sampling.keys import insecure_key
+from tests.pipelines.conftest import MakeLayout, write_table
+
+KEY = insecure_key(0)
+#: Chance that a correct sampler would fail for a fresh key.
+ERROR_RATE = 1e-6
+
+
+@pytest.fixture
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    return list_blocks(str(input_folder))
+
+
+def test_every_block_of_the_data_set_is_accepted_and_no_other(dataset: Dataset) -> None:
+    known = know_input(KEY, dataset)
+    key = known.data_set_key(KEY)
+    for block in dataset.blocks:
+        known.check_block(key, block)
+        for field in dataclasses.fields(block):
+            value = getattr(block, field.name)
+            others = ["x"] if isinstance(value, str) else [value + 1, -1, 10**9]
+            for other in others:
+                changed = dataclasses.replace(block, **{field.name: other})
+                with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks"):
+                    known.check_block(key, changed)
+        footer = dataset.footers[block.name]
+        assert known.is_listed(key, block, footer)
+        assert not known.is_listed(key, block, footer[::-1])
+        assert not known.is_listed(insecure_key(1), block, footer)
+    with pytest.raises(InputError, match="not of dict") as error:
+        known.check_block(key, {"id": 77})
+    assert "77" not in str(error.value)
+
+
+def test_what_travels_tells_nothing_about_the_input(dataset: Dataset) -> None:
+    one, other = (know_input(insecure_key(seed), dataset) for seed in (0, 1))
+    assert one.input_id != other.input_id
+    tags = [found.tags[i : i + 16] for found in (one, other) for i in range(0, 176, 16)]
+    assert len(set(tags)) == 2 * 11
+    for hidden in (dataset.digest, *dataset.footers.values()):
+        assert bytes.fromhex(hidden)[:16] not in tags
+        assert one.input_id not in hidden
+
+
+def test_another_key_is_refused(dataset: Dataset) -> None:
+    with pytest.raises(InputError, match="the key of this job"):
+        know_input(KEY, dataset).data_set_key(insecure_key(1))
+
+
+def test_derivation_golden_value() -> None:
+    """Recipe: the key of seed 0 and a data set without blocks.
+
+    If it changes, no batches that were made before can be made again: raise
+    FORMAT_VERSION and say so in the changelog.
+    """
+    nothing = Dataset(
+        columns=(), blocks=(), description={}, files={}, hidden=(), footers={}
+    )
+    assert know_input(KEY, nothing).data_set_key(KEY).hex() == GOLDEN
+
+
+GOLDEN = "44b1e3a34bb848793b2bbcea6282a0dc2f47217a5dceb4952d1aaca881509e99"
+
+
+@pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {DETERMINISTIC}))
+def test_one_key_chooses_independently_for_two_data_sets_of_the_same_names(
+    tmp_path: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    sampler: str,
+) -> None:
+    cap = 30 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(sampler=sampler, truncated_batch_size=cap, num_epochs=4)
+    chosen = []
+    for name, first in (("one", 0), ("other", 1000)):
+        folder, out = tmp_path / name, tmp_path / f"{name}-batches"
+        folder.mkdir()
+        write_table(folder / "part-0.parquet", first, 100, 25)
+        dataset = list_blocks(str(folder))
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
+        steps = np.zeros((100, 40), int)
+        for batch in read_batches(out):
+            steps[batch.columns["id"][batch.weight == 1] - first, batch.step] = 1
+        chosen.append(steps)
+    # Of the steps of one epoch, because a persistent shuffle repeats it.  Given the
+    # choices of one data set, the other makes each again with probability 1 / 10; in a
+    # shuffle rows repel each other, which makes the law narrower than the binomial.
+    one, other = (steps[:, :10] for steps in chosen)
+    again = stats.binomtest(int((one & other).sum()), int(one.sum()), 0.1)
+    assert again.pvalue > ERROR_RATE
+    same = stats.binomtest(int((one & one).sum()), int(one.sum()), 0.1)
+    assert same.pvalue < ERROR_RATE  # the fault that this test is for

@@ -1,0 +1,353 @@
+"""WriteBatches and PoissonBatches in pipelines of users, and pipelines/README.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.batches.batch_format import Column
+from pipelines.batches.manifest import read_manifest
+from pipelines.batches.reader import read_batches
+from pipelines.batches.verify import verify
+from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
+from pipelines.job import transforms
+from pipelines.job.job_folder import finish_job, open_job
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batches import PoissonBatches
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.transforms import Secrets, WriteBatches
+from pipelines.sampling.keys import create_key_file
+from tests.pipelines.conftest import write_table
+
+MakeLayout = Callable[..., Layout]
+
+
+@pytest.fixture
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    return list_blocks(str(input_folder))
+
+
+@pytest.fixture
+def plan(make_small_layout: MakeLayout) -> DpSgdPlan:
+    return make_small_layout(8).plan
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.*"))}
+
+
+def local_pipeline(*options: str) -> beam.Pipeline:
+    return beam.Pipeline(runner="FnApiRunner", options=PipelineOptions(list(options)))
+
+
+def test_the_blocks_of_the_readme_run(
+    readme_folder: pathlib.Path, readme_blocks: list[tuple[str, str, str | None]]
+) -> None:
+    extras = [extra for _, _, extra in readme_blocks]
+    assert sorted(filter(None, extras)) == ["jax", "opacus"]
+    assert extras.count(None) == 3
+    for name in ("batches", "own-batches"):
+        assert verify(readme_folder / name).findings == ()
+    assert (readme_folder / "sampling.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_images_keep_their_shape_and_bytes(readme_folder: pathlib.Path) -> None:
+    """A uint8 list column of shape (28, 28) and an int label, through the command."""
+    table = pq.read_table(readme_folder / "images")
+    images = table["image"].combine_chunks().flatten().flatten().to_numpy()
+    images = images.reshape(-1, 28, 28)
+    labels = dict(
+        zip((i.tobytes() for i in images), table["label"].to_pylist(), strict=True)
+    )
+    assert len(labels) == 2000
+    manifest = read_manifest(readme_folder / "batches")
+    assert manifest.columns == (
+        Column(name="image", dtype="uint8", shape=(28, 28)),
+        Column(name="label", dtype="int64"),
+    )
+    num_real = 0
+    for batch in read_batches(readme_folder / "batches"):
+        image, label = batch.columns["image"], batch.columns["label"]
+        assert (image.shape, image.dtype) == ((48, 28, 28), np.uint8)
+        assert (label.shape, label.dtype) == ((48,), np.int64)
+        real = np.flatnonzero(batch.weight)
+        num_real += len(real)
+        for row in real:
+            assert labels[image[row].tobytes()] == label[row]
+    # 62 steps of Binomial(2000, 64 / 2000): 3968 in all, standard deviation 62.
+    assert abs(num_real - 62 * 64) < 6 * 62
+
+
+def test_the_result_is_that_of_the_command(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    layout, whole, own = make_small_layout(8), tmp_path / "whole", tmp_path / "own"
+    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+    batches = PoissonBatches(
+        plan, dataset, own, key_file=key_file, physical_batch_size=8
+    )
+    with local_pipeline() as pipeline:
+        names = pipeline | beam.Create(dataset.blocks) | batches
+        wanted = [layout.file(group).name for group in range(layout.num_groups)]
+        assert_that(names, equal_to(wanted))
+    manifest = batches.finish()
+    assert manifest == read_manifest(own)
+    assert contents(own) == contents(whole)
+    assert [path.name for path in (own / "private").iterdir()] == ["checksums.json"]
+
+
+class _Fail(beam.DoFn):
+    """Lets some elements pass."""
+
+    def __init__(self, num: int) -> None:
+        self._left = num
+
+    def process(self, name: str) -> Iterator[str]:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("what comes after fails")
+        yield name
+
+
+def test_a_pipeline_that_failed_goes_on_where_it_stopped(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
+) -> None:
+    out = tmp_path / "o"
+
+    def run(allowed: int) -> PoissonBatches:
+        batches = PoissonBatches(plan, dataset, out)
+        with local_pipeline() as pipeline:
+            names = pipeline | beam.Create(dataset.blocks) | batches
+            _ = names | beam.ParDo(_Fail(allowed))
+        return batches
+
+    with pytest.raises(RuntimeError, match="what comes after fails"):
+        run(5)
+    early = {path: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
+    assert len(early) == 6
+    with pytest.raises(InputError, match="6 are there"):
+        PoissonBatches(plan, dataset, out).finish()
+    run(100).finish()
+    assert verify(out).findings == ()
+    assert {path: path.stat().st_mtime_ns for path in early} == early
+
+
+def test_a_general_pipeline_is_opened_and_finished_by_hand(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(
+        4, sampler="balls-and-bins", truncated_batch_size=None, num_epochs=4
+    )
+    out = tmp_path / "o"
+    key_file, batches_id = open_job(out, layout, dataset, None)
+    with local_pipeline() as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(dataset.blocks)
+            | WriteBatches(
+                layout,
+                str(out),
+                Secrets(key_file=str(key_file)),
+                dataset=dataset,
+            )
+        )
+    finish_job(out, layout, dataset, batches_id)
+    assert verify(out).findings == ()
+    assert sorted(path.name for path in (out / "private").iterdir()) == [
+        "checksums.json",
+        "sampling.key",
+    ]
+
+
+def test_every_stage_has_a_label_and_types(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
+) -> None:
+    ways = {
+        "files": {"AwaitBlocks", "StepGroups", "SpreadGroups"},
+        "engine": {"GroupBySteps"},
+    }
+    both = {"SpreadBlocks", "SampleAndPack", "OrderTruncatePadWrite"}
+    for shuffle, stages in ways.items():
+        pipeline = beam.Pipeline(runner="BundleBasedDirectRunner")
+        batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
+        names = pipeline | beam.Create(dataset.blocks) | batches
+        assert names.element_type is str
+        root = "PoissonBatches/WriteBatches/"
+        found = {
+            label.removeprefix(root).split("/")[0]
+            for label in pipeline.applied_labels
+            if label.startswith(root)
+        }
+        assert found == both | stages
+
+
+def test_what_cannot_be_kept_is_refused_when_the_pipeline_is_built(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    make_small_layout: MakeLayout,
+    finished: pathlib.Path,
+) -> None:
+    def build(*options: str, out: pathlib.Path, plan: DpSgdPlan = plan) -> None:
+        batches = PoissonBatches(plan, dataset, out)
+        _ = local_pipeline(*options) | beam.Create(dataset.blocks) | batches
+
+    shuffled = make_small_layout(
+        sampler="dynamic-shuffle", truncated_batch_size=None, num_epochs=4
+    )
+    with pytest.raises(InputError, match="sampler='dynamic-shuffle'"):
+        build(out=tmp_path / "o", plan=shuffled.plan)
+    with pytest.raises(InputError, match="direct_num_workers=3"):
+        build("--direct_num_workers=3", out=tmp_path / "o")
+    other = make_small_layout(num_examples=99)
+    with pytest.raises(InputError, match="num_examples=99"):
+        build(out=tmp_path / "o", plan=other.plan)
+    with pytest.raises(InputError, match="finished batches"):
+        build(out=finished)
+    assert not (tmp_path / "o").exists()
+
+
+def in_two_windows(blocks: beam.PCollection) -> beam.PCollection:
+    stamp = beam.Map(lambda block: TimestampedValue(block, block.ordinal))
+    return blocks | stamp.with_output_types(Block) | beam.WindowInto(FixedWindows(3))
+
+
+@pytest.mark.parametrize("change", ["one is missing", "one is twice", "windows"])
+def test_blocks_that_are_not_all_there_once_make_no_batches(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, change: str
+) -> None:
+    blocks = {
+        "one is missing": dataset.blocks[1:],
+        "one is twice": (*dataset.blocks, dataset.blocks[2]),
+        "windows": dataset.blocks,
+    }[change]
+    batches = PoissonBatches(plan, dataset, tmp_path / "o")
+    pipeline = local_pipeline()
+    source = pipeline | beam.Create(blocks)
+    _ = (in_two_windows(source) if change == "windows" else source) | batches
+    with pytest.raises(InputError, match="loses and repeats nothing"):
+        pipeline.run()
+    with pytest.raises(InputError, match="0 are there"):
+        batches.finish()
+
+
+@pytest.mark.parametrize("change", ["values", "rows", "columns", "place", "names"])
+@pytest.mark.parametrize("shuffle", ["files", "engine"])
+def test_blocks_of_another_data_set_are_refused(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    change: str,
+    shuffle: str,
+) -> None:
+    """Their rows would be sampled at a probability of a data set they are not in."""
+    first, second = ("a", "b") if change == "names" else ("part-0", "part-1")
+    write_table(tmp_path / f"{first}.parquet", 1000 * (change == "values"), 60, 25)
+    write_table(tmp_path / f"{second}.parquet", 60, 40 + (change == "rows"), 25)
+    if change == "columns":
+        for path in tmp_path.glob("*.parquet"):
+            narrow = pq.read_table(path).drop_columns("label")
+            pq.write_table(narrow, path, row_group_size=25)
+    other = list_blocks(str(tmp_path))
+    assert len(other.blocks) == len(dataset.blocks)
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", shuffle=shuffle)
+    mixed = (*dataset.blocks[:-1], other.blocks[-1])
+    runner = "FnApiRunner" if shuffle == "files" else "BundleBasedDirectRunner"
+    for blocks in (other.blocks, mixed):
+        pipeline = beam.Pipeline(runner=runner)
+        _ = pipeline | beam.Create(blocks) | batches
+        with pytest.raises(InputError, match=r"beam\.Create\(dataset\.blocks\)"):
+            pipeline.run().wait_until_finish()
+    assert not list((tmp_path / "o").glob("*.tfrecord"))
+    with pytest.raises(InputError, match="0 are there"):
+        batches.finish()
+
+
+def test_a_layout_of_other_columns_is_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout(8)
+    columns = (*layout.columns[:-1], Column(name="label", dtype="int64"))
+    layout = dataclasses.replace(layout, columns=columns)
+    secrets = Secrets(key_file="none")
+    with pytest.raises(InputError, match=r"column label .*make_layout"):
+        open_job(tmp_path / "o", layout, dataset, None)
+    with pytest.raises(InputError, match=r"column label .*make_layout"):
+        WriteBatches(layout, str(tmp_path / "o"), secrets, dataset=dataset)
+    with pytest.raises(InputError, match="num_examples=99"):
+        WriteBatches(make_small_layout(num_examples=99), "o", secrets, dataset=dataset)
+    assert not (tmp_path / "o").exists()
+
+
+def test_rows_instead_of_blocks_are_answered_with_what_to_write(
+    tmp_path: pathlib.Path, input_folder: pathlib.Path, dataset: Dataset,
+    plan: DpSgdPlan,
+) -> None:  # fmt: skip
+    def build(rows: Any, *options: str) -> None:
+        pipeline = local_pipeline(*options)
+        batches = PoissonBatches(plan, dataset, tmp_path / "o")
+        _ = (pipeline if rows is None else pipeline | rows) | batches
+        pipeline.run()
+
+    def read() -> beam.PTransform:
+        return beam.io.ReadFromParquet(str(input_folder / "*.parquet"))
+
+    wrong = [read(), beam.Create(["a path"]), beam.Create([{"id": 77}]), None]
+    for rows in wrong:
+        with pytest.raises(InputError, match="not of ") as error:
+            build(rows)
+        assert "beam.Create(dataset.blocks) | PoissonBatches(" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert "77" not in str(error.value)
+    assert not (tmp_path / "o").exists()  # before any work
+    # Without Beam's check of types the workers look.
+    with pytest.raises(InputError, match=r"not of dict.*beam\.Create\(dataset.blocks"):
+        build(read(), "--no_pipeline_type_check")
+    with pytest.raises(InputError, match=r"dataset = list_blocks\("):
+        PoissonBatches(plan, str(input_folder), tmp_path / "o")  # type: ignore[arg-type]
+
+
+def test_a_worker_with_another_key_is_refused(
+    tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan, key_file: pathlib.Path
+) -> None:
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
+    pipeline = local_pipeline()
+    _ = pipeline | beam.Create(dataset.blocks) | batches
+    key_file.unlink()
+    create_key_file(key_file)
+    with pytest.raises(InputError, match="the key of this job"):
+        pipeline.run()
+
+
+def test_the_pipeline_holds_public_values_and_paths_only(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    plan: DpSgdPlan,
+    key_file: pathlib.Path,
+    pipeline_bytes: Callable[[beam.Pipeline], bytes],
+) -> None:
+    pipeline = local_pipeline()
+    batches = PoissonBatches(plan, dataset, tmp_path / "o", key_file=key_file)
+    _ = pipeline | beam.Create(dataset.blocks) | batches
+    proto = pipeline_bytes(pipeline)
+    assert str(key_file).encode() in proto
+    key = transforms.read_key_file(key_file)
+    for secret in (key, key.hex().encode(), str(list(key)).encode()):
+        assert secret not in proto
+        assert secret not in str(pipeline.options.get_all_options()).encode()

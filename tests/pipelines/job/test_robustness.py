@@ -1,0 +1,557 @@
+"""Retried, doubled, re-ordered and killed jobs give the bytes of an undisturbed one.
+
+The faults, and where they are tried:
+
+    bundles run twice, at once, in any order, or dying midway    harness of DoFns
+    death between changes of the disk                            forked processes
+    SIGKILL at random points of the real command                 processes
+    full disk, lost or damaged input, a fault in a worker        the command
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.internal import pickler
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.plan import SAMPLERS
+from pipelines.batches.verify import verify
+from pipelines.inputs import parquet_blocks
+from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job import packing, poisson_batching, transforms
+from pipelines.job.job_folder import checksum_path, finish_job, open_job
+from pipelines.job.packing import Layout
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.spill import Spill
+from pipelines.sampling.keys import create_key_file, read_key_file
+from tests.pipelines.conftest import run_command
+
+MakeLayout = Callable[..., Layout]
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """Every file that stays, by its path; the key apart."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "sampling.key"
+    }
+
+
+@pytest.fixture
+def dataset(input_folder: pathlib.Path) -> Dataset:
+    return list_blocks(str(input_folder))
+
+
+# Bundles, as an engine may run them.
+
+
+class DiedError(Exception):
+    """A worker was lost."""
+
+
+class Chaos:
+    """An engine that retries, doubles and re-orders, and whose workers die.
+
+    Bundles are random; each is run twice, half of them at the same time, and each
+    attempt is repeated until it survives.  Of two results an engine keeps any one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.deaths = 0
+        self._lock = threading.Lock()
+
+    def may_die(self) -> None:
+        with self._lock:
+            if self.random.random() < 0.15:
+                self.deaths += 1
+                raise DiedError
+
+    def run(self, fn: Any, elements: list[Any]) -> list[Any]:
+        """All outputs of the DoFn ``fn``, shuffled."""
+        payload, kept = pickler.dumps(fn), []
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            for bundle in self._bundles(elements):
+                at_once = self.random.random() < 0.5
+                first = pool.submit(self._survive, payload, bundle)
+                if not at_once:
+                    concurrent.futures.wait([first])
+                second = pool.submit(self._survive, payload, bundle)
+                results = [first.result(), second.result()]
+                assert sorted(results[0], key=repr) == sorted(results[1], key=repr)
+                kept.extend(self.random.choice(results))
+        self.random.shuffle(kept)
+        return kept
+
+    def _bundles(self, elements: list[Any]) -> Iterator[list[Any]]:
+        elements = self.random.sample(elements, len(elements))
+        while elements:
+            size = self.random.randint(1, 3)
+            yield elements[:size]
+            elements = elements[size:]
+
+    def _survive(self, payload: bytes, bundle: list[Any]) -> list[Any]:
+        while True:
+            fn = pickler.loads(payload)
+            with self._lock:
+                order = self.random.sample(bundle, len(bundle))
+            try:
+                return self._attempt(fn, order)
+            except (DiedError, transforms.InputError):
+                fn.teardown()  # what a worker that lives on does after a failure
+
+    def _attempt(self, fn: Any, bundle: list[Any]) -> list[Any]:
+        fn.setup()
+        fn.start_bundle()
+        outputs = []
+        for element in bundle:
+            self.may_die()
+            outputs += pickle.loads(pickle.dumps(list(fn.process(element) or ())))
+        self.may_die()
+        fn.finish_bundle()
+        fn.teardown()
+        return outputs
+
+    def shuffle(self, elements: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
+        """A GroupByKey whose values come in any order."""
+        groups: dict[int, list[Any]] = {}
+        for key, value in elements:
+            groups.setdefault(key, []).append(value)
+        return list(groups.items())
+
+
+def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
+    """Lets writers die before, amid (leaving half a file) and after their writing."""
+
+    def half(path: pathlib.Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = f".{path.name}.{chaos.random.getrandbits(32)}"
+        path.with_name(name).write_bytes(b"half of")
+
+    def dying(write: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(path: Any, *arguments: Any, **options: Any) -> None:
+            chaos.may_die()
+            try:
+                chaos.may_die()
+            except DiedError:
+                half(pathlib.Path(path))
+                raise
+            write(path, *arguments, **options)
+            chaos.may_die()
+
+        return wrapped
+
+    for name in ("write_atomically", "write_spill"):
+        patch.setattr(transforms, name, dying(getattr(transforms, name)))
+
+
+@pytest.mark.parametrize("through_files", [False, True], ids=["by-value", "spill"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: str,
+    through_files: bool,
+) -> None:
+    cap = 11 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    whole, out = tmp_path / "whole", tmp_path / "o"
+    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+
+    _, batches_id = open_job(out, layout, dataset, key_file)
+    secrets = poisson_batching._secrets(layout, dataset, out, key_file)
+    known = know_input(read_key_file(key_file), dataset)
+    groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
+    chaos = Chaos(seed=SAMPLERS.index(sampler))
+    dying_writes(chaos, monkeypatch)
+    if through_files:
+        folder = out / "private" / "spill"
+        folder.mkdir(mode=0o700)
+        spill = Spill(folder=str(folder), num_threads=2)
+        sample: Any = transforms._SpillBlockFn(layout, secrets, known, spill)
+        ordinals = chaos.run(sample, blocks)
+        gather = transforms._GroupsFn(groups, len(blocks))
+        elements: list[Any] = chaos.run(gather, chaos.shuffle(ordinals))
+        write: Any = transforms._WriteSpilledFn(layout, str(out), len(blocks), spill)
+    else:
+        sample = transforms._SampleBlockFn(layout, secrets, known, groups)
+        elements = chaos.shuffle(chaos.run(sample, blocks))
+        write = transforms._WriteGroupFn(layout, str(out), len(blocks))
+    names = chaos.run(write, elements)
+    assert sorted(names) == [layout.file(group).name for group in groups]
+    # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
+    assert chaos.deaths > 5
+    finish_job(out, layout, dataset, batches_id)
+    assert contents(out) == contents(whole)
+
+
+# Death between any two changes of the disk.
+
+_DIE = """
+import os, sys
+from accounting.plan import DpSgdPlan
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job import poisson_batching
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import make_layout
+source, folder, sampler = sys.argv[1:4]
+dataset = list_blocks(source)
+plan = DpSgdPlan(sampler=sampler, num_examples=100, expected_batch_size=25,
+                 num_steps=4, truncated_batch_size=None)
+layout = make_layout(plan, dataset, 16)
+poisson_batching.local_threads = lambda *_: 1
+left = None
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
+
+def audit(event, arguments):
+    global left
+    if left is None:
+        return
+    write = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    inside = str(arguments[0]).startswith(folder) if arguments else False
+    if (event in CHANGES or write) and inside:
+        if left == 0:
+            os._exit(9)
+        left -= 1
+
+sys.addaudithook(audit)
+
+def run(number, allowed):
+    global left
+    if os.fork() == 0:
+        left = allowed
+        code = 0
+        try:
+            write_batches(dataset=dataset, layout=layout, out=f"{folder}/{number}",
+                          key_file=f"{folder}/keys/{number}")
+        except BaseException as error:
+            print(number, allowed, repr(error), flush=True)
+            code = 1
+        if allowed == MANY:
+            used, left = MANY - left, None
+            print("CHANGES", used, flush=True)
+        os._exit(code)
+    _, status = os.wait()
+    return os.waitstatus_to_exitcode(status)
+
+MANY = 1 << 30
+numbers = [int(number) for number in sys.argv[4:]]
+if not numbers:
+    assert run("whole", MANY) == 0
+for number in numbers:
+    assert run(number, number) == 9, number
+    assert run(number, None) == 0, number
+"""
+
+
+@pytest.mark.slow
+def test_death_between_changes_of_the_disk_is_mended_by_the_same_command(
+    tmp_path: pathlib.Path, root: pathlib.Path, input_folder: pathlib.Path
+) -> None:
+    """Deaths before an open for writing, rename, link, removal or mkdir.
+
+    Before each of the first and last, where the folder changes its state, and before
+    every seventh between.  A shuffle, which leaves most files.
+    """
+    folder = tmp_path / "many"
+    (folder / "keys").mkdir(parents=True)
+    create_key_file(folder / "keys" / "whole")
+
+    def run(*numbers: int) -> str:
+        command = [sys.executable, "-c", _DIE, str(input_folder), str(folder)]
+        result = subprocess.run(
+            [*command, "dynamic-shuffle", *map(str, numbers)],
+            cwd=root, capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    changes = int(run().split("CHANGES")[1])
+    # Five spills and four files with checksums, an open and a rename each, are 26.
+    assert changes > 26
+    deaths = {*range(8), *range(8, changes, 7), *range(changes - 18, changes)}
+    for number in deaths:
+        shutil.copy(folder / "keys" / "whole", folder / "keys" / str(number))
+    run(*deaths)
+    whole = contents(folder / "whole")
+    assert verify(folder / "whole").findings == ()
+    for number in deaths:
+        assert contents(folder / str(number)) == whole, f"death {number} of {changes}"
+
+
+# SIGKILL of the real command.
+
+
+@dataclasses.dataclass
+class Seen:
+    """What stands under final names in a job's folder: (inode, time of change)."""
+
+    out: pathlib.Path
+    whole: pathlib.Path
+    batches: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    blocks: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def progress(self) -> int:
+        return len(self.batches) + len(self.blocks)
+
+    def look(self) -> None:
+        """Every file is complete when it is first seen; finished ones stay for ever."""
+        for path in list(self.out.glob("batches-*")):
+            if path.name not in self.batches:
+                data = (self.whole / path.name).read_bytes()
+                assert path.read_bytes() == data, f"{path.name} is partial"
+                # Killed between file and checksum, the job was not done with it.
+                mark = pathlib.Path(checksum_path(str(self.out), path.name))
+                if not (mark.exists() or (self.out / "manifest.json").exists()):
+                    continue
+            self._same(self.batches, path)
+        for path in list((self.out / "private" / "spill").glob("*/block-*")):
+            with contextlib.suppress(FileNotFoundError):  # removed when the job ends
+                if path.name not in self.blocks:
+                    data = path.read_bytes()
+                    index = np.frombuffer(data[: (17 + 1) * 8], "<i8")
+                    assert index[0] == (_GROUPS + 1) * 8
+                    assert index[_GROUPS] == len(data), f"{path.name} is partial"
+                self._same(self.blocks, path)
+
+    def _same(self, known: dict[str, tuple[int, int]], path: pathlib.Path) -> None:
+        now = path.stat()
+        found = (now.st_ino, now.st_mtime_ns)
+        assert known.setdefault(path.name, found) == found, f"{path.name} made twice"
+
+
+_GROUPS = 17  # of 136 steps: eight in each range
+
+
+@pytest.mark.slow
+def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
+    tmp_path: pathlib.Path, root: pathlib.Path, key_file: pathlib.Path
+) -> None:
+    """Twelve kills of ``dpsgd batches``, in its map, its reduce and its start."""
+    source, out = tmp_path / "input", tmp_path / "o"
+    source.mkdir()
+    rows = np.arange(60_000)
+    table = pa.table({"id": rows, "f": rows.astype("f4")})
+    pq.write_table(table, source / "a.parquet", row_group_size=1000)
+
+    def command(out: pathlib.Path) -> list[str]:
+        options = ["--input", str(source), "--out", str(out)]
+        options += ["--key-file", str(key_file)]
+        size = ["--batch-size", "2000", "--num-steps", "136"]
+        cap = ["--truncated-batch-size", "2050"]
+        return [sys.executable, "-m", "dpsgd", "batches", *options, *size, *cap]
+
+    def start(out: pathlib.Path) -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(command(out), cwd=root, stdout=quiet, stderr=quiet)
+
+    whole = tmp_path / "whole"
+    assert start(whole).wait() == 0
+    seen, draw, killed_at = Seen(out, whole), random.Random(4), []
+    # 60 blocks, then 17 files.
+    targets = [0, *sorted(draw.sample(range(1, 77), 11))]
+    for target in targets:
+        process = start(out)
+        while process.poll() is None and (seen.progress < target or not out.exists()):
+            seen.look()
+        time.sleep(draw.random() * 0.01)
+        process.kill()
+        process.wait()
+        seen.look()
+        killed_at.append(seen.progress)
+    assert len(set(killed_at)) > 4, killed_at
+    process = start(out)
+    while process.poll() is None:
+        seen.look()
+    if process.returncode:  # the last kill came after the end
+        assert (out / "manifest.json").exists()
+    seen.look()
+    assert len(seen.batches) == _GROUPS
+    assert contents(out) == contents(whole)
+
+
+# The command, short of disk, of input or of a sound worker.
+
+#: In every row, and in nothing that a person or a log sees.
+CANARY = 914827365564738291
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def quoting_a_row(*_: object, **__: object) -> None:
+    raise ValueError(f"a row holds {CANARY}")
+
+
+def lose_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> Any:
+        (source / "a.parquet").unlink(missing_ok=True)
+        return parquet_blocks.read_block(*arguments)
+
+    patch.setattr(packing, "read_block", read)
+
+
+def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
+    def read(*arguments: Any) -> Any:
+        data = bytearray((source / "a.parquet").read_bytes())
+        data[4:400] = bytes(396)
+        (source / "a.parquet").write_bytes(data)
+        return parquet_blocks.read_block(*arguments)
+
+    patch.setattr(packing, "read_block", read)
+
+
+def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
+    module = transforms if hasattr(transforms, name) else packing
+    return lambda _, patch: patch.setattr(module, name, fault)
+
+
+FAULTS = [
+    pytest.param(patched("write_spill", no_space), "No space left", id="full in map"),
+    pytest.param(
+        patched("write_atomically", no_space), "No space left", id="full in reduce"
+    ),
+    pytest.param(patched("sample_block", quoting_a_row), "ValueError", id="map dies"),
+    pytest.param(
+        patched("encode_batch", quoting_a_row), "ValueError", id="reduce fails"
+    ),
+    pytest.param(lose_input, "to be readable", id="input lost"),
+    pytest.param(damage_input, "row group", id="input damaged"),
+]
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS)
+def test_a_fault_is_one_line_without_rows_and_the_job_goes_on(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    key_file: pathlib.Path,
+    fault: Callable[..., None],
+    message: str,
+) -> None:
+    source, out = tmp_path / "input", tmp_path / "o"
+    source.mkdir()
+    table = pa.table({"id": np.full(2000, CANARY)})
+    pq.write_table(
+        table, source / "a.parquet", row_group_size=400, use_dictionary=False,
+        write_statistics=False,
+    )  # fmt: skip
+    sound = (source / "a.parquet").read_bytes()
+    options = ["--input", str(source), "--out", str(out), "--key-file", str(key_file)]
+    options += ["--batch-size", "100", "--epochs", "1", "--sampler", "poisson"]
+    with pytest.MonkeyPatch.context() as patch:
+        fault(source, patch)
+        code, printed = run_command(patch, capfd, "batches", *options)
+    errors = [line for line in printed.splitlines() if "rror" in line]
+    assert code == 2, printed
+    assert len(errors) == 1, printed
+    assert errors[0].startswith("error: Expected"), printed
+    assert message in errors[0], printed
+    assert "Traceback" not in printed
+    key = read_key_file(key_file)
+    for secret in (str(CANARY), hex(CANARY)[2:], key.hex(), str(key)):
+        assert secret not in printed
+    assert not (out / "manifest.json").exists()
+    (source / "a.parquet").write_bytes(sound)
+    with pytest.MonkeyPatch.context() as patch:
+        code, printed = run_command(patch, capfd, "batches", *options)
+    assert code == 0, printed
+    assert verify(out).findings == ()
+    public = (out / "manifest.json").read_text() + printed
+    for secret in (str(CANARY), key.hex(), str(key)):
+        assert secret not in public
+        assert secret not in (out / "private" / "checksums.json").read_text()
+
+
+def test_a_key_that_others_can_read_starts_no_job(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    input_folder: pathlib.Path,
+    key_file: pathlib.Path,
+) -> None:
+    key = read_key_file(key_file).hex()
+    key_file.chmod(0o640)
+    options = ["--input", str(input_folder), "--out", str(tmp_path / "o")]
+    options += ["--key-file", str(key_file), "--batch-size", "10", "--epochs", "1"]
+    code, printed = run_command(
+        monkeypatch, capfd, "batches", *options, "--sampler", "poisson"
+    )
+    assert code == 2
+    assert "chmod 600" in printed
+    assert key not in printed
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("through_files", [False, True], ids=["by-value", "spill"])
+@pytest.mark.parametrize("sampler", ["truncated-poisson", "dynamic-shuffle"])
+def test_neither_key_nor_boundaries_are_in_pipeline_or_options(
+    tmp_path: pathlib.Path,
+    dataset: Dataset,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pipeline_bytes: Callable[[beam.Pipeline], bytes],
+    sampler: str,
+    through_files: bool,
+) -> None:
+    cap = 14 if sampler == "truncated-poisson" else None
+    layout = make_small_layout(
+        4, sampler=sampler, truncated_batch_size=cap, num_epochs=4
+    )
+    seen: list[bytes] = []
+
+    def record(pipeline: beam.Pipeline, *_: object, **__: object) -> Any:
+        seen.append(pipeline_bytes(pipeline))
+        seen.append(str(pipeline.options.get_all_options()).encode())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(beam.Pipeline, "run", record)
+    runner = ["--runner=BundleBasedDirectRunner"]
+    out = tmp_path / "o"
+    with pytest.raises(KeyboardInterrupt):
+        write_batches(
+            dataset=dataset,
+            layout=layout,
+            out=out,
+            key_file=key_file,
+            shuffle="files" if through_files else "engine",
+            options=PipelineOptions(runner),
+        )
+    key = read_key_file(key_file)
+    secrets = [key, key.hex().encode(), str(list(key)).encode()]
+    if sampler == "dynamic-shuffle":
+        boundaries = np.load(out / "private" / "boundaries.npy")
+        secrets += [boundaries[0, 0].tobytes(), str(boundaries[0, 0, 0]).encode()]
+    assert len(seen) == 2
+    assert str(key_file).encode() in seen[0], "the test does not see what workers get"
+    for secret in secrets:
+        assert not any(secret in text for text in seen)

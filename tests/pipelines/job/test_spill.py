@@ -1,0 +1,199 @@
+"""Guarantees of pipelines.job.spill, and of the slices and new files of storage."""
+
+from __future__ import annotations
+
+import pathlib
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.validation import InputError
+from pipelines.files import storage
+from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job import progress
+from pipelines.job.job_folder import open_job, read_checksum
+from pipelines.job.packing import Layout, sample_and_pack
+from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
+from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
+from pipelines.job.transforms import Secrets, _SpillBlockFn, _WriteSpilledFn
+from pipelines.sampling.keys import read_key_file
+from tests.pipelines.conftest import MakeLayout
+
+
+@pytest.fixture(params=["this machine", "memory", "folders"])
+def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    """A folder: here, in a store without folders, in one with them."""
+    if request.param == "this machine":
+        return str(tmp_path)
+    from tests.pipelines import test_storage  # registers the schemes
+
+    assert request.param in test_storage.STORES
+    folder = f"{request.param}://host/{uuid.uuid4().hex}/spill"
+    storage.make_folder(folder)
+    return folder
+
+
+@given(pieces=st.lists(st.binary(max_size=40), min_size=1, max_size=9))
+@settings(max_examples=50, deadline=None)
+def test_read_slice_returns_exactly_the_bytes_that_were_written(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+) -> None:
+    path = spill_path(tmp_path_factory.mktemp("spill"), 3)
+    write_spill(path, [len(piece) for piece in pieces], iter(pieces), flush=False)
+    assert [read_slice(path, group) for group in range(len(pieces))] == pieces
+
+
+def test_slices_are_those_of_any_store(place: str) -> None:
+    pieces = [bytes([group]) * (1000 * group) for group in range(5)]
+    path = spill_path(place, 0)
+    write_spill(path, [len(piece) for piece in pieces], pieces)
+    assert [read_slice(path, group) for group in (4, 0, 2)] == [
+        pieces[4], b"", pieces[2],
+    ]  # fmt: skip
+    with storage.slices(path) as read:
+        with pytest.raises(OSError, match="bytes are missing"):
+            read(48 + 9_990, 20)
+        assert read(48, 10) == b"\1" * 10
+    with pytest.raises(FileNotFoundError):
+        read_slice(spill_path(place, 1), 0)
+
+
+class _DiedError(Exception):
+    """A worker was lost."""
+
+
+def test_a_file_under_its_final_name_is_complete(place: str) -> None:
+    path = spill_path(place, 0)
+
+    def half() -> list[bytes]:
+        yield b"abc"
+        raise _DiedError
+
+    with pytest.raises(_DiedError):
+        write_spill(path, [3, 3], half())
+    assert storage.names(place) == set()
+    with pytest.raises(ValueError, match="instead of"):
+        write_spill(path, [3, 3], [b"abc", b"ab"])
+    assert storage.names(place) == set()
+    write_spill(path, [3, 3], [b"abc", b"def"])
+    assert storage.names(place) == {"block-000000000"}
+    assert storage.size(path) == 24 + 6
+    assert storage.size(spill_path(place, 1)) is None
+
+
+def opened(
+    out: pathlib.Path, layout: Layout, source: pathlib.Path, key_file: pathlib.Path
+) -> tuple[_SpillBlockFn, _WriteSpilledFn]:
+    """The two steps of a job on an engine, whose folder is ready."""
+    dataset = list_blocks(str(source))
+    open_job(out, layout, dataset, key_file)
+    (out / "private" / "spill").mkdir()
+    spill = Spill(folder=str(out / "private" / "spill"))
+    secrets = Secrets(key_file=str(key_file))
+    known = know_input(read_key_file(key_file), dataset)
+    sample = _SpillBlockFn(layout, secrets, known, spill)
+    sample.setup()
+    sample.start_bundle()
+    write = _WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
+    write.start_bundle()
+    return sample, write
+
+
+def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout, out = make_small_layout(8), tmp_path / "o"
+    sample, write = opened(out, layout, input_folder, key_file)
+    blocks = list_blocks(str(input_folder)).blocks
+    sent = [element for block in blocks for element in sample.process(block)]
+    assert sent == [(0, block.ordinal) for block in blocks]
+    names = [name for group in (0, 3) for name in write.process(group)]
+    assert names == [layout.file(0).name, layout.file(3).name]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.*")}
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("made again")
+
+    # An engine that lost a worker runs everything again.
+    monkeypatch.setattr("pipelines.job.transforms.sample_and_pack", never)
+    for block in blocks:
+        list(sample.process(block))
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.job.transforms.encode_steps", never)
+        list(write.process(0))
+        with pytest.raises(InputError, match="AssertionError"):
+            list(write.process(1))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    # What is shorter than its checksum says is not finished.
+    path = out / layout.file(0).name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert read_checksum(str(out), path.name, len(whole) - 1) is None
+    list(write.process(0))
+    assert path.read_bytes() == whole
+
+
+def test_sizes_are_those_of_the_pieces(
+    input_folder: pathlib.Path, make_small_layout: MakeLayout
+) -> None:
+    layout = make_small_layout()
+    dataset = list_blocks(str(input_folder))
+    for block in dataset.blocks:
+        packed = sample_and_pack(layout, bytes(32), block, dataset.is_listed)
+        pieces = [packed.piece(group) for group in range(layout.num_groups)]
+        assert [len(piece) for piece in pieces] == packed.sizes
+        assert sum(packed.sizes) == len(packed.chosen.row) * (17 + 12)
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "runner", "place", "chosen"),
+    [
+        ("auto", LOCAL, "out", FILES),
+        ("auto", "FlinkRunner", "/shared/out", FILES),
+        ("auto", "SparkRunner", "s3://bucket/out", ENGINE),
+        ("auto", "DataflowRunner", "/shared/out", ENGINE),
+        ("files", "DataflowRunner", "gs://bucket/out", FILES),
+        ("engine", "FlinkRunner", "/shared/out", ENGINE),
+    ],
+)
+def test_rows_go_through_files_unless_an_engine_is_better_at_it(
+    shuffle: str, runner: str, place: str, chosen: str
+) -> None:
+    assert choose_shuffle(shuffle, runner, place) == chosen
+
+
+def test_the_local_runner_never_holds_the_shuffle_in_memory() -> None:
+    with pytest.raises(InputError, match="--shuffle engine"):
+        choose_shuffle("engine", LOCAL, "out")
+    with pytest.raises(InputError, match="shuffle='disk'"):
+        choose_shuffle("disk", LOCAL, "out")
+
+
+def test_progress_of_other_processes_is_what_they_have_finished() -> None:
+    told: list[tuple[str, int]] = []
+    done = {"blocks": 0}
+    counts = iter([OSError("the store is busy"), 2, 2, 5])
+
+    def count() -> dict[str, int]:
+        step = next(counts, 7)
+        if isinstance(step, OSError):
+            raise step
+        done["blocks"] = step
+        return done
+
+    with (
+        progress.listen(lambda kind, amount: told.append((kind, amount))),
+        progress.poll(count, seconds=0.001),
+    ):
+        progress.advance("blocks", 100)  # a worker in this process is not counted twice
+        while done["blocks"] < 7:
+            np.random.default_rng(0).random(100)
+    assert told == [("blocks", 2), ("blocks", 3), ("blocks", 2)]

@@ -1,0 +1,415 @@
+"""Each guarantee of the samplers, and a planted fault that its test must catch.
+
+A guarantee is checked by a function that returns a p-value, exact or conservative, and
+divided among the tests it makes (Bonferroni).  The sampler must stay above ERROR_RATE,
+the chance that a correct sampler would fail for a fresh key; every planted fault must
+fall below it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from accounting.plan import DpSgdPlan, check_epochs, steps_per_epoch
+from accounting.validation import InputError
+from pipelines.sampling import samplers
+from pipelines.sampling.keys import insecure_key
+from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
+from pipelines.sampling.streams import Stream
+
+ERROR_RATE = 1e-6
+ROWS, STEPS, KEYS = 60, 20, 2000
+PLAN = DpSgdPlan(
+    sampler="poisson", num_examples=2 * ROWS, expected_batch_size=24, num_steps=STEPS
+)
+Q = float(PLAN.sampling_probability)
+
+
+def sample_block(plan: DpSgdPlan, key: bytes, name: str, rows: int) -> Participations:
+    """Of a block that is the whole data set, unless the sampler does not care."""
+    block = BlockRows(name=name, num_rows=rows)
+    boundaries = samplers.find_boundaries(plan, key, [block])
+    return samplers.sample_block(plan, key, block, boundaries)
+
+
+def indicator(plan: DpSgdPlan, key: bytes, block: str, rows: int = ROWS) -> np.ndarray:
+    """The 0/1 matrix (row, step) of one block."""
+    chosen = sample_block(plan, key, block, rows)
+    matrix = np.zeros((rows, plan.num_steps), np.int64)
+    np.add.at(matrix, (chosen.row, chosen.step), 1)
+    assert matrix.max(initial=0) <= 1, "a row chose a step twice"
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def drawn() -> np.ndarray:
+    """0/1 array (key, row, step): two blocks of ROWS rows under KEYS keys."""
+    return np.stack(
+        [
+            np.vstack([indicator(PLAN, insecure_key(k), name) for name in ("a", "b")])
+            for k in range(KEYS)
+        ]
+    )
+
+
+def smallest_p(counts: np.ndarray, trials: int, probability: float) -> float:
+    """Bonferroni-corrected two-sided binomial p-value of the most extreme count."""
+    below = stats.binom.cdf(counts, trials, probability)
+    above = stats.binom.sf(counts - 1, trials, probability)
+    return min(1.0, float(2 * counts.size * np.minimum(below, above).min()))
+
+
+def p_inclusion(x: np.ndarray) -> float:
+    by_row = smallest_p(x.sum(axis=(0, 2)), x.shape[0] * x.shape[2], Q)
+    by_step = smallest_p(x.sum(axis=(0, 1)), x.shape[0] * x.shape[1], Q)
+    return 2 * min(by_row, by_step)
+
+
+def p_pairs(flat: np.ndarray) -> float:
+    """Joint counts of all pairs of columns against Binomial(trials, q^2)."""
+    joint = (flat.T @ flat)[np.triu_indices(flat.shape[1], k=1)]
+    return smallest_p(joint, len(flat), Q * Q)
+
+
+def p_steps_independent(x: np.ndarray) -> float:
+    return p_pairs(x.reshape(-1, x.shape[2]).astype(float))
+
+
+def p_rows_independent(x: np.ndarray) -> float:
+    return p_pairs(x.transpose(0, 2, 1).reshape(-1, x.shape[1]).astype(float))
+
+
+def p_batch_size(x: np.ndarray) -> float:
+    """Chi-square of the batch sizes against the exact binomial law."""
+    sizes = x.sum(axis=1).ravel()
+    support = np.arange(x.shape[1] + 1)
+    expected = stats.binom.pmf(support, x.shape[1], Q) * len(sizes)
+    observed = np.bincount(sizes, minlength=len(support))
+    # Sizes expected fewer than 20 times share one cell at either end.
+    low, high = np.flatnonzero(expected >= 20)[[0, -1]]
+    starts = [0, *range(low + 1, high + 1)]
+    return stats.chisquare(
+        np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
+    ).pvalue
+
+
+def test_inclusion_probability(drawn: np.ndarray) -> None:
+    assert p_inclusion(drawn) > ERROR_RATE
+
+
+def test_inclusion_probability_catches_faults(drawn: np.ndarray) -> None:
+    generator = np.random.default_rng(0)
+    halved = drawn * (generator.random(drawn.shape) < 0.5)
+    # 5 % off in every cell: 4.8M trials put this 24 standard deviations away.
+    shaved = drawn * (generator.random(drawn.shape) < 0.95)
+    dropped_step, dropped_row = drawn.copy(), drawn.copy()
+    dropped_step[:, :, -1] = 0
+    dropped_row[:, 7, :] = 0
+    for fault in (halved, shaved, dropped_step, dropped_row):
+        assert p_inclusion(fault) < ERROR_RATE
+
+
+def test_independence_across_steps(drawn: np.ndarray) -> None:
+    assert p_steps_independent(drawn) > ERROR_RATE
+
+
+def test_independence_across_steps_catches_faults(drawn: np.ndarray) -> None:
+    repeated = drawn.copy()
+    repeated[:, :, 1] = drawn[:, :, 0]  # two steps are the same batch
+    shuffled = np.zeros_like(drawn)  # every row exactly Q * STEPS times
+    generator = np.random.default_rng(0)
+    ranks = generator.random(drawn.shape).argsort(axis=2)
+    shuffled[ranks < Q * STEPS] = 1
+    for fault in (repeated, shuffled):
+        assert p_steps_independent(fault) < ERROR_RATE
+
+
+def test_independence_across_rows(drawn: np.ndarray) -> None:
+    assert p_rows_independent(drawn) > ERROR_RATE
+
+
+def test_independence_across_rows_catches_faults(drawn: np.ndarray) -> None:
+    same_stream = drawn.copy()  # the block's name is not part of its key
+    same_stream[:, ROWS:, :] = drawn[:, :ROWS, :]
+    duplicate = drawn.copy()
+    duplicate[:, 1, :] = drawn[:, 0, :]
+    for fault in (same_stream, duplicate):
+        assert p_rows_independent(fault) < ERROR_RATE
+
+
+def test_batch_size_law(drawn: np.ndarray) -> None:
+    assert p_batch_size(drawn) > ERROR_RATE
+
+
+def test_batch_size_law_catches_faults(drawn: np.ndarray) -> None:
+    generator = np.random.default_rng(0)
+    ranks = generator.random(drawn.shape).argsort(axis=1)
+    fixed_size = (ranks < Q * 2 * ROWS).astype(int)
+    shaved = drawn * (generator.random(drawn.shape) < 0.95)
+    for fault in (fixed_size, shaved):
+        assert p_batch_size(fault) < ERROR_RATE
+
+
+def p_uniform_subset(by_arrival: bool) -> float:
+    """Chi-square of which 3 of 6 rows survive, over steps, in arrival order."""
+    trials, rows, cap = 20_000, 6, 3
+    step = np.tile(np.arange(trials), rows)
+    stream = Stream(insecure_key(1))
+    priority = (
+        np.arange(trials * rows, dtype=np.uint64)
+        if by_arrival
+        else stream.words(trials * rows)
+    )
+    kept = arrange_steps(step, priority, range(trials), cap)
+    subsets = {s: i for i, s in enumerate(itertools.combinations(range(rows), cap))}
+    counts = np.zeros(len(subsets))
+    for chosen in kept:
+        counts[subsets[tuple(sorted(chosen // trials))]] += 1
+    return stats.chisquare(counts).pvalue
+
+
+def test_uniform_truncation() -> None:
+    assert p_uniform_subset(by_arrival=False) > ERROR_RATE
+
+
+def test_uniform_truncation_catches_first_come_first_kept() -> None:
+    assert p_uniform_subset(by_arrival=True) < ERROR_RATE
+
+
+def test_uniform_truncation_does_not_depend_on_arrival() -> None:
+    stream = Stream(insecure_key(2))
+    step, priority = stream.integers(10, 500), stream.words(500)
+    shuffle = np.random.default_rng(0).permutation(500)
+    one = arrange_steps(step, priority, range(10), 20)
+    other = arrange_steps(step[shuffle], priority[shuffle], range(10), 20)
+    for first, second in zip(one, other, strict=True):
+        assert (priority[first] == priority[shuffle][second]).all()
+        assert len(first) == 20
+
+
+def test_arrange_steps_by_hand() -> None:
+    step = np.array([5, 3, 5, 5])
+    priority = np.array([9, 1, 2, 7], np.uint64)
+    kept = arrange_steps(step, priority, range(3, 7), 2)
+    assert [k.tolist() for k in kept] == [[1], [], [2, 3], []]
+    kept = arrange_steps(step, priority, range(3, 7), None)
+    assert [k.tolist() for k in kept] == [[1], [], [2, 3, 0], []]
+
+
+def test_determinism() -> None:
+    one = sample_block(PLAN, insecure_key(3), "part-0.parquet#1", ROWS)
+    again = sample_block(PLAN, insecure_key(3), "part-0.parquet#1", ROWS)
+    for name in ("row", "step", "priority"):
+        assert (getattr(one, name) == getattr(again, name)).all()
+
+
+def test_determinism_golden_values() -> None:
+    """Recipe: the first participations for seed 0, block "golden#0", 5 rows of PLAN.
+
+    They change only with PLAN's fingerprint or the sampler, and then batches that were
+    made before cannot be made again: raise FORMAT_VERSION and say so in the changelog.
+    """
+    chosen = sample_block(PLAN, insecure_key(0), "golden#0", 5)
+    assert chosen.row.tolist() == GOLDEN_ROWS
+    assert chosen.step.tolist() == GOLDEN_STEPS
+    assert [hex(p) for p in chosen.priority[:2]] == GOLDEN_PRIORITIES
+
+
+GOLDEN_ROWS = [0] * 6 + [1] * 5 + [2] * 5 + [3] * 4 + [4] * 3
+GOLDEN_STEPS = [
+    *(1, 8, 12, 14, 16, 19), *(2, 4, 8, 11, 19), *(3, 6, 11, 14, 15),
+    *(4, 5, 14, 15), *(0, 13, 16),
+]  # fmt: skip
+GOLDEN_PRIORITIES = ["0xf9d100ebcfcc5695", "0x2454b9fa67ca489a"]
+
+
+def test_separation() -> None:
+    def draw(plan: DpSgdPlan = PLAN, seed: int = 0, block: str = "x#0") -> bytes:
+        return indicator(plan, insecure_key(seed), block).tobytes()
+
+    other_plan = DpSgdPlan(**{**vars(PLAN), "num_epochs": 2})
+    draws = {draw(), draw(seed=1), draw(block="x#1"), draw(other_plan)}
+    assert len(draws) == 4
+
+
+def test_the_generator_is_chacha20() -> None:
+    """First block of the key stream for a zero key and nonce (RFC 8439, A.1, 1)."""
+    words = Stream(bytes(32)).words(8).astype("<u8").tobytes().hex()
+    assert words == (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    )
+
+
+class FakeStream(Stream):
+    """A stream whose words are given."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words = list(words)
+
+    def words(self, count: int) -> np.ndarray:
+        taken, self._words = self._words[:count], self._words[count:]
+        return np.array(taken, np.uint64)
+
+
+def test_integers_reject_the_incomplete_run() -> None:
+    # 2**64 = 3 * k + 1: only the largest word is rejected, and redrawn in its place.
+    stream = FakeStream([2**64 - 1, 5, 2**64 - 1, 7])
+    assert stream.integers(3, 2).tolist() == [7 % 3, 5 % 3]
+    assert FakeStream([2**64 - 1]).integers(4, 1).tolist() == [3]
+
+
+def test_ties_are_decided_by_64_more_bits() -> None:
+    high, low = samplers.binomial_thresholds(3, Fraction(1, 7))
+    tie, edge = int(high[1]), int(low[1])
+    for second, expected in ((edge - 1, 1), (edge, 2), (edge + 1, 2)):
+        stream = FakeStream([tie, second])
+        counts = samplers.binomial_counts(stream, 3, Fraction(1, 7), 1)
+        assert counts.tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("trials", "probability"),
+    [(1, Fraction(1, 3)), (40, Fraction(1, 2)), (35938, Fraction(2, 71875)),
+     (500, Fraction(99, 100)), (10_000_000, Fraction(1, 40_000))],
+)  # fmt: skip
+def test_binomial_thresholds_against_mpmath(trials: int, probability: Fraction) -> None:
+    high, low = samplers.binomial_thresholds(trials, probability)
+    with mpmath.workdps(90):
+        p = mpmath.mpf(probability.numerator) / probability.denominator
+        total = mpmath.mpf(0)
+        for k in range(len(high)):
+            # Log-gamma terms: nothing in common with the recurrence under test.
+            total += mpmath.exp(
+                mpmath.loggamma(trials + 1) - mpmath.loggamma(k + 1)
+                - mpmath.loggamma(trials - k + 1)
+                + k * mpmath.log(p) + (trials - k) * mpmath.log1p(-p)
+            )  # fmt: skip
+            threshold = int(high[k]) * 2**64 + int(low[k])
+            assert abs(threshold - total * 2**128) < 4
+        assert k == trials - 1 or 1 - total < mpmath.mpf(2) ** -128
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    num_steps=st.integers(1, 30),
+    counts=st.lists(st.integers(0, 30), max_size=20),
+)
+def test_subsets_have_the_asked_for_sizes(num_steps: int, counts: list[int]) -> None:
+    sizes = np.minimum(np.array(counts, np.int64), num_steps)
+    row, step = samplers.uniform_subsets(Stream(insecure_key(0)), sizes, num_steps)
+    assert (np.bincount(row, minlength=len(sizes)) == sizes).all()
+    assert len({*zip(row.tolist(), step.tolist(), strict=True)}) == len(row)
+    assert ((step >= 0) & (step < num_steps)).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_subsets_are_uniform(size: int) -> None:
+    rows, num_steps = 20_000, 5
+    row, step = samplers.uniform_subsets(
+        Stream(insecure_key(size)), np.full(rows, size), num_steps
+    )
+    masks = np.bincount(row, weights=2.0**step, minlength=rows).astype(int)
+    _, counts = np.unique(masks, return_counts=True)
+    assert len(counts) == math.comb(num_steps, size)
+    assert stats.chisquare(counts).pvalue > ERROR_RATE
+
+
+def test_degenerate_plans() -> None:
+    key = insecure_key(0)
+    everyone = DpSgdPlan(
+        sampler="poisson", num_examples=4, expected_batch_size=4, num_steps=3
+    )
+    assert indicator(everyone, key, "a", 4).all()
+    assert len(sample_block(everyone, key, "a", 0).row) == 0
+    one_step = DpSgdPlan(
+        sampler="poisson", num_examples=4, expected_batch_size=1, num_steps=1
+    )
+    assert set(sample_block(one_step, key, "a", 4).step.tolist()) <= {0}
+    rare = DpSgdPlan(
+        sampler="poisson", num_examples=10**9, expected_batch_size=1, num_steps=1
+    )
+    assert len(sample_block(rare, key, "a", 1000).row) == 0
+
+
+def test_heavy_rates_obey_the_law() -> None:
+    """q = 5/6, where most rows take the complement's path."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=6, expected_batch_size=5, num_steps=12
+    )
+    counts = indicator(plan, insecure_key(0), "a", 20_000)
+    assert smallest_p(counts.sum(axis=0), 20_000, 5 / 6) > ERROR_RATE
+    sizes = np.bincount(counts.sum(axis=1), minlength=13)[6:]
+    law = stats.binom.pmf(np.arange(13), 12, 5 / 6)
+    expected = 20_000 * np.append(law[:7].sum(), law[7:])
+    sizes[0] += 20_000 - sizes.sum()
+    assert stats.chisquare(sizes, expected).pvalue > ERROR_RATE
+
+
+ONCE = ("deterministic", "persistent-shuffle", "dynamic-shuffle", "balls-and-bins")
+
+
+def epochs_plan(sampler: str, num_examples: int = 50, batch: int = 7) -> DpSgdPlan:
+    steps = steps_per_epoch(num_examples, batch)
+    return DpSgdPlan(
+        sampler=sampler, num_examples=num_examples, expected_batch_size=batch,
+        num_steps=3 * steps, num_epochs=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", ONCE)
+def test_once_per_epoch(sampler: str) -> None:
+    plan = epochs_plan(sampler)
+    matrix = indicator(plan, insecure_key(0), "a", 50).reshape(50, 3, 7)
+    assert (matrix.sum(axis=2) == 1).all()
+    if sampler != "balls-and-bins":
+        assert set(matrix.sum(axis=0).ravel()) == {7, 8}
+        assert matrix.sum(axis=0).max() == plan.largest_batch_size
+
+
+def test_deterministic_batches_follow_the_data_over_blocks() -> None:
+    plan = epochs_plan("deterministic")
+    steps = []
+    for first_row, num_rows in ((0, 20), (20, 0), (20, 30)):
+        block = BlockRows(name="x", num_rows=num_rows, first_row=first_row)
+        chosen = samplers.sample_block(plan, insecure_key(0), block)
+        assert (np.diff(chosen.priority.reshape(3, -1).astype(int)) == 1).all()
+        steps.append(chosen.step.reshape(3, num_rows))
+    together = np.concatenate(steps, axis=1)
+    assert (np.diff(together, axis=1) >= 0).all()
+    assert together[:, 0].tolist() == [0, 7, 14]
+    assert together[:, -1].tolist() == [6, 13, 20]
+
+
+def test_balls_and_bins_are_uniform_and_drawn_anew_each_epoch() -> None:
+    plan = epochs_plan("balls-and-bins", num_examples=28_000, batch=4000)
+    step = sample_block(plan, insecure_key(0), "a", 28_000).step.reshape(3, -1)
+    pairs = np.zeros((7, 7), int)
+    np.add.at(pairs, (step[0], step[1] - 7), 1)
+    # 49 equally likely pairs: uniform bins, and independent epochs.
+    assert stats.chisquare(pairs.ravel()).pvalue > ERROR_RATE
+    same = np.diag(np.bincount(step[0]))  # the fault: one assignment for all epochs
+    assert stats.chisquare(same.ravel()).pvalue < ERROR_RATE
+
+
+@pytest.mark.parametrize("sampler", ONCE)
+def test_steps_that_do_not_make_epochs_are_refused(sampler: str) -> None:
+    plan = epochs_plan(sampler)
+    check_epochs(plan)
+    fields = {**vars(plan), "num_steps": 18}
+    with pytest.raises(InputError, match="steps_per_epoch=6 to be 7"):
+        check_epochs(DpSgdPlan(**fields))
+
+
+def test_nothing_sensitive_is_printed() -> None:
+    chosen = sample_block(PLAN, insecure_key(0), "a", ROWS)
+    assert repr(chosen) == "Participations(sensitive)"

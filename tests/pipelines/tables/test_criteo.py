@@ -1,0 +1,718 @@
+"""What ``pipelines.tables.criteo`` guarantees, held against one row at a time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pathlib
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.tables import convert, criteo
+from pipelines.tables.convert import prepare, split_counts
+from pipelines.tables.criteo import PrepareOptions
+
+CANARY = "5ec4e7ca"
+OPTIONS = PrepareOptions()
+
+GOLDEN = [
+    430,
+    982,
+    395,
+    588,
+    830,
+    553,
+    807,
+    607,
+    226,
+    691,
+    837,
+    747,
+    984,
+    683,
+    281,
+    916,
+    238,
+    51,
+    639,
+    629,
+    725,
+    332,
+    294,
+    375,
+    392,
+    729,
+]
+
+Line = list[str]
+
+
+def make_lines(count: int, seed: int = 0) -> list[Line]:
+    """Well-formed lines whose fourth integer is their number."""
+    random = np.random.default_rng(seed)
+    lines = []
+    for number in range(count):
+        integers = [str(value) for value in random.integers(-3, 10**6, 13)]
+        categories = [f"{value:08x}" for value in random.integers(0, 2**32, 26)]
+        integers[0] = categories[0] = ""
+        integers[3] = str(number)
+        lines.append([str(random.integers(2)), *integers, *categories])
+    return lines
+
+
+def as_bytes(lines: list[Line], end: str = "\n") -> bytes:
+    return "".join("\t".join(line) + end for line in lines).encode()
+
+
+@pytest.fixture
+def text(tmp_path: pathlib.Path) -> Callable[..., str]:
+    """``text(lines, name="in.txt")`` writes lines and returns the path."""
+
+    def write(lines: list[Line], name: str = "in.txt") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(as_bytes(lines))
+        return str(path)
+
+    return write
+
+
+def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """The columns of a split."""
+    table = pq.read_table(folder).combine_chunks()
+    columns = {"label": table["label"].to_numpy()}
+    for name in ("integers", "categories"):
+        chunks = table[name].chunks
+        kind = table.schema.field(name).type
+        flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+        empty = np.empty(0, "f4" if name == "integers" else "i4")
+        columns[name] = np.concatenate([empty, *flat]).reshape(-1, kind.list_size)
+    return columns
+
+
+def read_all(out: pathlib.Path) -> dict[str, np.ndarray]:
+    splits = [read(out / name) for name in criteo.SPLITS]
+    return {name: np.concatenate([s[name] for s in splits]) for name in splits[0]}
+
+
+# --- An obvious implementation, a row at a time ------------------------------------
+
+
+def mix(state: int) -> int:
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) % 2**64
+    return state ^ state >> 31
+
+
+def hash_string(column: int, string: bytes) -> int:
+    golden = 0x9E3779B97F4A7C15
+    state = mix((column + 1) * golden % 2**64) ^ len(string) * golden % 2**64
+    for start in range(0, max(len(string), 1), 8):
+        state = mix(state ^ int.from_bytes(string[start : start + 8], "little"))
+    return state
+
+
+def parse_line(line: bytes, num_buckets: int) -> tuple[int, list[float], list[int]]:
+    """The row of a line; ValueError, with the code of the reason, if malformed."""
+    fields = line.removesuffix(b"\r").split(b"\t")
+    if len(fields) != 40:
+        raise ValueError(1)
+    if fields[0] not in (b"0", b"1"):
+        raise ValueError(2)
+    integers = []
+    for number, field in enumerate(fields[1:14]):
+        digits = field.removeprefix(b"-")
+        if field and not (0 < len(digits) <= 18 and set(digits) <= set(b"0123456789")):
+            raise ValueError(3 + number)
+        integers.append(
+            np.int64(int(field)).astype("f4") if field else np.float32("nan")
+        )
+    categories = [
+        1 + ((hash_string(column, field) >> 32) * (num_buckets - 1) >> 32)
+        if field
+        else 0
+        for column, field in enumerate(fields[14:])
+    ]
+    return int(fields[0]), integers, categories
+
+
+def check_against_reference(data: bytes, num_buckets: int) -> None:
+    options = PrepareOptions(num_buckets=(num_buckets,) * 26)
+    parsed = criteo.parse_block(data, criteo.CategoryEncoder(options))
+    rows, bad = [], []
+    lines = data.removesuffix(b"\n").split(b"\n")
+    for number, line in enumerate(lines):
+        try:
+            rows.append(parse_line(line, num_buckets))
+        except ValueError as error:
+            bad.append((number, error.args[0]))
+    assert parsed.num_lines == len(lines)
+    assert list(zip(parsed.bad_lines, parsed.bad_reasons, strict=True)) == bad
+    assert parsed.rows is not None
+    labels, integers, categories = zip(*rows, strict=True) if rows else ((), (), ())
+    assert parsed.rows.label.tolist() == list(labels)
+    expected = np.array(integers, "f4").reshape(-1, 13)
+    np.testing.assert_array_equal(parsed.rows.integers, expected)
+    assert parsed.rows.categories.tolist() == list(categories)
+
+
+integers = st.one_of(
+    st.just(""),
+    st.integers(-(10**18) + 1, 10**18 - 1).map(str),
+    st.integers(-200, 20000).map(str),
+    st.from_regex(r"-?[0-9]{0,20}", fullmatch=True),
+    st.text(alphabet="0123456789-+. :/\x00A", max_size=10),
+)
+strings = st.one_of(
+    st.just(b""),
+    st.integers(0, 2**32 - 1).map(lambda value: b"%08x" % value),
+    st.binary(max_size=30).map(lambda text: text.translate(None, b"\t\n")),
+)
+good_integers = st.one_of(st.just(""), st.integers(-(10**9), 10**17).map(str))
+
+
+def lines_of(numbers: st.SearchStrategy[str]) -> st.SearchStrategy[bytes]:
+    fields = st.tuples(
+        st.sampled_from(["0", "1", "0", "1", "0", "1", "2", "", "01"]),
+        st.lists(numbers, min_size=13, max_size=13),
+        st.lists(strings, min_size=26, max_size=26),
+    )
+    return fields.map(
+        lambda parts: b"\t".join([*map(str.encode, [parts[0], *parts[1]]), *parts[2]])
+    )
+
+
+odd_lines = st.one_of(
+    st.sampled_from([b"", b"\r", b"\t" * 38, b"\t" * 40, b"0" + b"\t" * 39 + b"\r"]),
+    st.binary(max_size=60).map(lambda line: line.replace(b"\n", b"")),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(lines_of(good_integers), lines_of(integers), odd_lines), min_size=1
+    ),
+    st.sampled_from([2, 3, 1000, 2**31 - 1]),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_every_line_equals_the_obvious_implementation(
+    lines: list[bytes], num_buckets: int, end: bytes
+) -> None:
+    check_against_reference(b"".join(line + end for line in lines), num_buckets)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(lines_of(good_integers), min_size=1, max_size=5))
+def test_well_formed_lines_equal_the_obvious_implementation(
+    lines: list[bytes],
+) -> None:
+    # Without a line of another number of fields: another way to find the fields.
+    check_against_reference(b"".join(line + b"\n" for line in lines), 1000)
+
+
+def test_real_rows_equal_the_obvious_implementation(
+    criteo_sample: pathlib.Path,
+) -> None:
+    check_against_reference(criteo_sample.read_bytes(), 1024)
+
+
+# --- Values ------------------------------------------------------------------------
+
+
+def parse(line: Line, options: PrepareOptions = OPTIONS) -> criteo.Rows:
+    encoder = criteo.CategoryEncoder(options)
+    rows = criteo.parse_block(as_bytes([line]), encoder).rows
+    assert rows is not None
+    return rows
+
+
+def test_hashed_values_are_golden() -> None:
+    # Equal on every machine and release: a model is worthless with other buckets.
+    # Recipe: the obvious implementation above, and by hand for the first of them:
+    #   h = mix(mix(golden) ^ 8 * golden ^ int.from_bytes(b"68fd1e64", "little"))
+    row = parse(["1"] + [""] * 13 + ["68fd1e64"] * 24 + ["click here, please", "x"])
+    assert row.categories[0].tolist() == GOLDEN
+
+
+def test_hashed_values_lie_in_one_to_buckets_and_are_spread_evenly() -> None:
+    lines = make_lines(2000)
+    options = PrepareOptions(num_buckets=(11,) * 26)
+    encoder = criteo.CategoryEncoder(options)
+    rows = criteo.parse_block(as_bytes(lines), encoder).rows
+    assert rows is not None
+    values = rows.categories[:, 1:]  # the first one is missing
+    counts = np.bincount(values.reshape(-1), minlength=11)
+    assert counts[0] == 0
+    assert len(counts) == 11
+    # 50,000 values in 10 buckets: binomial, standard deviation 67; 6 of them.
+    np.testing.assert_allclose(counts[1:], 5000, atol=402)
+
+
+def test_columns_hash_independently() -> None:
+    strings = [f"{value:08x}" for value in range(2000)]
+    options = PrepareOptions(num_buckets=(2 + 9,) * 26)
+    lines = [["0"] + [""] * 13 + [string] * 26 for string in strings]
+    encoder = criteo.CategoryEncoder(options)
+    rows = criteo.parse_block(as_bytes(lines), encoder).rows
+    assert rows is not None
+    for first in range(25):
+        for second in range(first + 1, 26):
+            # Agreement by chance: 2000 of probability 1/10, deviation 13.4; 6 of them.
+            same = rows.categories[:, first] == rows.categories[:, second]
+            assert abs(same.sum() - 200) < 81
+
+
+def test_a_missing_value_is_zero_or_nan_and_a_present_one_never_is() -> None:
+    missing = parse(["0"] + [""] * 39)
+    assert np.isnan(missing.integers).all()
+    assert (missing.categories == 0).all()
+    present = parse(["0"] + ["0"] * 13 + ["0"] * 26)
+    assert (present.integers == 0).all()
+    assert (present.categories > 0).all()
+
+
+def test_a_category_depends_on_its_own_bytes_alone(tmp_path: pathlib.Path) -> None:
+    lines = make_lines(50)
+    alone = [parse(line).categories[0].tolist() for line in lines]
+    encoder = criteo.CategoryEncoder(OPTIONS)
+    together = criteo.parse_block(as_bytes(lines), encoder).rows
+    assert together is not None
+    assert together.categories.tolist() == alone
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("-", "--1", "1-", "+1", " 1", "1 ", "1.0", "1e5", "0x1", "\u0661", "1_0"),
+        *("/2345678", "1234567:", "x23456789", "123456x8901234567"),
+        *("-x2345678901234567", "1" * 19, "-" + "1" * 19, "1" * 25),
+    ],
+)
+def test_what_is_not_an_integer_is_malformed(field: str) -> None:
+    lines = [["1", *[""] * 12, value, *["a"] * 26] for value in ("1", field)]
+    block = criteo.parse_block(as_bytes(lines), None)
+    assert block.bad_lines.tolist() == [1]
+    assert block.bad_reasons.tolist() == [2 + 13]
+
+
+def test_integers_are_the_nearest_float32() -> None:
+    texts = ["-0", "007", "-3", "16777217", "123456789", "999999999999999999"]
+    texts += ["-12345678", "1234567890123456", "-123456789012345678"]
+    row = parse(["1", *texts, *[""] * (13 - len(texts)), *["a"] * 26])
+    expected = np.array([int(value) for value in texts], np.int64).astype("f4")
+    np.testing.assert_array_equal(row.integers[0, : len(texts)], expected)
+
+
+# --- Splits and files --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "split", "counts"),
+    [
+        (0, (80, 10, 10), (0, 0, 0)),
+        (1, (80, 10, 10), (1, 0, 0)),
+        (2, (80, 10, 10), (2, 0, 0)),
+        (3, (80, 10, 10), (2, 1, 0)),
+        (10, (80, 10, 10), (8, 1, 1)),
+        (1999, (80, 10, 10), (1599, 200, 200)),
+        (45_840_617, (80, 10, 10), (36_672_494, 4_584_061, 4_584_062)),
+        (7, (1, 0, 0), (7, 0, 0)),
+        (5, (1, 1, 0), (3, 2, 0)),
+    ],
+)
+def test_split_counts_are_exact(
+    num_rows: int, split: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    assert split_counts(num_rows, split) == counts
+
+
+@given(st.integers(0, 10**12), st.tuples(*[st.integers(0, 100)] * 3))
+def test_splits_hold_every_row_once(num_rows: int, split: tuple[int, ...]) -> None:
+    if sum(split):
+        counts = split_counts(num_rows, split)
+        assert sum(counts) == num_rows
+        assert min(counts) >= 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9, 100])
+def test_rows_keep_their_order_in_contiguous_splits(
+    text: Callable[..., str], tmp_path: pathlib.Path, num_rows: int
+) -> None:
+    summary = prepare(text(make_lines(num_rows)), tmp_path / "out", OPTIONS)
+    expected = split_counts(num_rows, (80, 10, 10))
+    assert tuple(summary.num_rows.values()) == expected
+    first = 0
+    for name, count in zip(criteo.SPLITS, expected, strict=True):
+        numbers = read(tmp_path / "out" / name)["integers"][:, 3]
+        assert numbers.tolist() == list(range(first, first + count))
+        first += count
+
+
+def test_the_schema_is_what_the_batch_job_and_the_trainer_read(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    options = PrepareOptions(num_buckets=tuple(range(2, 28)))
+    prepare(text(make_lines(10)), tmp_path / "out", options)
+    schema = pq.read_schema(tmp_path / "out" / "train" / "part-00000.parquet")
+    names = {field.name: str(field.type) for field in schema}
+    assert names == {
+        "label": "int8",
+        "integers": "fixed_size_list<element: float not null>[13]",
+        "categories": "fixed_size_list<element: int32 not null>[26]",
+    }
+    description = json.loads(schema.metadata[DATASET_METADATA_KEY])
+    assert description["name"] == "criteo"
+    assert description["num_buckets"] == list(range(2, 28))
+    assert set(description["categories"]) == {"hashed"}
+
+
+def test_row_groups_and_files_have_the_size_asked_for(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    options = PrepareOptions(row_group_rows=7, row_groups_per_file=3, split=(9, 1, 0))
+    prepare(text(make_lines(100)), tmp_path / "out", options)
+    groups = []
+    for path in sorted((tmp_path / "out" / "train").iterdir()):
+        metadata = pq.read_metadata(path)
+        count = metadata.num_row_groups
+        groups.append([metadata.row_group(i).num_rows for i in range(count)])
+    assert groups == [[7, 7, 7]] * 4 + [[6]]
+    numbers = read(tmp_path / "out" / "train")["integers"][:, 3]
+    assert numbers.tolist() == list(range(90))
+
+
+def test_an_empty_split_has_a_file_without_rows(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    prepare(text(make_lines(5)), tmp_path / "out", PrepareOptions(split=(1, 0, 0)))
+    assert pq.read_table(tmp_path / "out" / "test").num_rows == 0
+
+
+def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
+    paths = sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+def test_files_blocks_threads_and_packing_do_not_matter(
+    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = make_lines(500)
+    prepare(text(lines), tmp_path / "whole", OPTIONS)
+    # By name alone, day_10 would come before day_2.
+    for name, part in (("1", lines[:50]), ("2", lines[50:333]), ("10", lines[333:])):
+        text(part, f"days/day_{name}.txt")
+    last = tmp_path / "days" / "day_10.txt"
+    last.with_suffix(".txt.gz").write_bytes(
+        gzip.compress(last.read_bytes().replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
+    )
+    last.unlink()
+    monkeypatch.setattr(convert, "_BLOCK_BYTES", 777)
+    for threads, pattern in ((1, "days"), (3, "days/day_*")):
+        out = tmp_path / f"parts-{threads}"
+        prepare(str(tmp_path / pattern), out, OPTIONS, num_threads=threads)
+        assert file_bytes(out) == file_bytes(tmp_path / "whole")
+
+
+def test_memory_does_not_grow_with_the_input(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    options = PrepareOptions(row_group_rows=2000)
+    lines = make_lines(8000)
+    small, large = text(lines, "small.txt"), text(lines * 5, "large.txt")
+    peaks = []
+    for name in (small, large):
+        tracemalloc.start()
+        prepare(name, f"{name}.out", options, num_threads=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # Held in memory, the large one has 32,000 rows more of 157 bytes: 5 MB.
+    assert peaks[1] < peaks[0] + 1_000_000
+
+
+# --- Malformed lines ---------------------------------------------------------------
+
+
+def spoil(lines: list[Line]) -> list[Line]:
+    """Puts every kind of malformed line in, each with the canary."""
+    lines[2][5] = CANARY
+    lines[4] = [CANARY]
+    lines[5][0] = CANARY
+    lines[8].append(CANARY)
+    lines[9][13] = f"1{CANARY}"
+    lines[11][1] = "1.5"
+    return lines
+
+
+REASONS = [
+    "3: integer 5 is not an integer of at most 18 digits",
+    "5: not 40 fields",
+    "6: label is not 0 or 1",
+    "9: not 40 fields",
+    "10: integer 13 is not an integer of at most 18 digits",
+]
+
+
+def test_malformed_lines_are_reported_by_file_and_line_without_their_content(
+    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "_BLOCK_BYTES", 700)  # a report over several blocks
+    first = text(make_lines(3), "days/a")
+    second = text(spoil(make_lines(20)), "days/b")
+    with pytest.raises(InputError) as caught:
+        prepare(os.path.dirname(first), tmp_path / "out", OPTIONS)
+    message = str(caught.value)
+    assert "6 of 23 are malformed" in message
+    assert ", ".join(f"{second}:{reason}" for reason in REASONS) + ", ..." in message
+    assert "--on-bad-row skip" in message
+    assert CANARY not in message
+    assert "\n" not in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_skipped_lines_leave_the_others_as_they_were(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    lines = spoil(make_lines(20))
+    good = [lines[i] for i in range(20) if i not in (2, 4, 5, 8, 9, 11)]
+    options = PrepareOptions(on_bad_row="skip")
+    summary = prepare(text(lines), tmp_path / "out", options)
+    prepare(text(good, "good.txt"), tmp_path / "good", OPTIONS)
+    assert summary.num_bad_lines == 6
+    assert [line.split(":", 1)[1] for line in summary.bad_lines] == REASONS
+    assert tuple(summary.num_rows.values()) == split_counts(14, (80, 10, 10))
+    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "good")
+
+
+# --- Errors before any work, and nothing half-written ------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_buckets": (1,) * 26}, "--buckets=1 >= 2"),
+        ({"num_buckets": (2**31,) * 26}, "--buckets=2147483648 <= 2147483647"),
+        ({"num_buckets": (10, 10)}, "one or 26 values"),
+        ({"split": (80, 20)}, "three shares"),
+        ({"split": (0, 50, 50)}, "train share of --split=0 >= 1"),
+        ({"split": (100, -10, 10)}, "val share of --split=-10 >= 0"),
+        ({"on_bad_row": "ignore"}, "fail, skip"),
+        ({"row_group_rows": 0}, "--row-group-rows=0 >= 1"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(
+    change: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        PrepareOptions(**change)  # type: ignore[arg-type]
+
+
+def refused(pattern: str, out: pathlib.Path, options: PrepareOptions = OPTIONS) -> str:
+    """The message with which ``prepare`` refuses; checks that it left nothing."""
+    before = sorted(out.parent.rglob("*"))
+    with pytest.raises(InputError) as caught:
+        prepare(pattern, out, options)
+    assert sorted(out.parent.rglob("*")) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_input_that_cannot_be_read_is_refused(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    out = tmp_path / "out"
+    assert "there are none" in refused(str(tmp_path / "*.tsv"), out)
+    assert "it is empty" in refused(text([], "empty.txt"), out)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(as_bytes(make_lines(50)))[:-20])
+    assert "readable to its end: EOFError" in refused(str(tmp_path / "cut.gz"), out)
+    (tmp_path / "not.gz").write_bytes(as_bytes(make_lines(1)))
+    assert "BadGzipFile" in refused(str(tmp_path / "not.gz"), out)
+    os.mkfifo(tmp_path / "pipe")
+    assert "to be a file" in refused(str(tmp_path / "pipe"), out)
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    assert "link to nothing" in refused(str(tmp_path / "lost"), out)
+
+
+def test_a_folder_of_text_is_read_at_any_depth_but_for_hidden_files(
+    text: Callable[..., str],
+) -> None:
+    names = ["in/day_2.txt", "in/more/day_1.txt", "in/day_10.txt"]
+    paths = [text(make_lines(1), name) for name in names]
+    for hidden in (".day_3.txt", "_SUCCESS", "_tmp/day_4.txt"):
+        text(make_lines(1), f"in/{hidden}")
+    folder = str(pathlib.Path(paths[0]).parent)
+    assert [file.path for file in convert.list_files(folder)] == [
+        paths[0], paths[2], paths[1],
+    ]  # fmt: skip
+
+
+def test_a_file_without_line_ends_is_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "_MAX_LINE_BYTES", 1000)
+    (tmp_path / "image").write_bytes(b"\xff" * 300_000)
+    message = refused(str(tmp_path / "image"), tmp_path / "out")
+    assert "Is it text?" in message
+
+
+def test_a_split_that_leaves_no_row_for_train_is_refused(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    path = text(make_lines(3))
+    message = refused(path, tmp_path / "out", PrepareOptions(split=(10, 80, 10)))
+    assert "3 well-formed rows leave none" in message
+    bad = text([[CANARY]], "bad.txt")
+    message = refused(bad, tmp_path / "out", PrepareOptions(on_bad_row="skip"))
+    assert "0 well-formed rows leave none" in message
+
+
+def test_output_in_use_is_refused_and_an_empty_folder_taken(
+    text: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    path, out = text(make_lines(9)), tmp_path / "out"
+    out.mkdir()
+    prepare(path, out, OPTIONS)
+    assert "new or an empty folder" in refused(path, out)
+    assert "new or an empty folder" in refused(path, pathlib.Path(path))
+    # A link to a folder is that folder.
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    prepare(path, tmp_path / "link", OPTIONS)
+    assert file_bytes(tmp_path / "real") == file_bytes(out)
+    # Before the input is read, which may take long.
+    malformed = text([[CANARY]], "bad.txt")
+    assert "new or an empty folder" in refused(malformed, out)
+
+
+def test_no_partial_output_after_a_failure(
+    text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = convert._SplitWriter.write
+    calls = []
+
+    def fail_at_third(self: convert._SplitWriter, rows: criteo.Rows) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        write(self, rows)
+
+    monkeypatch.setattr(convert._SplitWriter, "write", fail_at_third)
+    path = text(make_lines(60))
+    message = refused(path, tmp_path / "out", PrepareOptions(row_group_rows=10))
+    assert "No space left on device" in message
+    assert len(calls) >= 3
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "touched"])
+def test_input_that_changes_between_the_passes_is_refused(
+    text: Callable[..., str], tmp_path: pathlib.Path, change: str
+) -> None:
+    path = pathlib.Path(text(make_lines(60)))
+
+    def on_progress(phase: str, done: int, total: int) -> None:
+        if phase == "check" and done == total:
+            data = path.read_bytes()
+            if change == "longer":
+                path.write_bytes(data + as_bytes(make_lines(1)))
+            elif change == "shorter":
+                path.write_bytes(data[: data.rfind(b"\n", 0, -1) + 1])
+            else:
+                os.utime(path, (1, 1))
+
+    with pytest.raises(InputError, match="not to change while it is read"):
+        prepare(str(path), tmp_path / "out", OPTIONS, on_progress=on_progress)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_rows_that_differ_from_the_count_are_refused(
+    text: Callable[..., str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: int,
+) -> None:
+    # As when a file changes without its size and time.
+    check = convert._check_lines
+
+    def miscount(reader: convert._Reader) -> convert._Count:
+        count = check(reader)
+        count.num_good += change
+        return count
+
+    monkeypatch.setattr(convert, "_check_lines", miscount)
+    message = refused(text(make_lines(60)), tmp_path / "out")
+    assert "not to change while it is read" in message
+
+
+# --- Vocabulary --------------------------------------------------------------------
+
+
+def write_json(path: pathlib.Path, value: object) -> pathlib.Path:
+    path.write_text(json.dumps(value))
+    return path
+
+
+def test_listed_strings_get_their_own_values(tmp_path: pathlib.Path) -> None:
+    listed = ["68fd1e64", "", "x" * 20, "ünï"]
+    listed.remove("")
+    path = write_json(tmp_path / "v.json", {"C2": listed, "C26": ["only"]})
+    options = PrepareOptions(vocabulary=criteo.read_vocabulary(path))
+    assert options.sizes == (1024, 5, *(1024,) * 23, 3)
+    for string, value in [*zip(listed, [2, 3, 4], strict=True), ("new", 1), ("", 0)]:
+        row = parse(["0"] + [""] * 13 + [string] * 25 + ["only"], options)
+        assert row.categories[0, 1] == value
+        assert row.categories[0, 25] == 2
+        others = parse(["0"] + [""] * 13 + [string] * 26).categories
+        assert row.categories[0, 2] == others[0, 2]
+    schema = criteo.dataset_schema(options)
+    description = json.loads(schema.metadata[DATASET_METADATA_KEY])
+    assert description["num_buckets"] == list(options.sizes)
+    assert description["categories"][:3] == ["hashed", "public-vocabulary", "hashed"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        {"C0": ["a"]},
+        {"I1": ["a"]},
+        {"C1": "abc"},
+        {"C1": []},
+        {"C1": ["a", "a"]},
+        {"C1": [""]},
+        {"C1": ["a\tb"]},
+        {"C1": [1]},
+    ],
+)
+def test_a_vocabulary_of_another_form_is_refused(
+    tmp_path: pathlib.Path, value: object
+) -> None:
+    with pytest.raises(InputError, match="Expected"):
+        criteo.read_vocabulary(write_json(tmp_path / "v.json", value))
+
+
+# --- Real rows ---------------------------------------------------------------------
+
+
+def test_the_real_sample_is_prepared(
+    criteo_sample: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    summary = prepare(str(criteo_sample), tmp_path / "out", OPTIONS)
+    assert summary.num_rows == {"train": 1599, "val": 200, "test": 200}
+    lines = criteo_sample.read_text().splitlines()
+    columns = read_all(tmp_path / "out")
+    assert columns["label"].tolist() == [int(line[0]) for line in lines]
+    missing = [[not field for field in line.split("\t")] for line in lines]
+    np.testing.assert_array_equal(
+        np.isnan(columns["integers"]), np.array(missing)[:, 1:14]
+    )
+    np.testing.assert_array_equal(columns["categories"] == 0, np.array(missing)[:, 14:])

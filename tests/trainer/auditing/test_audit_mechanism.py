@@ -1,0 +1,299 @@
+"""The mechanism under audit: laws that are known, true claims, and planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting import accountant
+from accounting.auditing import audit
+from accounting.plan import SAMPLERS, DpSgdPlan
+from accounting.samplers import shuffle
+from pipelines.sampling import samplers
+from trainer.auditing import audit_mechanism
+from trainer.gradients import noise
+
+DELTA = 1e-5
+NOISE = 0.8
+
+
+def _plan(sampler: str, **more: Any) -> DpSgdPlan:
+    size = 20 if sampler == "truncated-poisson" else None
+    fields = {"num_examples": 200, "expected_batch_size": 10, "num_steps": 40}
+    return DpSgdPlan(
+        sampler=sampler,
+        **{**fields, "num_epochs": 2, "truncated_batch_size": size, **more},
+    )
+
+
+def _audit(
+    plan: DpSgdPlan,
+    claimed: str,
+    trials: int,
+    *,
+    confidence: float = 0.999,
+    noise_multiplier: float = NOISE,
+) -> audit.Verdict:
+    said = dataclasses.replace(
+        plan,
+        sampler=claimed,
+        truncated_batch_size=plan.truncated_batch_size
+        if claimed == plan.sampler
+        else None,
+    )
+    claim = audit.claim(said, noise_multiplier, DELTA)
+    case = audit_mechanism.worst_case(plan)
+    scores = [
+        audit_mechanism.simulate(case, noise_multiplier, trials // 2, real=real)
+        for real in (True, False)
+    ]
+    return audit.judge(claim, *scores, confidence=confidence, slack=case.slack)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_true_claim_is_consistent(sampler: str) -> None:
+    """Violated with probability 1e-6 at most."""
+    verdict = _audit(_plan(sampler), sampler, 600, confidence=1 - 1e-6)
+    assert not verdict.violated, verdict.text
+
+
+@pytest.mark.parametrize(
+    "sampler", ["persistent-shuffle", "dynamic-shuffle", "deterministic"]
+)
+def test_what_is_sold_as_poisson_and_is_not_is_found(sampler: str) -> None:
+    """Delta is found to be 0.25 to 0.31 above the claim, with a deviation of 0.03."""
+    verdict = _audit(_plan(sampler), "poisson", 1600, noise_multiplier=0.5)
+    assert verdict.violated, verdict.text
+
+
+def _found_deltas(plan: DpSgdPlan, trials: int) -> Iterator[tuple[float, float, float]]:
+    """Epsilon, delta of the event "score above epsilon", and its standard error."""
+    case = audit_mechanism.worst_case(plan)
+    scores = [
+        audit_mechanism.simulate(case, NOISE, trials, real=real)
+        for real in (True, False)
+    ]
+    for epsilon in (0.1, 0.5, 1.0):
+        real, ghost = (np.mean(part > epsilon) for part in scores)
+        variance = real * (1 - real) + math.exp(2 * epsilon) * ghost * (1 - ghost)
+        found = real - math.exp(epsilon) * ghost
+        yield epsilon, found, math.sqrt(variance / trials)
+
+
+def test_a_shuffle_reaches_its_lower_bound() -> None:
+    """Theorem 3.5 of Chua et al.: the canary pulls against all others.
+
+    Five standard errors: an error rate below 1e-6.
+    """
+    plan = _plan("dynamic-shuffle", num_steps=20, num_epochs=1)
+    poisson = dataclasses.replace(plan, sampler="poisson")
+    for epsilon, found, error in _found_deltas(plan, 2000):
+        least = shuffle.event_delta(NOISE, 20, epsilon, shuffle.MEANS)
+        most = accountant.delta(plan, noise_multiplier=NOISE, epsilon=epsilon)
+        assert least - 5 * error <= found <= most.guarantee + 5 * error
+        claimed = accountant.delta(poisson, noise_multiplier=NOISE, epsilon=epsilon)
+        assert found - 5 * error > claimed.guarantee
+
+
+def test_poisson_stays_on_its_curve() -> None:
+    """The score is the likelihood ratio, so its events have exactly the delta."""
+    plan = _plan("poisson", num_steps=20, num_epochs=1)
+    for epsilon, found, error in _found_deltas(plan, 5000):
+        known = accountant.delta(
+            plan, noise_multiplier=NOISE, epsilon=epsilon, both=True
+        )
+        assert known.lower is not None
+        assert known.lower - 5 * error <= found <= known.guarantee + 5 * error
+
+
+# Faults are missed with a probability below 1e-6: the deltas that are found exceed
+# those that are claimed by six and more of their standard deviations.
+
+
+def test_half_the_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = noise.step_noise
+    monkeypatch.setattr(
+        noise, "step_noise", lambda *a: [value / 2 for value in drawn(*a)]
+    )
+    assert _audit(_plan("poisson"), "poisson", 3000).violated
+
+
+def test_no_noise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = noise.step_noise
+    monkeypatch.setattr(
+        noise, "step_noise", lambda *a: [np.zeros_like(value) for value in drawn(*a)]
+    )
+    verdict = _audit(_plan("poisson"), "poisson", 3000)
+    assert verdict.findings[-1].epsilon_lower_bound > 0
+    assert verdict.violated
+
+
+def test_twice_the_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = samplers.sample_block
+
+    def twice(plan: DpSgdPlan, *rest: Any) -> Any:
+        return honest(
+            dataclasses.replace(plan, expected_batch_size=2 * plan.expected_batch_size),
+            *rest,
+        )
+
+    monkeypatch.setattr(samplers, "sample_block", twice)
+    assert _audit(_plan("poisson", expected_batch_size=40), "poisson", 4000).violated
+
+
+def test_a_canary_in_every_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = samplers.sample_block
+
+    def always(plan: DpSgdPlan, key: bytes, block: Any, *rest: Any) -> Any:
+        del rest
+        return honest(
+            dataclasses.replace(plan, expected_batch_size=plan.num_examples), key, block
+        )
+
+    monkeypatch.setattr(samplers, "sample_block", always)
+    assert _audit(_plan("poisson"), "poisson", 1000).violated
+
+
+def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling_keys, noise_keys = [], set()
+    sample, draw = samplers.sample_block, noise.step_noise
+
+    def sampled(plan: DpSgdPlan, key: bytes, *rest: Any) -> Any:
+        sampling_keys.append(key)
+        return sample(plan, key, *rest)
+
+    def drawn(key: bytes, *rest: Any) -> Any:
+        noise_keys.add(key)
+        return draw(key, *rest)
+
+    monkeypatch.setattr(samplers, "sample_block", sampled)
+    monkeypatch.setattr(noise, "step_noise", drawn)
+    monkeypatch.setattr(audit_mechanism, "_MOST_CHUNK", 10)
+    case = audit_mechanism.worst_case(_plan("poisson"))
+    done = []
+    scores = audit_mechanism.simulate(case, NOISE, 25, real=False, advance=done.append)
+    assert len(set(sampling_keys)) == len(sampling_keys) == 25
+    assert len(noise_keys) == 3
+    assert len(set(scores)) == 25
+    assert sum(done) == 25
+
+
+def test_both_worlds_are_sampled_alike() -> None:
+    """For one key they differ where the canary is, by one, and nowhere else."""
+    for sampler in SAMPLERS:
+        case = audit_mechanism.worst_case(_plan(sampler))
+        for key in (bytes(32), bytes(range(32))):
+            real, ghost = (
+                audit_mechanism.sample_sums(case, key, real=real)
+                for real in (True, False)
+            )
+            assert set(real - ghost) <= {0.0, 1.0}
+            if "poisson" not in sampler:
+                assert sum(real - ghost) == 2  # epochs
+
+
+@pytest.mark.parametrize("sampler", ["persistent-shuffle", "dynamic-shuffle"])
+def test_a_shuffle_shows_the_canary_alone(sampler: str) -> None:
+    """What other examples contribute is known, and is taken off: of any sizes."""
+    plan = _plan(sampler, num_examples=206, num_steps=42)
+    case = audit_mechanism.worst_case(plan)
+    for key in (bytes(32), bytes(range(32))):
+        sums = audit_mechanism.sample_sums(case, key, real=True)
+        assert sorted(sums) == [0.0] * 40 + [2.0] * 2
+        ghost = audit_mechanism.sample_sums(case, key, real=False)
+        assert sorted(ghost) == [0.0] * 40 + [1.0] * 2
+
+
+def test_fewer_rows_leave_the_law_of_the_canary() -> None:
+    """Its step is uniform: chi-square of 20 steps, error rate 1e-6."""
+    plan = _plan("dynamic-shuffle", num_examples=10**9, expected_batch_size=5 * 10**7)
+    case = audit_mechanism.worst_case(plan)
+    assert case.plan.num_examples == 40
+    assert case.plan.steps_per_epoch == plan.steps_per_epoch == 20
+    assert case.scaled is not None
+    assert "40 of 1,000,000,000" in case.scaled
+    steps = [
+        np.flatnonzero(
+            audit_mechanism.sample_sums(case, number.to_bytes(32, "big"), real=True)
+        )[0]
+        for number in range(1000)
+    ]
+    counts = np.bincount(steps, minlength=20)
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_a_cap_that_is_not_simulated_is_taken_off() -> None:
+    large = {"num_examples": 10_000, "expected_batch_size": 500, "num_steps": 40}
+    case = audit_mechanism.worst_case(
+        _plan("truncated-poisson", truncated_batch_size=550, **large)
+    )
+    assert case.plan.sampler == "poisson"
+    # Binomial(10,000, 1/20): 550 is 2.3 standard deviations out; 40 steps.
+    assert case.slack == pytest.approx(40 * stats.binom.sf(550, 10_000, 0.05))
+    assert audit_mechanism.worst_case(_plan("truncated-poisson")).slack == 0
+
+
+def test_a_cap_that_is_simulated_keeps_the_canary_as_often_as_it_should() -> None:
+    """Of 1 + Bin(n - 1, q) rows at most B stay; five standard deviations."""
+    plan = _plan(
+        "truncated-poisson", num_examples=20, expected_batch_size=10,
+        truncated_batch_size=10,
+    )  # fmt: skip
+    case = audit_mechanism.worst_case(plan)
+    assert case.slack == 0
+    trials = 400
+    kept = sum(
+        audit_mechanism.sample_sums(case, number.to_bytes(32, "big"), real=True).sum()
+        for number in range(trials)
+    )
+    others = np.arange(20)
+    stays = np.minimum(1, 10 / (1 + others)) @ stats.binom.pmf(others, 19, 0.5)
+    size = trials * plan.num_steps
+    deviation = math.sqrt(size * 0.25)
+    assert abs(kept - size * 0.5 * stays) < 5 * deviation
+    assert size * 0.5 * (1 - stays) > 10 * deviation
+
+
+def _normal(x: np.ndarray, mean: np.ndarray) -> float:
+    return float(np.prod(stats.norm.pdf(x, mean, NOISE)))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
+    """Against a sum over all ways in which the canary can take part."""
+    plan = _plan(
+        sampler, num_examples=6, expected_batch_size=2, num_steps=6,
+        truncated_batch_size=6 if sampler == "truncated-poisson" else None,
+    )  # fmt: skip
+    means = (2.0, 1.0) if "shuffle" in sampler else (1.0, 0.0)
+    x = np.random.default_rng(3).normal(0, 1, 6)
+    found = audit_mechanism.score(
+        plan, NOISE, lambda step: x[step : step + 1],
+        positions=np.array(3), means=means,
+    )  # fmt: skip
+    ways = []
+    if "poisson" in sampler:
+        for took in itertools.product((0, 1), repeat=6):
+            chance = math.prod(1 / 3 if t else 2 / 3 for t in took)
+            ways.append((chance, np.array(took)))
+    else:
+        for first, second in itertools.product(range(3), repeat=2):
+            took = np.zeros(6)
+            took[[first, 3 + second]] = 1
+            same = first == second
+            chance = {
+                "deterministic": float(first == second == 1),
+                "persistent-shuffle": same / 3,
+            }.get(sampler, 1 / 9)
+            ways.append((chance, took))
+    real, ghost = (
+        sum(chance * _normal(x, mean * took) for chance, took in ways) for mean in means
+    )
+    assert found == pytest.approx(math.log(real / ghost), rel=1e-9)

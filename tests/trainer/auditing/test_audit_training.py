@@ -1,0 +1,213 @@
+"""The whole trainer under audit; ``test_audit_faults`` plants faults in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.auditing import audit, joint_tests
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_manifest
+from trainer import models
+from trainer.auditing import audit_model, audit_release, audit_training
+from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from trainer.gradients import clipping, lazy_noise, noise
+
+CLIP, DELTA = 3.0, 1e-5
+PLAN = DpSgdPlan(
+    sampler="truncated-poisson",
+    num_examples=NUM_CANARIES,
+    expected_batch_size=NUM_CANARIES // 8,
+    num_steps=8,
+    truncated_batch_size=NUM_CANARIES // 4,
+)
+DENSE, LAZY, *FEW = audit_training.small_runs(PLAN, 1.0, CLIP)
+#: Every other canary is real: their order says nothing to the sampler.
+IS_REAL = np.arange(NUM_CANARIES) % 2 == 0
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Canaries and their batches, in a folder that runs can be added to."""
+    folder = tmp_path_factory.mktemp("audit")
+    audit_training.write_table(folder, LAZY, IS_REAL)
+    audit_training.make_batches(folder, LAZY)
+    return folder
+
+
+@pytest.fixture
+def folder(batches: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    for name in ("batches", "held-out"):
+        (tmp_path / name).symlink_to(batches / name)
+    return tmp_path
+
+
+def _no_noise(
+    key: bytes, step: int, variable: int, shape: Any, place: Any = (), *, stddev: float
+) -> np.ndarray:
+    del key, step, variable, place, stddev
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+def test_what_is_released_is_noise_and_clipped_canaries(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    """Without noise a real canary adds one clip norm per step, a ghost nothing."""
+    monkeypatch.setattr(noise, "normal", _no_noise)
+    manifest = read_manifest(folder / "batches")
+    canaries = audit_release.Canaries(is_real=IS_REAL)
+    changes = list(audit_training._changes(folder, run, manifest))
+    assert len(changes) == 8 // run.steps_per_release
+    sums = np.stack([canaries.project(change) for change in changes])
+    parts = audit_release.read_parts(folder / "batches")
+    for release, found in enumerate(sums):
+        times = np.zeros(NUM_CANARIES)
+        for part in parts:
+            if part.step // run.steps_per_release == release:
+                times[part.canaries - 1] += 1
+        assert np.allclose(found, times * IS_REAL, atol=1e-3)
+    # The squared length of all that was added is that of the canaries: no other
+    # weight changed.
+    squares = sum(
+        np.sum(np.square(values, dtype=np.float64))
+        for change in changes
+        for values in change.values()
+    )
+    assert squares == pytest.approx(np.sum(sums**2), rel=1e-3)
+
+
+@pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
+def test_trials_alone_find_a_run_without_noise(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run: SmallRun
+) -> None:
+    """At an epsilon that claims nothing: a bound that assumes nothing."""
+    monkeypatch.setattr(noise, "normal", _no_noise)
+    outcome = audit_training.examine(folder, run, IS_REAL)
+    claim = audit.claim(outcome.plan, 1.0, DELTA)
+    verdict = audit.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
+    assert verdict.violated
+    assert verdict.findings[-1].epsilon_lower_bound > claim.epsilon
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    canaries = audit_release.Canaries(is_real=np.ones(3, bool))
+    part = audit_release.Part(step=0, canaries=np.array([1]), padded=False)
+    checks = audit_release.ReleaseChecks(
+        canaries, [part], noise=1.0, steps_per_release=1
+    )
+    change = {layer: np.full(40, np.nan) for layer in audit_model.LAYERS}
+    with pytest.raises(InputError, match="finite weights in release 0"):
+        checks.add(change)
+
+
+def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
+    size = lazy_noise._FLUSH_CHUNK // audit_model.LARGE_DIM
+    assert size < audit_model.LARGE_ROWS
+    numbers = np.arange(1, NUM_CANARIES + 1)
+    places = audit_model.places(audit_model.LARGE, numbers, NUM_CANARIES)
+    assert len(set(places)) == NUM_CANARIES
+    assert places.max() < audit_model.LARGE_ROWS * audit_model.LARGE_DIM
+    chunks = np.bincount(places // audit_model.LARGE_DIM // size)
+    assert min(chunks) > NUM_CANARIES / 4
+
+
+def test_the_models_take_both_paths(folder: pathlib.Path) -> None:
+    manifest = read_manifest(folder / "batches")
+    paths = [
+        clipping.choose_path(
+            models.make_model(
+                manifest,
+                model=f"trainer.auditing.audit_model:{run.model}",
+                embedding_dim=1,
+                hidden=(),
+                loss=models.make_loss("trainer.auditing.audit_model:linear"),
+            )
+        )
+        for run in (DENSE, FEW[0])
+    ]
+    assert paths == [clipping.BOOKKEEPING, clipping.VECTORIZED]
+    assert {run.model for run in (DENSE, LAZY)} == {"weights"}
+    assert [run.model for run in FEW] == ["shared_weights", "weights"]
+
+
+def test_canaries_are_of_all_kinds() -> None:
+    directions = audit_model.directions(NUM_CANARIES)
+    assert np.allclose(np.sum(directions**2, 1), 1)
+    largest = np.abs(directions).max(1)
+    kinds = np.arange(1, NUM_CANARIES + 1) % audit_model.num_kinds()
+    assert np.allclose(largest[kinds == 0], 0.5)
+    for layer in range(len(audit_model.LAYERS)):
+        assert np.all(np.abs(directions[kinds == layer + 1, layer]) > 0.98)
+    # Of any two layers, half of the canaries of a kind have opposite signs.
+    signs = np.sign(directions)
+    assert np.all(np.abs(signs.T @ signs - NUM_CANARIES * np.eye(4)) < 100)
+
+
+def test_labels_are_fair_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run from end to end; the coins within five standard deviations of half."""
+    tables = []
+    write = audit_training.write_table
+
+    def written(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> None:
+        tables.append(is_real)
+        write(folder, run, is_real)
+
+    monkeypatch.setattr(audit_training, "write_table", written)
+    outcome = audit_training.carry_out(
+        dataclasses.replace(LAZY, sampler="balls-and-bins")
+    )
+    (is_real,) = tables
+    assert len(outcome.real) == np.sum(is_real)
+    assert abs(len(outcome.real) - NUM_CANARIES / 2) < 5 * math.sqrt(NUM_CANARIES / 4)
+    assert len(outcome.real) + len(outcome.ghost) == NUM_CANARIES
+    assert outcome.plan.sampler == "balls-and-bins"
+    assert outcome.slack == 0
+    claim = audit.claim(outcome.plan, 1.0, DELTA)
+    (evidence,) = audit_training.evidence([outcome])
+    verdict = joint_tests.judge(claim, [evidence], confidence=1 - 1e-6)
+    assert not verdict.violated, verdict.text
+
+
+def test_small_runs_are_like_the_audited_one() -> None:
+    plan = DpSgdPlan(
+        sampler="poisson",
+        num_examples=36_800_000,
+        expected_batch_size=65_536,
+        num_steps=562 * 3,
+        num_epochs=3,
+    )
+    small = audit_training.small_runs(plan, 0.7, 2.0)
+    assert {run.sampler for run in small} == {"poisson"}
+    assert {run.noise_multiplier for run in small} == {0.7}
+    assert {run.l2_norm_clip for run in small} == {2.0}
+    assert {run.num_epochs for run in small} == {2}
+    assert [run.name for run in small] == ["dense", "lazy", "dense, few", "lazy, few"]
+    assert [run.steps_per_epoch for run in small] == [16, 16, 32, 32]
+    assert [run.expected_batch_size for run in small] == [256, 256, 1, 1]
+    assert [run.steps_per_release for run in small] == [1, 4, 1, 4]
+    short = dataclasses.replace(
+        plan, expected_batch_size=plan.num_examples, num_steps=3
+    )
+    dense, lazy, *_ = audit_training.small_runs(short, 0.7, 2.0)
+    assert dense.steps_per_epoch == lazy.steps_per_release == 1
+
+
+def test_trials_are_shared_by_the_kinds_that_have_any() -> None:
+    for trials, count in ((100, 4), (8192, 4), (8193, 6), (20_000, 8)):
+        names = [run.name for run in audit_training.runs(PLAN, 1.0, CLIP, trials)]
+        assert len(names) == count
+        assert names.count("dense") == names.count("lazy") == (count - 2) // 2
+
+
+def test_a_job_that_fails_says_why_in_one_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(InputError, match="Expected files at --input") as raised:
+        audit_training.make_batches(tmp_path, DENSE)
+    assert "\n" not in str(raised.value)

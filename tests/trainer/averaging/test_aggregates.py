@@ -1,0 +1,149 @@
+"""Averages over kept iterates: every formula by hand, and what holds for all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.validation import InputError
+from trainer.averaging.aggregate_evaluation import majority_metrics
+from trainer.averaging.aggregates import (
+    Outputs,
+    WeightedMean,
+    ema_weights,
+    uniform_weights,
+)
+from trainer.model.metrics import binary_metrics
+
+
+def _logit(probability: float) -> float:
+    return float(np.log(probability / (1 - probability)))
+
+
+def test_the_moving_average_by_its_recursion() -> None:
+    # beta_2 = (1/2) / (3/4) = 2/3, beta_3 = (1/2) / (7/8) = 4/7.
+    theta = [1.0, 4.0, 8.0]
+    second = 1 / 3 * theta[0] + 2 / 3 * theta[1]
+    third = 3 / 7 * second + 4 / 7 * theta[2]
+    assert ema_weights(3, 0.5) @ theta == pytest.approx(third)
+    assert ema_weights(1, 0.5).tolist() == [1.0]
+
+
+@given(st.integers(1, 200), st.floats(0, 1, exclude_max=True))
+def test_the_weights_sum_to_one_and_do_not_fall(count: int, decay: float) -> None:
+    weights = ema_weights(count, decay)
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    assert (np.diff(weights) >= 0).all()
+    assert (weights >= 0).all()
+    recursive = np.zeros(count)
+    for index in range(count):
+        beta = 1.0 if index == 0 else (1 - decay) / (1 - decay ** (index + 1))
+        recursive *= 1 - beta
+        recursive[index] = beta
+    # 1 - d^i cancels where d is next to 1.
+    if decay < 0.999:
+        np.testing.assert_allclose(weights, recursive, rtol=1e-6, atol=1e-12)
+
+
+def test_the_ends_of_decay_are_the_last_iterate_and_the_mean() -> None:
+    assert ema_weights(4, 0.0).tolist() == [0, 0, 0, 1]
+    near_one = ema_weights(4, 1 - 1e-12)
+    np.testing.assert_allclose(near_one, uniform_weights(4), rtol=1e-10)
+    for decay in (-0.1, 1.0):
+        with pytest.raises(InputError, match="keep_decay"):
+            ema_weights(4, decay)
+
+
+def test_the_mean_of_weights_by_hand() -> None:
+    iterates = [
+        [np.array([1.0, 2.0], "f4"), np.array(3.0, "f4")],
+        [np.array([2.0, 0.0], "f4"), np.array(3.0, "f4")],
+        [np.array([6.0, 1.0], "f4"), np.array(0.0, "f4")],
+    ]
+    upa = WeightedMean(uniform_weights(3))
+    ema = WeightedMean(ema_weights(3, 0.5))  # 1/7, 2/7, 4/7
+    for iterate in iterates:
+        upa.add(iterate)
+        ema.add(iterate)
+    np.testing.assert_allclose(upa.values()[0], [3, 1], rtol=1e-6)
+    np.testing.assert_allclose(upa.values()[1], 2, rtol=1e-6)
+    np.testing.assert_allclose(ema.values()[0], [29 / 7, 6 / 7], rtol=1e-6)
+    np.testing.assert_allclose(ema.values()[1], 9 / 7, rtol=1e-6)
+    assert upa.values()[0].dtype == np.float32
+
+
+def test_the_mean_of_weights_is_formed_in_double_precision() -> None:
+    mean = WeightedMean(uniform_weights(3))
+    for value in (1e8, 1.0, -1e8):  # in single precision 1e8 + 1 = 1e8
+        mean.add([np.array(value, "f4")])
+    assert mean.values()[0] == pytest.approx(1 / 3, abs=1e-7)
+
+
+def test_outputs_of_three_iterates_by_hand() -> None:
+    # Probabilities of label 1, a row per iterate, a column per example.
+    table = np.array([[0.2, 0.6, 0.9], [0.4, 0.4, 0.8], [0.6, 0.8, 0.7]])
+    outputs = Outputs(3)
+    for row in table:
+        outputs.add(np.array([_logit(p) for p in row]))
+    np.testing.assert_allclose(outputs.mean, [0.4, 0.6, 0.8])
+    np.testing.assert_allclose(
+        outputs.mean_logits, [_logit(0.4), _logit(0.6), _logit(0.8)]
+    )
+    # (0.04 + 0 + 0.04) / 2 and so on.
+    np.testing.assert_allclose(outputs.stddev**2, [0.04, 0.04, 0.01])
+    assert outputs.votes.tolist() == [1, 2, 3]
+    assert outputs.majority.tolist() == [0, 1, 1]
+    labels = np.array([0, 1, 0])
+    opa = binary_metrics(labels, outputs.mean_logits)
+    assert opa["auc"] == 0.5
+    assert opa["log_loss"] == pytest.approx(-np.log(0.6 * 0.6 * 0.2) / 3)
+    assert opa["accuracy"] == pytest.approx(2 / 3)
+    omv = majority_metrics(labels, outputs)
+    assert (omv["auc"], omv["log_loss"]) == (0.5, None)
+    assert omv["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_a_tied_vote_is_label_zero_and_ties_cost_auc() -> None:
+    outputs = Outputs(2)
+    outputs.add(np.array([1.0, -0.5]))
+    outputs.add(np.array([-1.0, 0.1]))
+    assert outputs.majority.tolist() == [0, 0]
+    undecided = Outputs(1)
+    undecided.add(np.zeros(1))
+    assert undecided.votes.tolist() == [0]
+    assert majority_metrics(np.array([0, 1]), outputs)["auc"] == 0.5
+    # The mean probabilities are not tied: (0.7311 + 0.2689) / 2 and
+    # (0.3775 + 0.5250) / 2.
+    np.testing.assert_allclose(2 * outputs.mean, [1.0, 0.9025], atol=1e-4)
+
+
+def test_the_logit_of_the_mean_is_finite_where_probabilities_round() -> None:
+    outputs = Outputs(2)
+    outputs.add(np.array([800.0, -800.0]))
+    outputs.add(np.array([700.0, -900.0]))
+    assert outputs.mean.tolist() == [1.0, 0.0]
+    # 1 - p is 1e-304 / 2 or so: -log of it is 700 + log 2.
+    np.testing.assert_allclose(
+        outputs.mean_logits, [700 + np.log(2), -800 + np.log(0.5)], rtol=1e-12
+    )
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=30))
+def test_running_moments_are_those_of_all_predictions(logits: list[float]) -> None:
+    outputs = Outputs(1)
+    for logit in logits:
+        outputs.add(np.array([logit]))
+    probabilities = 1 / (1 + np.exp(-np.array(logits)))
+    assert outputs.mean[0] == pytest.approx(probabilities.mean(), rel=1e-9)
+    assert outputs.stddev[0] == pytest.approx(probabilities.std(ddof=1), abs=1e-9)
+    mean = 1 / (1 + np.exp(-outputs.mean_logits[0]))
+    assert mean == pytest.approx(probabilities.mean(), rel=1e-9)
+
+
+def test_one_iterate_has_no_variance() -> None:
+    outputs = Outputs(1)
+    outputs.add(np.zeros(1))
+    with pytest.raises(InputError, match="num_iterates=1"):
+        _ = outputs.stddev

@@ -1,0 +1,271 @@
+"""``dpsgd audit`` on the command line: verdicts, exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting import accountant
+from accounting.auditing.residuals import Check
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from tests.trainer.conftest import write_run_folder
+from trainer.auditing import audit_training
+from trainer.auditing.audit_training import Outcome
+from trainer.cli.audit_commands import audit_command
+
+PLAN = (
+    "--num-examples=400", "--batch-size=20", "--epochs=1", "--delta=1e-5",
+    "--confidence=0.999999",
+)  # fmt: skip
+
+
+def _audit(*arguments: str) -> Result:
+    return CliRunner().invoke(audit_command, list(arguments))
+
+
+def _json(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = _audit(*arguments, "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def _error(*arguments: str) -> str:
+    result = _audit(*arguments)
+    assert isinstance(result.exception, InputError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_a_true_claim_exits_with_zero() -> None:
+    """By chance with another code: 1e-6."""
+    code, fields = _json(
+        "--sampler=poisson", *PLAN, "--noise-multiplier=1", "--trials=600"
+    )
+    assert code == 0
+    assert not fields["violated"]
+    assert fields["verdict"].startswith("consistent")
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=400, expected_batch_size=20, num_steps=20
+    )
+    known = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5).guarantee
+    assert fields["claim"]["epsilon"] == known
+    assert fields["audited"] == fields["claim"]["plan"] == plan.to_json()
+    assert fields["trials"] == 600
+    usual, strict = fields["if_batches_are_as_claimed"]
+    assert usual["epsilon"] >= strict["epsilon"]
+
+
+def test_a_shuffle_sold_as_poisson_exits_with_one(tmp_path: pathlib.Path) -> None:
+    picture = tmp_path / "audit.png"
+    result = _audit(
+        "--sampler=dynamic-shuffle", "--claim=poisson", *PLAN, "--epsilon=8",
+        "--confidence=0.999", "--trials=3000", f"--plot={picture}",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "verdict: VIOLATED" in result.stdout
+    assert "claimed, by the accounting of poisson: epsilon <= " in result.stdout
+    assert "400" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exit_code_reaches_the_shell(root: pathlib.Path) -> None:
+    command = [
+        sys.executable, "-m", "dpsgd", "audit", "--sampler=deterministic",
+        "--claim=poisson", *PLAN, "--noise-multiplier=0.5", "--trials=4000",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "VIOLATED" in done.stdout
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    return write_run_folder(tmp_path / "run", small_batches, l2_norm_clip=4.0)
+
+
+def test_a_run_that_releases_something_else_is_refused(
+    tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    run = write_run_folder(
+        tmp_path / "mix",
+        small_batches,
+        method="model-mix",
+        method_settings={"mix_width": 0.1, "linf_factor": 4},
+    )
+    assert "method='model-mix' to be one of dp-sgd, bam, dp-sat" in _error(str(run))
+
+
+def test_a_run_is_audited_with_what_it_executed(
+    run: pathlib.Path, small_batches: Any
+) -> None:
+    code, fields = _json(str(run), "--trials=200", "--confidence=0.999999")
+    assert code == 0
+    assert fields["audited"] == small_batches.manifest.plan.to_json()
+    assert fields["claim"]["noise_multiplier"] == 1.5
+    assert fields["claim"]["delta"] == 1e-3
+    assert "sampler" in _error(str(run), "--sampler=poisson")
+    code, fields = _json(str(run), "--trials=200", "--delta=1e-4", "--claim=poisson")
+    assert fields["claim"]["delta"] == 1e-4
+    assert fields["claim"]["plan"]["sampler"] == "poisson"
+    # What assumes that batches are as claimed is not said of others.
+    assert fields["if_batches_are_as_claimed"] == []
+
+
+def test_a_simulated_run_is_said_to_be_one(
+    tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    told = "expected_batch_size=4096, noise_multiplier=2.5"
+    run = write_run_folder(tmp_path / "run", small_batches, simulates=told)
+    result = _audit(str(run), "--trials=200", "--confidence=0.999999")
+    assert f"note: this run simulates {told} with smaller batches" in result.stderr
+
+
+def _carry_out_without(fault: str | None) -> Any:
+    """Returns small runs that are made up: ghosts and canaries that look alike."""
+    bad = Check(name="noise of something", expected=1.0, worst=0.5, p_value=1e-9)
+
+    def carry_out(small: audit_training.SmallRun) -> Outcome:
+        plan = DpSgdPlan(
+            sampler="truncated-poisson",
+            num_examples=small.num_canaries,
+            expected_batch_size=small.num_canaries // 8,
+            num_steps=8,
+            truncated_batch_size=small.num_canaries // 4,
+        )
+        count = small.num_canaries // 2 if small.has_trials else 0
+        tells = float(fault == "trials" and small.embedding_noise == "lazy")
+        good = dataclasses.replace(bad, worst=1.0, p_value=0.5)
+        check = bad if fault == "checks" and not small.has_trials else good
+        return Outcome(
+            run=small,
+            plan=plan,
+            real=np.full(count, tells),
+            ghost=np.zeros(count),
+            checks=[check],
+        )
+
+    return carry_out
+
+
+def test_trainer_trials_are_held_against_the_small_runs_claim(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of either noise; scores of lazy noise that tell all are found."""
+    asked = []
+    carry_out = _carry_out_without("trials")
+
+    def carried_out(small: audit_training.SmallRun) -> Outcome:
+        asked.append(small)
+        return carry_out(small)
+
+    monkeypatch.setattr(audit_training, "carry_out", carried_out)
+    code, fields = _json(str(run), "--level=trainer", "--trials=5000")
+    assert code == 1
+    assert fields["violated"]
+    assert fields["verdict"].startswith("VIOLATED: epsilon is at least")
+    assert fields["trials"] == 8192
+    assert fields["confidence"] == 0.999
+    assert fields["claim"]["plan"]["num_examples"] == 4096
+    assert "n=4,096, b=512, T=8" in fields["notes"][0]
+    assert [(one["name"], one["violated"]) for one in fields["runs"]] == [
+        ("dense", False), ("lazy", True), ("dense, few", False), ("lazy, few", False),
+    ]  # fmt: skip
+    assert [small.name for small in asked] == [one["name"] for one in fields["runs"]]
+    assert {small.l2_norm_clip for small in asked} == {4.0}
+    assert {small.noise_multiplier for small in asked} == {1.5}
+
+
+def test_a_check_that_is_refuted_is_shown_and_exits_with_one(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without("checks"))
+    result = _audit(str(run), "--level=trainer")
+    assert result.exit_code == 1
+    assert "VIOLATED: this is not the mechanism" in result.stdout
+    assert result.stdout.count("! 0.5") == 2  # of few canaries, dense and lazy
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without(None))
+    result = _audit(str(run), "--level=trainer")
+    assert result.exit_code == 0
+    assert "verdict: consistent" in result.stdout
+    assert "! 0.5" not in result.stdout
+
+
+@pytest.mark.parametrize("level", ["mechanism", "trainer"])
+def test_an_audit_says_what_it_cannot_see(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    monkeypatch.setattr(audit_training, "carry_out", _carry_out_without(None))
+    arguments = (str(run), f"--level={level}", "--trials=200", "--confidence=0.999999")
+    _, fields = _json(*arguments)
+    text = _audit(*arguments).stdout
+    assert "An audit of this kind cannot see:" in text
+    assert len(fields["cannot_see"]) > 3
+    for fault in fields["cannot_see"]:
+        assert f"  - {fault}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Expected a run, or --sampler"),
+        (("--sampler=poisson", *PLAN), "exactly one of --noise-multiplier and"),
+        (("--sampler=poisson", *PLAN, "--noise-multiplier=0"), "nothing to audit"),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--trials=0"),
+            "trials=0 >= 100",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--confidence=0"),
+            "confidence=0.0 > 0.5",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--plot=a.doc"),
+            "to end in one of",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--plot=no/a.png"),
+            "Expected the folder of plot",
+        ),
+        (
+            ("--sampler=poisson", "--claim=truncated-poisson", *PLAN,
+             "--noise-multiplier=1"),
+            "no --claim truncated-poisson",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1",
+             "--noise-key-file=key"),
+            "no --noise-key-file",
+        ),
+        (
+            ("--sampler=dynamic-shuffle", "--num-examples=400", "--batch-size=20",
+             "--num-steps=30", "--delta=1e-5", "--noise-multiplier=1"),
+            "steps_per_epoch=30 to be 20",
+        ),
+        (("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--delta=1"), "delta"),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=1", "--delta=1",
+             "--level=trainer"),
+            "delta=1",
+        ),
+        (
+            ("--sampler=poisson", *PLAN, "--noise-multiplier=0", "--level=trainer"),
+            "nothing to audit",
+        ),
+        (("nowhere",), "nowhere"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_line(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in _error(*arguments)

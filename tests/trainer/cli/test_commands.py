@@ -1,0 +1,318 @@
+"""The command line: what it imports, what it shows, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from accounting.validation import InputError
+from tests.trainer.conftest import write_run_folder
+from trainer.cli.commands import account, train_command, train_request
+from trainer.run.run_record import NOISE_KEY_NAME
+
+ROOT = pathlib.Path(__file__).parents[3]
+PLAN = [
+    "--sampler=poisson", "--num-examples=60000", "--batch-size=600",
+    "--noise-multiplier=1.1", "--delta=1e-5",
+]  # fmt: skip
+
+
+def _call(command: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+def _error(command: Any, *arguments: str) -> str:
+    result = _call(command, *arguments)
+    assert isinstance(result.exception, InputError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    return write_run_folder(tmp_path / "run", small_batches)
+
+
+def test_account_starts_fast_and_loads_neither_tensorflow_nor_beam(
+    run: pathlib.Path,
+) -> None:
+    code = (
+        "import sys, dpsgd\n"
+        "try:\n    dpsgd.cli(['account', sys.argv[1]])\n"
+        "except SystemExit as stop:\n    assert not stop.code\n"
+        "heavy = {'tensorflow', 'tf_keras', 'apache_beam', 'tensorflow_privacy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "differentially private" in done.stdout
+    # Processor time: wall time depends on what else the machine does.
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used < 3
+
+
+def test_importing_the_commands_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, trainer.cli.commands\n"
+        "heavy = {'tensorflow', 'apache_beam', 'scipy', 'matplotlib', 'pyarrow'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
+    from accounting import accountant
+    from pipelines.batches.manifest import read_manifest
+
+    found = json.loads(_call(account, str(run), "--json").output)
+    plan = read_manifest(run).plan
+    wanted = accountant.epsilon(plan, noise_multiplier=1.5, delta=1e-3).guarantee
+    assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    assert found["delta"] == 1e-3
+    other = json.loads(_call(account, str(run), "--delta=1e-5", "--json").output)
+    assert other["epsilon"] > found["epsilon"]
+    assert "REPLACE_SPECIAL" in _call(account, str(run)).output
+
+
+def test_account_takes_nothing_from_flags_that_the_run_says(run: pathlib.Path) -> None:
+    for flag in ("--noise-multiplier=9", "--num-steps=1", "--sampler=poisson"):
+        assert "beside a run" in _error(account, str(run), flag)
+
+
+def test_account_refuses_an_edited_run(run: pathlib.Path) -> None:
+    path = run / "run_record.json"
+    path.write_text(path.read_text().replace("1.5", "9.5"))
+    assert "edited" in _error(account, str(run))
+
+
+def test_account_refuses_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
+    assert "dpsgd train" in _error(account, str(tmp_path))
+    assert "--sampler" in _error(account)
+
+
+def test_account_of_a_plan_equals_the_reference() -> None:
+    found = json.loads(_call(account, *PLAN, "--epochs=10", "--json").output)
+    steps = json.loads(_call(account, *PLAN, "--num-steps=1000", "--json").output)
+    assert found["epsilon"] == pytest.approx(steps["epsilon"], rel=1e-6)
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+    )
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+    event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
+    accountant.compose(SelfComposedDpEvent(event, 1000))
+    reference = accountant.get_epsilon(1e-5)
+    assert found["epsilon"] == pytest.approx(reference, rel=2e-3)
+
+
+MIXED_PLAN = [
+    "--sampler=poisson", "--num-examples=50000", "--batch-size=1500",
+    "--num-steps=3400", "--noise-multiplier=0.335", "--delta=1e-5",
+]  # fmt: skip
+MIXING = ["--mix-width=0.15", "--linf-factor=100", "--l2-norm-clip=20"]
+
+
+def test_account_of_a_plan_knows_model_mix() -> None:
+    found = json.loads(_call(account, *MIXED_PLAN, *MIXING, "--json").output)
+    # 7.99997 in the paper's conversion; see tests/accounting/model_mix/test_theorem.py.
+    assert found["epsilon"] == pytest.approx(7.30699, abs=1e-4)
+    assert "cover" in found["discretization"]
+    assert found["mechanism"].startswith("ModelMix")
+    plain = json.loads(_call(account, *MIXED_PLAN, "--json").output)
+    assert plain["epsilon"] == pytest.approx(277, abs=1)
+    assert "cover" not in plain["discretization"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (MIXING[:2], "--l2-norm-clip beside mix_width=0.15"),
+        (MIXING[1:], "--mix-width beside linf_factor=100"),
+        ([*MIXING, "--mix-width=-1"], "mix_width=-1"),
+        ([*MIXING, "--sampler=balls-and-bins", "--num-steps=330"], "no other"),
+    ],
+)
+def test_account_refuses_a_half_given_model_mix(
+    arguments: list[str], message: str
+) -> None:
+    assert message in _error(account, *MIXED_PLAN, *arguments)
+
+
+def test_train_and_account_of_model_mix_agree(
+    tmp_path: pathlib.Path, batch_folder: Any, rows: Any, held_out: pathlib.Path
+) -> None:
+    folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
+    run = tmp_path / "mixed"
+    trained = _call(
+        train_command, f"--batches={folder.path}", f"--eval={held_out}",
+        f"--out={run}", "--epsilon=3", "--delta=1e-3", "--l2-norm-clip=1",
+        "--method=model-mix", "--mix-width=0.5", "--linf-factor=16",
+        "--optimizer=sgd", "--embedding-dim=2", "--hidden=4", "--json",
+    )  # fmt: skip
+    assert trained.exit_code == 0, trained.output
+    said = json.loads(trained.stdout[trained.stdout.index("{") :])["privacy"]
+    assert 2.99 < said["epsilon"] <= 3.0
+    assert "Corollary 4.1" in said["theorem"]
+    assert json.loads(_call(account, str(run), "--json").output) == said
+    text = _call(account, str(run)).output
+    assert "Xiao et al. 2023" in text
+    assert "mixing coefficients: iterates alone are released" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--num-steps"),
+        (["--epochs=1", "--num-steps=1"], "exactly one"),
+        (["--epochs=0"], "epochs=0"),
+        (["--epochs=1", "--truncated-batch-size=700"], "truncated_batch_size=700"),
+        (["--epochs=1", "--noise-key-file=x"], "--noise-key-file"),
+        (["--epochs=1", "--delta=2"], "delta=2"),
+    ],
+)
+def test_impossible_plans_are_refused(arguments: list[str], message: str) -> None:
+    assert message in _error(account, *PLAN, *arguments)
+
+
+@pytest.mark.parametrize("command", [train_command, account])
+def test_help_shows_an_example(command: Any) -> None:
+    text = _call(command, "--help").output
+    assert "Example" in text
+    assert f"dpsgd {command.name}" in text
+
+
+def test_train_refuses_before_tensorflow_is_loaded(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    # A fresh process, since this one may have TensorFlow already.
+    code = (
+        "import sys, dpsgd\n"
+        "from accounting.validation import InputError\n"
+        "try:\n    dpsgd.cli(sys.argv[1:])\n"
+        "except InputError as error:\n    print(error)\n"
+        "assert 'tensorflow' not in sys.modules\n"
+    )
+    file = tmp_path / "file"
+    file.write_text("mine")
+    common = [
+        "train", f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1",
+    ]  # fmt: skip
+    for arguments, message in (
+        ([*common], "--epsilon"),
+        ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
+        ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
+        ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
+        ([*common, "--noise-multiplier=1", "--batches=s3://b/c"], "on this machine"),
+        ([*common, "--noise-multiplier=1", f"--out={file}/run"], "Not a directory"),
+        ([*common, "--noise-multiplier=1", f"--out={'n' * 300}"], "name too long"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert message in done.stdout
+        assert done.stdout.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--batches", "--eval", "--out", "--noise-key-file", "--tensorboard", "--csv"],
+)
+@pytest.mark.parametrize("folder", ["s3://bucket/name", "gs://bucket/name"])
+def test_train_refuses_every_path_in_a_store_before_it_reads_or_writes(
+    flag: str, folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="on this machine") as error:
+        train_request(
+            ["--batches=b", "--eval=e", "--out=o", "--l2-norm-clip=1",
+             "--noise-multiplier=1", f"{flag}={folder}"]
+        )  # fmt: skip
+    assert flag.strip("-").replace("-", "_") in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_train_prints_metrics_and_statement(
+    tmp_path: pathlib.Path, small_batches: Any, held_out: pathlib.Path
+) -> None:
+    result = _call(
+        train_command, f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1", "--epsilon=5",
+        "--delta=1e-3", "--hidden=4", "--embedding-dim=2", "--json",
+        f"--csv={tmp_path / 'c.csv'}", f"--tensorboard={tmp_path / 'board'}",
+    )  # fmt: skip
+    assert result.exception is None, result.output
+    assert (tmp_path / "c.csv").read_text().startswith("step,auc,log_loss,accuracy\n0,")
+    assert len(list((tmp_path / "board").iterdir())) == 1
+    printed = json.loads(result.stdout)
+    assert printed["privacy"]["epsilon"] <= 5
+    assert printed["metrics"]["num_examples"] == 300
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_stopped_run_tells_its_signal_and_goes_on(
+    tmp_path: pathlib.Path,
+    small_batches: Any,
+    held_out: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+    signals: int,
+) -> None:
+    """Once, it ends after its step; twice, at once."""
+    import dpsgd
+    from trainer.report.progress import Terminal
+
+    def stop_at_three(_: Terminal, done: int) -> None:
+        for _ in range(signals if done == 3 else 0):
+            signal.raise_signal(number)
+
+    arguments = [
+        "dpsgd", "train", f"--batches={small_batches.path}", f"--eval={held_out}",
+        f"--out={tmp_path / 'run'}", "--l2-norm-clip=1", "--noise-multiplier=1",
+        "--hidden=4", "--embedding-dim=2", "--checkpoint-every=1",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    with monkeypatch.context() as patch:
+        patch.setattr(Terminal, "advance", stop_at_three)
+        with pytest.raises(SystemExit) as end:
+            dpsgd.main()
+    assert end.value.code == 128 + number
+    errors = capfd.readouterr().err.splitlines()
+    assert errors[-1].startswith("error: Stopped")
+    assert errors[-1].endswith("Give the same command to continue.")
+    assert ("after step 3 of 10" in errors[-1]) == (signals == 1)
+    assert not any("Traceback" in line for line in errors)
+    with pytest.raises(SystemExit) as end:
+        dpsgd.main()
+    assert not end.value.code
+    assert "continuing after step 3" in capfd.readouterr().err
+
+
+def test_account_says_that_a_run_is_unfinished_before_it_asks_for_a_key(
+    run: pathlib.Path,
+) -> None:
+    path = run / "run_record.json"
+    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
+    (run / "private" / NOISE_KEY_NAME).unlink()
+    assert "stopped after step 10" in _error(account, str(run))

@@ -1,0 +1,109 @@
+"""Lines through runs: against NumPy and SciPy, and as often right as they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from accounting.validation import InputError
+from trainer.experiments.extrapolation import Line, Prediction, fit_line
+
+SIZES = (32, 64, 128) * 2
+LARGE = 1024
+
+
+def _runs(seed: int, *, bend: float = 0.0) -> tuple[list[float], float]:
+    """Values of six runs of one law, and that of a run that is extrapolated to."""
+    random = np.random.default_rng(seed)
+    x = np.log2([*SIZES, LARGE])
+    y = 0.6 + 0.01 * x + bend * (x - 6) ** 2 + random.normal(0, 0.004, len(x))
+    return list(y[:-1]), float(y[-1])
+
+
+def test_fit_line_is_the_least_squares_line() -> None:
+    values, _ = _runs(1)
+    line = fit_line(SIZES, values)
+    slope, intercept = np.polyfit(np.log2(SIZES), values, 1)
+    assert line.slope == pytest.approx(slope, rel=1e-9)
+    assert line.intercept == pytest.approx(intercept, rel=1e-9)
+    other = stats.linregress(np.log2(SIZES), values)
+    error = line.residual_stddev / math.sqrt(line.sum_squares)
+    assert error == pytest.approx(other.stderr, rel=1e-9)
+
+
+def test_by_hand() -> None:
+    # x = 1, 2, 3 and y = 0, 3, 3: the line is -1 + 1.5 x, off by -1/2, 1 and -1/2.
+    line = fit_line((2, 4, 8), (0.0, 3.0, 3.0))
+    assert (line.slope, line.intercept) == pytest.approx((1.5, -1.0))
+    assert line.residual_stddev == pytest.approx(math.sqrt(1.5))
+    assert line.lack_of_fit is None
+    found = line.predict(16, confidence=0.9)
+    # Student's t with one degree of freedom: tan(0.45 pi).  1 + 1/3 + (4 - 2)^2 / 2.
+    margin = math.tan(0.45 * math.pi) * math.sqrt(1.5) * math.sqrt(1 + 1 / 3 + 2)
+    assert found.mean == pytest.approx(5.0)
+    assert found.upper - found.mean == pytest.approx(margin)
+    assert found.mean - found.lower == pytest.approx(margin)
+
+
+def _covered(factor: float) -> float:
+    """Returns how often the next run is in the 90 % interval, of a width times."""
+    count = 0
+    for seed in range(4000):
+        values, actual = _runs(seed)
+        found = fit_line(SIZES, values).predict(LARGE, confidence=0.9)
+        count += abs(actual - found.mean) <= factor * (found.upper - found.mean)
+    return count / 4000
+
+
+#: Of a share of 0.9 in 4,000: beyond five standard deviations once in a million.
+TOLERANCE = 5 * math.sqrt(0.9 * 0.1 / 4000)
+
+
+def test_the_next_run_is_in_the_interval_with_its_confidence() -> None:
+    assert _covered(1.0) == pytest.approx(0.9, abs=TOLERANCE)
+
+
+def test_half_the_interval_is_found_out() -> None:
+    assert _covered(0.5) < 0.9 - 3 * TOLERANCE
+
+
+def test_lack_of_fit_is_uniform_for_a_line_and_small_for_a_bend() -> None:
+    straight, bent = [], []
+    for seed in range(1000):
+        straight.append(fit_line(SIZES, _runs(seed)[0]).lack_of_fit)
+        bent.append(fit_line(SIZES, _runs(seed, bend=0.02)[0]).lack_of_fit)
+    # Kolmogorov and Smirnov: less than 1e-6 by chance.
+    assert stats.kstest(straight, "uniform").pvalue > 1e-6
+    assert np.mean(np.array(bent) < 0.05) > 0.9
+
+
+def test_lack_of_fit_against_the_f_test_of_nested_models() -> None:
+    values, _ = _runs(5)
+    line = fit_line(SIZES, values)
+    x = np.log2(SIZES)
+    groups = [np.array(values)[x == size] for size in set(x)]
+    full = sum(((group - group.mean()) ** 2).sum() for group in groups)
+    reduced = np.polyfit(x, values, 1, full=True)[1][0]
+    ratio = (reduced - full) / 1 / (full / 3)
+    assert line.lack_of_fit == pytest.approx(stats.f.sf(ratio, 1, 3), rel=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (8, 8, 8), ()])
+def test_what_gives_no_line_is_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=f"num_runs={len(sizes)}"):
+        fit_line(sizes, [0.5] * len(sizes))
+
+
+def test_a_prediction_holds_its_ends() -> None:
+    found = Prediction(mean=0.5, lower=0.25, upper=0.75, confidence=0.9)
+    assert 0.25 in found
+    assert 0.75 in found
+    assert 0.76 not in found
+    with pytest.raises(InputError, match="confidence=1"):
+        Line(
+            intercept=0, slope=0, residual_stddev=1, num_runs=3, mean_log2=1,
+            sum_squares=1, lack_of_fit=None,
+        ).predict(2, confidence=1.0)  # fmt: skip

@@ -1,0 +1,83 @@
+"""Every architecture: the right path and the right sum, or the true reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.architectures import GHOST, REFUSED, VECTORIZED
+from tests.trainer.test_clipping import CLIP, naive_sum
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from trainer.gradients import clipping
+from trainer.gradients.model_check import check_model
+from trainer.gradients.traced_model import ghost_obstacle, table_reads
+from trainer.tf_compat import tf
+
+ACCEPTED = {name: (make, clipping.BOOKKEEPING) for name, make in GHOST.items()}
+ACCEPTED |= {name: (make, clipping.VECTORIZED) for name, make in VECTORIZED.items()}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(ACCEPTED) + len(REFUSED) >= 60
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_an_accepted_model_has_the_clipped_sum_of_a_tape_per_example(
+    name: str, small_batches: Any, rows: Any
+) -> None:
+    make, path = ACCEPTED[name]
+    model, data = make_model(make), rows(NUM_ROWS)
+    model = dataclasses.replace(model, columns=small_batches.manifest.columns)
+    assert clipping.choose_path(model) == path
+    data["categories"][:, 0] = 1  # a row of zeros alone would be masked as a whole
+    gradient_sum = tf.function(clipping.clipped_sum(model, l2_norm_clip=CLIP))
+    found = gradient_sum(*batch(data, padding=4))
+    assert_close(arrays(found), naive_sum(model, data, CLIP), 2e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(InputError, match=message) as caught:
+        check_model(make_model(make), small_batches.manifest)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*GHOST, *VECTORIZED])
+def test_good_models_pass_the_check(name: str, small_batches: Any) -> None:
+    if name in ("masked_ids", "masked dense"):
+        pytest.skip("a padded row is masked as a whole: its mean is 0/0")
+    check_model(make_model(ACCEPTED[name][0]), small_batches.manifest)
+
+
+@pytest.mark.parametrize(
+    "name", ["table through an op", "table in a lambda", "table untracked"]
+)
+def test_a_table_that_is_read_as_a_whole_has_no_known_rows(name: str) -> None:
+    model = make_model(VECTORIZED[name])
+    reason = ghost_obstacle(model)
+    assert reason is not None
+    assert "is also read by" in reason
+
+
+def test_no_mixing_model_is_ever_book_kept() -> None:
+    for name, (make, reason) in REFUSED.items():
+        if "others" not in reason:
+            continue
+        assert clipping.choose_path(make_model(make)) == clipping.VECTORIZED, name
+
+
+def test_rows_of_a_table_are_those_of_the_forward_pass(rows: Any) -> None:
+    model, data = make_model(GHOST["two tables"]), rows(4)
+    reads = table_reads(model)
+    assert reads is not None
+    columns, weight = batch(data)
+    found = zip(reads.num_ids, reads.ids(columns, weight), strict=True)
+    by_size = dict(found)
+    ids = data["categories"]
+    np.testing.assert_array_equal(by_size[3], ids[:, :3].reshape(-1))
+    np.testing.assert_array_equal(by_size[23], ids[:, 3:].reshape(-1))

@@ -1,0 +1,266 @@
+"""Clipped sums against a loop over examples and against TF Privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.trainer.conftest import make_rows
+from tests.trainer.zoo import (
+    FAST,
+    NOT_OF_THE_REGISTRY,
+    NUM_ROWS,
+    OTHER,
+    arrays,
+    assert_close,
+    batch,
+    both_inputs,
+    layer_normalization,
+    linear,
+    make_model,
+    masked_ids,
+    registry_sum,
+)
+from trainer.gradients.clipping import (
+    BOOKKEEPING,
+    VECTORIZED,
+    GradientSum,
+    choose_path,
+    clipped_sum,
+    plain_sum,
+)
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.3
+
+
+def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[GradientSum]:
+    """Every way to clip coordinates, too."""
+    paths = {VECTORIZED, choose_path(model)}
+    return [
+        clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap, path=path)
+        for path in sorted(paths)
+    ]
+
+
+def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
+    """Every way to the same sum, TF Privacy's registry of layers among them."""
+    found = [clipped_sum(model, l2_norm_clip=clip, path=VECTORIZED)]
+    if choose_path(model) == BOOKKEEPING:
+        found.append(clipped_sum(model, l2_norm_clip=clip, path=BOOKKEEPING))
+        if model.description["make"] not in NOT_OF_THE_REGISTRY:
+            found.append(registry_sum(model, clip))
+    return found
+
+
+def naive_sum(
+    model: TrainableModel, rows: np.ndarray, clip: float, cap: float = math.inf
+) -> list[np.ndarray]:
+    total = [np.zeros(variable.shape, "f8") for variable in model.variables]
+    for index in range(len(rows)):
+        columns, _ = batch(rows[index : index + 1])
+        with tf.GradientTape() as tape:
+            loss = model.losses(columns)[0]
+        gradients = arrays(tape.gradient(loss, model.variables))
+        norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
+        for target, gradient in zip(total, gradients, strict=True):
+            target += np.clip(gradient * min(1.0, clip / norm), -cap, cap)
+    return total
+
+
+def _tf_privacy_sum(
+    model: TrainableModel, columns: dict[str, Any], weight: Any, clip: float
+) -> list[np.ndarray]:
+    """The update of TF Privacy's DPModel on its vectorised path, times the batch."""
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPModel
+
+    network = model.network
+    oracle = DPModel(
+        l2_norm_clip=clip,
+        noise_multiplier=0.0,
+        use_xla=False,
+        inputs=network.inputs,
+        outputs=network.outputs,
+    )
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    oracle.compile(optimizer=keras.optimizers.SGD(1.0), loss=loss)
+    before = [v.numpy() for v in oracle.trainable_variables]
+    label = tf.reshape(columns["label"], (-1, 1))
+    oracle.train_step((model.inputs(columns), label, tf.reshape(weight, (-1, 1))))
+    after = [v.numpy() for v in oracle.trainable_variables]
+    for variable, value in zip(oracle.trainable_variables, before, strict=True):
+        variable.assign(value)
+    return [(b - a) * len(weight) for a, b in zip(after, before, strict=True)]
+
+
+@pytest.mark.parametrize("make", FAST)
+def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
+    assert choose_path(make_model(make)) == BOOKKEEPING
+
+
+@pytest.mark.parametrize("make", OTHER)
+def test_other_models_take_the_vectorized_path(make: Callable[[], Any]) -> None:
+    assert choose_path(make_model(make)) == VECTORIZED
+
+
+@pytest.mark.parametrize("make", FAST + OTHER)
+@pytest.mark.parametrize("clip", [CLIP, 50.0])
+def test_clipped_sum_equals_a_loop_over_examples(
+    make: Callable[[], Any], clip: float, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4)
+    for gradient_sum in _sums(model, clip):
+        # As a step runs it: shapes behave otherwise in a graph.
+        found = tf.function(gradient_sum)(columns, weight)
+        assert_close(arrays(found), naive_sum(model, data, clip))
+
+
+@pytest.mark.parametrize("make", FAST + OTHER)
+@pytest.mark.parametrize("num_values", [1, 100, 1 << 23])
+def test_clipped_coordinates_equal_a_loop_over_examples(
+    make: Callable[[], Any],
+    num_values: int,
+    rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "trainer.gradients.layer_gradients._MOST_HELD_VALUES", num_values
+    )
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)
+    cap = CLIP / 4
+    wanted = naive_sum(model, data, CLIP, cap)
+    assert any(map(np.any, _differences(wanted, naive_sum(model, data, CLIP))))
+    for gradient_sum in _capped_sums(model, CLIP, cap):
+        found = tf.function(gradient_sum)(columns, weight)
+        assert_close(arrays(found), wanted)
+
+
+def _differences(left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.abs(a - b) > 1e-3 for a, b in zip(left, right, strict=True)]
+
+
+def test_a_dense_layer_whose_activation_has_weights_is_clipped_as_a_whole() -> None:
+    keras.utils.set_random_seed(0)
+    integers = keras.Input((13,), name="integers")
+    hidden = keras.layers.Dense(4, activation=keras.layers.PReLU("ones"))(
+        tf.where(tf.math.is_nan(integers), 0.0, integers)
+    )
+    network = keras.Model(integers, keras.layers.Dense(1)(hidden))
+    model = TrainableModel(network=network, description={})
+    assert len(model.variables) == 5
+    columns, weight = batch(make_rows(6))
+    found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
+    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED)(columns, weight)
+    assert_close(found, arrays(wanted))
+    assert_close(found, naive_sum(model, make_rows(6), CLIP))
+
+
+@settings(max_examples=15, deadline=None)
+@given(factor=st.integers(1, 10_000), seed=st.integers(0, 99))
+def test_no_coordinate_of_a_row_exceeds_its_clip(factor: int, seed: int) -> None:
+    model, cap = make_model(both_inputs), CLIP / math.sqrt(factor)
+    row = batch(make_rows(1, seed), padding=1)
+    plain = arrays(clipped_sum(model, l2_norm_clip=CLIP)(*row))
+    for gradient_sum in _capped_sums(model, CLIP, cap):
+        found = arrays(gradient_sum(*row))
+        for value, before in zip(found, plain, strict=True):
+            assert np.abs(value).max() <= cap * (1 + 1e-6)
+            np.testing.assert_allclose(value, np.clip(before, -cap, cap), atol=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 12, 100])
+def test_rows_may_come_in_chunks(
+    num_rows: int, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = make_model(layer_normalization), rows(NUM_ROWS)
+    num_values = sum(int(np.prod(v.shape)) for v in model.variables)
+    name = "trainer.gradients.clipping._MOST_GRADIENT_VALUES"
+    monkeypatch.setattr(name, num_rows * num_values + 1)
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
+    found = gradient_sum(*batch(data, padding=4, fill=math.nan))
+    assert_close(arrays(found), naive_sum(model, data, CLIP))
+
+
+@pytest.mark.parametrize("make", FAST + OTHER)
+def test_clipped_sum_equals_tf_privacy(make: Callable[[], Any], rows: Any) -> None:
+    model = make_model(make)
+    # A mean over no id is NaN, which TF Privacy multiplies by a weight of 0.
+    padding = 0 if make is masked_ids else 4
+    columns, weight = batch(rows(NUM_ROWS), padding=padding)
+    found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
+    assert_close(arrays(found), _tf_privacy_sum(model, columns, weight, CLIP))
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+def test_each_row_contributes_at_most_the_clip(
+    make: Callable[[], Any], rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
+    norms = []
+    for index in range(NUM_ROWS):
+        gradients = arrays(gradient_sum(*batch(data[index : index + 1], padding=1)))
+        norms.append(math.sqrt(sum(float((g**2).sum()) for g in gradients)))
+    assert max(norms) <= CLIP * (1 + 1e-5)
+    assert max(norms) >= CLIP * (1 - 1e-5), "the test needs a row that is clipped"
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+@pytest.mark.parametrize("fill", [0.0, math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("padding", [4, 104])
+def test_padding_contributes_exactly_nothing(
+    make: Callable[[], Any], fill: float, padding: int, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    for gradient_sum in _sums(model):
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
+        found = arrays(gradient_sum(*batch(data, padding=padding, fill=fill)))
+        # The order of a sum of floats may depend on the shape, so not bit for bit.
+        assert_close(found, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+def test_a_batch_of_padding_gives_exactly_zero(
+    make: Callable[[], Any], rows: Any
+) -> None:
+    model = make_model(make)
+    for gradient_sum in _sums(model):
+        found = gradient_sum(*batch(rows(0), padding=5, fill=math.nan))
+        assert all(not array.any() for array in arrays(found))
+
+
+@pytest.mark.parametrize("make", [linear, layer_normalization])
+@pytest.mark.parametrize("bad", [math.inf, 1e38])
+def test_a_row_without_a_finite_gradient_contributes_nothing(
+    make: Callable[[], Any], bad: float, rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    spoiled = np.concatenate([data, data[:1]])
+    spoiled["integers"][-1] = bad
+    spoiled["label"][-1] = 0
+    for gradient_sum in _sums(model):
+        found = arrays(gradient_sum(*batch(spoiled, padding=3)))
+        wanted = arrays(gradient_sum(*batch(data, padding=4)))
+        assert all(np.isfinite(array).all() for array in found)
+        if not math.isfinite(bad):
+            assert_close(found, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("make", [both_inputs, layer_normalization])
+def test_an_infinite_clip_leaves_gradients_as_they_are(
+    make: Callable[[], Any], rows: Any
+) -> None:
+    model, data = make_model(make), rows(NUM_ROWS)
+    columns, weight = batch(data, padding=4)
+    wanted = arrays(plain_sum(model)(columns, weight))
+    for gradient_sum in _sums(model, math.inf):
+        assert_close(arrays(gradient_sum(columns, weight)), wanted)

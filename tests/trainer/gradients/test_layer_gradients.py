@@ -1,0 +1,206 @@
+"""What one row adds is bounded by the clip, also where its terms cancel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.zoo import arrays, assert_close
+from trainer.gradients import layer_gradients
+from trainer.gradients.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
+from trainer.gradients.per_example import clip_to_norm
+from trainer.methods.bam import bam_sum
+from trainer.model.losses import loss_of_ones_own
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.3
+MOST = 1.0001
+ROWS_PER_SHAPE = 400
+
+#: Positions, inputs, units: each way of computing a dense layer's norms is among them.
+SHAPES = [
+    (1, 40, 8),
+    (2, 4, 1),
+    (2, 70, 9),
+    (4, 64, 32),
+    (8, 96, 64),
+    (16, 200, 100),
+    (18, 5, 3),
+    (64, 8, 8),
+    (512, 4, 2),
+]
+
+
+def _difference(labels: Any, outputs: Any) -> Any:
+    """A loss of the difference between positions: their terms cancel."""
+    del labels
+    signs = np.resize([1.0, -1.0], outputs.shape[1]).astype("f4")
+    score = tf.reduce_sum(outputs * signs[:, None], (1, 2))
+    return tf.nn.softplus(-score) + score
+
+
+def _pairwise(positions: int, size: int, units: int) -> TrainableModel:
+    inputs = keras.Input((positions, size), name="inputs")
+    network = keras.Model(inputs, keras.layers.Dense(units)(inputs))
+    return TrainableModel(
+        network=network, description={}, loss=loss_of_ones_own("diff", _difference)
+    )
+
+
+def _equal_ids(positions: int, units: int) -> TrainableModel:
+    ids = keras.Input((positions,), dtype="int32", name="ids")
+    slopes = keras.Input((positions, units), name="slopes")
+    rows = keras.layers.Embedding(3, units)(ids)
+    network = keras.Model([ids, slopes], tf.reduce_sum(rows * slopes, (1, 2))[:, None])
+    loss = loss_of_ones_own("sum", lambda labels, outputs: outputs[:, 0])
+    return TrainableModel(network=network, description={}, loss=loss)
+
+
+def _random_rows(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Rows of magnitudes from 1e-6 to 1e10, whose positions are nearly alike."""
+    random = np.random.default_rng(seed)
+    count = (shape[0],) + (1,) * (len(shape) - 1)
+    magnitude = 10 ** random.uniform(-6, 10, count)
+    apart = 10 ** random.uniform(-9, 0, count)
+    common = random.normal(size=(shape[0], 1, *shape[2:]))
+    return (magnitude * (common + apart * random.normal(size=shape))).astype("f4")
+
+
+def _largest_share(
+    gradient_sum: GradientSum, columns: dict[str, np.ndarray], num_rows: int
+) -> float:
+    """The largest norm that a row of its own adds, over the clip."""
+
+    def norm(index: Any) -> Any:
+        row = {name: value[index][tf.newaxis] for name, value in tensors.items()}
+        found = gradient_sum(row, tf.ones(1))
+        dense = [tf.cast(tf.convert_to_tensor(g), tf.float64) for g in found]
+        return tf.linalg.global_norm(dense)
+
+    tensors = {name: tf.constant(value) for name, value in columns.items()}
+    tensors["label"] = tf.zeros(num_rows, tf.int8)
+    mapped = tf.function(
+        lambda: tf.map_fn(norm, tf.range(num_rows), fn_output_signature=tf.float64)
+    )
+    return float(np.max(mapped())) / CLIP
+
+
+def _ways(model: TrainableModel) -> dict[str, GradientSum]:
+    cap = CLIP / 2
+    ways = {}
+    for path in (BOOKKEEPING, VECTORIZED):
+        clip = {"l2_norm_clip": CLIP, "path": path}
+        ways[f"dp-sgd {path}"] = clipped_sum(model, **clip)  # type: ignore[arg-type]
+        ways[f"model-mix {path}"] = clipped_sum(model, linf_norm_clip=cap, **clip)  # type: ignore[arg-type]
+        ways[f"bam {path}"] = bam_sum(model, radius=0.1, **clip)  # type: ignore[arg-type]
+    return ways
+
+
+def test_no_row_adds_more_than_the_clip_however_its_terms_cancel() -> None:
+    """3 methods x 2 paths x 9 shapes x 400 rows: 21,600 contributions."""
+    for seed, shape in enumerate(SHAPES):
+        model = _pairwise(*shape)
+        columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), seed)}
+        for name, way in _ways(model).items():
+            share = _largest_share(way, columns, ROWS_PER_SHAPE)
+            assert share <= MOST, (shape, name)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 40, 100])
+def test_no_row_adds_more_than_the_clip_at_equal_ids(positions: int) -> None:
+    model, num_rows = _equal_ids(positions, 4), 200
+    random = np.random.default_rng(positions)
+    slopes = _random_rows((num_rows, positions, 4), positions)
+    slopes *= np.resize([1, -1], positions)[:, None]
+    columns = {"ids": random.integers(0, 3, (num_rows, positions)), "slopes": slopes}
+    columns["ids"] = columns["ids"].astype("i4")
+    for name, way in _ways(model).items():
+        assert _largest_share(way, columns, num_rows) <= MOST, name
+
+
+def test_a_tiny_slope_at_a_huge_input_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = keras.Input((2,), name="inputs")
+    outputs = keras.layers.Dense(1)(inputs[:, :1]) * inputs[:, 1:]
+    network = keras.Model(inputs, outputs)
+    loss = loss_of_ones_own("sum", lambda labels, outputs: outputs[:, 0])
+    model = TrainableModel(network=network, description={}, loss=loss)
+    # The product is 1.6, and the square of the slope is 0 in single precision.
+    columns = {"inputs": np.array([[1.8e19, 9e-20], [1e18, 1e-23]], "f4")}
+    assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) <= MOST
+    monkeypatch.setattr(layer_gradients, "_TINY", 0.0)
+    assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) > MOST
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_well_conditioned_sum_is_as_before(shape: tuple[int, int, int]) -> None:
+    positions, size, _ = shape
+    model = _pairwise(*shape)
+    random = np.random.default_rng(0)
+    columns = {
+        "inputs": tf.constant(random.normal(size=(32, positions, size)), tf.float32),
+        "label": tf.zeros(32, tf.int8),
+    }
+    found = clipped_sum(model, l2_norm_clip=CLIP, path=BOOKKEEPING)(
+        columns, tf.ones(32)
+    )
+    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED)(
+        columns, tf.ones(32)
+    )
+    total = math.sqrt(sum(float((g**2).sum()) for g in arrays(wanted)))
+    apart = [a - b for a, b in zip(arrays(found), arrays(wanted), strict=True)]
+    assert math.sqrt(sum(float((g**2).sum()) for g in apart)) <= 1e-4 * total
+
+
+@pytest.mark.parametrize("shape", [(18, 5, 3), (3, 4, 2)])
+@pytest.mark.parametrize("rows_held", [1, 3, 32])
+def test_gradients_are_formed_in_chunks_of_examples(
+    shape: tuple[int, int, int], rows_held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _pairwise(*shape)
+    inputs = np.random.default_rng(0).normal(size=(32, *shape[:2]))
+    columns = {
+        "inputs": tf.constant(inputs, tf.float32),
+        "label": tf.zeros(32, tf.int8),
+    }
+    wanted = clipped_sum(model, l2_norm_clip=CLIP)(columns, tf.ones(32))
+    held = rows_held * shape[1] * shape[2]
+    monkeypatch.setattr(layer_gradients, "_MOST_HELD_VALUES", held)
+    found = tf.function(clipped_sum(model, l2_norm_clip=CLIP))(columns, tf.ones(32))
+    assert_close(arrays(found), arrays(wanted))
+
+
+def _without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_gradients, "_CONDITION", math.inf)
+
+
+def _without_forming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_gradients.DenseUse, "_forms_gradients", False)
+    _without_the_bound(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("fault", "shape"),
+    [(_without_the_bound, (4, 64, 32)), (_without_forming, (18, 5, 3))],
+)
+def test_the_bound_is_what_holds(
+    fault: Callable[[pytest.MonkeyPatch], None],
+    shape: tuple[int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fault(monkeypatch)
+    columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), 3)}
+    way = clipped_sum(_pairwise(*shape), l2_norm_clip=CLIP, path=BOOKKEEPING)
+    assert _largest_share(way, columns, ROWS_PER_SHAPE) > MOST
+
+
+def test_factors_bring_a_vector_within_its_bound_and_leave_shorter_ones() -> None:
+    squares = tf.constant([4.0, 1.0, 0.0, 1e-30])
+    bounds = tf.constant([1.0, 4.0, 0.0, 0.0])
+    np.testing.assert_allclose(clip_to_norm(squares, bounds), [0.5, 1.0, 1.0, 0.0])

@@ -1,0 +1,169 @@
+"""The proof that rows are apart: what it accepts is apart, and no mixing passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.gradients.row_independence import obstacle
+from trainer.tf_compat import tf
+
+SHAPE = (4, 3)
+
+#: (batch, 4, 3) -> (batch, ...), each row by itself.
+APART: dict[str, Callable[[Any], Any]] = {
+    "arithmetic": lambda v: tf.exp(-v) * 2.0 + v / 3.0,
+    "a constant of fewer axes": lambda v: v + tf.constant(np.eye(4, 3), tf.float32),
+    "a constant of one row": lambda v: v + tf.ones((1, 4, 3)),
+    "mean of a row": lambda v: tf.reduce_mean(v, (1, 2)),
+    "mean of the last axis": lambda v: tf.reduce_mean(v, -1, keepdims=True) - v,
+    "softmax": tf.nn.softmax,
+    "cumulative sum": lambda v: tf.cumsum(v, 1),
+    "reverse": lambda v: tf.reverse(v, [2]),
+    "argmax": lambda v: tf.cast(tf.argmax(v, 1), tf.float32),
+    "best two": lambda v: tf.math.top_k(v, 2).values,
+    "flatten": lambda v: tf.reshape(v, (-1, 12)),
+    "flatten by the batch size": lambda v: tf.reshape(v, (tf.shape(v)[0], -1)),
+    "reshape by a shape": lambda v: tf.reshape(
+        v, tf.concat([tf.shape(v)[:1], [12]], 0)
+    ),
+    "positions as rows and back": lambda v: tf.reshape(
+        tf.tanh(tf.reshape(v, (-1, 3))), (-1, 4, 3)
+    ),
+    "transpose of a row": lambda v: tf.transpose(v, (0, 2, 1)),
+    "stack": lambda v: tf.stack([v, v + 1.0], 1),
+    "unstack": lambda v: tf.add_n(tf.unstack(v, axis=1)),
+    "split": lambda v: tf.split(v, 2, axis=1)[0],
+    "split by sizes": lambda v: tf.split(v, [1, 3], axis=1)[1],
+    "concatenate": lambda v: tf.concat([v, v], 2),
+    "slice": lambda v: v[:, 1:, 0],
+    "slice from the end": lambda v: v[..., -1],
+    "pad": lambda v: tf.pad(v, [[0, 0], [1, 1], [0, 0]]),
+    "tile": lambda v: tf.tile(v, (1, 2, 1)),
+    "new axis": lambda v: tf.squeeze(v[:, tf.newaxis], [1]),
+    "product with weights": lambda v: tf.matmul(v[:, 0], tf.ones((3, 2))),
+    "product within a row": lambda v: tf.matmul(v, v, transpose_b=True),
+    "einsum": lambda v: tf.einsum("bij,bkj->bik", v, v),
+    "einsum with weights": lambda v: tf.einsum("bij,jk->bik", v, tf.ones((3, 2))),
+    "table": lambda v: tf.gather(tf.ones((9, 2)), tf.cast(v[:, 0] > 0, tf.int32)),
+    "gather of places": lambda v: tf.gather(v, [2, 0], axis=1),
+    "gather within rows": lambda v: tf.gather(
+        v, tf.cast(v[:, :, 0] > 0, tf.int32), axis=1, batch_dims=1
+    ),
+    "one hot": lambda v: tf.one_hot(tf.cast(v[:, 0] > 0, tf.int32), 2),
+    "choice": lambda v: tf.where(v > 0, v, 0.1 * v),
+    "zeros of the batch size": lambda v: tf.zeros((tf.shape(v)[0], 4, 3)) + v,
+    "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
+    "cross-entropy": lambda v: tf.nn.softmax_cross_entropy_with_logits(
+        tf.nn.softmax(v[:, 0]), v[:, 1]
+    ),
+}  # fmt: skip
+
+
+@tf.custom_gradient
+def _gradient_that_mixes(value: Any) -> Any:
+    return tf.identity(value), lambda slope: slope + tf.reduce_sum(slope, 0)
+
+
+#: What the proof must not accept: every one mixes rows, in values or in gradients.
+MIXING: dict[str, Callable[[Any], Any]] = {
+    "mean over all": lambda v: v - tf.reduce_mean(v),
+    "mean over the batch": lambda v: v - tf.reduce_mean(v, 0),
+    "mean by a negative axis": lambda v: v - tf.reduce_mean(v, -3, keepdims=True),
+    "batch maximum": lambda v: v / tf.reduce_max(tf.abs(v)),
+    "softmax over the batch": lambda v: tf.nn.softmax(v, 0),
+    "cumulative over the batch": lambda v: tf.cumsum(v, 0),
+    "reversed batch": lambda v: v + tf.reverse(v, [0]),
+    "rolled": lambda v: v + tf.roll(v, 1, 0),
+    "rolled by all": lambda v: v + tf.roll(v, 4, 0),
+    "shifted": lambda v: tf.concat([v[1:], v[:1]], 0),
+    "first row": lambda v: v - v[:1],
+    "first row by index": lambda v: v - v[0],
+    "every second row": lambda v: v + tf.repeat(v[::2], 2, 0),
+    "places": lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), v.dtype)[:, None, None],
+    "batch size": lambda v: v / tf.cast(tf.shape(v)[0], v.dtype),
+    "batch size by a sum": lambda v: v / tf.reduce_sum(tf.ones_like(v[:, 0, 0])),
+    "all pairs": lambda v: tf.matmul(
+        tf.reshape(v, (-1, 12)), tf.reshape(v, (-1, 12)), transpose_b=True
+    ),
+    "batch as columns": lambda v: tf.matmul(
+        tf.reshape(v, (12, -1)), tf.reshape(v, (12, -1)), transpose_a=True
+    ),
+    "transposed": lambda v: tf.transpose(v, (1, 0, 2)),
+    "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
+    "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
+    "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),
+    "batch against positions": lambda v: v[:, 0, 0] + v[:, :1, 0],
+    "gather of rows": lambda v: tf.gather(v, tf.argsort(v[:, 0, 0])),
+    "sorted batch": lambda v: tf.sort(v, axis=0),
+    "unique": lambda v: tf.cast(tf.unique(v[:, 0, 0]).idx, v.dtype),
+    "segments": lambda v: tf.math.unsorted_segment_sum(
+        v, tf.cast(v[:, 0, 0] > 0, tf.int32), 2
+    ),
+    "einsum over the batch": lambda v: tf.einsum("bij,cij->bc", v, v),
+    "matching batches": lambda v: tf.einsum("bij,bij->ij", v, v),
+    "norm of the batch": lambda v: v / tf.norm(v),
+    "constant for each place": lambda v: v * tf.reshape(tf.range(8.0), (8, 1, 1)),
+    "chance": lambda v: v + tf.random.normal(tf.shape(v)),
+    "loop": lambda v: tf.map_fn(lambda row: row * 2.0, v),
+    "python": lambda v: tf.numpy_function(lambda a: a - a.mean(0), [v], tf.float32),
+    "gradient that mixes": _gradient_that_mixes,
+}
+
+
+def _trace(function: Callable[[Any], Any]) -> tuple[Any, str | None]:
+    def losses(values: Any) -> Any:
+        found = function(values)
+        if found.shape.rank is None or found.shape.rank < 2:
+            return found
+        return tf.reduce_sum(found, list(range(1, found.shape.rank)))
+
+    traced = tf.function(losses, autograph=False)
+    spec = tf.TensorSpec((None, *SHAPE), tf.float32)
+    graph = traced.get_concrete_function(spec).graph
+    return losses, obstacle(graph.structured_outputs, graph.inputs)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_operations_within_rows_are_proven(name: str) -> None:
+    losses, why = _trace(APART[name])
+    assert why is None
+    random = np.random.default_rng(0)
+    rows, others = random.normal(size=(2, 8, *SHAPE)).astype("f4")
+    order = random.permutation(8)
+    mixed = np.where(np.arange(8)[:, None, None] < 4, rows, others)[order]
+    found, again = losses(tf.constant(rows)), losses(tf.constant(mixed))
+    kept = np.argsort(order)[:4]
+    np.testing.assert_allclose(
+        np.asarray(found)[:4], np.asarray(again)[kept], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_no_mixing_is_proven(name: str) -> None:
+    assert _trace(MIXING[name])[1] is not None
+
+
+def test_the_reason_names_the_operation() -> None:
+    _, why = _trace(MIXING["sorted batch"])
+    assert why is not None
+    assert "is not known to keep rows apart" in why
+
+
+def test_an_opaque_tensor_of_a_constant_is_no_rows() -> None:
+    """Its derivative would be a sum over the batch."""
+    marked = {}
+
+    def losses(values: Any) -> Any:
+        shared = tf.ones((1, 3)) * 2.0
+        after = tf.identity(shared)
+        marked[after.name] = shared
+        return tf.reduce_sum(values[:, 0] * after, 1)
+
+    traced = tf.function(losses, autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec((None, *SHAPE))).graph
+    assert obstacle(graph.structured_outputs, graph.inputs) is None
+    assert obstacle(graph.structured_outputs, graph.inputs, marked) is not None

@@ -1,0 +1,116 @@
+"""Learning rates by hand, as an optimizer uses them, and optimizers of one's own."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.methods.optimizers import learning_rates, make_optimizer
+from trainer.settings.train_settings import OPTIMIZERS, SCHEDULES, TrainSettings
+from trainer.tf_compat import keras, tf
+
+
+def _settings(**changes: Any) -> TrainSettings:
+    fields = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0, "learning_rate": 0.5}
+    return TrainSettings(**{**fields, **changes})
+
+
+def _falling(schedule: str) -> list[float]:
+    """Rates from 0.5 to a tenth of it over 8 steps."""
+    part = np.arange(8) / 8
+    return {
+        "constant": np.full(8, 0.5),
+        "cosine": 0.05 + 0.45 * (1 + np.cos(np.pi * part)) / 2,
+        "linear": 0.5 - 0.45 * part,
+        "exponential": 0.5 * 0.1**part,
+    }[schedule].tolist()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_by_hand(schedule: str) -> None:
+    settings = _settings(
+        learning_rate_schedule=schedule, final_learning_rate_fraction=0.1
+    )
+    wanted = _falling(schedule)
+    np.testing.assert_allclose(learning_rates(settings, 8), wanted, rtol=1e-6)
+    warm = _settings(
+        learning_rate_schedule=schedule,
+        final_learning_rate_fraction=0.1,
+        warmup_steps=4,
+    )
+    wanted = [0.125, 0.25, 0.375, 0.5, *wanted]
+    np.testing.assert_allclose(learning_rates(warm, 12), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_the_rates_are_those_that_the_optimizer_uses_also_after_a_restart(
+    schedule: str, first_step: int
+) -> None:
+    settings = _settings(
+        optimizer="sgd", learning_rate_schedule=schedule, warmup_steps=2
+    )
+    optimizer = make_optimizer(settings, 9)
+    weight = tf.Variable(0.0)
+    optimizer.build([weight])
+    optimizer.iterations.assign(first_step)  # as a checkpoint does
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply_gradients([(tf.constant(1.0), weight)])
+
+    used = []
+    for _ in range(first_step, 9):
+        step()
+        used.append(float(optimizer.learning_rate))
+    wanted = learning_rates(settings, 9)[first_step:]
+    # A compiled step rounds in another order.
+    np.testing.assert_allclose(used, wanted, rtol=1e-5)
+    assert float(weight) == pytest.approx(-sum(used), rel=1e-5)
+
+
+def test_a_warm_up_that_leaves_no_step_is_refused() -> None:
+    with pytest.raises(InputError, match="warmup_steps=9"):
+        make_optimizer(_settings(warmup_steps=9), 9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_name_is_an_optimizer(name: str) -> None:
+    optimizer = make_optimizer(_settings(optimizer=name), 9)
+    assert isinstance(optimizer, keras.optimizers.Optimizer)
+    assert float(optimizer.learning_rate) == 0.5
+
+
+def test_an_optimizer_of_ones_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_optimizers.py").write_text(
+        "import tf_keras as keras\n"
+        "def nesterov(rate):\n"
+        "    return keras.optimizers.SGD(rate, momentum=0.5, nesterov=True)\n"
+        "def nothing(rate):\n"
+        "    return rate\n"
+        "def fails(rate):\n"
+        "    return rate['no']\n"
+        "def named(rate):\n"
+        "    return 'adam'\n"
+        "def legacy(rate):\n"
+        "    return keras.optimizers.legacy.SGD(0.1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = _settings(optimizer="own_optimizers:nesterov", warmup_steps=3)
+    assert make_optimizer(own, 9).nesterov
+    for name, message in (
+        ("nothing", "to return a tf_keras optimizer"),
+        ("named", "to return a tf_keras optimizer"),  # without the rate
+        ("legacy", r"to return a tf_keras optimizer.*legacy.*SGD"),
+        ("fails", r"TypeError: .*own_optimizers.py, line 7\)"),
+        ("absent", "to name a function"),
+    ):
+        settings = _settings(optimizer=f"own_optimizers:{name}")
+        with pytest.raises(InputError, match=message):
+            make_optimizer(settings, 9)

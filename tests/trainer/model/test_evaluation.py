@@ -1,0 +1,260 @@
+"""Metrics of held-out examples, and the files they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.conftest import write_held_out
+from trainer.model.evaluation import Evaluator, HeldOut
+from trainer.model.metrics import Metrics, auc, log_loss
+from trainer.model.trainable_model import TrainableModel
+from trainer.models import make_model
+from trainer.run.preflight import Request, check
+from trainer.settings.train_settings import TrainSettings
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def test_auc_is_the_probability_that_a_positive_scores_higher() -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 200)
+    scores = random.integers(0, 12, 200).astype("f4")  # many ties
+    positive, negative = scores[labels > 0], scores[labels == 0]
+    above = (positive[:, None] > negative).mean()
+    ties = (positive[:, None] == negative).mean()
+    assert auc(labels, scores) == pytest.approx(above + ties / 2, abs=1e-12)
+
+
+def test_auc_by_hand() -> None:
+    assert auc(np.array([0, 0, 1, 1]), np.array([1.0, 2, 3, 4])) == 1.0
+    assert auc(np.array([1, 1, 0, 0]), np.array([1.0, 2, 3, 4])) == 0.0
+    assert auc(np.array([0, 1]), np.array([1.0, 1.0])) == 0.5
+    assert auc(np.array([1, 1]), np.array([1.0, 2.0])) is None
+
+
+def test_log_loss_by_hand_and_for_huge_logits() -> None:
+    assert log_loss(np.array([1, 0]), np.zeros(2)) == pytest.approx(np.log(2))
+    assert log_loss(np.array([1]), np.array([-1e4])) == pytest.approx(1e4)
+    assert log_loss(np.array([0]), np.array([-1e4])) == 0.0
+
+
+def test_all_rows_are_read_in_order(
+    small_batches: Any, held_out: Any, rows: Any
+) -> None:
+    batches = list(HeldOut(held_out, small_batches.manifest).batches())
+    wanted = rows(300, seed=99)
+    for name in wanted.dtype.names:
+        found = np.concatenate([batch[name] for batch in batches])
+        assert found.dtype == wanted.dtype[name].base
+        np.testing.assert_array_equal(found, wanted[name])
+
+
+@pytest.fixture
+def model(small_batches: Any) -> TrainableModel:
+    return make_model(small_batches.manifest, embedding_dim=2, hidden=(4,))
+
+
+@pytest.fixture
+def metrics(small_batches: Any, held_out: Any, model: TrainableModel) -> Any:
+    def make(predict: Any, metric: Any = None) -> Metrics:
+        source = HeldOut(held_out, small_batches.manifest)
+        return Evaluator(
+            held_out=source, model=model, predict=predict, metric=metric
+        ).metrics()
+
+    return make
+
+
+def test_metrics_are_those_of_the_predictions(metrics: Any) -> None:
+    assert metrics(lambda columns: 2.0 * columns["label"] - 1.0) == {
+        "auc": 1.0,
+        "log_loss": pytest.approx(np.log1p(np.exp(-1))),
+        "accuracy": 1.0,
+        "num_examples": 300,
+    }
+
+
+def test_a_metric_of_ones_own_sees_what_the_exported_model_gives(
+    metrics: Any, rows: Any
+) -> None:
+    def brier(labels: np.ndarray, predictions: np.ndarray) -> float:
+        assert predictions.shape == (300, 1)
+        return float(np.mean((labels - predictions[:, 0]) ** 2))
+
+    found = metrics(lambda rows: np.full(len(rows["label"]), 2.0), brier)
+    labels = rows(300, seed=99)["label"]
+    wanted = np.mean((labels - 1 / (1 + np.exp(-2))) ** 2)
+    assert found["brier"] == pytest.approx(wanted, rel=1e-6)
+    with pytest.raises(InputError, match="metric <lambda> to return one finite number"):
+        metrics(lambda rows: rows["label"] * 1.0, lambda *_: np.nan)
+
+
+def test_labels_that_the_loss_does_not_take_are_refused_without_their_content(
+    metrics: Any, held_out: Any
+) -> None:
+    labels = pa.array([0, 1, 113] * 100, pa.int8())
+    _rewrite(held_out, lambda t: t.set_column(0, "label", labels))
+    message = "column label of --eval to be 0 or 1"
+    with pytest.raises(InputError, match=message) as error:
+        metrics(lambda columns: 1.0 * columns["label"])
+    assert "113" not in str(error.value)
+
+
+def test_predictions_that_are_not_finite_are_an_error(metrics: Any) -> None:
+    for value in (np.nan, np.inf):
+        predict = lambda rows, v=value: np.where(rows["label"], 0.0, v)  # noqa: E731
+        with pytest.raises(InputError, match="--learning-rate"):
+            metrics(predict)
+
+
+def _rewrite(folder: pathlib.Path, change: Any) -> None:
+    path = folder / "part-00000.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["label"]), "column label"),
+        (lambda t: t.set_column(0, "label", t["label"].cast(pa.int16())), "int8"),
+        (lambda t: t.replace_schema_metadata({}), "description differs"),
+        (lambda t: t.slice(0, 0), "has none"),
+    ],
+)
+def test_files_that_do_not_match_the_batches_are_refused(
+    change: Any, message: str, small_batches: Any, held_out: Any
+) -> None:
+    _rewrite(held_out, change)
+    with pytest.raises(InputError, match=message):
+        HeldOut(held_out, small_batches.manifest)
+
+
+def test_nulls_are_refused(small_batches: Any, held_out: Any) -> None:
+    nulls = pa.array([None] * 300, pa.int8())
+    _rewrite(held_out, lambda t: t.set_column(0, "label", nulls))
+    with pytest.raises(InputError, match=r"label.*nulls"):
+        list(HeldOut(held_out, small_batches.manifest).batches())
+
+
+def test_no_files_and_bad_files_are_refused(
+    small_batches: Any, held_out: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match="there are none"):
+        HeldOut(tmp_path / "nothing", small_batches.manifest)
+    (held_out / "part-00000.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(InputError, match="Parquet"):
+        HeldOut(held_out, small_batches.manifest)
+
+
+def test_a_file_that_is_damaged_behind_its_footer_is_named(
+    small_batches: Any, held_out: pathlib.Path
+) -> None:
+    source = HeldOut(held_out, small_batches.manifest)
+    (path,) = held_out.glob("*.parquet")
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=f"Expected {path} to be an intact Parquet"):
+        list(source.batches())
+
+
+@pytest.fixture
+def sampled(tmp_path: pathlib.Path, rows: Any) -> pathlib.Path:
+    """A folder with the input ``train`` and the ``batches`` sampled from it."""
+    write_held_out(tmp_path / "train", rows(200))
+    empty = pq.read_table(tmp_path / "train/part-00000.parquet").slice(0, 0)
+    pq.write_table(empty, tmp_path / "train/part-00001.parquet")
+    command = [
+        sys.executable, "-m", "dpsgd", "batches", f"--input={tmp_path}/train",
+        f"--out={tmp_path}/batches", "--batch-size=20", "--epochs=1",
+        "--sampler=poisson",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return tmp_path
+
+
+def _checked(sampled: pathlib.Path, held_out: pathlib.Path) -> Any:
+    return check(
+        Request(
+            settings=TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0),
+            batches=sampled / "batches",
+            held_out=held_out,
+            run=sampled / "run",
+        )
+    )
+
+
+def test_a_file_that_was_sampled_from_is_refused_under_any_name(
+    sampled: pathlib.Path, held_out: pathlib.Path
+) -> None:
+    _checked(sampled, held_out)
+    shutil.copy(sampled / "train/part-00001.parquet", held_out / "empty.parquet")
+    _checked(sampled, held_out)  # of no rows none is a training example
+    source, name = sampled / "train/part-00000.parquet", held_out / "other.parquet"
+    ways: list[Callable[[], object]] = [
+        lambda: shutil.copy(source, name),
+        lambda: name.symlink_to(source),
+    ]
+    for way in ways:
+        way()
+        with pytest.raises(InputError, match=r"no training examples; other\.parquet"):
+            _checked(sampled, held_out)
+        name.unlink()
+    with pytest.raises(InputError, match=r"no training examples; part-00000\.parquet"):
+        _checked(sampled, sampled / "train")
+    assert not (sampled / "run").exists()
+
+
+def test_batches_that_do_not_say_what_they_were_sampled_from_are_refused(
+    small_batches: Any, held_out: pathlib.Path
+) -> None:
+    path = small_batches.path / "private/checksums.json"
+    fields = json.loads(path.read_text())
+    del fields["inputs"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="digests of the input's files"):
+        _checked(small_batches.path.parent, held_out)
+
+
+def test_the_digest_differs_where_a_name_or_a_byte_does(
+    held_out: pathlib.Path, small_batches: Any
+) -> None:
+    def digest() -> str:
+        return HeldOut(held_out, small_batches.manifest).digest
+
+    (path,) = held_out.glob("*.parquet")
+    before = digest()
+    assert digest() == before
+    moved = path.rename(path.with_name("part-00001.parquet"))
+    assert digest() != before
+    moved.rename(path)
+    assert digest() == before
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    assert digest() != before
+
+
+def test_a_folder_means_its_visible_files_at_any_depth(
+    small_batches: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    folder = write_held_out(tmp_path / "data" / "deep", rows(30, seed=1)).parent
+    write_held_out(tmp_path / "hidden", rows(20, seed=2))
+    for path in (tmp_path / "hidden").glob("*.parquet"):
+        path.rename(folder / f".{path.name}")
+    found = HeldOut(folder, small_batches.manifest)
+    assert sum(len(batch["label"]) for batch in found.batches()) == 30

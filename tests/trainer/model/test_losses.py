@@ -1,0 +1,586 @@
+"""Losses of each example by hand, the labels they take, and models trained by them."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.gradients.clipping import (
+    BOOKKEEPING,
+    VECTORIZED,
+    choose_path,
+    clipped_sum,
+    plain_sum,
+)
+from trainer.model.losses import loss_by_name, loss_of_keras, loss_of_ones_own
+from trainer.model.metrics import LOSSES, METRICS, Scores, metric_names
+from trainer.model.trainable_model import TrainableModel
+from trainer.models import check_model
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.4
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def _huber(y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    error = np.abs(y - z)
+    return np.where(error <= 1, error**2 / 2, error - 0.5)
+
+
+BY_HAND = {
+    "mean_squared_error": lambda y, z: (y - z) ** 2,
+    "mean_absolute_error": lambda y, z: np.abs(y - z),
+    "mean_absolute_percentage_error": lambda y, z: 100 * np.abs((y - z) / y),
+    "mean_squared_logarithmic_error": lambda y, z: (np.log1p(y) - np.log1p(z)) ** 2,
+    "huber": _huber,
+    "log_cosh": lambda y, z: np.log(np.cosh(z - y)),
+    "poisson": lambda y, z: z - y * np.log(z),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+@pytest.mark.parametrize("size", [None, 1, 3])
+def test_losses_of_numbers_by_hand(name: str, size: int | None) -> None:
+    random = np.random.default_rng(0)
+    shape = (5,) if size is None else (5, size)
+    labels, outputs = random.uniform(0.5, 4, (2, *shape)).astype("f4")
+    wanted = BY_HAND[name](labels, outputs).reshape(5, -1).mean(1)
+    per_example = loss_by_name(name).per_example
+    np.testing.assert_allclose(per_example(labels, outputs), wanted, rtol=1e-4)
+    if size == 1:  # a column of numbers beside outputs of shape (batch, 1)
+        found = per_example(labels[:, 0], outputs)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_cross_entropies_by_hand() -> None:
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 2, (6, 4)).astype("f4")
+    classes = np.array([0, 1, 2, 3, 3, 0], "u1")
+    wanted = -np.log(_softmax(logits)[np.arange(6), classes])
+    found = loss_by_name("sparse_categorical_crossentropy").per_example(classes, logits)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    found = loss_by_name("categorical_crossentropy").per_example(
+        np.eye(4)[classes], logits
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    positions = loss_by_name("sparse_categorical_crossentropy").per_example(
+        classes.reshape(3, 2), logits.reshape(3, 2, 4)
+    )
+    np.testing.assert_allclose(positions, wanted.reshape(3, 2).mean(1), rtol=1e-5)
+    signed = np.where(classes > 1, -1, 1) * logits[:, 0]
+    found = loss_by_name("binary_crossentropy").per_example(classes > 1, logits[:, :1])
+    np.testing.assert_allclose(found, np.log1p(np.exp(signed)), rtol=1e-5)
+
+
+def test_every_name_is_one_of_keras_and_all_others_are_refused() -> None:
+    for name in LOSSES:
+        assert loss_by_name(name).task == LOSSES[name]
+        assert callable(keras.losses.get(name))
+    # Keras converts the labels of a hinge by a look at the whole batch.
+    with pytest.raises(InputError, match="loss='hinge'"):
+        loss_by_name("hinge")
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "wanted"),
+    [
+        ("binary_crossentropy", np.array([0, 1, 2, -1], "i1"), [1, 1, 0, 0]),
+        ("binary_crossentropy", np.array([0, 1, 0.5, np.nan], "f4"), [1, 1, 0, 0]),
+        ("binary_crossentropy", np.array([0, 1, np.inf], "f8"), [1, 1, 0]),
+        (
+            "sparse_categorical_crossentropy",
+            np.array([0, 2, 3, -1, 127], "i1"),
+            [1, 1, 0, 0, 0],
+        ),
+        (
+            "sparse_categorical_crossentropy",
+            np.array([2, 1.5, np.nan, np.inf, 2.0**40], "f8"),
+            [1, 0, 0, 0, 0],
+        ),
+        ("sparse_categorical_crossentropy", np.array([[0, 1], [0, 3]]), [1, 0]),
+        (
+            "categorical_crossentropy",
+            np.array([[0, 0, 1], [0.5, 0.25, 0.25], [0, 0, 0], [2, -1, 0], [1, 1, 0]]),
+            [1, 1, 0, 0, 0],
+        ),
+        (
+            "mean_squared_error",
+            np.array([[0, 1e30], [0, np.nan], [np.inf, 0]]),
+            [1, 0, 0],
+        ),
+        ("huber", np.array([3, -4], "i8"), [1, 1]),
+    ],
+)
+def test_the_labels_that_a_loss_takes(
+    name: str, labels: np.ndarray, wanted: Any
+) -> None:
+    np.testing.assert_array_equal(loss_by_name(name).accepts(labels, 3), wanted)
+
+
+# -- clipped sums ----------------------------------------------------------------------
+
+
+def _absolute(labels: Any, outputs: Any) -> Any:
+    return tf.abs(tf.cast(labels["label"], tf.float32) - outputs["label"][:, 0]) + (
+        tf.reduce_sum(
+            outputs["other"] - tf.cast(labels["other"], tf.float32)[:, None], 1
+        )
+        ** 2
+    )
+
+
+def _network(size: int, activation: str | None = None) -> Any:
+    numbers = keras.Input((4,), name="numbers")
+    hidden = keras.layers.Dense(5, activation="tanh")(numbers)
+    return keras.Model(numbers, keras.layers.Dense(size, activation=activation)(hidden))
+
+
+def _two_outputs() -> Any:
+    numbers = keras.Input((4,), name="numbers")
+    hidden = keras.layers.Dense(5, activation="tanh")(numbers)
+    outputs = {
+        name: keras.layers.Dense(size, name=name)(hidden)
+        for name, size in (("label", 1), ("other", 3))
+    }
+    return keras.Model(numbers, outputs)
+
+
+MODELS = {
+    "binary": (lambda: _network(1), "binary_crossentropy"),
+    "classes": (lambda: _network(3), "sparse_categorical_crossentropy"),
+    "squares": (lambda: _network(1), "mean_squared_error"),
+    "poisson": (lambda: _network(1, "softplus"), "poisson"),
+    "own": (_two_outputs, _absolute),
+}
+
+
+def _model(kind: str, seed: int = 0) -> TrainableModel:
+    keras.utils.set_random_seed(seed)
+    make, loss = MODELS[kind]
+    made = (
+        loss_by_name(loss) if isinstance(loss, str) else loss_of_ones_own("m:f", loss)
+    )
+    return TrainableModel(network=make(), description={}, loss=made)
+
+
+def _columns(labels: Any) -> dict[str, Any]:
+    random = np.random.default_rng(len(labels))
+    return {
+        "numbers": tf.constant(random.normal(0, 1, (len(labels), 4)), tf.float32),
+        "label": tf.constant(labels, tf.float32),
+        "other": tf.range(len(labels)),
+    }
+
+
+def _clipped_by_loop(
+    model: TrainableModel, columns: dict[str, Any]
+) -> list[np.ndarray]:
+    totals = [np.zeros(v.shape, "f8") for v in model.variables]
+    for row in range(len(columns["label"])):
+        with tf.GradientTape() as tape:
+            loss = model.losses({k: v[row : row + 1] for k, v in columns.items()})[0]
+        gradients = [g.numpy() for g in tape.gradient(loss, model.variables)]
+        norm = np.sqrt(sum((g.astype("f8") ** 2).sum() for g in gradients))
+        for total, gradient in zip(totals, gradients, strict=True):
+            total += gradient * min(1.0, CLIP / norm)
+    return totals
+
+
+def _assert_same(found: list[Any], wanted: list[Any], atol: float = 1e-5) -> None:
+    for left, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(tf.convert_to_tensor(left), right, atol=atol)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+def test_clipped_sums_are_those_of_a_loop_over_examples(kind: str, path: str) -> None:
+    model = _model(kind)
+    assert choose_path(model) == BOOKKEEPING
+    columns = _columns([0, 1, 1, 0, 1, 0])
+    found = clipped_sum(model, l2_norm_clip=CLIP, path=path)(columns, tf.ones(6))
+    _assert_same(found, _clipped_by_loop(model, columns))
+
+
+BAD_LABELS = {
+    "binary": [2.0, -1.0, 0.5, np.nan, np.inf],
+    "classes": [3.0, -1.0, 0.5, np.nan, np.inf],
+    "squares": [np.nan, np.inf, -np.inf, np.nan, np.nan],
+    "poisson": [np.nan, np.inf, -np.inf, np.nan, np.nan],
+    "own": [np.nan, np.inf, -np.inf, np.nan, np.nan],
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED, "plain"])
+def test_a_row_whose_label_the_loss_does_not_take_contributes_exactly_nothing(
+    kind: str, path: str
+) -> None:
+    model = _model(kind)
+    columns = _columns([1, 0, *BAD_LABELS[kind], 1])
+    weight = np.ones(8, "f4")
+    add = (
+        plain_sum(model)
+        if path == "plain"
+        else clipped_sum(model, l2_norm_clip=CLIP, path=path)
+    )
+    with_bad = tf.function(add)(columns, tf.constant(weight))
+    weight[2:7] = 0
+    columns["label"] = tf.constant([1.0, 0, 0, 0, 0, 0, 0, 1])
+    without = tf.function(add)(columns, tf.constant(weight))
+    for left, right in zip(with_bad, without, strict=True):
+        np.testing.assert_array_equal(
+            tf.convert_to_tensor(left), tf.convert_to_tensor(right)
+        )
+    assert any(np.any(tf.convert_to_tensor(value)) for value in without)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+def test_a_gradient_that_is_not_finite_contributes_nothing(
+    kind: str, path: str
+) -> None:
+    model = _model(kind)
+    columns = _columns([1, 0, 1, 0])
+    numbers = columns["numbers"].numpy()
+    numbers[1], numbers[2, 0] = np.nan, np.inf
+    # tanh(inf) is finite; its slope times inf is not a number.
+    columns["numbers"] = tf.constant(numbers)
+    found = clipped_sum(model, l2_norm_clip=CLIP, path=path)(columns, tf.ones(4))
+    kept = tf.constant([1.0, 0, 0, 1])
+    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=path)(columns, kept)
+    _assert_same(found, [tf.convert_to_tensor(w) for w in wanted], atol=0)
+
+
+# -- models and losses that are refused ------------------------------------------------
+
+
+@pytest.fixture
+def manifest(small_batches: Any) -> Any:
+    return small_batches.manifest
+
+
+def _with_loss(network: Any, loss: Any) -> TrainableModel:
+    return TrainableModel(network=network, description={}, loss=loss)
+
+
+def _checked(manifest: Any, size: int, loss: Any) -> None:
+    integers = keras.Input((13,), name="integers")
+    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    network = keras.Model(integers, keras.layers.Dense(size)(values))
+    check_model(TrainableModel(network=network, description={}, loss=loss), manifest)
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "message"),
+    [
+        (2, "binary_crossentropy", "one logit per example"),
+        (1, "sparse_categorical_crossentropy", "one logit per class"),
+        (3, "categorical_crossentropy", "one logit per class"),
+        (2, "mean_squared_error", "one output per label"),
+    ],
+)
+def test_outputs_that_do_not_suit_the_loss_are_refused(
+    size: int, name: str, message: str, manifest: Any
+) -> None:
+    with pytest.raises(InputError, match=message):
+        _checked(manifest, size, loss_by_name(name))
+    _checked(manifest, 3, loss_by_name("sparse_categorical_crossentropy"))
+    _checked(manifest, 1, loss_by_name("mean_squared_error"))
+
+
+class _Called(keras.layers.Layer):
+    """A layer whose last op is inside a function of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(size)
+
+    @tf.function
+    def call(self, values: Any) -> Any:
+        return tf.sigmoid(self.dense(values))
+
+
+_DENSE = keras.layers.Dense
+ENDINGS = {
+    "argument": lambda x, n: _DENSE(n, activation="sigmoid")(x),
+    "layer": lambda x, n: keras.layers.Activation("sigmoid")(_DENSE(n)(x)),
+    "op": lambda x, n: tf.nn.sigmoid(_DENSE(n)(x)),
+    "lambda": lambda x, n: keras.layers.Lambda(tf.math.sigmoid)(_DENSE(n)(x)),
+    "nested": lambda x, n: keras.Sequential([_DENSE(n, activation="sigmoid")])(x),
+    "own layer": lambda x, n: _Called(n)(x),
+    "hard": lambda x, n: _DENSE(n, activation="hard_sigmoid")(x),
+    "reshaped": lambda x, n: keras.layers.Reshape((n,))(
+        keras.layers.Softmax(axis=1)(_DENSE(n + 1)(x)[:, :, None])[:, :n]
+    ),
+    "mean": lambda x, n: keras.layers.Average()(
+        [_DENSE(n, activation="sigmoid")(x) for _ in range(2)]
+    ),
+    "softmax": lambda x, n: keras.layers.Softmax()(_DENSE(n + 1)(x))[:, 1:],
+}
+LOGIT_ENDINGS = {
+    "linear": lambda x, n: _DENSE(n)(x),
+    "zeros": lambda x, n: _DENSE(n, kernel_initializer="zeros")(x),
+    "tiny": lambda x, n: 1e-3 * _DENSE(n)(x),
+    "cosine": lambda x, n: tf.repeat(
+        keras.layers.Dot(1, normalize=True)([_DENSE(4)(x), _DENSE(4)(x)]), n, axis=1
+    ),
+    "tanh": lambda x, n: _DENSE(n, activation="tanh")(x),
+}
+
+
+def _ending(ending: Any, size: int) -> Any:
+    keras.utils.set_random_seed(0)
+    integers = keras.Input((13,), name="integers")
+    hidden = _DENSE(8, activation="relu")(tf.where(integers > 0, integers, 0.0))
+    return keras.Model(integers, ending(hidden, size))
+
+
+ON_LOGITS = {
+    1: [
+        loss_by_name("binary_crossentropy"),
+        loss_of_keras(keras.losses.BinaryCrossentropy(from_logits=True)),
+        loss_of_keras(keras.losses.BinaryFocalCrossentropy(from_logits=True)),
+        loss_of_keras(
+            functools.partial(keras.losses.binary_crossentropy, from_logits=True)
+        ),
+    ],
+    3: [
+        loss_by_name("sparse_categorical_crossentropy"),
+        loss_of_keras(keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+    ],
+}
+ON_PROBABILITIES = {
+    1: [
+        loss_of_keras("binary_crossentropy"),
+        loss_of_keras(keras.losses.BinaryCrossentropy()),
+    ],
+    3: [
+        loss_of_keras(keras.losses.sparse_categorical_crossentropy),
+        loss_of_keras(keras.losses.SparseCategoricalCrossentropy()),
+    ],
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_probabilities_under_a_loss_on_logits_are_refused(
+    ending: str, size: int, manifest: Any
+) -> None:
+    network = _ending(ENDINGS[ending], size)
+    for loss in ON_LOGITS[size] if ending == "argument" else ON_LOGITS[size][:1]:
+        with pytest.raises(InputError, match="between 0 and 1") as error:
+            check_model(_with_loss(network, loss), manifest)
+        assert loss.name in str(error.value)
+        assert "from_logits=False" in str(error.value)
+    check_model(_with_loss(network, ON_PROBABILITIES[size][0]), manifest)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("ending", LOGIT_ENDINGS)
+def test_logits_under_a_loss_on_probabilities_are_refused(
+    ending: str, size: int, manifest: Any
+) -> None:
+    network = _ending(LOGIT_ENDINGS[ending], size)
+    before = network.get_weights()
+    check_model(_with_loss(network, ON_LOGITS[size][0]), manifest)
+    for loss in ON_PROBABILITIES[size]:
+        with pytest.raises(InputError, match="from_logits=True") as error:
+            check_model(_with_loss(network, loss), manifest)
+        assert loss.name in str(error.value)
+    for left, right in zip(before, network.get_weights(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_loss_on_neither_takes_both(manifest: Any) -> None:
+    own = loss_of_ones_own("m:f", lambda y, z: (tf.cast(y, tf.float32) - z[:, 0]) ** 2)
+    for ending in ("argument", "linear"):
+        network = _ending({**ENDINGS, **LOGIT_ENDINGS}[ending], 1)
+        for loss in (loss_by_name("mean_squared_error"), loss_of_keras("mse"), own):
+            check_model(_with_loss(network, loss), manifest)
+
+
+def _centred(labels: Any, outputs: Any) -> Any:
+    return (outputs - tf.reduce_mean(outputs, 0))[:, 0] * tf.cast(labels, tf.float32)
+
+
+def _no_such(labels: Any, outputs: Any) -> Any:
+    return labels["nothing"] + outputs
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_centred, "not to depend on the others"),
+        (lambda _, z: tf.reduce_mean(z), "one number per example"),
+        (lambda _, z: z, "one number per example"),
+        (lambda _, z: z[:, 0] * tf.random.uniform(()), "twice"),
+        (_no_such, r"loss='m:f' to work; it raised .*test_losses.py, line \d+\)"),
+    ],
+)
+def test_a_loss_whose_clipping_would_mean_nothing_is_refused(
+    function: Any, message: str, manifest: Any
+) -> None:
+    with pytest.raises(InputError, match=message):
+        _checked(manifest, 1, loss_of_ones_own("m:f", function))
+
+
+def test_several_outputs_are_a_dict_of_columns(manifest: Any) -> None:
+    integers = keras.Input((13,), name="integers")
+    outputs = [keras.layers.Dense(1)(integers) for _ in range(2)]
+    listed = keras.Model(integers, outputs)
+    other = keras.Model(integers, {"other": outputs[0]})
+    own = loss_of_ones_own("m:f", lambda y, z: z[0][:, 0])
+    for network, message in ((listed, "as a dict"), (other, "column 'other'")):
+        model = TrainableModel(network=network, description={}, loss=own)
+        with pytest.raises(InputError, match=message):
+            check_model(model, manifest)
+    named = keras.Model(integers, {"label": outputs[0]})
+    with pytest.raises(InputError, match="takes dicts"):
+        check_model(TrainableModel(network=named, description={}), manifest)
+
+
+# -- metrics ---------------------------------------------------------------------------
+
+
+def test_metrics_of_classes_by_hand() -> None:
+    logits = np.log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4], [0.1, 0.8, 0.1]]).astype("f4")
+    for labels in (np.array([0, 1, 1]), np.eye(3)[[0, 1, 1]]):
+        scores = Scores("classes")
+        losses = -np.log([0.7, 0.3, 0.8])
+        for part in (slice(0, 2), slice(2, 3)):
+            scores.add(
+                labels=labels[part],
+                outputs=logits[part],
+                losses=losses[part],
+                predictions=None,
+            )
+        assert scores.metrics() == {
+            "accuracy": pytest.approx(2 / 3),
+            "log_loss": pytest.approx(losses.mean()),
+            "num_examples": 3,
+        }
+
+
+@pytest.mark.parametrize("task", sorted(set(LOSSES.values())))
+def test_the_metrics_of_a_task_are_known_before_there_are_any(task: str) -> None:
+    scores = Scores(task)
+    labels, outputs = np.array([0, 1]), np.array([[0.5, 2.0], [1.0, 3.0]])
+    if task == "binary":
+        outputs = outputs[:, :1]
+    scores.add(labels=labels, outputs=outputs, losses=np.ones(2), predictions=None)
+    assert tuple(metric_names(scores.metrics())) == METRICS[task]
+
+
+@pytest.fixture
+def own_code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_code.py").write_text(
+        """\
+import tf_keras as keras
+import tensorflow as tf
+
+def features():
+    integers = keras.Input((13,), name="integers")
+    return integers, tf.where(tf.math.is_nan(integers), 0.0, integers) / 8
+
+def three_classes(manifest):
+    integers, values = features()
+    return keras.Model(integers, keras.layers.Dense(3)(values))
+
+def two_outputs(manifest):
+    integers, values = features()
+    names = ("label", "categories")
+    outputs = {name: keras.layers.Dense(1, name=name)(values) for name in names}
+    return keras.Model(integers, outputs)
+
+class Whole(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, columns):
+        known = tf.where(tf.math.is_nan(columns["integers"]), 0.0, columns["integers"])
+        return self.dense(known)
+
+def subclassed(manifest):
+    return Whole()
+
+def both(labels, outputs):
+    label = tf.cast(labels["label"], tf.float32)
+    first = tf.cast(labels["categories"][:, 0], tf.float32)
+    return (label - outputs["label"][:, 0]) ** 2 + tf.abs(
+        first - outputs["categories"][:, 0])
+
+def mean_label(labels, predictions):
+    return float(labels.mean())
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "own_code", raising=False)
+    return "own_code"
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "wanted", "shape"),
+    [
+        (
+            "three_classes",
+            "sparse_categorical_crossentropy",
+            {"accuracy", "log_loss", "mean_label"},
+            (2, 3),
+        ),
+        ("two_outputs", "both", {"loss"}, None),
+        ("subclassed", "mean_squared_error", {"loss", "mean_label"}, (2, 1)),
+    ],
+)
+def test_a_run_with_any_loss_ends_with_its_metrics_and_predictions(
+    model: str,
+    loss: str,
+    wanted: set[str],
+    shape: Any,
+    own_code: str,
+    small_batches: Any,
+    held_out: Any,
+    tmp_path: pathlib.Path,
+) -> None:
+    from trainer.run.preflight import Request
+    from trainer.settings.train_settings import TrainSettings
+    from trainer.train import train
+
+    settings = TrainSettings(
+        noise_multiplier=0.5,
+        l2_norm_clip=1.0,
+        model=f"{own_code}:{model}",
+        loss=loss if loss in LOSSES else f"{own_code}:{loss}",
+        metric=f"{own_code}:mean_label" if "mean_label" in wanted else None,
+        eval_every=10,
+    )
+    summary = train(
+        Request(
+            settings=settings,
+            batches=small_batches.path,
+            held_out=held_out,
+            run=tmp_path / "run",
+        )
+    )
+    assert set(metric_names(summary.metrics)) == wanted
+    exported = tf.saved_model.load(str(tmp_path / "run" / "saved_model"))
+    serve = exported.signatures["serving_default"]
+    shapes = {"integers": tf.zeros((2, 13)), "categories": tf.zeros((2, 26), tf.int32)}
+    taken = serve.structured_input_signature[1]
+    found = serve(**{name: shapes[name] for name in taken})
+    if shape is None:
+        assert set(found) == {"label", "categories"}
+        return
+    (values,) = found.values()
+    assert values.shape == shape
+    if loss == "sparse_categorical_crossentropy":
+        np.testing.assert_allclose(np.sum(values, 1), 1, rtol=1e-6)

@@ -1,0 +1,134 @@
+"""The tf.data pipeline yields what was written, or says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.run.batches import BatchSource, element_spec
+from trainer.run.preflight import check_files
+
+
+def _positions(folder: Any, **more: Any) -> list[tuple[int, int]]:
+    source = BatchSource(folder.path, folder.manifest, **more)
+    return [(int(batch["step"]), int(batch["part"])) for batch in source]
+
+
+def test_batches_come_in_step_order_with_their_rows(small_batches: Any) -> None:
+    batches = list(BatchSource(small_batches.path, small_batches.manifest))
+    assert [int(batch["step"]) for batch in batches] == list(range(10))
+    for batch, rows in zip(batches, small_batches.steps, strict=True):
+        real = batch["weight"].numpy() > 0
+        assert real.sum() == len(rows)
+        for name in rows.dtype.names:
+            found = batch["columns"][name].numpy()[real]
+            np.testing.assert_array_equal(found, rows[name])
+
+
+def test_a_step_may_span_several_batches(batch_folder: Any, rows: Any) -> None:
+    steps = [rows(size) for size in (3, 11, 0)]
+    folder = batch_folder(steps, physical_batch_size=4, truncated_batch_size=12)
+    assert _positions(folder) == [(s, p) for s in range(3) for p in range(3)]
+
+
+def test_untruncated_steps_have_as_many_batches_as_they_need(
+    batch_folder: Any, rows: Any
+) -> None:
+    steps = [rows(size) for size in (3, 11, 0)]
+    folder = batch_folder(steps, physical_batch_size=4, truncated_batch_size=None)
+    assert _positions(folder) == [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+def test_a_run_can_start_at_any_step(small_batches: Any) -> None:
+    for first in range(11):
+        found = _positions(small_batches, first_step=first)
+        assert found == [(step, 0) for step in range(first, 10)]
+
+
+def test_shapes_are_static(small_batches: Any) -> None:
+    spec = element_spec(small_batches.manifest)
+    assert spec["columns"]["integers"].shape == (16, 13)
+    assert spec["weight"].shape == (16,)
+
+
+def _read(folder: Any) -> None:
+    check_files(folder.path, folder.manifest)
+    list(BatchSource(folder.path, folder.manifest))
+
+
+def test_an_edited_batch_file_is_refused(small_batches: Any) -> None:
+    path = small_batches.path / small_batches.manifest.files[1].name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=f"{path.name}.*changed"):
+        _read(small_batches)
+
+
+def test_a_removed_batch_file_is_refused(small_batches: Any) -> None:
+    path = small_batches.path / small_batches.manifest.files[1].name
+    path.unlink()
+    with pytest.raises(InputError, match=f"{path.name}.*missing"):
+        _read(small_batches)
+
+
+def test_swapped_batch_files_are_refused(small_batches: Any) -> None:
+    first, second = (
+        small_batches.path / f.name for f in small_batches.manifest.files[:2]
+    )
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    with pytest.raises(InputError, match=r"changed"):
+        list(BatchSource(small_batches.path, small_batches.manifest))
+
+
+def test_an_edited_manifest_is_refused(small_batches: Any) -> None:
+    path = small_batches.path / "manifest.json"
+    fields = json.loads(path.read_text())
+    fields["plan"]["num_examples"] *= 10
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="edited"):
+        _read(small_batches)
+
+
+def test_no_batch_of_a_file_comes_before_its_digest_was_checked(
+    small_batches: Any,
+) -> None:
+    path = small_batches.path / small_batches.manifest.files[1].name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    batches = iter(BatchSource(small_batches.path, small_batches.manifest))
+    assert [next(batches)["step"] for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(InputError, match="changed"):
+        next(batches)
+
+
+def test_the_dataset_has_the_same_elements_and_does_not_swallow_errors(
+    small_batches: Any,
+) -> None:
+    source = BatchSource(small_batches.path, small_batches.manifest)
+    assert source.dataset.element_spec == element_spec(small_batches.manifest)
+    for left, right in zip(source, source.dataset, strict=True):
+        assert left["step"] == right["step"]
+        for name, values in left["columns"].items():
+            assert values.numpy().tobytes() == right["columns"][name].numpy().tobytes()
+    path = small_batches.path / small_batches.manifest.files[1].name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Exception, match="changed"):
+        list(source.dataset)
+
+
+def test_reading_ends_when_its_reader_leaves(small_batches: Any) -> None:
+    # Its own threads: one of an earlier test may end in between.
+    before = set(threading.enumerate())
+    iterator = iter(BatchSource(small_batches.path, small_batches.manifest))
+    next(iterator)
+    started = set(threading.enumerate()) - before
+    assert started
+    iterator.close()  # type: ignore[attr-defined]
+    assert not started & set(threading.enumerate())

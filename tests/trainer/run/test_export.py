@@ -1,0 +1,247 @@
+"""Exported models load where this package is not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.model.trainable_model import TrainableModel
+from trainer.models import make_model
+from trainer.run.export import check_export, export
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+from trainer.train import train
+
+COLUMNS = {
+    "integers": [[float(i) for i in range(13)], [float("nan")] * 13],
+    "categories": [[1] * 26, [-1, 99] + [0] * 24],
+}
+
+_LOAD = """
+    import json, os, sys
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    for name in ("trainer", "pipelines", "accounting", "tensorflow_privacy"):
+        sys.modules[name] = None  # an import would fail
+    import numpy as np
+    columns = json.loads(sys.argv[2])
+    columns = {
+        "integers": np.array(columns["integers"], "f4"),
+        "categories": np.array(columns["categories"], "i4"),
+    }
+"""
+_KERAS = """
+    import tf_keras
+    model = tf_keras.models.load_model(sys.argv[1] + "/model.keras")
+    print(json.dumps(np.ravel(model.predict(columns, verbose=0)).tolist()))
+"""
+_TENSORFLOW = """
+    import tensorflow as tf
+    model = tf.saved_model.load(sys.argv[1] + "/saved_model")
+    columns = {name: tf.constant(value) for name, value in columns.items()}
+    found = model.signatures["serving_default"](**columns)["probability"]
+    print(json.dumps(np.ravel(found).tolist()))
+"""
+
+
+@pytest.fixture
+def model(small_batches: Any) -> TrainableModel:
+    made = make_model(small_batches.manifest, embedding_dim=2, hidden=(4,))
+    random = np.random.default_rng(0)
+    for variable in made.variables:
+        variable.assign(random.normal(0, 1, variable.shape))
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [_KERAS, _TENSORFLOW], ids=["keras", "tensorflow"])
+def test_exported_models_load_without_this_package(
+    load: str, model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    export(model, small_batches.manifest, tmp_path)
+    code = textwrap.dedent(_LOAD) + textwrap.dedent(load)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(tmp_path), json.dumps(COLUMNS)],
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+        env={},
+        text=True,
+    )
+    found = json.loads(done.stdout)
+    columns = {
+        "integers": np.array(COLUMNS["integers"], "f4"),
+        "categories": np.array(COLUMNS["categories"], "i4"),
+    }
+    wanted = 1 / (1 + np.exp(-np.ravel(model.outputs(columns))))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
+    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    for _ in range(2):
+        export(model, small_batches.manifest, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()} - {"batches", "held_out"}
+    assert names == {"model.keras", "saved_model"}
+
+
+OWN_MODELS = """
+import tensorflow as tf
+import tf_keras as keras
+
+
+class Scaled(keras.layers.Layer):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, values):
+        return self.dense(self.scale(values))
+
+
+class Looked(keras.layers.Layer):
+    def call(self, ids):
+        return tf.cast(TABLE.lookup(ids), tf.float32)
+
+
+TABLE = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(7), tf.range(7)), -1
+)
+
+
+def without_config(manifest):
+    integers = keras.Input((13,), name="integers")
+    values = tf.where(tf.math.is_nan(integers), 0.0, integers)
+    return keras.Model(integers, Scaled(lambda values: values / 8)(values))
+
+
+def untracked_table(manifest):
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    return keras.Model(ids, keras.layers.Dense(1)(Looked()(ids)))
+"""
+
+
+@pytest.fixture
+def train_own(
+    small_batches: Any,
+    held_out: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    (tmp_path / "own_exports.py").write_text(OWN_MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_exports", raising=False)
+
+    def run(name: str) -> None:
+        train(
+            Request(
+                settings=TrainSettings(
+                    noise_multiplier=1.0, l2_norm_clip=1.0, model=f"own_exports:{name}"
+                ),
+                batches=small_batches.path,
+                held_out=held_out,
+                run=tmp_path / "run",
+            )
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("without_config", "NotImplementedError: Layer Scaled .*get_config"),
+        ("untracked_table", "AssertionError: .*untracked"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_is_refused_before_the_run_is_begun(
+    name: str, message: str, train_own: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        train_own(name)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_layer_with_a_table_is_exported_with_the_table(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    places = keras.layers.IntegerLookup(vocabulary=[5, 3, 1])(ids)
+    network = keras.Model(ids, keras.layers.Dense(1)(tf.cast(places, tf.float32)))
+    model = TrainableModel(network=network, description={})
+    check_export(model, small_batches.manifest)
+    export(model, small_batches.manifest, tmp_path)
+    columns = {"categories": tf.constant([[0] * 13 + [3] * 13, [1] * 26])}
+    wanted = tf.sigmoid(network(columns))
+    loaded = tf.saved_model.load(str(tmp_path / "saved_model"))
+    found = loaded.signatures["serving_default"](**columns)["probability"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(columns), wanted, rtol=1e-6)
+
+
+def test_a_full_disk_is_not_taken_for_a_fault_of_the_model(
+    model: TrainableModel, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match=r"No space left.*TMPDIR"):
+        check_export(model, small_batches.manifest)
+
+
+def test_trying_an_export_leaves_nothing(
+    model: TrainableModel,
+    small_batches: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    before = [variable.numpy() for variable in model.variables]
+    config = model.network.to_json()
+    check_export(model, small_batches.manifest)
+    # TensorFlow leaves the code there that AutoGraph generates.
+    assert not [p for p in place.iterdir() if not p.name.startswith("__autograph")]
+    assert model.network.to_json() == config
+    for left, right in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_subclassed_model_is_exported_for_tensorflow(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    class Small(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, values: Any) -> Any:
+            return self.dense(values)
+
+    integers = keras.Input((13,), name="integers")
+    network = keras.Model(integers, Small()(integers))
+    export(
+        TrainableModel(network=network, description={}),
+        small_batches.manifest,
+        tmp_path,
+    )
+    assert (tmp_path / "saved_model" / "saved_model.pb").exists()

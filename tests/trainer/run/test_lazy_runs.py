@@ -1,0 +1,259 @@
+"""Whole runs with lazy noise: what leaves is complete, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.sampling.keys import create_key_file
+from trainer import train as module
+from trainer.averaging.iterates import Iterates
+from trainer.gradients import noise
+from trainer.gradients.dp_step import Step
+from trainer.gradients.lazy_noise import LazyNoise
+from trainer.model.evaluation import Evaluator
+from trainer.report.progress import Silent
+from trainer.run.checkpoints import Checkpoints
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras
+from trainer.train import StoppedError, train
+
+ROOT = pathlib.Path(__file__).parents[3]
+ONE_ID = "5" * 32
+RESULTS = ("metrics.json", "curve.json", "privacy.json", "privacy.txt")
+
+
+def _settings(**changes: Any) -> TrainSettings:
+    fields: dict[str, Any] = {
+        "embedding_dim": 2,
+        "hidden": (4,),
+        "noise_multiplier": 0.8,
+        "l2_norm_clip": 1.0,
+        "target_delta": 1e-3,
+        "optimizer": "sgd",
+        "learning_rate": 0.5,
+        "embedding_noise": "lazy",
+        "eval_every": 7,
+        "keep_last": 2,
+        "keep_every": 5,
+    }
+    return TrainSettings(**{**fields, **changes})
+
+
+@pytest.fixture
+def batches(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
+    """Ten steps, each of three physical batches or more."""
+    return batch_folder(
+        small_batches.steps, "parts", physical_batch_size=6, truncated_batch_size=None
+    )
+
+
+@pytest.fixture
+def request_for(batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
+    create_key_file(tmp_path / "noise.key")
+
+    def make(name: str = "run", **changes: Any) -> Request:
+        private = tmp_path / name / "private"
+        private.mkdir(parents=True)
+        (private / "run.id").write_text(ONE_ID + "\n")
+        fields = {
+            "settings": _settings(),
+            "batches": batches.path,
+            "held_out": held_out,
+            "run": tmp_path / name,
+            "noise_key_file": tmp_path / "noise.key",
+            "checkpoint_every": 4,
+        }
+        return Request(**{**fields, **changes})
+
+    return make
+
+
+def _weights(run: pathlib.Path) -> list[np.ndarray]:
+    return [v.numpy() for v in keras.models.load_model(run / "model.keras").variables]
+
+
+def _same(left: pathlib.Path, right: pathlib.Path) -> bool:
+    pairs = zip(_weights(left), _weights(right), strict=True)
+    return all(a.tobytes() == b.tobytes() for a, b in pairs) and all(
+        (left / name).read_bytes() == (right / name).read_bytes() for name in RESULTS
+    )
+
+
+@pytest.fixture
+def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Rows that lacked noise each time that something could read the weights."""
+    found: dict[str, list[int]] = {}
+    made: list[LazyNoise] = []
+
+    def watch(owner: Any, name: str, what: str) -> None:
+        original = getattr(owner, name)
+
+        def watched(*args: Any, **more: Any) -> Any:
+            result = original(*args, **more) if what == "step" else None
+            found.setdefault(what, []).append(made[0].num_pending)
+            return result if what == "step" else original(*args, **more)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    create = LazyNoise.__init__
+
+    def remember(self: LazyNoise, *args: Any, **more: Any) -> None:
+        create(self, *args, **more)
+        made.append(self)
+
+    monkeypatch.setattr(LazyNoise, "__init__", remember)
+    watch(Step, "finish", "step")
+    watch(Checkpoints, "save", "checkpoint")
+    watch(Evaluator, "metrics", "evaluation")
+    watch(Iterates, "keep", "kept iterate")
+    watch(module, "export", "export")
+    return found
+
+
+def test_nothing_that_leaves_lacks_noise(request_for: Any, pending: Any) -> None:
+    train(request_for())
+    # Steps 0, 4, 8 and 10; 0, 7, 10 and the results of kept iterates; 5 and 10.
+    assert pending["checkpoint"] == [0] * 4
+    assert set(pending["evaluation"]) == {0}
+    assert pending["kept iterate"] == [0] * 2
+    assert pending["export"] == [0]
+    assert len(pending["step"]) == 10
+    # Else this test could not fail.
+    assert min(pending["step"]) > 0
+
+
+def test_a_stopped_run_goes_on_to_where_nothing_lacks_noise(
+    request_for: Any, pending: Any, tmp_path: pathlib.Path
+) -> None:
+    class StopAtSix(Silent):
+        def advance(self, done: int) -> None:
+            if done == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    request = request_for("stopped")
+    with pytest.raises(StoppedError, match="step 7 of 10"):
+        train(request, StopAtSix())
+    assert set(pending["checkpoint"]) == {0}
+    train(request)
+    train(request_for("whole"))
+    assert _same(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_without_noise_lazy_and_dense_runs_agree(request_for: Any) -> None:
+    found = []
+    for kind in ("lazy", "dense"):
+        settings = _settings(noise_multiplier=0.0, embedding_noise=kind)
+        request = request_for(kind, settings=settings)
+        train(request)
+        found.append(_weights(request.run))
+    for left, right in zip(*found, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_no_noise_of_a_run_is_used_twice(
+    request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[bytes] = []
+    draw = noise.normal
+
+    def spy(*args: Any, **more: Any) -> np.ndarray:
+        values = draw(*args, **more)
+        drawn.append(values.tobytes())
+        return values
+
+    monkeypatch.setattr(noise, "normal", spy)
+    train(request_for())
+    # 10 steps of 5 variables, 4 flushes of a table, and further batches of steps.
+    assert len(drawn) > 10 * 5 + 4
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_refused_request_writes_nothing(
+    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no_table.py").write_text(
+        "import tf_keras as keras\n"
+        "def make(manifest):\n"
+        "    ids = keras.Input((26,), dtype='int32', name='categories')\n"
+        "    return keras.Model(ids, keras.layers.Dense(1)(ids))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    request = request_for(settings=_settings(model="no_table:make"))
+    with pytest.raises(InputError, match="no Embedding"):
+        train(request)
+    assert [path.name for path in request.run.iterdir()] == ["private"]
+    assert [path.name for path in (request.run / "private").iterdir()] == ["run.id"]
+
+
+def test_a_run_does_not_go_on_with_other_flushes(request_for: Any) -> None:
+    class Planted(BaseException):
+        pass
+
+    class StopAtFive(Silent):
+        def advance(self, done: int) -> None:
+            if done == 5:
+                raise Planted
+
+    request = request_for()
+    with pytest.raises(Planted):
+        train(request, StopAtFive())
+    fields = {name: getattr(request, name) for name in request.__dataclass_fields__}
+    with pytest.raises(InputError, match="another --checkpoint-every"):
+        train(Request(**{**fields, "checkpoint_every": 5}))
+    train(request)
+
+
+_CHILD = """
+    import os, pathlib, pickle, signal, sys
+    sys.path.insert(0, {root!r})
+    from trainer.gradients.dp_step import Step
+    from trainer.train import train
+
+    # Between two physical batches of a step.
+    count, add = 0, Step.add
+
+    def add_or_die(self, columns, weight):
+        global count
+        count += 1
+        if count == {batch}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        add(self, columns, weight)
+
+    Step.add = add_or_die
+    train(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_within_steps_ends_bit_identical(
+    request_for: Any, tmp_path: pathlib.Path, batches: Any
+) -> None:
+    train(request_for("whole"))
+    path = tmp_path / "request.pickle"
+    path.write_bytes(pickle.dumps(request_for("killed")))
+    random = np.random.default_rng()
+    places = [*(int(place) for place in random.integers(2, 9, 3)), 10**6]
+    for place in places:
+        child = _CHILD.format(root=str(ROOT), batch=place, request=str(path))
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(child)],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == (0 if place == 10**6 else -signal.SIGKILL), places
+        assert done.stdout + done.stderr == ""
+    assert _same(tmp_path / "whole", tmp_path / "killed"), places

@@ -1,0 +1,451 @@
+"""A run goes on under the code and the machine that it began with, or not at all.
+
+A step that is repeated is the same release only if every bit of it is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.sampling.keys import create_key_file
+from trainer.gradients.dp_step import Step
+from trainer.report.progress import Silent
+from trainer.run import origin, preflight
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
+
+ROOT = pathlib.Path(__file__).parents[3]
+ONE_ID = "5" * 32
+
+#: A package of a user, file by file.
+USERS = {
+    "mine/__init__.py": "",
+    "mine/model.py": """
+        import tf_keras as keras
+        from mine.layers import Twice
+
+        def make(manifest):
+            inputs = keras.Input((13,), name="integers")
+            known = keras.layers.Lambda(finite)(inputs)
+            return keras.Model(inputs, keras.layers.Dense(1)(Twice()(known)))
+
+        def finite(values):
+            import tensorflow as tf
+            return tf.where(tf.math.is_nan(values), 0.0, values) / 8
+    """,
+    "mine/layers.py": """
+        import tf_keras as keras
+        from . import factors as known
+
+        class Twice(keras.layers.Layer):
+            def call(self, inputs):
+                return known.TWO * inputs
+    """,
+    "mine/factors.py": "TWO = 2.0",
+    "mine/loss.py": """
+        import json, pathlib
+        import tensorflow as tf
+
+        SCALE = json.loads(pathlib.Path(__file__).with_name("scale.json").read_text())
+
+        def loss(labels, outputs):
+            from mine import distances
+            labels = tf.cast(labels, tf.float32)
+            return SCALE * distances.squared(labels, tf.reshape(outputs, (-1,)))
+    """,
+    "mine/distances.py": """
+        def squared(left, right):
+            return (left - right) ** 2
+    """,
+    "mine/scale.json": "1.5",
+    "mine/optimizer.py": """
+        import importlib
+        import tf_keras as keras
+
+        def make(rate):
+            return keras.optimizers.SGD(importlib.import_module("rates").RATE * rate)
+    """,
+    "rates.py": "RATE = 1.0",
+    "mine/metric.py": """
+        def share(labels, predictions):
+            return float((predictions > 0).mean())
+    """,
+    "unused.py": "X = 1",
+}
+
+#: What a person may edit, and how.
+EDITS = {
+    "the loss": ("mine/loss.py", "SCALE *", "2 * SCALE *"),
+    "what the loss imports when it is called": ("mine/distances.py", "** 2", "** 4"),
+    "the model": ("mine/model.py", "/ 8", "/ 9"),
+    "a layer": ("mine/layers.py", "known.TWO", "-known.TWO"),
+    "what a layer imports": ("mine/factors.py", "2.0", "3.0"),
+    "the optimizer": ("mine/optimizer.py", "RATE * rate", "RATE * rate / 2"),
+    "what the optimizer imports by a call": ("rates.py", "1.0", "0.5"),
+    "the metric": ("mine/metric.py", "> 0", "> 1"),
+    "the package": ("mine/__init__.py", "", "X = 1"),
+}
+
+
+def _settings(**changes: Any) -> TrainSettings:
+    fields: dict[str, Any] = {
+        "noise_multiplier": 0.8,
+        "l2_norm_clip": 1.0,
+        "target_delta": 1e-3,
+        "model": "mine.model:make",
+        "loss": "mine.loss:loss",
+        "optimizer": "mine.optimizer:make",
+        "metric": "mine.metric:share",
+        "learning_rate": 0.1,
+    }
+    return TrainSettings(**{**fields, **changes})
+
+
+def _forget() -> None:
+    """As a new process would: no module of the user's is loaded."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("mine", "rates", "unused"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def users(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``users(file, old, new)`` edits a file of the user's package."""
+    for name, text in USERS.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    # Two edits within a second leave a file's time as it was.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def edit(file: str, old: str, new: str) -> None:
+        path = tmp_path / file
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new) if old else new)
+
+    _forget()
+    yield edit
+    _forget()
+
+
+@pytest.fixture
+def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
+    create_key_file(tmp_path / "noise.key")
+
+    def make(name: str = "run", **changes: Any) -> Request:
+        private = tmp_path / name / "private"
+        private.mkdir(parents=True, exist_ok=True)
+        (private / "run.id").write_text(ONE_ID + "\n")
+        fields = {
+            "settings": _settings(),
+            "batches": small_batches.path,
+            "held_out": held_out,
+            "run": tmp_path / name,
+            "noise_key_file": tmp_path / "noise.key",
+            "checkpoint_every": 2,
+        }
+        return Request(**{**fields, **changes})
+
+    return make
+
+
+class KillAt(Silent):
+    """Ends the run after a step, as a kill does."""
+
+    class Killed(BaseException):
+        """No handler expects it."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def advance(self, done: int) -> None:
+        if done == self._step:
+            raise self.Killed
+
+
+def _kill(request: Request, step: int = 5) -> None:
+    with pytest.raises(KillAt.Killed):
+        train(request, KillAt(step))
+    _forget()
+
+
+# -- code ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_run_does_not_go_on_with_edited_code(
+    what: str, users: Any, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    request = request_for()
+    _kill(request)
+    file, old, new = EDITS[what]
+    before = (tmp_path / file).read_text()
+    users(file, old, new)
+    with pytest.raises(InputError, match=rf"code in \S*{file}.*edited") as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+    (tmp_path / file).write_text(before)
+    preflight.check(request)
+
+
+def test_edited_code_is_refused_before_tensorflow_is_needed(
+    users: Any, request_for: Any
+) -> None:
+    request = request_for()
+    _kill(request)
+    users("mine/factors.py", "2.0", "3.0")
+    with pytest.raises(InputError, match="factors"):
+        preflight.check(request)
+
+
+def test_code_that_is_gone_is_edited_code(
+    users: Any, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    request = request_for()
+    _kill(request)
+    (tmp_path / "mine" / "distances.py").unlink()
+    with pytest.raises(InputError, match=r"mine\.distances"):
+        train(request)
+
+
+def test_what_the_code_reads_from_a_file_is_part_of_the_run(
+    users: Any, request_for: Any
+) -> None:
+    # No line of code differs, but the step that is traced does.
+    request = request_for()
+    _kill(request)
+    users("mine/scale.json", "1.5", "1.25")
+    with pytest.raises(InputError, match="step to compute what it did") as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+    _forget()
+    users("mine/scale.json", "1.25", "1.5")
+    train(request)
+
+
+def test_code_of_no_part_in_the_run_may_be_edited(users: Any, request_for: Any) -> None:
+    request = request_for()
+    _kill(request)
+    users("unused.py", "X = 1", "X = 2")
+    train(request)
+
+
+def test_code_that_was_loaded_before_it_was_edited_is_known_by_what_it_computes(
+    users: Any, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    # A session of Python trains with what it loaded, whatever the file says.
+    users("mine/factors.py", "2.0", "3.0")
+    __import__("mine.factors")
+    users("mine/factors.py", "3.0", "2.0")
+    request = request_for()
+    _kill(request)
+    with pytest.raises(InputError, match="step to compute what it did"):
+        train(request)
+
+
+def test_the_step_that_is_compared_is_the_one_that_is_executed(
+    users: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Step] = []
+    traced = Step.traced
+
+    def remember(self: Step, *spec: Any) -> Any:
+        made.append(self)
+        return traced(self, *spec)
+
+    monkeypatch.setattr(Step, "traced", remember)
+    train(request_for())
+    assert [step.num_traces for step in made] == [1]
+
+
+# -- machine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("versions", {"tensorflow": "2.1.0"}, r"pip install tensorflow==2\.1\.0"),
+        ("variables", {"TF_ENABLE_ONEDNN_OPTS": "0"}, "export TF_ENABLE_ONEDNN_OPTS=0"),
+        ("processor", {"model": "an abacus"}, "a processor like that"),
+        ("release", "0" * 64, "release of dpsgd"),
+    ],
+)
+def test_a_run_does_not_go_on_under_another_machine(
+    part: str, changes: Any, message: str, users: Any, request_for: Any
+) -> None:
+    request = request_for()
+    _kill(request)
+    path = request.run / "private" / origin.ORIGIN_NAME
+    recorded = json.loads(path.read_text())
+    found = recorded[part]
+    recorded[part] = {**found, **changes} if isinstance(changes, dict) else changes
+    path.write_text(json.dumps(recorded))
+    with pytest.raises(InputError, match=message) as caught:
+        preflight.check(request)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_variable_that_was_not_set_is_to_be_unset(
+    users: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for()
+    _kill(request)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    with pytest.raises(InputError, match="unset TF_ENABLE_ONEDNN_OPTS"):
+        preflight.check(request)
+
+
+def test_another_record_of_the_machine_opens_no_checkpoint(
+    users: Any, request_for: Any
+) -> None:
+    # The record is what the refusal says; what refuses is the key of the run.
+    request = request_for()
+    _kill(request)
+    path = request.run / "private" / origin.ORIGIN_NAME
+    before = path.read_text()
+    path.unlink()
+    with pytest.raises(InputError, match=r"origin\.json"):
+        train(request)
+    users("mine/factors.py", "2.0", "3.0")
+    recorded = json.loads(before)
+    from trainer.run.user_sources import digests
+
+    recorded["code"] = digests(recorded["code"])
+    path.write_text(json.dumps(recorded))
+    with pytest.raises(InputError, match="step to compute"):
+        train(request)
+
+
+_CHILD = """
+    import os, pathlib, pickle, sys
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
+    sys.path.insert(0, {root!r})
+    from trainer.run.preflight import check
+    # As the command does: before TensorFlow is loaded.
+    checked = check(pickle.loads(pathlib.Path({request!r}).read_bytes()))
+    assert "tensorflow" not in sys.modules
+    from tests.trainer.test_resume import KillAt
+    from trainer.train import run_checked
+    try:
+        run_checked(checked, KillAt({step}))
+    except KillAt.Killed:
+        sys.exit(9)
+"""
+
+#: A product over 8,192 places, which TensorFlow splits by its number of threads.
+_FACTORED = """
+    import tensorflow as tf
+    import tf_keras as keras
+
+    class Factored(keras.layers.Layer):
+        def build(self, shape):
+            self.left = self.add_weight(name="left", shape=(8192, shape[-1]))
+            self.right = self.add_weight(name="right", shape=(8192, 16))
+
+        def call(self, inputs):
+            kernel = tf.einsum("ki,ko->io", self.left, self.right)
+            return tf.matmul(inputs, kernel)
+
+    def make(manifest):
+        inputs = keras.Input((13,), name="integers")
+        known = tf.where(tf.math.is_nan(inputs), 0.0, inputs) / 8
+        return keras.Model(inputs, keras.layers.Dense(1)(Factored()(known)))
+"""
+
+
+@pytest.fixture
+def child(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``child(request, cores=, step=)`` trains in a process of its own."""
+    (tmp_path / "factored.py").write_text(textwrap.dedent(_FACTORED))
+
+    def run(
+        request: Request, *, cores: int, step: int = -1, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "request.pickle"
+        path.write_bytes(pickle.dumps(request))
+        code = _CHILD.format(root=str(ROOT), request=str(path), cores=cores, step=step)
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            cwd=tmp_path, capture_output=True, check=False, text=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+
+    return run
+
+
+def _last_iterate(request: Request) -> list[np.ndarray]:
+    file = np.load(request.run / "iterates" / "step-00000010.npz")
+    return [file[name] for name in sorted(file.files)]
+
+
+def _same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_run_that_goes_on_on_another_number_of_cores_ends_bit_identical(
+    request_for: Any, child: Any
+) -> None:
+    settings = _settings(
+        model="factored:make", loss="binary_crossentropy", optimizer="adam",
+        metric=None, keep_last=1,
+    )  # fmt: skip
+    ends = {}
+    for name, cores in (
+        ("two", (2,)),
+        ("one", (1,)),
+        ("less", (2, 1)),
+        ("more", (1, 2)),
+    ):
+        request = request_for(name, settings=settings, checkpoint_every=3)
+        for index, count in enumerate(cores):
+            last = index == len(cores) - 1
+            done = child(request, cores=count, step=-1 if last else 5)
+            assert (done.returncode, done.stderr) == (0 if last else 9, "")
+        ends[name] = _last_iterate(request)
+    # The test is about something: the number of threads does change the bits.
+    assert not _same(ends["one"], ends["two"])
+    assert _same(ends["less"], ends["two"])
+    assert _same(ends["more"], ends["one"])
+
+
+def test_a_process_that_began_with_other_threads_is_refused(
+    users: Any, request_for: Any
+) -> None:
+    request = request_for()
+    _kill(request)
+    path = request.run / "private" / origin.ORIGIN_NAME
+    recorded = json.loads(path.read_text())
+    recorded["threads"]["intra_op"] += 1
+    path.write_text(json.dumps(recorded))
+    # TensorFlow runs in this process already: it cannot take the number of the run.
+    with pytest.raises(InputError, match="new process") as caught:
+        train(request)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_same_code_in_another_process_is_the_same_step(
+    users: Any, request_for: Any, child: Any
+) -> None:
+    # Hashes of strings, and so the order of sets, differ between processes.
+    request = request_for()
+    for step, seed in ((3, "1"), (7, "2"), (-1, "3")):
+        done = child(request, cores=1, step=step, PYTHONHASHSEED=seed)
+        assert (done.returncode, done.stderr) == (0 if step < 0 else 9, "")

@@ -1,0 +1,215 @@
+"""The run record refuses to lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.conftest import make_record, write_run_folder
+from trainer.run.privacy import run_statement
+from trainer.run.run_record import (
+    MAC_NAME,
+    NOISE_KEY_NAME,
+    RECORD_NAME,
+    RunRecord,
+    StepLedger,
+    check_execution,
+    read_run,
+)
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
+    return write_run_folder(tmp_path / "run", small_batches)
+
+
+def _edit(path: pathlib.Path, **changes: Any) -> None:
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, **changes}, indent=2, sort_keys=True) + "\n")
+
+
+def test_json_round_trip(small_batches: Any) -> None:
+    record = make_record(small_batches.manifest)
+    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"unknown": 1},
+        {"version": 2},
+        {"simulates": None},
+        {"method_settings": {"bam_radius": 0.1}},
+        {"method": "bam"},
+        {"method": "dp-sat", "method_settings": {"sat_radius": -1.0}},
+        {"format": "dpsgd-batches"},
+        {"method": "magic"},
+        {"noise_multiplier": None},
+        {"noise_multiplier": -1.0},
+        {"noise_multiplier": "1"},
+        {"l2_norm_clip": 0.0},
+        {"num_steps_executed": 1.0},
+        {"complete": "yes"},
+        {"target_delta": 1.0},
+        {"method": "non-private"},
+        {"optimizer": None},
+    ],
+)
+def test_json_that_is_not_a_record_is_refused(
+    changes: dict[str, Any], small_batches: Any
+) -> None:
+    fields = make_record(small_batches.manifest).to_json()
+    with pytest.raises(InputError):
+        RunRecord.from_json({**fields, **changes})
+    del fields["method"]
+    with pytest.raises(InputError, match="method"):
+        RunRecord.from_json(fields)
+
+
+def test_a_run_is_read_as_it_was_written(run: pathlib.Path, small_batches: Any) -> None:
+    record, manifest = read_run(run)
+    assert record == make_record(small_batches.manifest)
+    assert manifest == small_batches.manifest
+    statement = run_statement(record, manifest, delta=None)
+    assert statement.delta == 1e-3
+    assert statement.noise_multiplier == 1.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 9.0},
+        {"num_steps_executed": 9},
+        {"target_delta": 1e-2},
+        {"versions": {"numpy": "2"}},
+        {"simulates": "expected_batch_size=4096, noise_multiplier=2.5"},
+    ],
+)
+def test_an_edited_record_is_refused(
+    changes: dict[str, Any], run: pathlib.Path
+) -> None:
+    _edit(run / RECORD_NAME, **changes)
+    with pytest.raises(InputError, match="edited"):
+        read_run(run)
+
+
+def test_an_edited_manifest_copy_is_refused(run: pathlib.Path) -> None:
+    fields = json.loads((run / "manifest.json").read_text())
+    _edit(run / "manifest.json", plan={**fields["plan"], "num_examples": 2000})
+    with pytest.raises(InputError, match="edited"):
+        read_run(run)
+
+
+def test_a_record_from_another_run_is_refused(
+    run: pathlib.Path, tmp_path: pathlib.Path, small_batches: Any
+) -> None:
+    other = write_run_folder(tmp_path / "other", small_batches, noise_multiplier=9.0)
+    (run / RECORD_NAME).write_bytes((other / RECORD_NAME).read_bytes())
+    with pytest.raises(InputError, match="another run"):
+        read_run(run)
+
+
+def test_without_key_or_code_nothing_is_read(run: pathlib.Path) -> None:
+    code = run / "private" / MAC_NAME
+    data = code.read_bytes()
+    code.unlink()
+    with pytest.raises(InputError, match="verified"):
+        read_run(run)
+    code.write_bytes(data)
+    key = run / "private" / NOISE_KEY_NAME
+    key.rename(run.parent / "elsewhere.key")
+    with pytest.raises(InputError, match="--noise-key-file"):
+        read_run(run)
+    read_run(run, noise_key_file=run.parent / "elsewhere.key")
+    (run.parent / "elsewhere.key").chmod(0o644)
+    with pytest.raises(InputError, match="0600"):
+        read_run(run, noise_key_file=run.parent / "elsewhere.key")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps_executed": 9}, "num_steps_executed=9"),
+        ({"num_steps_executed": 11}, "num_steps_executed=11"),
+        ({"complete": False}, "complete"),
+        ({"manifest_fingerprint": "0" * 64}, "other batches"),
+        ({"batches_id": "1" * 32}, "other batches"),
+        ({"expected_batch_size": 16}, "expected_batch_size=16"),
+    ],
+)
+def test_another_execution_than_the_plan_is_refused(
+    changes: dict[str, Any], message: str, small_batches: Any
+) -> None:
+    manifest = small_batches.manifest
+    check_execution(make_record(manifest), manifest)
+    with pytest.raises(InputError, match=message):
+        check_execution(make_record(manifest, **changes), manifest)
+    with pytest.raises(InputError, match=message):
+        run_statement(make_record(manifest, **changes), manifest, delta=None)
+
+
+def test_no_epsilon_is_stated_for_a_run_that_is_not_private(
+    small_batches: Any,
+) -> None:
+    record = make_record(
+        small_batches.manifest,
+        method="non-private",
+        noise_multiplier=None,
+        l2_norm_clip=None,
+    )
+    with pytest.raises(InputError, match="no epsilon"):
+        run_statement(record, small_batches.manifest, delta=1e-3)
+
+
+def test_no_epsilon_is_stated_without_a_delta(small_batches: Any) -> None:
+    record = make_record(small_batches.manifest, target_delta=None)
+    with pytest.raises(InputError, match="--delta"):
+        run_statement(record, small_batches.manifest, delta=None)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([(0, 0), (0, 0)], "repeat step 0"),
+        ([(0, 0), (1, 0), (0, 0)], "repeat step 0"),
+        ([(0, 0), (0, 1), (0, 1)], "repeat step 0"),
+        ([(0, 0), (2, 0)], "skip to step 2"),
+        ([(1, 0)], "skip to step 1"),
+        ([(0, 1)], "skip to step 0"),
+        ([(0, 0), (1, 1)], "skip to step 1"),
+        ([(0, 0), (1, 0), (2, 0), (3, 0)], "go on with step 3"),
+        ([(0, 0), (1, 0)], "end after 2"),
+    ],
+)
+def test_steps_pass_once_and_in_order(
+    batches: list[tuple[int, int]], message: str
+) -> None:
+    def consume() -> None:
+        ledger = StepLedger(num_steps=3)
+        for step, part in batches:
+            ledger.enter(step, part=part)
+        ledger.finish()
+
+    with pytest.raises(InputError, match=message):
+        consume()
+
+
+def test_a_ledger_starts_where_a_run_stopped() -> None:
+    ledger = StepLedger(num_steps=4, first_step=2)
+    for step, part in [(2, 0), (2, 1), (3, 0)]:
+        ledger.enter(step, part=part)
+    ledger.finish()
+    assert ledger.num_executed == 4
+    with pytest.raises(InputError):
+        StepLedger(num_steps=4, first_step=2).enter(1, part=1)
+
+
+def test_records_are_frozen(small_batches: Any) -> None:
+    record = make_record(small_batches.manifest)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.noise_multiplier = 9.0  # type: ignore[misc]

@@ -1,0 +1,223 @@
+"""No error quotes a training or held-out example, whoever raises it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.conftest import write_held_out
+from trainer.keras_model import PrivateModel, make_private
+from trainer.model.user_code import withhold_values
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+from trainer.train import train
+
+#: An id that no embedding here has, and that no message may hold.
+SECRET = 79850
+
+OWN_CODE = f"""
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+
+def make(manifest):
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    table = keras.layers.Embedding(10, 1)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+
+
+def dense(manifest):
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    return keras.Model(ids, keras.layers.Dense(1)(tf.cast(ids, tf.float32)))
+
+
+def metric(labels, predictions):
+    raise ValueError(f"row {{labels.argmax()}} {SECRET}")
+
+
+def check(labels):
+    if (labels > 1).any():
+        raise ValueError(f"label {SECRET}")
+    return labels.astype("f4")
+
+
+def loss(labels, outputs):
+    checked = tf.numpy_function(check, [labels], tf.float32)
+    return (tf.reshape(checked, tf.shape(labels)) - outputs[:, 0]) ** 2
+"""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and all that come with it."""
+    if error is not None:
+        yield error
+        yield from _chain(error.__cause__)
+        yield from _chain(error.__context__)
+
+
+def _assert_withheld(error: InputError, capfd: Any) -> None:
+    assert "withheld" in str(error)
+    assert "\n" not in str(error)
+    for one in _chain(error):
+        assert str(SECRET) not in "".join(traceback.format_exception(one))
+        assert str(SECRET) not in repr(one)
+    assert str(SECRET) not in "".join(capfd.readouterr())
+
+
+@pytest.fixture
+def own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "withheld_code.py").write_text(OWN_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "withheld_code", raising=False)
+    return "withheld_code"
+
+
+def _rows(rows: Any, *, bad: str | None, seed: int = 0) -> np.ndarray:
+    """Eight rows, of which one has something bad: an id or a label."""
+    made = rows(8, seed)
+    if bad == "id":
+        made["categories"][5] = SECRET
+    elif bad == "label":
+        made["label"][5] = 113
+    return made
+
+
+@pytest.fixture
+def batches(batch_folder: Any, rows: Any) -> Any:
+    """Three steps, of which the second has the row in question, or none has."""
+    return lambda bad: (
+        batch_folder(
+            [
+                _rows(rows, bad=bad if step == 1 else None, seed=step)
+                for step in range(3)
+            ]
+        ).path
+    )
+
+
+@pytest.fixture
+def request_for(batches: Any, rows: Any, tmp_path: pathlib.Path) -> Any:
+    def make(
+        *, bad: str | None = None, bad_eval: str | None = None, **settings: Any
+    ) -> Request:
+        fields = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0, **settings}
+        return Request(
+            settings=TrainSettings(**fields),
+            batches=batches(bad),
+            held_out=write_held_out(
+                tmp_path / "test", _rows(rows, bad=bad_eval, seed=9)
+            ),
+            run=tmp_path / "run",
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        ({"bad": "id"}, {"model": "make"}),
+        ({"bad": "id"}, {"model": "make", "non_private_diagnostics": True}),
+        ({"bad": "label"}, {"model": "dense", "loss": "loss"}),
+        ({"bad_eval": "id"}, {"model": "make"}),
+        ({"bad_eval": "label"}, {"model": "dense", "loss": "loss"}),
+        ({}, {"model": "make", "metric": "metric"}),
+    ],
+)
+def test_train_withholds_what_is_raised_on_an_example(
+    where: Any, settings: Any, request_for: Any, own: str, capfd: Any
+) -> None:
+    named = {k: f"{own}:{v}" if v is not True else v for k, v in settings.items()}
+    with pytest.raises(InputError) as error:
+        train(request_for(**where, **named))
+    _assert_withheld(error.value, capfd)
+    if "metric" in settings:
+        assert f"{own}.py, line" in str(error.value)
+
+
+def _network() -> Any:
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    values = keras.layers.Flatten()(keras.layers.Embedding(10, 1)(ids))
+    return keras.Model(ids, keras.layers.Dense(1)(values))
+
+
+@pytest.fixture
+def private(batches: Any, tmp_path: pathlib.Path) -> Any:
+    def make(bad: str | None = None) -> PrivateModel:
+        model = make_private(
+            _network(), batches=batches(bad), run=tmp_path / "run",
+            noise_multiplier=1.0, l2_norm_clip=1.0,
+        )  # fmt: skip
+        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("non_private", [False, True])
+def test_fit_withholds_what_is_raised_on_a_training_example(
+    non_private: bool, private: Any, capfd: Any
+) -> None:
+    model = private("id")
+    with pytest.raises(InputError) as error:
+        model.fit(verbose=0, non_private_training_metrics=non_private)
+    _assert_withheld(error.value, capfd)
+    with pytest.raises(InputError, match="was interrupted"):
+        model.fit(verbose=0)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, x, y: model.fit(validation_data=(x, y), verbose=0),
+        lambda model, x, y: model.evaluate(x, y, verbose=0),
+        lambda model, x, _: model.predict(x, verbose=0),
+        lambda model, x, y: model.test_on_batch(x, y),
+        lambda model, x, _: model.predict_on_batch(x),
+    ],
+)
+def test_a_private_model_withholds_what_is_raised_on_a_held_out_example(
+    call: Any, private: Any, rows: Any, capfd: Any
+) -> None:
+    found = _rows(rows, bad="id")
+    model = private()
+    with pytest.raises(InputError) as error:
+        call(model, {"categories": found["categories"]}, found["label"])
+    _assert_withheld(error.value, capfd)
+
+
+def test_what_was_refused_keeps_its_words_and_loses_what_it_came_from() -> None:
+    @withhold_values
+    def refuse() -> None:
+        try:
+            raise ValueError(SECRET)
+        except ValueError:
+            raise InputError("Expected n=3 to be less.") from None
+
+    with pytest.raises(InputError, match="Expected n=3") as error:
+        refuse()
+    assert [str(one) for one in _chain(error.value)] == ["Expected n=3 to be less."]
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (tf.errors.ResourceExhaustedError(None, None, ""), "--physical-batch-size"),
+        (MemoryError(), "--physical-batch-size"),
+        (tf.errors.InvalidArgumentError(None, None, ""), "ids outside the range"),
+    ],
+)
+def test_the_remedy_is_for_what_was_raised(error: Exception, remedy: str) -> None:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.set_exception(error)
+    with pytest.raises(InputError, match=remedy):
+        withhold_values(future.result)()

@@ -1,0 +1,100 @@
+"""What a run may be asked to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from trainer.settings.train_settings import TrainSettings
+
+PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
+MIXED = {"method": "model-mix", "mix_width": 0.1, "optimizer": "sgd"}
+
+
+def test_either_a_target_or_a_noise_multiplier() -> None:
+    TrainSettings(**PRIVATE)
+    TrainSettings(target_epsilon=3.0, target_delta=1e-5, l2_norm_clip=1.0)
+    TrainSettings(method="non-private")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"noise_multiplier": None}, "--epsilon"),
+        ({"target_epsilon": 3.0}, "either"),
+        ({"noise_multiplier": None, "target_epsilon": 3.0}, "--delta"),
+        ({"l2_norm_clip": None}, "--l2-norm-clip"),
+        ({"l2_norm_clip": 0.0}, "l2_norm_clip=0"),
+        ({"l2_norm_clip": float("inf")}, "finite"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier=nan"),
+        ({"target_delta": 0.0}, "delta=0"),
+        ({"target_delta": 1.0}, "delta=1"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"optimizer": "magic"}, "optimizer"),
+        ({"method": "magic"}, "method"),
+        ({"method": "bam"}, "Expected --bam-radius"),
+        ({"method": "dp-sat"}, "Expected --sat-radius"),
+        ({"method": "bam", "bam_radius": -0.1}, "bam_radius=-0.1"),
+        ({"method": "dp-sat", "sat_radius": float("nan")}, "sat_radius=nan"),
+        ({"bam_radius": 0.1}, "bam_radius=0.1 for method='dp-sgd'"),
+        ({"bam_variant": "hvp"}, "--method bam"),
+        ({"method": "dp-sat", "sat_radius": 0.1, "bam_radius": 0.1}, "--method bam"),
+        ({"method": "bam", "bam_radius": 0.1, "bam_variant": "x"}, "bam_variant"),
+        ({"method": "bam", "bam_radius": 0.1, "l2_norm_clip": None}, "method='bam'"),
+        (
+            {
+                "method": "dp-sat",
+                "sat_radius": 0.1,
+                "optimizer": "sgd",
+                "embedding_noise": "lazy",
+            },
+            "--method dp-sat",
+        ),
+        ({**MIXED, "mix_width": None}, "Expected --mix-width"),
+        ({**MIXED, "mix_width": 0.0}, "mix_width=0"),
+        ({**MIXED, "mix_width": float("inf")}, "mix_width=inf"),
+        ({**MIXED, "linf_factor": 0}, "linf_factor=0"),
+        ({**MIXED, "linf_factor": 2.5}, "linf_factor=2.5"),
+        ({**MIXED, "optimizer": "momentum"}, "--optimizer sgd.*not momentum"),
+        ({**MIXED, "optimizer": "my:own"}, "--optimizer sgd.*not my:own"),
+        ({**MIXED, "tail": 3, "train_over": "uta"}, "no train_over='uta'"),
+        ({**MIXED, "embedding_noise": "lazy"}, "mixes every row"),
+        ({**MIXED, "bam_radius": 0.1}, "--method bam"),
+        ({"mix_width": 0.1}, "--method model-mix"),
+        ({"linf_factor": 4}, "--method model-mix"),
+        ({"learning_rate_schedule": "step"}, "learning_rate_schedule"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
+        ({"final_learning_rate_fraction": 0.0}, "final_learning_rate_fraction=0"),
+        ({"loss": "hinge"}, "loss='hinge'"),
+        (
+            {"loss": "huber", "keep_last": 2, "uncertainty": 0.9},
+            "no --uncertainty beside loss='huber'",
+        ),
+        ({"method": "non-private"}, "non-private"),
+        ({"hidden": (0,)}, "hidden=0"),
+        ({"embedding_dim": 0}, "embedding_dim=0"),
+        ({"eval_every": 0}, "eval_every=0"),
+        ({"ema_decay": 1.0}, "ema_decay=1"),
+        ({"init_seed": -1}, "init_seed=-1"),
+    ],
+)
+def test_impossible_requests_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as found:
+        TrainSettings(**{**PRIVATE, **changes})
+    assert "\n" not in str(found.value)
+
+
+def test_averages_of_iterates_go_with_model_mix() -> None:
+    averages = {"ema_decay": 0.9, "tail": 3, "keep_last": 2, "export": ("upa",)}
+    for schedule in ("constant", "cosine"):
+        more = {"learning_rate_schedule": schedule, "warmup_steps": 2}
+        TrainSettings(**{**PRIVATE, **MIXED, **averages, **more})
+
+
+def test_the_curve_has_ten_points_unless_told_otherwise() -> None:
+    assert TrainSettings(**PRIVATE).eval_steps(1000) == 100
+    assert TrainSettings(**PRIVATE).eval_steps(3) == 1
+    assert TrainSettings(**PRIVATE, eval_every=7).eval_steps(1000) == 7

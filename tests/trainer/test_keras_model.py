@@ -1,0 +1,377 @@
+"""``make_private``: Keras's compile and fit, with the steps of ``dpsgd train``."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_json
+from trainer.gradients.dp_step import Step
+from trainer.keras_model import PrivateModel, make_private
+from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
+from trainer.tf_compat import keras, tf
+
+
+def _network() -> Any:
+    keras.utils.set_random_seed(0)
+    integers = keras.Input((13,), name="integers")
+    known = tf.where(tf.math.is_nan(integers), 0.0, integers) / 8
+    return keras.Model(integers, keras.layers.Dense(1)(known))
+
+
+@pytest.fixture
+def private(small_batches: Any, tmp_path: pathlib.Path) -> Any:
+    def make(name: str = "run", network: Any = None, **changes: Any) -> PrivateModel:
+        fields = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "delta": 1e-3}
+        made = make_private(
+            network or _network(), batches=small_batches.path, run=tmp_path / name,
+            **{**fields, **changes},
+        )  # fmt: skip
+        # Epochs of four steps: ten steps are three epochs, the last of two.
+        made._manifest.plan.__dict__["num_examples"] = 32
+        return made
+
+    return make
+
+
+def _compiled(model: PrivateModel, rate: float = 0.1) -> PrivateModel:
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate), loss, metrics=["AUC"])
+    return model
+
+
+@pytest.fixture
+def data(rows: Any) -> Any:
+    table = rows(50, seed=9)
+    return {"integers": table["integers"]}, table["label"]
+
+
+@pytest.mark.parametrize("name", ["batches", "run", "noise_key_file"])
+def test_a_path_in_a_store_is_refused(
+    name: str, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    paths = {"batches": small_batches.path, "run": tmp_path / "run"}
+    with pytest.raises(InputError, match=f"{name}=s3:/bucket/x on this machine"):
+        make_private(
+            _network(), noise_multiplier=0.8, l2_norm_clip=1.0,
+            **{**paths, name: "s3://bucket/x"},
+        )  # fmt: skip
+
+
+def test_batches_are_those_of_the_plan(
+    private: Any, small_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[Any]] = []
+    add = Step.add
+
+    def spy(self: Step, columns: Any, weight: Any) -> None:
+        seen.append(columns["integers"].numpy()[weight.numpy() > 0])
+        add(self, columns, weight)
+
+    monkeypatch.setattr(Step, "add", spy)
+    model = _compiled(private())
+    model.fit(verbose=0)
+    for found, wanted in zip(seen, small_batches.steps, strict=True):
+        np.testing.assert_array_equal(found, wanted["integers"])
+
+
+def test_without_noise_and_clip_it_is_ordinary_training(
+    private: Any, small_batches: Any
+) -> None:
+    model = _compiled(private(noise_multiplier=0.0, l2_norm_clip=1e6))
+    model.fit(verbose=0)
+    plain, optimizer = _network(), keras.optimizers.SGD(0.1)
+    for rows in small_batches.steps:
+        with tf.GradientTape() as tape:
+            logits = tf.reshape(plain(rows["integers"]), (-1,))
+            labels = rows["label"].astype("f4")
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses) / 8  # expected_batch_size
+        optimizer.minimize(loss, plain.trainable_variables, tape)
+    for left, right in zip(model.network.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+def test_every_step_is_consumed_once_however_often_fit_is_called(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    model = _compiled(private())
+    with pytest.raises(InputError, match="complete"):
+        model.privacy_statement()
+    steps = []
+    for epochs in (1, 2, None):
+        model.fit(epochs=epochs, verbose=0)
+        steps.append(model.num_steps_executed)
+    assert steps == [4, 8, 10]
+    for epochs in (None, 3):
+        with pytest.raises(InputError, match="none is used twice"):
+            model.fit(epochs=epochs, verbose=0)
+    record, manifest = read_run(tmp_path / "run")
+    assert record.complete and record.num_steps_executed == 10  # noqa: PT018
+    assert manifest.plan.num_steps == 10
+
+
+def test_the_record_names_the_software_that_clipped_and_drew_the_noise(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    _compiled(private()).fit(epochs=1, verbose=0)
+    record = RunRecord.from_json(read_json(tmp_path / "run" / RECORD_NAME))
+    for package in ("numpy", "randomgen", "tensorflow-privacy"):
+        assert record.versions[package] == metadata.version(package)
+
+
+def test_several_fits_are_one_run(
+    private: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    begin = Step.begin
+
+    def spy(self: Step, noise: Any, later: Any = None) -> None:
+        drawn.append(noise[0].tobytes())
+        begin(self, noise, later)
+
+    monkeypatch.setattr(Step, "begin", spy)
+    model = _compiled(private())
+    model.fit(epochs=1, verbose=0)
+    _compiled(model)  # another optimizer, the same run
+    model.fit(verbose=0)
+    assert len(set(drawn)) == len(drawn) == 10
+    _compiled(private("other")).fit(verbose=0)
+    assert len(set(drawn)) == 20
+
+
+def test_the_statement_is_of_what_was_executed(
+    private: Any, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    fields = {"noise_multiplier": None, "epsilon": 2.0, "l2_norm_clip": 1.0}
+    model = _compiled(
+        make_private(
+            _network(), batches=small_batches.path, run=tmp_path / "r", delta=1e-3,
+            **fields,
+        )
+    )  # fmt: skip
+    model.fit(verbose=0)
+    statement = model.privacy_statement().to_json()
+    assert 1.9 < statement["epsilon"] <= 2.0
+    assert statement["delta"] == 1e-3
+
+
+def _tensorboard(path: pathlib.Path) -> list[Any]:
+    """Keras's callback needs the package, which this project does not."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return []
+    return [keras.callbacks.TensorBoard(str(path))]
+
+
+def test_ordinary_callbacks_see_epochs_steps_and_validation(
+    private: Any, data: Any, tmp_path: pathlib.Path, capsys: Any
+) -> None:
+    seen: list[Any] = []
+
+    class Log(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append((batch, dict(logs)))
+
+    rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 / (epoch + 1))
+    model = _compiled(private())
+    history = model.fit(
+        validation_data=data,
+        callbacks=[
+            Log(), rates,
+            keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+            *_tensorboard(tmp_path / "board"),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "weights-{epoch}.h5"), save_weights_only=True
+            ),
+        ],
+    )  # fmt: skip
+    assert seen == [(i, {}) for i in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1)]
+    assert set(history.history) == {"lr", "val_loss", "val_auc"}
+    np.testing.assert_allclose(history.history["lr"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
+    if _tensorboard(tmp_path / "board"):
+        assert list((tmp_path / "board").rglob("events*"))
+    plain = _network()
+    plain.load_weights(tmp_path / "weights-3.h5")
+    np.testing.assert_array_equal(plain.get_weights()[0], model.get_weights()[0])
+    assert "val_loss" in capsys.readouterr().out
+    model.save(tmp_path / "plain.keras")
+    again = keras.models.load_model(tmp_path / "plain.keras")
+    x = data[0]
+    np.testing.assert_allclose(again.predict(x), model.predict(x), rtol=1e-5)
+
+
+def test_training_metrics_are_not_computed_unless_asked_for_and_named_non_private(
+    private: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Any] = []
+    monkeypatch.setattr(
+        PrivateModel, "test_on_batch",
+        lambda self, *_, **__: computed.append(1) or {"loss": 1.0, "auc": 0.5},
+    )  # fmt: skip
+    assert _compiled(private()).fit(verbose=0).history == {}
+    assert not computed
+    model = _compiled(private("other"))
+    history = model.fit(verbose=0, non_private_training_metrics=True)
+    assert set(history.history) == {"non_private_loss", "non_private_auc"}
+    assert len(computed) == 9  # one step is empty
+
+
+def test_stopping_between_steps_is_no_loss_and_within_a_step_the_end(
+    private: Any,
+) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    model = _compiled(private())
+    model.fit(callbacks=[Stop()], verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(callbacks=[Fail()], verbose=0)
+    assert model.num_steps_executed == 1
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(verbose=0)
+    with pytest.raises(InputError, match="step 1 was interrupted"):
+        model.fit(verbose=0)
+
+
+def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
+    private: Any,
+) -> None:
+    integers = keras.Input((13,), name="integers")
+    known = tf.where(integers > 0, integers, 0.0)
+    logit = keras.layers.Dense(1)(known)
+    ends = {"logit": logit, "probability": tf.nn.sigmoid(logit)}
+    models = {
+        name: private(name, network=keras.Model(integers, end))
+        for name, end in ends.items()
+    }
+    with pytest.raises(InputError, match="between 0 and 1"):
+        _compiled(models["probability"])
+    with pytest.raises(InputError, match="from_logits=True"):
+        models["logit"].compile("sgd", "binary_crossentropy")
+    models["probability"].compile("sgd", "binary_crossentropy")
+    _compiled(models["logit"])
+
+
+NOISE = {"l2_norm_clip": 1.0, "noise_multiplier": 7.5}
+
+
+def _optimizer_of_tf_privacy() -> Any:
+    # TF Privacy loads only after the trainer.
+    from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras
+
+    return dp_optimizer_keras.DPKerasSGDOptimizer(**NOISE, num_microbatches=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            lambda: keras.optimizers.legacy.Adam(),
+            r"a tf_keras optimizer.*legacy\.adam\.Adam",
+        ),
+        (_optimizer_of_tf_privacy, "TF Privacy.*make_private"),
+        (lambda: "adamm", "tf_keras optimizer.*'adamm'"),
+        (lambda: [keras.optimizers.SGD()], r"tf_keras optimizer.*builtins\.list"),
+    ],
+)
+def test_optimizers_that_cannot_take_a_step_are_refused_by_compile(
+    optimizer: Any, message: str, private: Any
+) -> None:
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    with pytest.raises(InputError, match=message) as error:
+        private().compile(optimizer(), loss)
+    assert "\n" not in str(error.value)
+
+
+def _of_tf_privacy() -> Any:
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPModel
+
+    integers = keras.Input((13,), name="integers")
+    outputs = keras.layers.Dense(1)(tf.where(integers > 0, integers, 0.0))
+    return DPModel(**NOISE, inputs=integers, outputs=outputs)
+
+
+def _sequential_of_tf_privacy() -> Any:
+    from tensorflow_privacy.privacy.keras_models.dp_keras_model import DPSequential
+
+    return DPSequential(**NOISE, layers=[keras.layers.Dense(1)])
+
+
+def _around_one_of_tf_privacy() -> Any:
+    integers = keras.Input((13,), name="integers")
+    return keras.Model(integers, _of_tf_privacy()(integers))
+
+
+def _compiled_for_tf_privacy() -> Any:
+    network = _network()
+    network.compile(_optimizer_of_tf_privacy(), "mse")
+    return network
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _of_tf_privacy,
+        _sequential_of_tf_privacy,
+        _around_one_of_tf_privacy,
+        _compiled_for_tf_privacy,
+    ],
+)
+def test_noise_settings_of_tf_privacy_are_not_ignored_in_silence(
+    make: Any, private: Any
+) -> None:
+    with pytest.raises(InputError, match=r"TF Privacy.*tf_keras\.Model"):
+        private(network=make())
+
+
+def test_a_private_model_is_not_made_private_again(private: Any) -> None:
+    with pytest.raises(InputError, match=r"private already.*\.network"):
+        private("outer", network=private())
+
+
+def test_what_is_not_supported_is_refused_in_one_line(
+    private: Any, data: Any, tmp_path: pathlib.Path
+) -> None:
+    model = private()
+    with pytest.raises(InputError, match="compile before fit"):
+        model.fit()
+    with pytest.raises(InputError, match="loss_weights"):
+        model.compile("sgd", "mse", loss_weights=[1.0])
+    for loss, message in (("hinge", "whole batch"), (["mse"], "one loss")):
+        with pytest.raises(InputError, match=message):
+            model.compile("sgd", loss)
+    _compiled(model)
+    for call, message in (
+        (lambda: model.fit(*data), "without data"),
+        (lambda: model.fit(epochs=4), "epochs=4"),
+        (lambda: model.fit(initial_epoch=1), "initial_epoch=1"),
+        (lambda: model.train_on_batch(*data), "without privacy"),
+        (lambda: private(method="dp-sat"), "dp-sat"),
+        (lambda: private(method="model-mix"), "model-mix"),
+        (lambda: private(l2_norm_clip=None), "l2-norm-clip"),
+        (lambda: private(network=3), "tf_keras"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert not (tmp_path / "run").exists()
+    model.fit(epochs=1, verbose=0)
+    with pytest.raises(InputError, match="new or empty"):
+        private()

@@ -1,0 +1,1 @@
+"""Attacks on the mechanism and on whole small runs."""

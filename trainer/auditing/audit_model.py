@@ -1,0 +1,116 @@
+"""The models that the audit trains: weights per canary, and a gradient that is known.
+
+A canary has a weight of its own in each of four layers: two Dense layers, a small
+embedding table and a large one.  Its loss is linear in them, so that its gradient is
+known whatever the weights are: ``label - 1`` in its own weights and 0 elsewhere.  A
+canary has labels far from 1, and is clipped; a ghost has labels of 1 and no gradient.
+
+What else the models have, so that more faults show:
+  - Canaries are of five kinds (see ``directions``): the gradient is equal in all
+    layers, or nearly all of it is in one.  A layer that the norm leaves out is seen.
+  - The large table takes several chunks of a flush, and canaries are spread over it.
+  - An example reads its row of the large table twice.
+  - A row of zeros, as padding is, has a huge gradient in weights that no canary has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipelines.batches.manifest import Manifest
+from trainer.tf_compat import keras, tf
+
+#: Column that says which weights are an example's own; 0 is no canary, but padding.
+CANARY = "canary"
+FIRST, SECOND, SMALL, LARGE = "first", "second", "small", "large"
+#: The layers, in the order of labels and outputs.
+LAYERS = (FIRST, SECOND, SMALL, LARGE)
+#: Of the large table: one and a half chunks of a flush.
+LARGE_DIM = 10
+LARGE_ROWS = (3 << 19) // LARGE_DIM
+#: Share of a gradient that lies in each layer but one, for canaries of that one.
+_SMALL_SHARE = 0.1
+#: Gradient of a row of zeros: beyond any clip norm.
+_PADDING_SLOPE = float(1 << 20)
+
+
+def num_kinds() -> int:
+    """Returns the number of kinds of canaries."""
+    return 1 + len(LAYERS)
+
+
+def directions(num_canaries: int) -> np.ndarray:
+    """Returns the unit gradient of each canary, shape (canaries, layers).
+
+    Canary ``i`` (in row ``i - 1``) is of kind ``i % num_kinds()``.  Signs differ: noise
+    that two layers share cancels in the sum of some canaries.
+    """
+    size = len(LAYERS)
+    shares = np.full((num_kinds(), size), _SMALL_SHARE)
+    np.fill_diagonal(shares[1:], np.sqrt(1 - (size - 1) * _SMALL_SHARE**2))
+    shares[0] = 1 / np.sqrt(size)
+    canary = np.arange(1, num_canaries + 1)
+    signs = 1 - 2 * (canary[:, None] // num_kinds() >> np.arange(size) & 1)
+    return shares[canary % num_kinds()] * signs
+
+
+def places(layer: str, canaries: np.ndarray, num_canaries: int) -> np.ndarray:
+    """Returns where the weights of canaries are in the flat weights of a layer.
+
+    Args:
+      layer: One of ``LAYERS``.
+      canaries: Their numbers; 0 for padding.
+      num_canaries: Of the run.
+    """
+    if layer != LARGE:
+        return canaries
+    return canaries * _stride(num_canaries) * LARGE_DIM
+
+
+def _stride(num_canaries: int) -> int:
+    return LARGE_ROWS // (num_canaries + 1)
+
+
+def weights(manifest: Manifest) -> Any:
+    """Returns the model, whose weights are zeros at first: ``--model`` of the audit."""
+    return _model(manifest, lambda layer, values: layer(values))
+
+
+def shared_weights(manifest: Manifest) -> Any:
+    """Returns the same model with a layer that is called twice: for another path."""
+    return _model(manifest, lambda layer, values: layer(values / 2) + layer(values / 2))
+
+
+def _model(manifest: Manifest, call: Any) -> Any:
+    count = manifest.plan.num_examples
+    canary = keras.Input((), dtype="int32", name=CANARY)
+    own = tf.one_hot(canary, count + 1)
+    rows = tf.stack([canary * _stride(count)] * 2, axis=1)
+    outputs = [
+        _dense(FIRST)(own),
+        call(_dense(SECOND), own),
+        _embedding(count + 1, 1, SMALL)(canary),
+        tf.reduce_mean(_embedding(LARGE_ROWS, LARGE_DIM, LARGE)(rows)[:, :, :1], 1),
+    ]
+    slope = tf.where(canary == 0, _PADDING_SLOPE, 1.0)
+    return keras.Model(canary, tf.concat(outputs, 1) * slope[:, None])
+
+
+def _dense(name: str) -> Any:
+    return keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=name)
+
+
+def _embedding(rows: int, dim: int, name: str) -> Any:
+    return keras.layers.Embedding(rows, dim, embeddings_initializer="zeros", name=name)
+
+
+def layer_of(variable: Any) -> str:
+    """Returns which of ``LAYERS`` has a variable of the model."""
+    return variable.name.split("/")[0]
+
+
+def linear(labels: Any, outputs: Any) -> Any:
+    """Returns one minus labels, times outputs, summed: ``--loss`` of the audit."""
+    return tf.reduce_sum((1 - labels) * outputs, 1)

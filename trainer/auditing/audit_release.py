@@ -1,0 +1,283 @@
+"""What a small run released, held against what its batches say it should have.
+
+Of the audit's models the clipped gradient of every canary is known (``audit_model``).
+What a release adds to the weights, less the contributions of the canaries in its
+batches, is noise of a known deviation, and nothing else.  ``residuals`` tests
+that.
+
+Formal guarantees:
+  - The only inputs are the weights that the run released, its batches and its canaries.
+  - If the batches are trained on as the mechanism says, with independent noise of the
+    claimed deviation, the checks are those of independent standard normal values, up to
+    the rounding of float32.
+
+Public: everything, since nobody's data is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from accounting.auditing import residuals as residual_tests
+from accounting.auditing.residuals import Check
+from accounting.validation import InputError
+from pipelines.batches.reader import read_batches
+from trainer.auditing import audit_model
+from trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
+
+#: Parts of the large table in which the noise is looked at one by one.
+_NUM_SLICES = 8
+#: Values of a layer whose noise is compared with that of other layers and releases.
+_COMPARED = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Canaries:
+    """Who is in the data of a small run.
+
+    Attributes:
+      is_real: Of each row of the data, whether it is a real canary or a ghost.
+    """
+
+    is_real: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.is_real)
+
+    @property
+    def directions(self) -> np.ndarray:
+        """Unit gradients if they are real, shape (canaries, layers)."""
+        return audit_model.directions(len(self))
+
+    def project(self, change: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the change of weights along the gradient of each canary."""
+        numbers = np.arange(1, len(self) + 1)
+        own = [
+            change[layer][audit_model.places(layer, numbers, len(self))]
+            for layer in LAYERS
+        ]
+        return np.sum(np.stack(own, 1) * self.directions, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """One physical batch.
+
+    Attributes:
+      step: That it belongs to.
+      canaries: In the order of its rows, without padding.
+      padded: Whether it has padding.
+    """
+
+    step: int
+    canaries: np.ndarray
+    padded: bool
+
+
+def read_parts(batches: pathlib.Path) -> list[Part]:
+    """Returns who is in each physical batch."""
+    return [
+        Part(
+            step=batch.step,
+            canaries=batch.columns[CANARY][batch.weight > 0],
+            padded=bool(np.any(batch.weight == 0)),
+        )
+        for batch in read_batches(batches)
+    ]
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Sums of residuals, or of their squares, and how many they are, of each group."""
+
+    totals: list[float] = dataclasses.field(default_factory=list)
+    counts: list[int] = dataclasses.field(default_factory=list)
+
+    def add(self, total: float, count: int) -> None:
+        self.totals.append(total)
+        self.counts.append(count)
+
+    def add_squares(self, values: np.ndarray) -> None:
+        known = values[~np.isnan(values)]
+        self.add(float(np.sum(known**2)), len(known))
+
+
+class ReleaseChecks:
+    """Checks the releases of one run, one after the other.
+
+    Args:
+      canaries: In its data.
+      parts: Its physical batches, in order.
+      noise: Standard deviation of the noise of a release, in clip norms.
+      steps_per_release: Steps between two releases.
+    """
+
+    def __init__(
+        self,
+        canaries: Canaries,
+        parts: Sequence[Part],
+        *,
+        noise: float,
+        steps_per_release: int,
+    ) -> None:
+        self._canaries = canaries
+        self._noise = noise
+        self._releases = [
+            list(found)
+            for _, found in itertools.groupby(
+                parts, lambda part: part.step // steps_per_release
+            )
+        ]
+        self._num_added = 0
+        shape = (audit_model.num_kinds(), len(LAYERS))
+        self._of_kinds, self._num_of_kinds = np.zeros(shape), np.zeros(shape)
+        self._of_padding = np.zeros(len(LAYERS))
+        self._of_batches, self._noise_of_layers = _Sums(), _Sums()
+        self._noise_of_slices = [_Sums() for _ in range(_NUM_SLICES)]
+        self._noise_of_reads = _Sums()
+        self._largest, self._num_values = 0.0, 0
+        self._compared: list[np.ndarray] = []
+        self._compared_parts: list[list[np.ndarray]] = []
+        self._repeated: list[Check] = []
+
+    def add(self, change: Mapping[str, np.ndarray]) -> None:
+        """Takes in the next release.
+
+        Args:
+          change: Of the flat weights of each layer, in clip norms.
+
+        Raises:
+          InputError: a value that is not finite.
+        """
+        if not all(np.all(np.isfinite(change[layer])) for layer in LAYERS):
+            raise InputError(
+                f"Expected finite weights in release {self._num_added} of the audited "
+                "run: they are not the result of DP-SGD on bounded gradients. Look for "
+                "a fault of the optimizer or of the clipping."
+            )
+        parts = self._releases[self._num_added]
+        self._num_added += 1
+        residuals = {
+            layer: change[layer].astype(np.float64) / self._noise for layer in LAYERS
+        }
+        self._add_contributions(residuals, parts)
+        for layer in LAYERS:
+            self._add_noise(residuals[layer])
+        self._add_large(residuals[LARGE], parts)
+
+    def _places(self, layer: str, canaries: np.ndarray) -> np.ndarray:
+        return audit_model.places(layer, canaries, len(self._canaries))
+
+    def _add_contributions(
+        self, residuals: dict[str, np.ndarray], parts: list[Part]
+    ) -> None:
+        """Also replaces the residuals of the canaries in the batches by NaN."""
+        size = len(self._canaries)
+        times = np.bincount(
+            np.concatenate([part.canaries for part in parts]), minlength=size + 1
+        )[1:]
+        real = np.flatnonzero(times * self._canaries.is_real)
+        shares = self._canaries.directions[real]
+        excess = np.empty(shares.shape)
+        for column, layer in enumerate(LAYERS):
+            self._of_padding[column] += residuals[layer][0]
+            places = self._places(layer, real + 1)
+            expected = times[real] * shares[:, column] / self._noise
+            excess[:, column] = residuals[layer][places] - expected
+            residuals[layer][places] = np.nan
+        kinds = (real + 1) % audit_model.num_kinds()
+        np.add.at(self._of_kinds, kinds, excess * np.sign(shares))
+        np.add.at(self._num_of_kinds, kinds, 1)
+        self._see_largest(excess, tolerance=residual_tests.TOLERANCE / self._noise)
+        along = np.zeros(size + 1)
+        along[real + 1] = np.sum(excess * shares, 1)
+        for part in parts:
+            count = np.sum(self._canaries.is_real[part.canaries - 1])
+            self._of_batches.add(float(np.sum(along[part.canaries])), int(count))
+
+    def _see_largest(self, values: np.ndarray, tolerance: float = 0.0) -> None:
+        size = float(np.fmax.reduce(np.abs(values), axis=None, initial=0.0))
+        self._largest = max(self._largest, size - tolerance)
+        self._num_values += values.size
+
+    def _add_noise(self, values: np.ndarray) -> None:
+        self._noise_of_layers.add_squares(values)
+        self._see_largest(values)
+        self._compared.append(np.nan_to_num(values[:_COMPARED]))
+
+    def _add_large(self, values: np.ndarray, parts: list[Part]) -> None:
+        for sums, found in zip(
+            self._noise_of_slices, np.array_split(values, _NUM_SLICES), strict=True
+        ):
+            sums.add_squares(found)
+        rows = values.reshape(-1, LARGE_DIM)
+        read = [self._places(LARGE, part.canaries) // LARGE_DIM for part in parts]
+        padded = any(part.padded for part in parts)
+        distinct = np.unique(np.concatenate([*read, np.zeros(int(padded), np.int64)]))
+        self._noise_of_reads.add_squares(rows[distinct])
+        for _, pairs in itertools.groupby(
+            zip(parts, read, strict=True), lambda pair: pair[0].step
+        ):
+            self._compared_parts.append(
+                [np.nan_to_num(rows[places]).ravel() for _, places in pairs]
+            )
+        if not self._repeated:
+            # Takes as long as several steps: once.
+            halves = np.array_split(np.nan_to_num(values), 2)
+            self._repeated.append(
+                residual_tests.repetitions("noise repeated within a table", *halves)
+            )
+
+    def results(self) -> list[Check]:
+        """Returns all checks, of the releases so far."""
+        deviations = residual_tests.deviations
+        contributions = functools.partial(
+            residual_tests.contributions, noise=self._noise
+        )
+        slices = self._noise_of_slices
+        return [
+            deviations(
+                "noise of each layer in each release",
+                self._noise_of_layers.totals,
+                self._noise_of_layers.counts,
+            ),
+            deviations(
+                "noise of each part of a table",
+                [sum(sums.totals) for sums in slices],
+                [sum(sums.counts) for sums in slices],
+            ),
+            deviations(
+                "noise of rows that are read",
+                self._noise_of_reads.totals,
+                self._noise_of_reads.counts,
+            ),
+            residual_tests.correlations(
+                "noise shared by layers or releases", [self._compared]
+            ),
+            residual_tests.correlations(
+                "noise shared by batches of a step", self._compared_parts
+            ),
+            *self._repeated,
+            contributions(
+                "excess that each batch adds",
+                self._of_batches.totals,
+                self._of_batches.counts,
+            ),
+            contributions(
+                "excess of canaries in each layer", self._of_kinds, self._num_of_kinds
+            ),
+            contributions(
+                "excess that padding adds",
+                self._of_padding,
+                np.full(len(LAYERS), self._num_added),
+            ),
+            residual_tests.largest(
+                "largest value of noise", self._largest, self._num_values
+            ),
+        ]

@@ -1,0 +1,190 @@
+"""What ``dpsgd audit`` shows: as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from accounting.auditing import audit, noise_bounds
+from accounting.auditing.audit import Verdict
+from accounting.auditing.joint_tests import JointVerdict, Judged
+from accounting.auditing.noise_bounds import EffectiveNoise
+from accounting.auditing.residuals import Check
+from accounting.plan import DpSgdPlan
+
+MEANING = (
+    "A lower bound is a fact about this mechanism on its worst-case data; no better "
+    "proof can go below it. Its absence proves nothing: privacy comes from the "
+    "accountant's upper bound, and an audit looks for faults in code or claim."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """One audit.
+
+    Attributes:
+      level: "mechanism" or "trainer".
+      audited: How the batches are really made.
+      verdict: What was found.
+      notes: What was scaled.
+      cannot_see: Faults that this audit cannot see.
+    """
+
+    level: str
+    audited: DpSgdPlan
+    verdict: JointVerdict
+    notes: Sequence[str]
+    cannot_see: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        """What was audited, in a few words."""
+        return f"{self.audited.sampler} batches, {self.level} level"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; of several verdicts the closest first."""
+        fields = self.verdict.to_json()
+        for run, judged in zip(fields["runs"], self.verdict.judged, strict=True):
+            if judged.verdict is not None:
+                run["if_batches_are_as_claimed"] = self._noise_fields(judged.verdict)
+        return {
+            "level": self.level,
+            "audited": self.audited.to_json(),
+            "notes": list(self.notes),
+            "meaning": MEANING,
+            "cannot_see": list(self.cannot_see),
+            **fields,
+            "if_batches_are_as_claimed": self._noise_fields(self.verdict.closest),
+        }
+
+    def print(self) -> None:
+        """Writes it to standard output."""
+        plan, claim = self.audited, self.verdict.claim
+        click.echo(
+            f"{self.title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+            f"T={plan.num_steps:,}, {plan.num_epochs:,} epoch(s), noise multiplier "
+            f"{claim.noise_multiplier:.6g}\n"
+            f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
+            f"{claim.epsilon:.4f} at delta {claim.delta!r}"
+        )
+        for note in self.notes:
+            click.echo(f"scale: {note}")
+        for judged in self.verdict.judged:
+            if judged.verdict is not None:
+                self._print_trials(judged.name, judged.verdict)
+        self._print_footnotes()
+        if any(judged.checks for judged in self.verdict.judged):
+            self._print_checks()
+        click.echo(f"verdict: {self.verdict.text}")
+        click.echo("An audit of this kind cannot see:")
+        for fault in self.cannot_see:
+            click.echo(f"  - {fault}")
+        click.echo(MEANING)
+
+    @functools.cached_property
+    def _honest(self) -> bool:
+        # Of batches that are known to be made otherwise the noise says nothing.
+        return self.verdict.claim.plan.sampler == self.audited.sampler
+
+    def _noise(self, verdict: Verdict) -> list[EffectiveNoise]:
+        if not self._honest:
+            return []
+        return noise_bounds.effective_noise(verdict.claim, verdict.findings)
+
+    def _noise_fields(self, verdict: Verdict) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(found) for found in self._noise(verdict)]
+
+    def _print_trials(self, name: str, verdict: Verdict) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        kind = "" if name == self.level else f", {name} noise"
+        table = Table(title=f"{verdict.trials:,} trials{kind}")
+        table.add_column("found, with confidence", no_wrap=True)
+        for found in verdict.findings:
+            table.add_column(audit.percent(found.confidence), justify="right")
+        table.add_column("claimed", justify="right")
+        for row in _rows(verdict, self._noise(verdict)):
+            table.add_row(*row)
+        Console().print(table)
+
+    def _print_footnotes(self) -> None:
+        click.echo("The verdict is of the first two lines, which assume nothing.")
+        if self._honest:
+            click.echo(
+                "*  if batches are made as claimed, and only the noise may differ; "
+                "epsilon is the accountant's for that noise"
+            )
+        click.echo(
+            "** if errors trade off as those of two Gaussians, as they do for "
+            "deterministic batches alone"
+        )
+
+    def _print_checks(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        judged = [one for one in self.verdict.judged if one.checks]
+        table = Table(title="releases, less what their batches hold")
+        table.add_column("farthest from what is claimed")
+        for one in judged:
+            table.add_column(one.name, justify="right")
+        table.add_column("claimed", justify="right")
+        # More runs of a kind have the same checks, one run after the other.
+        for name in dict.fromkeys(check.name for check in judged[0].checks):
+            expected = _worst(judged[0], name).expected
+            cells = [_cell(_worst(one, name), one.contradicted) for one in judged]
+            table.add_row(name, *cells, f"{expected:g}")
+        Console().print(table)
+        sure = audit.percent(self.verdict.confidence)
+        click.echo(
+            f"Noise in units of the claimed deviation, canaries in clip norms. ! = "
+            f"refuted; {sure} is for all trials and checks together."
+        )
+
+
+def _worst(judged: Judged, name: str) -> Check:
+    found = [check for check in judged.checks if check.name == name]
+    return min(found, key=lambda check: check.p_value)
+
+
+def _cell(check: Check, contradicted: Sequence[Check]) -> str:
+    return f"{'! ' if check in contradicted else ''}{check.worst:.3g}"
+
+
+def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
+    claim, findings = verdict.claim, verdict.findings
+    last = findings[-1]
+    rows = [
+        [
+            f"epsilon at delta {claim.delta:.3g}",
+            *(f">= {found.epsilon_lower_bound:.4f}" for found in findings),
+            f"<= {claim.epsilon:.4f}",
+        ],
+        [
+            f"delta at epsilon {last.other_epsilon:.4f}",
+            *(f">= {found.other_delta:.3g}" for found in findings),
+            f"<= {last.other_delta_claimed:.3g}",
+        ],
+    ]
+    if effective:
+        noises = [found.noise_multiplier for found in effective]
+        rows += [
+            [
+                "noise multiplier *",
+                *("unknown" if x is None else f"<= {x:.4f}" for x in noises),
+                f"{claim.noise_multiplier:.4f}",
+            ],
+            [
+                "epsilon *",
+                *(f">= {found.epsilon:.4f}" for found in effective),
+                f"<= {claim.epsilon:.4f}",
+            ],
+        ]
+    gaussian = [f">= {found.gaussian_epsilon:.4f}" for found in findings]
+    return [*rows, ["epsilon **", *gaussian, ""]]

@@ -1,0 +1,1 @@
+"""Averages of iterates, and what they say: free post-processing."""

@@ -1,0 +1,125 @@
+"""Metrics, models and intervals from the kept iterates of a run that is finished.
+
+Formal guarantees:
+  - Every kept iterate is read twice at most, one at a time, oldest first: memory does
+    not depend on their number, and a run that was resumed gives the same results.
+  - The weights of the model are left bit for bit as they were.
+
+Public: all results, where the held-out examples need no protection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trainer.averaging.aggregates import (
+    Outputs,
+    WeightedMean,
+    ema_weights,
+    uniform_weights,
+)
+from trainer.averaging.averages import weights_of
+from trainer.averaging.iterates import Iterates
+from trainer.averaging.uncertainty import write_uncertainty
+from trainer.model.evaluation import Evaluator
+from trainer.model.metrics import BINARY, Metrics, auc, binary_metrics
+from trainer.run.run_record import UNCERTAINTY_NAME
+from trainer.settings.aggregation_settings import (
+    OMV,
+    OPA,
+    PAST_EMA,
+    UPA,
+    AggregationSettings,
+)
+
+
+class PastResults:
+    """What the kept iterates of a finished run give.
+
+    Args:
+      iterates: At least one.
+      weights: The trainable variables of the model that is evaluated.
+      evaluator: Judges it by the held-out examples.
+      settings: Which averages, intervals and exports.
+    """
+
+    def __init__(
+        self,
+        iterates: Iterates,
+        weights: list[Any],
+        evaluator: Evaluator,
+        settings: AggregationSettings,
+    ) -> None:
+        self._iterates = iterates
+        self._weights = weights
+        self._evaluator = evaluator
+        self._settings = settings
+
+    def evaluate(
+        self, export: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Returns the metrics of every aggregate by its name, and what intervals say.
+
+        Averages of outputs and intervals are made for a binary task alone.
+
+        Args:
+          export: Is called with the name of an average that is to be exported, while
+            the model has its weights.
+        """
+        metrics = {}
+        for name, values in self._weight_averages().items():
+            with weights_of(self._weights, values):
+                metrics[name] = self._evaluator.metrics()
+                if name in self._settings.export:
+                    export(name)
+        if self._evaluator.model.loss.task != BINARY:
+            return metrics, None
+        labels, outputs = self._outputs()
+        metrics[OPA] = binary_metrics(labels, outputs.mean_logits)
+        metrics[OMV] = majority_metrics(labels, outputs)
+        return metrics, self._intervals(outputs)
+
+    def _intervals(self, outputs: Outputs) -> dict[str, Any] | None:
+        level = self._settings.uncertainty
+        if level is None:
+            return None
+        path = self._iterates.run / UNCERTAINTY_NAME
+        return write_uncertainty(path, outputs, steps=self._iterates.steps, level=level)
+
+    def _weight_averages(self) -> dict[str, list[np.ndarray]]:
+        count = len(self._iterates.steps)
+        means = {
+            PAST_EMA: WeightedMean(ema_weights(count, self._settings.keep_decay)),
+            UPA: WeightedMean(uniform_weights(count)),
+        }
+        for iterate in self._iterates:
+            for mean in means.values():
+                mean.add(iterate)
+        return {name: mean.values() for name, mean in means.items()}
+
+    def _outputs(self) -> tuple[np.ndarray, Outputs]:
+        outputs = None
+        for iterate in self._iterates:
+            with weights_of(self._weights, iterate):
+                labels, logits = self._evaluator.logits()
+            outputs = outputs or Outputs(len(labels))
+            outputs.add(logits)
+        assert outputs is not None  # there is at least one iterate
+        return labels, outputs
+
+
+def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
+    """Returns the metrics of the majority vote.
+
+    Its AUC is that of the share of votes, which has but k + 1 levels: examples tie, and
+    ties count half.  A share of 0 or 1 is no probability: there is no log loss.
+    """
+    return {
+        "auc": auc(labels, outputs.vote_share),
+        "log_loss": None,
+        "accuracy": float((outputs.majority == (labels > 0)).mean()),
+        "num_examples": len(labels),
+    }

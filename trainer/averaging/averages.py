@@ -1,0 +1,209 @@
+"""Averages of the weights while they are trained: free of privacy cost.
+
+theta_t is the weights after t steps, theta_0 the initial ones.
+
+    EMA   average_0 = theta_0
+          average_t = (1 - beta_t) average_{t-1} + beta_t theta_t,
+          beta_t    = max(1 - decay, 9 / (10 + t)),      t = 1, 2, ...
+    UTA   average_t = (theta_{t-m+1} + ... + theta_t) / m,      m = min(tail, t + 1)
+
+Training over aggregates from step tau: step t takes theta_t to theta_{t+1} as ever, but
+if t >= tau it starts at average_t in the place of theta_t.  Optimizer slots are not
+averaged.  The averages are functions of released weights, and a step may start wherever
+released weights say: neither costs privacy.
+
+Formal guarantees:
+  - Without ``train_over``, training does not depend on the averages.
+  - ``weights_of`` and ``swapped`` leave the variables bit for bit as they were.
+  - The tail average holds the last ``tail`` iterates and is their sum in double
+    precision over their number, rounded once; the sum is formed anew in every round of
+    ``tail`` updates, so that rounding does not add up.  It takes the memory of ``tail``
+    copies of the weights and of two more.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
+  that of De et al. (2022), arXiv:2204.13650, decay_t = min(decay, (1 + t) / (10 + t)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from accounting.validation import check_float, check_int
+from trainer.settings.aggregation_settings import EMA, UTA, AggregationSettings
+from trainer.tf_compat import tf
+
+
+def newest_weight(num_updates: int, decay: float) -> float:
+    """Returns ``beta_t``, the weight of the newest iterate after ``t`` updates.
+
+    Example:
+      >>> newest_weight(1, decay=0.99)
+      0.8181818181818182
+      >>> round(newest_weight(100_000, decay=0.99), 6)
+      0.01
+    """
+    check_int("num_updates", num_updates, at_least=1)
+    check_float("ema_decay", decay, at_least=0, below=1)
+    return max(1 - decay, 9 / (10 + num_updates))
+
+
+@contextlib.contextmanager
+def weights_of(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """Puts ``values`` in the place of the variables for a while."""
+    saved = [variable.numpy() for variable in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        yield
+    finally:
+        for variable, value in zip(variables, saved, strict=True):
+            variable.assign(value)
+
+
+class Average(Protocol):
+    """An average of the weights, in variables that a checkpoint can hold."""
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that the average is kept in."""
+
+    def update(self, num_updates: int) -> None:
+        """Takes in the weights after ``num_updates`` steps: 1, 2, ... in order."""
+
+    def values(self) -> list[Any]:
+        """Returns the average, one tensor per weight."""
+
+
+class MovingAverage:
+    """The EMA of ``weights``."""
+
+    def __init__(self, weights: Sequence[Any], decay: float) -> None:
+        self._weights = list(weights)
+        self._decay = decay
+        self.variables = [tf.Variable(v, trainable=False) for v in self._weights]
+        self._blend = tf.function(self._move, autograph=False)
+
+    def update(self, num_updates: int) -> None:
+        """Takes in the weights after ``num_updates`` steps."""
+        self._blend(tf.constant(newest_weight(num_updates, self._decay)))
+
+    def _move(self, newest: Any) -> None:
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            average.assign_add(tf.cast(newest, weight.dtype) * (weight - average))
+
+    def values(self) -> list[Any]:
+        """Returns the average, one tensor per weight."""
+        return list(self.variables)
+
+
+class TailAverage:
+    """The UTA of ``weights``: a ring of the last ``tail`` iterates, and their sum."""
+
+    def __init__(self, weights: Sequence[Any], tail: int) -> None:
+        check_int("tail", tail, at_least=1)
+        self._weights = list(weights)
+        self._tail = tail
+        # Copies are read once in a round: they need not fill an accelerator.
+        with tf.device("CPU"):
+            self._rings = [
+                tf.Variable(tf.zeros((tail, *v.shape), v.dtype), trainable=False)
+                for v in self._weights
+            ]
+            self._totals = [
+                tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False)
+                for v in self._weights
+            ]
+            self._count = tf.Variable(1, dtype=tf.int64, trainable=False)
+        self._replace = tf.function(self._put, autograph=False)
+        self._replace(tf.constant(0))
+
+    @property
+    def variables(self) -> list[Any]:
+        """Copies of iterates, their sums, their number."""
+        return [*self._rings, *self._totals, self._count]
+
+    def update(self, num_updates: int) -> None:
+        """Takes in the weights after ``num_updates`` steps."""
+        slot = num_updates % self._tail
+        self._replace(tf.constant(slot))
+        if slot == self._tail - 1:
+            self._sum_anew()
+        self._count.assign(min(self._tail, num_updates + 1))
+
+    def _put(self, slot: Any) -> None:
+        for ring, total, weight in zip(
+            self._rings, self._totals, self._weights, strict=True
+        ):
+            gone = tf.cast(ring.sparse_read(slot), tf.float64)
+            total.assign_add(tf.cast(weight, tf.float64) - gone)
+            ring.scatter_update(tf.IndexedSlices(weight[tf.newaxis], slot[tf.newaxis]))
+
+    def _sum_anew(self) -> None:
+        for ring, total in zip(self._rings, self._totals, strict=True):
+            total.assign(tf.zeros_like(total))
+            for slot in range(self._tail):
+                total.assign_add(tf.cast(ring.sparse_read(slot), tf.float64))
+
+    def values(self) -> list[Any]:
+        """Returns the average, one tensor per weight."""
+        count = tf.cast(self._count, tf.float64)
+        return [
+            tf.cast(total / count, weight.dtype)
+            for total, weight in zip(self._totals, self._weights, strict=True)
+        ]
+
+
+class TrainingAverages(Mapping[str, Average]):
+    """The averages that a run keeps, by name, and what it does with them.
+
+    Args:
+      weights: The trainable variables.
+      settings: Which averages, and whether to train over one.
+    """
+
+    def __init__(self, weights: Sequence[Any], settings: AggregationSettings) -> None:
+        self._weights = list(weights)
+        self._settings = settings
+        self._averages: dict[str, Average] = {}
+        if settings.ema_decay is not None:
+            self._averages[EMA] = MovingAverage(weights, settings.ema_decay)
+        if settings.tail is not None:
+            self._averages[UTA] = TailAverage(weights, settings.tail)
+
+    def __getitem__(self, name: str) -> Average:
+        return self._averages[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._averages)
+
+    def __len__(self) -> int:
+        return len(self._averages)
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that the averages are kept in, in a fixed order."""
+        return [v for average in self._averages.values() for v in average.variables]
+
+    def before_step(self, step: int) -> None:
+        """Lets step ``step`` start at an average, if it is to."""
+        name = self._settings.train_over
+        if name is None or step < (self._settings.aggregate_from or 0):
+            return
+        for weight, value in zip(
+            self._weights, self._averages[name].values(), strict=True
+        ):
+            weight.assign(value)
+
+    def after_step(self, num_steps_executed: int) -> None:
+        """Takes in the iterate after so many steps."""
+        for average in self._averages.values():
+            average.update(num_steps_executed)
+
+    @contextlib.contextmanager
+    def swapped(self, name: str) -> Iterator[None]:
+        """Puts an average in the place of the weights for a while."""
+        with weights_of(self._weights, self._averages[name].values()):
+            yield

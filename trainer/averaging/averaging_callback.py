@@ -1,0 +1,87 @@
+"""Averages of the weights in ``model.fit``, as a Keras callback.
+
+    averages = AverageWeights(AggregationSettings(ema_decay=0.999))
+    model.fit(..., callbacks=[averages])
+    with averages.swapped("ema"):
+        model.evaluate(...)
+
+A step is one update by the optimizer, however many batches it takes.
+
+Formal guarantees:
+  - The averages and the iterates are those of ``averaging`` for the same updates.
+  - A second ``fit`` goes on where the first ended.
+
+Public: the averages, where the iterates are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from accounting.validation import InputError
+from trainer.averaging.averages import TrainingAverages
+from trainer.settings.aggregation_settings import AggregationSettings
+from trainer.tf_compat import keras
+
+
+class AverageWeights(keras.callbacks.Callback):
+    """Keeps the averages that ``settings`` ask for, and trains over one if they say so.
+
+    Args:
+      settings: Of averages while training; ``keep_last`` is for ``dpsgd train``.
+
+    Raises:
+      InputError: no average is asked for, or kept iterates are.
+    """
+
+    def __init__(self, settings: AggregationSettings) -> None:
+        super().__init__()
+        if settings.keep_last is not None or not settings.averages_every_step:
+            raise InputError(
+                "Expected ema_decay or tail, and no keep_last, for a callback. "
+                "`dpsgd train` keeps iterates."
+            )
+        self._settings = settings
+        self._averages: TrainingAverages | None = None
+        self._first = self._done = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Starts the averages at the weights, the first time."""
+        if self._averages is None:
+            weights = self.model.trainable_variables
+            self._averages = TrainingAverages(weights, self._settings)
+            self._first = self._updates()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Lets a step start at an average, if it is to."""
+        # Within a step the weights are still those that it started at.
+        self._known().before_step(self._done)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Takes in the weights, if the batch ended a step."""
+        done = self._updates() - self._first
+        if done == self._done:
+            return
+        if done != self._done + 1:
+            raise InputError(
+                f"Expected one update between two calls of the callback, not "
+                f"{done - self._done}. Compile with steps_per_execution=1."
+            )
+        self._done = done
+        self._known().after_step(done)
+
+    @contextlib.contextmanager
+    def swapped(self, name: str) -> Iterator[None]:
+        """Puts the average "ema" or "uta" in the place of the weights for a while."""
+        with self._known().swapped(name):
+            yield
+
+    def _updates(self) -> int:
+        return int(self.model.optimizer.iterations)
+
+    def _known(self) -> TrainingAverages:
+        if self._averages is None:
+            raise InputError("Expected model.fit to have begun before its averages.")
+        return self._averages

@@ -1,0 +1,144 @@
+"""The flags of ``dpsgd train`` for averages of iterates, and its table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from trainer.model.metrics import in_words, metric_names
+from trainer.settings.aggregation_settings import (
+    EMA,
+    OMV,
+    OPA,
+    PAST_EMA,
+    PAST_WEIGHT_AVERAGES,
+    TRAINING_AVERAGES,
+    UPA,
+    UTA,
+    AggregationSettings,
+)
+
+#: What the name of an average stands for, in plain words.
+MEANINGS = {
+    EMA: "moving average of the weights",
+    UTA: "mean of the last weights, while training",
+    PAST_EMA: "moving average of kept weights",
+    UPA: "mean of kept weights",
+    OPA: "mean of predicted probabilities",
+    OMV: "majority vote",
+}
+
+_OPTIONS = (
+    click.option(
+        "--ema-decay",
+        type=float,
+        help="Average the weights while training, as 0.999: an exponential moving "
+        "average with warm-up.  Free of privacy cost, as all averages here.",
+    ),
+    click.option(
+        "--tail",
+        type=int,
+        metavar="K",
+        help="Average the weights of the last K steps while training; takes K+2 copies "
+        "of them in memory and in checkpoints.",
+    ),
+    click.option(
+        "--train-over",
+        type=click.Choice(TRAINING_AVERAGES),
+        help="Start steps at this average instead of at the last weights.",
+    ),
+    click.option(
+        "--aggregate-from",
+        type=int,
+        metavar="TAU",
+        help="First step that starts at the average.  Default: 0.",
+    ),
+    click.option(
+        "--keep-last",
+        type=int,
+        metavar="K",
+        help="Keep K iterates in OUT/iterates, and report what averages of their "
+        "weights and, of a binary task, of their predictions give.",
+    ),
+    click.option(
+        "--keep-every",
+        type=int,
+        metavar="S",
+        help="Steps between kept iterates; the last is the finished one.  Default: "
+        "spread over the second half of the run.",
+    ),
+    click.option(
+        "--keep-decay",
+        type=float,
+        default=AggregationSettings.keep_decay,
+        show_default=True,
+        help="Decay of the moving average over kept iterates, per iterate.",
+    ),
+    click.option(
+        "--export",
+        multiple=True,
+        type=click.Choice(PAST_WEIGHT_AVERAGES),
+        help="Also export this average of kept weights.  May be repeated.",
+    ),
+    click.option(
+        "--uncertainty",
+        type=float,
+        metavar="LEVEL",
+        help="Write intervals of this level, as 0.95, for all held-out predictions, "
+        "from kept iterates: how much of them is the noise's doing.",
+    ),
+)
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the flags to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def metrics_text(metrics: dict[str, Any]) -> str:
+    """Returns the metrics of a run as lines for people: one, or a table.
+
+    Example:
+      >>> last = {"auc": 0.75, "log_loss": 0.5, "accuracy": 0.8}
+      >>> print(metrics_text({**last, "aggregates": {}, "uncertainty": None}))
+      held-out AUC 0.7500, log loss 0.5000, accuracy 0.8000
+    """
+    names = metric_names(metrics)
+    if not metrics["aggregates"]:
+        pairs = zip(map(in_words, names), _numbers(metrics, names), strict=True)
+        return "held-out " + ", ".join(map(" ".join, pairs))
+    rows = [("held-out metrics of", *map(in_words, names))]
+    rows.append(("last iterate", *_numbers(metrics, names)))
+    for name, values in metrics["aggregates"].items():
+        rows.append((f"{name}: {MEANINGS[name]}", *_numbers(values, names)))
+    width = max(len(row[0]) for row in rows)
+    lines = [
+        f"{row[0]:<{width}}" + "".join(f"{x:>11}" for x in row[1:]) for row in rows
+    ]
+    return "\n".join([*lines, *_notes(metrics)])
+
+
+def _numbers(metrics: dict[str, Any], names: list[str]) -> list[str]:
+    values = (metrics.get(name) for name in names)
+    return ["-" if x is None else f"{x:.4f}" for x in values]
+
+
+def _notes(metrics: dict[str, Any]) -> list[str]:
+    notes = []
+    if OMV in metrics["aggregates"]:
+        notes.append(
+            "A majority vote of k iterates has k + 1 levels: look at its accuracy, not "
+            "at its AUC."
+        )
+    if metrics["uncertainty"] is not None:
+        found = metrics["uncertainty"]
+        notes.append(
+            f"Intervals of level {found['level']:g}: mean width "
+            f"{found['mean_width']:.4f}, in uncertainty.parquet. They hold the noise's "
+            "part alone: a lower bound on the true uncertainty."
+        )
+    return notes

@@ -1,0 +1,344 @@
+"""``dpsgd train`` and ``dpsgd account``; the latter runs without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accounting.cli import delta_flags
+from accounting.validation import InputError
+from trainer.cli import aggregation_commands, plan_flags
+from trainer.model.metrics import LOSSES
+from trainer.settings.method_settings import (
+    BAM_VARIANTS,
+    DP_SGD,
+    METHODS,
+    MODEL_MIX,
+    check_described,
+    gradients_text,
+)
+from trainer.settings.train_settings import (
+    EMBEDDING_NOISES,
+    OPTIMIZERS,
+    SCHEDULES,
+    TrainSettings,
+)
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
+    """Returns integers that are separated by commas; empty parts are skipped.
+
+    Raises:
+      InputError: name, value, and an example.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise InputError(
+            f"Expected {name}={text!r} to be integers separated by commas, as "
+            f"{example}."
+        ) from None
+
+
+@click.command(name="train")
+@click.option(
+    "--batches",
+    type=_FOLDER,
+    required=True,
+    help="Folder that `dpsgd batches` wrote.",
+)
+@click.option(
+    "--eval",
+    "held_out",
+    type=_FOLDER,
+    required=True,
+    help="Held-out examples: a split that `dpsgd prepare` wrote.  None of them may be "
+    "among the training examples: their metrics are public, and not protected.  Files "
+    "that were sampled from are refused; training rows in other files are not noticed.",
+)
+@click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=DP_SGD,
+    show_default=True,
+    help="bam: gradients a small step uphill, each example its own way; dp-sat: uphill "
+    "along the previous noisy gradient; same epsilon.  model-mix: less Gaussian noise, "
+    "and hidden mixing of iterates instead.  non-private: no clip, no noise.",
+)
+@click.option(
+    "--bam-radius",
+    type=float,
+    metavar="LAMBDA",
+    help="Length of the step of bam, 0.005 to 0.02 in the paper.",
+)
+@click.option(
+    "--bam-variant",
+    type=click.Choice(BAM_VARIANTS),
+    help="sam: a second gradient (default); hvp: exact, by Hessians, slower.",
+)
+@click.option(
+    "--sat-radius",
+    type=float,
+    metavar="RHO",
+    help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
+)
+@click.option(
+    "--mix-width",
+    type=float,
+    metavar="TAU",
+    help="Least distance of the two iterates that model-mix mixes, in each coordinate, "
+    "over the learning rate: in the unit of a mean gradient, as clip norm over batch "
+    "size.  0.05 to 0.15 in the paper, at clip norm 20 and batch size 1,500.",
+)
+@click.option(
+    "--linf-factor",
+    type=int,
+    metavar="P",
+    help="Of model-mix: coordinates of one example's gradient are clipped to the clip "
+    "norm over the root of P.  100 in the paper; 1, which clips nothing, by default.",
+)
+@click.option(
+    "--non-private-diagnostics",
+    is_flag=True,
+    help="Write the bias of clipping, which epsilon does NOT cover, into "
+    "OUT/private/non_private_clipping_bias.csv.  For public data.",
+)
+@click.option("--epsilon", type=float, help="Target; the noise follows from it.")
+@delta_flags.options(text="Well below one over the examples.")
+@click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
+@click.option(
+    "--l2-norm-clip", type=float, help="Bound on the norm of one example's gradient."
+)
+@click.option(
+    "--optimizer",
+    default=TrainSettings.optimizer,
+    show_default=True,
+    help=f"{', '.join(OPTIMIZERS)}, or module:function, which takes the learning rate "
+    "and returns a Keras optimizer.",
+)
+@click.option(
+    "--learning-rate",
+    type=float,
+    default=TrainSettings.learning_rate,
+    show_default=True,
+    help="Suits momentum; Adam wants about 0.01.",
+)
+@click.option(
+    "--learning-rate-schedule",
+    type=click.Choice(SCHEDULES),
+    default=TrainSettings.learning_rate_schedule,
+    show_default=True,
+    help="How the learning rate falls over the run.",
+)
+@click.option(
+    "--warmup-steps",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Steps in which the learning rate rises first.",
+)
+@click.option(
+    "--final-learning-rate-fraction",
+    type=float,
+    default=TrainSettings.final_learning_rate_fraction,
+    show_default=True,
+    help="What is left of the learning rate at the end of a schedule that falls.",
+)
+@click.option(
+    "--model",
+    default="criteo",
+    show_default=True,
+    help="Or module:function, which takes the manifest and returns a Keras model.",
+)
+@click.option(
+    "--loss",
+    default=TrainSettings.loss,
+    show_default=True,
+    help=f"By its Keras name: {', '.join(LOSSES)}; cross-entropies take logits.  Or "
+    "module:function (labels, outputs -> one number per example).",
+)
+@click.option(
+    "--metric",
+    help="One more for held-out examples: module:function (labels, predictions as "
+    "NumPy arrays -> a number).",
+)
+@click.option("--embedding-dim", type=int, default=8, show_default=True)
+@click.option(
+    "--hidden",
+    default="64,32",
+    show_default=True,
+    callback=lambda _, parameter, text: integers(parameter.name, text, example="64,32"),
+    help="Sizes of the hidden layers.",
+)
+@click.option(
+    "--init-seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the initial weights, which are public.",
+)
+@aggregation_commands.options
+@click.option(
+    "--embedding-noise",
+    type=click.Choice(EMBEDDING_NOISES),
+    default=TrainSettings.embedding_noise,
+    show_default=True,
+    help="lazy: rows of embedding tables get their noise when they are read, which "
+    "large tables need; exact under --optimizer sgd alone.",
+)
+@click.option(
+    "--noise-key-file",
+    type=_FILE,
+    help="Made if missing.  Default: OUT/private/noise.key.",
+)
+@click.option(
+    "--eval-every", type=int, help="Steps between evaluations.  Default: a tenth."
+)
+# Of `dpsgd simulate`.
+@click.option("--simulates", default=TrainSettings.simulates, hidden=True)
+@click.option(
+    "--checkpoint-every",
+    type=int,
+    help="Steps between checkpoints.  Default: every minute.",
+)
+@click.option(
+    "--tensorboard", type=_FOLDER, help="Folder for the held-out curve as events."
+)
+@click.option("--csv", type=_FILE, help="File for the held-out curve as a table.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def train_command(**flags: Any) -> None:
+    """Train on batches with DP-SGD; evaluate, export, and state epsilon.
+
+    A run that was interrupted goes on when the same command is given again.
+
+    \b
+    Examples, of DP-SGD and of ModelMix:
+      dpsgd train --batches batches --eval data/test --out run \\
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 10
+      dpsgd train --batches batches --eval data/test --out mixed-run \\
+          --epsilon 3 --delta 1e-7 --l2-norm-clip 10 --optimizer sgd \\
+          --method model-mix --mix-width 0.15 --linf-factor 100
+    """
+    as_json = flags.pop("as_json")
+    request = _request(flags)
+    from trainer.report.progress import Terminal
+    from trainer.run.preflight import check
+
+    with Terminal() as reporter:
+        checked = check(request)
+        delta_flags.warn(
+            request.settings.target_delta, checked.manifest.plan.num_examples
+        )
+        # TensorFlow takes seconds to load: what can be refused was refused before.
+        reporter.say("loading TensorFlow")
+        from trainer.train import run_checked
+
+        summary = run_checked(checked, reporter)
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), indent=2))
+        return
+    click.echo(aggregation_commands.metrics_text(summary.metrics))
+    click.echo(summary.text.rstrip("\n"))
+    click.echo(f"results in {summary.run}")
+
+
+def train_request(arguments: Sequence[str]) -> Any:
+    """Returns the request that ``dpsgd train`` makes of ``arguments``.
+
+    Raises:
+      InputError: what the command would refuse before it reads any file.
+    """
+    try:
+        flags = train_command.make_context("train", list(arguments)).params
+    except click.ClickException as error:
+        raise InputError(error.format_message()) from None
+    flags.pop("as_json")
+    return _request(flags)
+
+
+def _request(flags: dict[str, Any]) -> Any:
+    from trainer.run.preflight import Request
+
+    folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
+    others = ("noise_key_file", "checkpoint_every", "tensorboard", "csv")
+    rest = {name: flags.pop(name) for name in others}
+    settings = TrainSettings(
+        target_epsilon=flags.pop("epsilon"), target_delta=flags.pop("delta"), **flags
+    )
+    return Request(settings=settings, **folders, **rest)
+
+
+@click.command(name="account")
+@plan_flags.options
+@click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
+@click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
+@click.option("--l2-norm-clip", type=float, help="Beside --mix-width.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def account(run: Path | None, as_json: bool, **flags: Any) -> None:
+    """State the epsilon of a run from what it executed, or that of a plan.
+
+    \b
+    Example, of a run, and of a plan that nobody has executed:
+      dpsgd account run
+      dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
+          --epochs 10 --noise-multiplier 1.1 --delta 1e-5
+    """
+    statement = _account_plan(flags) if run is None else _account_run(run, flags)
+    if as_json:
+        click.echo(json.dumps(statement.to_json(), indent=2))
+    else:
+        click.echo(statement.to_text().rstrip("\n"))
+
+
+def _account_run(run: Path, flags: dict[str, Any]) -> Any:
+    from trainer.run import privacy
+
+    record, manifest = plan_flags.read_run(run, flags)
+    return privacy.run_statement(
+        record,
+        manifest,
+        delta=flags["delta"],
+        allow_large_delta=flags["allow_large_delta"],
+    )
+
+
+def _account_plan(flags: dict[str, Any]) -> Any:
+    from trainer.run import privacy
+
+    needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
+    plan_flags.check_complete(flags, needed, command="account")
+    mixing = _mixing(flags)
+    method = MODEL_MIX if mixing else DP_SGD
+    return privacy.plan_statement(
+        plan_flags.plan(flags),
+        noise_multiplier=flags["noise_multiplier"],
+        l2_norm_clip=flags["l2_norm_clip"],
+        delta=flags["delta"],
+        gradients=gradients_text(method, {}),
+        mixing=privacy.mixing_of(method, mixing, flags["l2_norm_clip"]),
+        allow_large_delta=flags["allow_large_delta"],
+    )
+
+
+def _mixing(flags: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of ModelMix; none if the plan is of DP-SGD."""
+    width, factor, clip = (
+        flags[name] for name in ("mix_width", "linf_factor", "l2_norm_clip")
+    )
+    if width is None and factor is not None:
+        raise InputError(f"Expected --mix-width beside linf_factor={factor}.")
+    if width is None:
+        return {}
+    if clip is None:
+        raise InputError(f"Expected --l2-norm-clip beside mix_width={width}.")
+    mixing = {"mix_width": width, "linf_factor": 1 if factor is None else factor}
+    check_described(MODEL_MIX, mixing)
+    return mixing

@@ -1,0 +1,183 @@
+"""``dpsgd demo``: the whole path on synthetic data, by the commands a user would type.
+
+Every stage is printed and run as its own process, so that what the demo shows is what
+the command line does.  The report at the end is made of what the stages wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from accounting.cli import delta_flags
+from accounting.validation import InputError, check_float, check_int
+from trainer.cli.aggregation_commands import MEANINGS
+
+_MODEL = ("--embedding-dim=4", "--hidden=32,16")
+#: With fewer, noise wins and the report shows a model that learned nothing.
+_LEAST_ROWS = 50_000
+
+
+def stages(
+    out: pathlib.Path, rows: int, epsilon: float, flags: Mapping[str, Any]
+) -> list[tuple[str, list[str]]]:
+    """Returns (what it does, arguments of ``dpsgd``) of every stage, in order."""
+    num_train = rows * 8 // 10
+    batch_size = max(64, num_train // 195)
+    budget = [f"--epsilon={epsilon:g}", *delta_flags.arguments(flags)]
+    sampling = [f"--batch-size={batch_size}", "--epochs=3"]
+    train = [f"--batches={out}/batches", f"--eval={out}/data/test", *_MODEL]
+    plan = [f"--num-examples={num_train}", *sampling, *budget]
+    return [
+        ("write raw click logs", ["synth", f"--rows={rows}", f"--out={out}/text"]),
+        ("turn them into numbers", [
+            "prepare", f"--input={out}/text/*", f"--out={out}/data", "--buckets=1000",
+        ]),
+        ("ask what each way of batching costs", [
+            "plan", *plan, f"--plot={out}/noise.png",
+        ]),
+        ("sample the batches", [
+            "batches", f"--input={out}/data/train", f"--out={out}/batches",
+            *sampling, *budget,
+        ]),
+        ("hold them against their checksums", ["verify", f"{out}/batches"]),
+        ("train without privacy, to compare", [
+            "train", *train, f"--out={out}/non-private", "--method=non-private",
+        ]),
+        ("train with differential privacy", [
+            "train", *train, f"--out={out}/dp-sgd", *budget, "--l2-norm-clip=10",
+            "--ema-decay=0.99", "--keep-last=10",
+        ]),
+        ("state the epsilon of what was executed", [
+            "account", f"{out}/dp-sgd", *delta_flags.allowance(flags),
+        ]),
+    ]  # fmt: skip
+
+
+def _run(number: int, total: int, title: str, arguments: list[str]) -> None:
+    click.secho(f"\n[{number}/{total}] {title}", bold=True)
+    click.echo(f"$ dpsgd {shlex.join(arguments)}")
+    command = [sys.executable, "-m", "dpsgd", *arguments]
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        raise InputError(
+            f"Expected stage {number}, dpsgd {arguments[0]}, to succeed; its exit "
+            f"status is {status}. Its own message is above."
+        )
+
+
+def summary(out: pathlib.Path) -> dict[str, Any]:
+    """Returns what the finished stages say: both models and the privacy statement."""
+
+    def read(name: str) -> Any:
+        return json.loads((out / name).read_bytes())
+
+    return {
+        "private": read("dp-sgd/metrics.json"),
+        "non_private": read("non-private/metrics.json"),
+        "privacy": read("dp-sgd/privacy.json"),
+        "statement": (out / "dp-sgd" / "privacy.txt").read_text(),
+    }
+
+
+def aggregates_table(aggregates: dict[str, dict[str, Any]]) -> str:
+    """Returns a Markdown table of the metrics of averages."""
+    lines = ["| average | test AUC | test log loss |", "|---|---|---|"]
+    for name, found in aggregates.items():
+        loss = found["log_loss"]
+        lines.append(
+            f"| {name}: {MEANINGS[name]} | {found['auc']:.4f} | "
+            f"{'-' if loss is None else f'{loss:.4f}'} |"
+        )
+    return "\n".join(lines)
+
+
+def report(result: dict[str, Any]) -> str:
+    """Returns the report as Markdown, whose pictures stand beside it."""
+    private, plain = result["private"], result["non_private"]
+    return f"""# Demo: a private click model, and its epsilon
+
+| model | test AUC | test log loss |
+|---|---|---|
+| DP-SGD on truncated Poisson batches | {private["auc"]:.4f} | {private["log_loss"]:.4f} |
+| the same model and batches without privacy | {plain["auc"]:.4f} | {plain["log_loss"]:.4f} |
+
+Averages of the iterates of that private run, which cost no privacy:
+
+{aggregates_table(private["aggregates"])}
+
+```text
+{result["statement"].strip()}
+```
+
+Noise that each way of making batches needs for this budget:
+
+![noise multiplier of each sampler](noise.png)
+
+Held-out AUC and log loss while training with privacy:
+
+![training curve](dp-sgd/curve.png)
+
+Without privacy:
+
+![training curve without privacy](non-private/curve.png)
+"""  # noqa: E501
+
+
+def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Test split of the synthetic logs")
+    for name in ("model", "AUC", "log loss"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for name, key in (("DP-SGD", "private"), ("without privacy", "non_private")):
+        metrics = result[key]
+        table.add_row(name, f"{metrics['auc']:.4f}", f"{metrics['log_loss']:.4f}")
+    click.echo()
+    Console().print(table)
+    click.echo(result["statement"].splitlines()[0])
+    click.echo(f"report: {out}/report.md  ({seconds:.0f} s)")
+
+
+@click.command()
+@click.option("--out", default="demo", show_default=True, help="New or empty folder.")
+@click.option("--rows", default=250_000, show_default=True, help="Synthetic rows.")
+@click.option("--epsilon", default=3.0, show_default=True, help="Target of training.")
+@delta_flags.options(text="[default: 0.1 / training rows]")
+def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
+    """Runs the whole path on synthetic data: text, batches, models, epsilon, report.
+
+    Takes a minute or a few.  Each stage prints the command that it runs, and can be run
+    again by hand; the demo itself starts anew in a new folder.
+
+    \b
+    Example:
+      dpsgd demo --out demo
+    """
+    check_int("rows", rows, at_least=_LEAST_ROWS)
+    check_float("epsilon", epsilon, above=0)
+    if flags["delta"] is None:
+        flags["delta"] = 0.1 / (rows * 8 // 10)
+    root = pathlib.Path(out)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise InputError(
+            f"Expected --out {out} to be a new or empty folder. Remove it, or choose "
+            "another."
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    todo = stages(root, rows, epsilon, flags)
+    for number, (title, arguments) in enumerate(todo, start=1):
+        _run(number, len(todo), title, arguments)
+    result = summary(root)
+    (root / "report.md").write_text(report(result))
+    _show(result, root, time.monotonic() - start)

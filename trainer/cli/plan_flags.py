@@ -1,0 +1,123 @@
+"""What `account` and `audit` take alike: a run, or the flags of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accounting import plan as plans
+from accounting.cli import delta_flags
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+
+if TYPE_CHECKING:
+    from pipelines.batches.manifest import Manifest
+    from trainer.run.run_record import RunRecord
+
+_OPTIONS = (
+    click.argument(
+        "run", type=click.Path(file_okay=False, path_type=Path), required=False
+    ),
+    delta_flags.options(text="Default for a run: the one it was for."),
+    click.option(
+        "--noise-key-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="If it is not in the run.",
+    ),
+    click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of a plan."),
+    click.option("--num-examples", type=int, help="Slots of the data set."),
+    click.option("--batch-size", type=int, help="Expected examples of a step."),
+    click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),
+    click.option("--num-steps", type=int, help="Steps in all."),
+    click.option(
+        "--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps."
+    ),
+    click.option("--noise-multiplier", type=float, help="Noise over the clip norm."),
+)
+
+#: What a run takes: the record says the rest.
+_BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the run and the flags to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_run(
+    run: Path, flags: dict[str, Any], *, allowed: Sequence[str] = ()
+) -> tuple[RunRecord, Manifest]:
+    """Returns record and manifest of a finished run; notes if it is a simulation.
+
+    Args:
+      run: A folder that `dpsgd train` wrote.
+      flags: Of the command.
+      allowed: Those that may be given beside a run, with delta and the key file.
+
+    Raises:
+      InputError: other flags are given, or the run is unfinished or was edited.
+    """
+    from trainer.run import run_record
+
+    for name, value in flags.items():
+        if value is not None and name not in (*_BESIDE_A_RUN, *allowed):
+            raise InputError(
+                f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
+                "and record say what was executed."
+            )
+    run_record.check_finished(run)
+    found = run_record.read_run(run, noise_key_file=flags["noise_key_file"])
+    if found[0].simulates:
+        click.echo(
+            f"note: this run simulates {found[0].simulates} with smaller batches; "
+            "epsilon is of the run itself, not of what it stands for",
+            err=True,
+        )
+    return found
+
+
+def check_complete(
+    flags: dict[str, Any], names: Sequence[str], *, command: str
+) -> None:
+    """Accepts the flags of a plan, of which ``names`` must be given.
+
+    Raises:
+      InputError: one of them is missing, or there is a key without a run.
+    """
+    for name in names:
+        if flags[name] is None:
+            raise InputError(
+                f"Expected a run, or --{name.replace('_', '-')} and the other flags of "
+                f"a plan. See `dpsgd {command} --help`."
+            )
+    if flags["noise_key_file"] is not None:
+        raise InputError("Expected no --noise-key-file without a run.")
+
+
+def plan(flags: dict[str, Any]) -> DpSgdPlan:
+    """Returns the plan that complete flags describe.
+
+    Raises:
+      InputError: both or neither of steps and epochs, or an impossible plan.
+    """
+    num_steps, num_epochs = plans.steps_and_epochs(
+        flags["num_examples"],
+        flags["batch_size"],
+        epochs=flags["epochs"],
+        num_steps=flags["num_steps"],
+    )
+    plan = DpSgdPlan(
+        sampler=flags["sampler"],
+        num_examples=flags["num_examples"],
+        expected_batch_size=flags["batch_size"],
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        truncated_batch_size=flags["truncated_batch_size"],
+    )
+    plans.check_epochs(plan)
+    return plan

@@ -1,0 +1,336 @@
+"""Runs with small batches that tell how one with large batches will do.
+
+    OUT/b128/batches/, OUT/b128/runs/       of every small batch size: see ``compare``
+    OUT/reference/batches/, ...runs/        of the large one, if it is trained
+    OUT/simulation.json, .md, .png          the answer, for machines, people and eyes
+
+All runs have the steps, the learning rate and the noise of a mean gradient in common,
+hence the total amount of noise (``accounting.tan``).  Every run has batches, initial
+weights and noise of its own, on which the interval of ``extrapolation`` relies; runs
+that differ in their learning rate alone share batches and initial weights.
+
+Formal guarantees:
+  - Batches and runs are those of ``dpsgd batches`` and ``dpsgd train``; a simulation
+    that was stopped goes on with the same command, as a comparison does.
+  - Batches that are found are taken only if they are of the plan that is asked for.
+  - The record of every run but the reference says what the run stands for.
+  - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
+    which is the accountant's.
+
+Public: what the runs publish, if the data is.  A small run has next to no noise: on
+private data it is a release that must be accounted for, and choosing costs privacy too.
+
+References:
+  Sander, Stock and Sablayrolles (2023), arXiv:2210.03403, Section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accounting.tan import Configuration
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_manifest
+from trainer.experiments.compare import LAST, Comparison, Sampling, Trial
+from trainer.experiments.extrapolation import Line, Prediction, fit_line
+
+#: Held-out metrics of which less is better; of all others more is.
+LOWER_IS_BETTER = ("log_loss", "loss")
+#: Below this p-value the points are said to bend.
+BENDS_BELOW = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What is simulated, and how.  All public.
+
+    Attributes:
+      reference: What is to be predicted.
+      epsilon, delta: Of the reference; the caps of all batches are safe for it.
+      batch_sizes: Small ones, in ascending order.
+      learning_rates: Each is simulated and predicted apart.
+      seeds: Repetitions.
+      method: ``--method`` of all runs.
+      l2_norm_clip: Of all runs.
+      flags: All others of `dpsgd train`.
+      metric: Name of the held-out metric.
+      weights: "last", or the average of iterates that is judged.
+      confidence: Of the prediction.
+    """
+
+    reference: Configuration
+    epsilon: float
+    delta: float
+    batch_sizes: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    seeds: int
+    method: str
+    l2_norm_clip: float
+    flags: tuple[str, ...] = ()
+    metric: str = "auc"
+    weights: str = LAST
+    confidence: float = 0.95
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """One for each small batch size."""
+        return [
+            self.reference.simulated(size, epsilon=self.epsilon, delta=self.delta)
+            for size in self.batch_sizes
+        ]
+
+    @property
+    def cost(self) -> float:
+        """Examples that all simulated runs expect, over those of one reference run."""
+        examples = len(self.learning_rates) * self.seeds * sum(self.batch_sizes)
+        return examples / self.reference.plan.expected_batch_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+      batch_size: Expected examples of a step.
+      noise_multiplier: Of the runs.
+      values: The metric of each seed.
+    """
+
+    batch_size: int
+    noise_multiplier: float
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def stddev(self) -> float | None:
+        """Sample standard deviation; None for one seed."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What came out for one learning rate.
+
+    Attributes:
+      learning_rate: Of all runs.
+      points: One for each small batch size.
+      line: Through all their runs.
+      prediction: Of one run of the reference.
+      actual: The metric of that run, if it was made.
+    """
+
+    learning_rate: float
+    points: tuple[Point, ...]
+    line: Line
+    prediction: Prediction
+    actual: float | None = None
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the interval holds the reference run; None if that was not made."""
+        return None if self.actual is None else self.actual in self.prediction
+
+    @property
+    def bends(self) -> bool:
+        """Whether the points speak against a line."""
+        found = self.line.lack_of_fit
+        return found is not None and found < BENDS_BELOW
+
+
+def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
+    """Returns the simulation whose predicted metric is best."""
+    sign = _sign(metric)
+    return max(simulations, key=lambda one: sign * one.prediction.mean)
+
+
+def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation:
+    """Returns the simulation whose runs with the largest of the small sizes are best.
+
+    A line that has to bend misleads ``best`` to what is worst at small sizes.
+    """
+    sign = _sign(metric)
+    return max(simulations, key=lambda one: sign * one.points[-1].mean)
+
+
+def _sign(metric: str) -> int:
+    return -1 if metric in LOWER_IS_BETTER else 1
+
+
+def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
+    """Returns those whose interval overlaps with that of the best."""
+    chosen = best(simulations, metric)
+    found = chosen.prediction
+    return [
+        one
+        for one in simulations
+        if one is not chosen
+        and one.prediction.lower <= found.upper
+        and found.lower <= one.prediction.upper
+    ]
+
+
+class Simulator:
+    """Carries out a protocol in the folder ``out``.
+
+    Args:
+      protocol: What to do.
+      source: Folder of training Parquet.
+      held_out: Folder of held-out examples.
+      out: New, or of the same simulation.
+      say: Takes a line of progress.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        source: str,
+        held_out: pathlib.Path,
+        out: pathlib.Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._protocol, self._source, self._say = protocol, source, say
+        self._held_out, self._out = held_out, out
+
+    def simulate(self, learning_rate: float) -> Simulation:
+        """Makes the small runs of one learning rate, unless they are done.
+
+        Raises:
+          InputError: refused by `dpsgd batches` or `dpsgd train`, or made before with
+            other flags.
+        """
+        protocol = self._protocol
+        points = []
+        for one in protocol.configurations:
+            values = [
+                self._run(one, f"b{one.plan.expected_batch_size}", learning_rate, seed)
+                for seed in range(protocol.seeds)
+            ]
+            points.append(
+                Point(
+                    batch_size=one.plan.expected_batch_size,
+                    noise_multiplier=one.noise_multiplier,
+                    values=tuple(values),
+                )
+            )
+        line = _fit(points)
+        return Simulation(
+            learning_rate=learning_rate,
+            points=tuple(points),
+            line=line,
+            prediction=line.predict(
+                protocol.reference.plan.expected_batch_size,
+                confidence=protocol.confidence,
+            ),
+        )
+
+    def run_reference(self, found: Simulation) -> Simulation:
+        """Makes one run of the reference, unless it is done, and adds its metric."""
+        reference = self._protocol.reference
+        actual = self._run(reference, "reference", found.learning_rate, 0)
+        return dataclasses.replace(found, actual=actual)
+
+    def _run(
+        self, one: Configuration, folder: str, learning_rate: float, seed: int
+    ) -> float:
+        comparison = Comparison(self._out / folder, self._held_out, self._say)
+        self._make_batches(comparison, one, seed)
+        trial = Trial(
+            sampler=one.plan.sampler,
+            method=self._protocol.method,
+            epsilon=None,
+            seed=seed,
+            flags=self._flags(one, learning_rate, seed),
+            label=f"lr{learning_rate:g}",
+        )
+        self._say(f"{folder}: {trial.name}")
+        return self._value(comparison.run(trial)["metrics"])
+
+    def _make_batches(
+        self, comparison: Comparison, one: Configuration, seed: int
+    ) -> None:
+        plan = one.plan
+        flags = [f"--batch-size={plan.expected_batch_size}"]
+        flags.append(f"--num-steps={plan.num_steps}")
+        if plan.truncated_batch_size is not None:
+            flags.append(f"--truncated-batch-size={plan.truncated_batch_size}")
+        sampling = Sampling(source=self._source, flags=tuple(flags))
+        folder = comparison.make_batches(sampling, plan.sampler, seed)
+        found = read_manifest(folder).plan
+        if found != plan:
+            raise InputError(
+                f"Expected the batches in {folder} to be of the plan that is asked "
+                "for now; they are of another. Give the same command, or another --out."
+            )
+
+    def _flags(
+        self, one: Configuration, learning_rate: float, seed: int
+    ) -> tuple[str, ...]:
+        large = self._protocol.reference
+        flags = (
+            f"--noise-multiplier={one.noise_multiplier!r}",
+            f"--delta={self._protocol.delta!r}",
+            f"--l2-norm-clip={self._protocol.l2_norm_clip!r}",
+            f"--learning-rate={learning_rate!r}",
+            *self._protocol.flags,
+            # Of its own for each size and seed: a size is at most the reference's.
+            f"--init-seed={init_seed(one, large, seed)}",
+        )
+        return flags if one == large else (*flags, f"--simulates={stands_for(large)}")
+
+    def _value(self, metrics: dict[str, Any]) -> float:
+        protocol = self._protocol
+        found = {LAST: metrics, **metrics["aggregates"]}
+        if protocol.weights not in found:
+            raise InputError(
+                f"Expected weights={protocol.weights!r} among those that the runs "
+                f"have: {', '.join(found)}. `dpsgd train --help` names the averages."
+            )
+        value = found[protocol.weights].get(protocol.metric)
+        if not isinstance(value, (int, float)):
+            raise InputError(
+                f"Expected metric={protocol.metric!r} among those of held-out examples "
+                f"with a value: {', '.join(_names(found[protocol.weights]))}."
+            )
+        return float(value)
+
+
+def _names(metrics: dict[str, Any]) -> list[str]:
+    from trainer.model.metrics import metric_names
+
+    return [name for name in metric_names(metrics) if metrics[name] is not None]
+
+
+def _fit(points: Sequence[Point]) -> Line:
+    runs = [(point.batch_size, value) for point in points for value in point.values]
+    return fit_line([size for size, _ in runs], [value for _, value in runs])
+
+
+def init_seed(one: Configuration, reference: Configuration, seed: int) -> int:
+    """Returns the seed of the initial weights: no two sizes or repetitions share it."""
+    large = reference.plan.expected_batch_size
+    return one.plan.expected_batch_size + seed * large
+
+
+def stands_for(reference: Configuration) -> str:
+    """Returns what the record of a small run says.
+
+    Example:
+      >>> from accounting.plan import DpSgdPlan
+      >>> plan = DpSgdPlan(sampler="poisson", num_examples=5000,
+      ...                  expected_batch_size=1024, num_steps=50)
+      >>> stands_for(Configuration(plan=plan, noise_multiplier=2.5))
+      'expected_batch_size=1024, noise_multiplier=2.5'
+    """
+    return (
+        f"expected_batch_size={reference.plan.expected_batch_size}, "
+        f"noise_multiplier={reference.noise_multiplier!r}"
+    )

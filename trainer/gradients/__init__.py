@@ -1,0 +1,1 @@
+"""Per-example gradients, clipped, summed, with noise: one private step."""

@@ -1,0 +1,108 @@
+"""NOT PRIVATE: how far clipping bends and shrinks the gradient of each step.
+
+With g_i the gradients that a method clips, ``ghat`` their sum over a step, and ``gbar``
+the sum after clipping, before noise,
+
+    gbar = a ghat + c,    a = <gbar, ghat> / ||ghat||^2,    c orthogonal to ghat
+
+``a`` below 1 is the error in magnitude, ``||c|| / ||ghat||`` that in direction; noise
+adds no bias.  Both are functions of the examples without any noise: epsilon does not
+cover them.  They are for research on public data, off unless asked for by a flag that
+says so, and written below the run's private folder alone.
+
+Formal guarantees:
+  - Training does not depend on it.
+  - After a resumed run the file holds each step once.
+
+References:
+  Knolle et al. (2023), arXiv:2308.12018, Theorem 1.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.batches.manifest import PRIVATE_NAME, write_atomically
+from trainer.gradients.clipping import GradientSum
+from trainer.tf_compat import tf
+
+CLIPPING_BIAS_NAME = "non_private_clipping_bias.csv"
+_HEADER = "step,magnitude,direction\n"
+
+
+class NonPrivateClippingBias:
+    """Sums gradients with and without clipping beside the step.  Not private.
+
+    Args:
+      run: The folder of the run.
+      variables: The trainable variables.
+      clipped: What the step sums.
+      unclipped: The same with an infinite clip.
+      first_step: Steps that are done; later lines of an earlier process are dropped.
+      autograph: Whether the sums need AutoGraph.
+    """
+
+    def __init__(
+        self,
+        run: pathlib.Path,
+        variables: Sequence[Any],
+        *,
+        clipped: GradientSum,
+        unclipped: GradientSum,
+        first_step: int,
+        autograph: bool = False,
+    ) -> None:
+        self._path = run / PRIVATE_NAME / CLIPPING_BIAS_NAME
+        self._sums = clipped, unclipped
+        self._totals = [
+            [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
+            for _ in self._sums
+        ]
+        self._add = tf.function(self._accumulate, autograph=autograph)
+        lines = self._path.read_text().splitlines(True) if self._path.exists() else []
+        # A kill may have left a line for a step that is done again, or half a line.
+        kept = "".join(lines[1 : first_step + 1])
+        write_atomically(self._path, (_HEADER + kept).encode(), mode=0o600)
+
+    def add(self, columns: Mapping[str, Any], weight: Any) -> None:
+        """Adds one physical batch, at the weights of the step."""
+        self._add(dict(columns), weight)
+
+    def finish(self, step: int) -> None:
+        """Writes the line of a step and starts the next one."""
+        clipped, unclipped = (
+            [total.numpy().astype("f8") for total in totals] for totals in self._totals
+        )
+        magnitude, direction = decompose(clipped, unclipped)
+        with self._path.open("a") as file:
+            file.write(f"{step},{magnitude:.9g},{direction:.9g}\n")
+        for total in (total for totals in self._totals for total in totals):
+            total.assign(tf.zeros_like(total))
+
+    def _accumulate(self, columns: Mapping[str, Any], weight: Any) -> None:
+        for gradient_sum, totals in zip(self._sums, self._totals, strict=True):
+            gradients = gradient_sum(columns, weight)
+            for total, gradient in zip(totals, gradients, strict=True):
+                total.assign_add(tf.convert_to_tensor(gradient))
+
+
+def decompose(
+    clipped: Sequence[np.ndarray], unclipped: Sequence[np.ndarray]
+) -> tuple[float, float]:
+    """Returns ``a`` and ``||c|| / ||ghat||``; 1 and 0 where ``ghat`` is 0.
+
+    Example:
+      >>> decompose([np.array([1.0, 1.0])], [np.array([2.0, 0.0])])
+      (0.5, 0.5)
+    """
+    pairs = list(zip(clipped, unclipped, strict=True))
+    square = sum(float((g * g).sum()) for _, g in pairs)
+    if square == 0:
+        return 1.0, 0.0
+    magnitude = sum(float((c * g).sum()) for c, g in pairs) / square
+    rest = sum(float(((c - magnitude * g) ** 2).sum()) for c, g in pairs)
+    return magnitude, float(np.sqrt(rest / square))

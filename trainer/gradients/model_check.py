@@ -1,0 +1,357 @@
+"""Accepts models whose per-example gradients mean what clipping needs.
+
+What makes rows independent in training is how gradients are computed: ghost clipping
+is for models whose traced graph proves it (``row_independence``), and all others are
+computed for one row at a time.  The check here finds models that *mean* to mix rows, so
+that training would be of another model than its author thinks.
+
+It computes a physical batch of rows of several scales, then a second batch in which
+some of them stand at other places among other rows (large, tiny and not finite), and a
+few of them alone.  Outputs and losses of the same row must agree; so must the gradient
+of a weighted sum of losses.
+
+Formal guarantees:
+  - ``check_model`` refuses a model, and a loss, in which a row's output depends on
+    other rows, on its place or on the number of rows by more than a thousandth of its
+    scale on the probe's rows.
+  - It refuses layers that draw random numbers or keep state, and regularisers.
+  - Weights are what they were afterwards.
+
+Public: everything here; the rows of the probe are made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import Column, row_bytes
+from pipelines.batches.manifest import Manifest
+from trainer.averaging.averages import weights_of
+from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
+from trainer.gradients.traced_model import ghost_obstacle
+from trainer.model.losses import check_range, check_shapes
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import one_line_errors
+from trainer.tf_compat import keras, tf
+
+#: Layers whose output for one example depends on the others.
+_MIXING = ("BatchNormalization", "SyncBatchNormalization", "Normalization")
+
+#: Attributes of Keras's random layers that say how much they draw.
+_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
+
+#: Rows of the probe: at least these, and at most what takes so many bytes.
+_FEWEST_ROWS = 16
+_MOST_BYTES = 1 << 26
+
+#: Rows that are also computed alone.
+_ROWS_ALONE = 8
+
+#: Agreement that rounding allows, relative to the scale of a row's values.
+_TOLERANCE = 1e-3
+
+#: Scales of the probe's numbers; the last that a model takes without an error counts.
+_WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
+
+
+def check_model(model: TrainableModel, manifest: Manifest) -> None:
+    """Accepts a model whose per-example gradients mean what clipping needs.
+
+    Args:
+      model: The network and its loss.
+      manifest: What the batches hold.
+
+    Raises:
+      InputError: examples are mixed, chance is used, state changes, shape or range of
+        the outputs do not suit the loss, or an example of zeros has no finite gradient.
+    """
+    _check_inputs(model, manifest)
+    _check_layers(model.network)
+    with one_line_errors(f"the model with loss={model.loss.name!r}"):
+        _check_behaviour(model, manifest)
+        columns = _probe_of(model, manifest, _BINARY).first.items()
+        rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
+        check_range(model.loss, lambda: model.outputs(rows), model.variables)
+    _check_differentiable(model)
+
+
+def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
+    names = {column.name for column in manifest.columns}
+    labels = set(model.label_names)
+    for name in model.label_names:
+        if name not in names:
+            raise InputError(
+                f"Expected a column {name!r} among the batches' columns, to hold the "
+                "model's output against."
+            )
+    for name in model.network.input_names:
+        if name not in names or name in labels:
+            raise InputError(
+                f"Expected input {name!r} of the model to be a column of the batches: "
+                f"{', '.join(sorted(names - labels))}."
+            )
+    if not model.variables:
+        raise InputError("Expected the model to have trainable variables.")
+
+
+def _check_layers(network: Any) -> None:
+    for layer in network._flatten_layers():
+        kinds = {kind.__name__ for kind in type(layer).__mro__}
+        if kinds & set(_MIXING):
+            raise InputError(
+                f"Expected no layer that mixes examples; {layer.name} is a "
+                f"{type(layer).__name__}. Use LayerNormalization, or none."
+            )
+        if "BaseRandomLayer" in kinds and _is_random(layer):
+            raise InputError(
+                f"Expected no layer that draws random numbers; {layer.name} is a "
+                f"{type(layer).__name__}. Remove it: the noise regularises."
+            )
+    if network.losses:
+        raise InputError(
+            "Expected no regularisation losses in the model. Remove regularisers and "
+            "add_loss; they are not part of the clipped gradient."
+        )
+
+
+def _is_random(layer: Any) -> bool:
+    """Whether a layer that could draw random numbers is built to."""
+    rates = [getattr(layer, name, None) for name in _RATES]
+    found = [rate for rate in rates if rate is not None]
+    return not found or any(found)
+
+
+def _random_weights(model: TrainableModel) -> list[np.ndarray]:
+    """Weights that hide nothing: behind a last layer of zeros all models look alike."""
+    random = np.random.default_rng(0)
+    return [
+        random.normal(0, 0.3, variable.shape).astype(variable.dtype.as_numpy_dtype)
+        for variable in model.variables
+    ]
+
+
+def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
+    before = [v.numpy() for v in model.network.non_trainable_variables]
+    with weights_of(model.variables, _random_weights(model)):
+        probe = _probe(model, manifest)
+        _check_repeats(model, probe)
+        _check_rows_apart(model, probe)
+        _check_gradients_apart(model, _probe_of(model, manifest, _BINARY))
+    after = [v.numpy() for v in model.network.non_trainable_variables]
+    if not all(map(np.array_equal, before, after)):
+        raise InputError("Expected a forward pass to change no variable of the model.")
+    _check_zero_row(model)
+
+
+# -- the probe ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Probe:
+    """Two batches of made-up rows, some of which are the same.
+
+    Attributes:
+      first: Columns of a batch.
+      second: Columns of another batch of as many rows.
+      kept: Places in ``first`` of the rows that both have, int array.
+      places: Their places in ``second``.
+    """
+
+    first: dict[str, np.ndarray]
+    second: dict[str, np.ndarray]
+    kept: np.ndarray
+    places: np.ndarray
+
+
+def _num_rows(manifest: Manifest) -> int:
+    most = _MOST_BYTES // max(1, row_bytes(manifest.columns))
+    return max(_FEWEST_ROWS, min(manifest.physical_batch_size, most))
+
+
+def _probe(model: TrainableModel, manifest: Manifest) -> _Probe:
+    """Returns the widest probe that the model takes without an error."""
+    for scale in (_WIDE, _PLAIN):
+        probe = _probe_of(model, manifest, scale)
+        # A column of numbers may be one of ids, and a layer may check its numbers.
+        with contextlib.suppress(tf.errors.OpError):
+            _behaviour(model, probe.first)
+            _behaviour(model, probe.second)
+            return probe
+    return _probe_of(model, manifest, _BINARY)
+
+
+def _probe_of(model: TrainableModel, manifest: Manifest, scale: str) -> _Probe:
+    random = np.random.default_rng(0)
+    num_rows = _num_rows(manifest)
+    kept = np.sort(random.choice(num_rows, num_rows // 2, replace=False))
+    places = random.permutation(num_rows)[: len(kept)]
+    first, second = {}, {}
+    for column in manifest.columns:
+        of_column = _BINARY if column.name in model.label_names else scale
+        values, others = (
+            _values(column, num_rows, random, found)
+            for found in (_PLAIN if of_column == _WIDE else of_column, of_column)
+        )
+        others[places] = values[kept]
+        first[column.name], second[column.name] = values, others
+    return _Probe(first=first, second=second, kept=kept, places=places)
+
+
+def _values(
+    column: Column, num_rows: int, random: np.random.Generator, scale: str
+) -> np.ndarray:
+    shape = (num_rows, *column.shape)
+    if np.dtype(column.dtype).kind != "f" or scale == _BINARY:
+        # Small non-negative integers are valid for ids and numbers alike.
+        return random.integers(0, 2, shape).astype(column.dtype)
+    values = random.normal(size=shape)
+    if scale == _WIDE:
+        factors = random.choice([1.0, 1e6, 1e-6, np.nan, np.inf], num_rows)
+        values *= factors.reshape(-1, *[1] * len(column.shape))
+    with np.errstate(over="ignore"):
+        return values.astype(column.dtype)
+
+
+def _tensors(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {name: tf.constant(value) for name, value in columns.items()}
+
+
+# -- what is compared --------------------------------------------------------------
+
+
+def _check_repeats(model: TrainableModel, probe: _Probe) -> None:
+    found = [_behaviour(model, probe.first) for _ in range(2)]
+    if not all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)
+    ):
+        raise InputError(
+            "Expected the model and its loss to give the same for the same examples "
+            "twice. Remove what draws random numbers or keeps state."
+        )
+
+
+def _check_rows_apart(model: TrainableModel, probe: _Probe) -> None:
+    first = [value[probe.kept] for value in _behaviour(model, probe.first)]
+    second = [value[probe.places] for value in _behaviour(model, probe.second)]
+    alone = [
+        _behaviour(model, {name: value[[row]] for name, value in probe.first.items()})
+        for row in probe.kept[:_ROWS_ALONE]
+    ]
+    by_itself = [np.concatenate(values) for values in zip(*alone, strict=True)]
+    for a, b, c in zip(first, second, by_itself, strict=True):
+        if not (_close(a, b) and _close(a[:_ROWS_ALONE], c)):
+            raise InputError(
+                "Expected the output and the loss of one example not to depend on the "
+                "others. Remove what mixes examples, such as a mean over the batch."
+            )
+
+
+def _check_gradients_apart(model: TrainableModel, probe: _Probe) -> None:
+    """Holds the gradient of the same weighted losses against itself."""
+    weights = np.random.default_rng(1).normal(size=len(probe.kept)).astype("f4")
+    found = []
+    for columns, places in ((probe.first, probe.kept), (probe.second, probe.places)):
+        of_rows = np.zeros(len(next(iter(columns.values()))), "f4")
+        of_rows[places] = weights
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(of_rows * model.losses(_tensors(columns)))
+        found.append(tape.gradient(total, model.variables))
+    for a, b in zip(*found, strict=True):
+        if (a is None) == (b is None) and (a is None or _close(*map(_array, (a, b)))):
+            continue
+        raise InputError(
+            "Expected the gradient of one example not to depend on the others. Remove "
+            "what mixes examples, such as a custom gradient over the batch."
+        )
+
+
+def _array(gradient: Any) -> np.ndarray:
+    return np.asarray(tf.convert_to_tensor(gradient))
+
+
+def _close(left: np.ndarray, right: np.ndarray) -> bool:
+    size = np.abs(left[np.isfinite(left)]).max(initial=0.0)
+    return np.allclose(
+        left, right, rtol=_TOLERANCE, atol=_TOLERANCE * (size + 1e-2), equal_nan=True
+    )
+
+
+def _behaviour(
+    model: TrainableModel, columns: Mapping[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Returns outputs and losses of some rows, of the shapes that they should have."""
+    rows = _tensors(columns)
+    num_rows = len(next(iter(columns.values())))
+    outputs = model.outputs(rows, training=True)
+    found = tf.nest.flatten(outputs)
+    if isinstance(outputs, (list, tuple)):
+        raise InputError(
+            "Expected several outputs of the model as a dict, whose names are those of "
+            "the columns that they are held against."
+        )
+    if any(value.shape[:1] != (num_rows,) for value in found):
+        raise InputError("Expected the model to give one output per example.")
+    if not model.loss.ones_own:
+        check_shapes(model.loss, model.labels(rows), outputs)
+    of_rows = model.losses(rows, outputs)
+    if tuple(of_rows.shape) != (num_rows,):
+        raise InputError(
+            f"Expected loss={model.loss.name!r} to give one number per example: shape "
+            f"(batch,), not {tuple(of_rows.shape)} for a batch of {num_rows}."
+        )
+    return [np.asarray(value) for value in (*found, of_rows)]
+
+
+def _check_zero_row(model: TrainableModel) -> None:
+    # Rows that may not contribute are replaced by zeros; 0 times their gradient must
+    # be 0.
+    zeros = {
+        name: tf.zeros((1, *spec.shape[1:]), spec.dtype)
+        for name, spec in model.column_specs.items()
+    }
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model.losses(zeros))
+    for gradient in tape.gradient(loss, model.variables):
+        if gradient is not None and not np.isfinite(_array(gradient)).all():
+            raise InputError(
+                "Expected a finite gradient of the model for an example of zeros, "
+                "which stands for a padded row."
+            )
+
+
+def _check_differentiable(model: TrainableModel) -> None:
+    """Traces the gradients of single examples, where they are computed one by one."""
+    if choose_path(model) != VECTORIZED:
+        return
+    columns = {
+        name: tf.TensorSpec((2, *spec.shape[1:]), spec.dtype)
+        for name, spec in model.column_specs.items()
+    }
+    function = tf.function(
+        clipped_sum(model, l2_norm_clip=1.0), autograph=model.needs_autograph
+    )
+    try:
+        function.get_concrete_function(columns, tf.TensorSpec((2,)))
+    except Exception as error:
+        raise InputError(
+            "Expected a model whose gradient can be computed one example at a time; "
+            f"that raised {type(error).__name__}. {_advice(model)}"
+        ) from None
+
+
+def _advice(model: TrainableModel) -> str:
+    recurrent = [
+        layer.name
+        for layer in model.network._flatten_layers()
+        if isinstance(layer, keras.layers.RNN) and not layer.unroll
+    ]
+    if recurrent:
+        return f"Build {', '.join(recurrent)} with unroll=True."
+    reason = ghost_obstacle(model)
+    return f"Use Dense and Embedding layers alone, which need no such loop: {reason}."

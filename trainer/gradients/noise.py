@@ -1,0 +1,224 @@
+"""Gaussian noise as a pure function of (noise key, step, variable, place).
+
+Uniform mixing coefficients, of ModelMix, are one of (noise key, step, variable).
+A place is empty for the noise of a variable in a step; for tables with lazy noise it is
+a later physical batch of that step, or a chunk of a flush after it.
+
+Formal guarantees:
+  - ``normal`` and ``uniform`` return the same bits for the same arguments; a replayed
+    step draws the same noise, so that a crash is not a second release.
+  - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
+    (in counter mode), values of different (step, variable, place) are independent, and
+    so are noise and mixing coefficients.
+  - Values are drawn in double precision and rounded once to float32.  The arithmetic of
+    floating point is not hidden: this is not a defence against attacks on the last bits
+    (Mironov 2012).
+  - Coefficients are in [0, 1], at most 2^-24 apart.  A mixture takes values on a grid
+    of that share of the distance that is mixed.  Gaussian noise is added to it, of
+    which the deviation is half a million grid points at ModelMix's published setting,
+    and thousands where iterates are a hundred times as far apart.
+  - Noise of deviation 0 is exactly zero, and nothing is drawn for it.
+  - ``NoiseStream`` yields every step once, in order, whatever the speed of its reader.
+
+Public: steps, shapes, standard deviations.  Sensitive: keys and every value drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from randomgen import AESCounter
+
+from pipelines.sampling.keys import derive
+
+_AES_KEY_BYTES = 16
+
+#: Values drawn at a time: doubles that stay in a core's cache.
+_CHUNK = 1 << 15
+
+#: Steps drawn ahead of the reader.  Each holds one float32 per parameter.
+_DEPTH = 2
+
+
+def normal(
+    noise_key: bytes,
+    step: int,
+    variable: int,
+    shape: Sequence[int],
+    place: tuple[str | int, ...] = (),
+    *,
+    stddev: float = 1.0,
+) -> np.ndarray:
+    """Returns float32 values of a centred normal distribution.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the variable, or of the part of it that gets noise.
+      place: What the noise is for, where a step has several uses of a variable.
+      stddev: Standard deviation of the distribution.
+    """
+    if stddev == 0:
+        return np.zeros(shape, np.float32)
+    generator = _generator(derive(noise_key, "noise", step, variable, *place))
+    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        doubles = generator.standard_normal(len(part))
+        np.multiply(doubles, stddev, out=part, casting="same_kind")
+    return values.reshape(shape)
+
+
+def uniform(
+    noise_key: bytes, step: int, variable: int, shape: Sequence[int]
+) -> np.ndarray:
+    """Returns float32 values of the uniform distribution on [0, 1].  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the variable.
+    """
+    # Another label, hence another key and another stream than those of the noise.
+    generator = _generator(derive(noise_key, "mixing-coefficients", step, variable))
+    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        part[:] = generator.random(len(part))
+    return values.reshape(shape)
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    # Half the cost of a normal from ChaCha, where processors have AES instructions.
+    bits = AESCounter(key=int.from_bytes(key[:_AES_KEY_BYTES], "little"))
+    return np.random.Generator(bits)
+
+
+def step_noise(
+    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
+) -> list[np.ndarray]:
+    """Returns the noise of one step for every variable.  Sensitive."""
+    return [
+        normal(noise_key, step, index, shape, stddev=noise_stddev)
+        for index, shape in enumerate(shapes)
+    ]
+
+
+def step_noise_and_coefficients(
+    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
+) -> list[np.ndarray]:
+    """Returns ``step_noise``, then the mixing coefficients of every variable."""
+    coefficients = [
+        uniform(noise_key, step, index, shape) for index, shape in enumerate(shapes)
+    ]
+    return [*step_noise(noise_key, step, shapes, noise_stddev), *coefficients]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaterNoise:
+    """The noise of a step that a ``NoiseStream`` does not draw ahead.
+
+    Attributes:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      noise_stddev: Deviation of the noise of one step.
+    """
+
+    noise_key: bytes = dataclasses.field(repr=False)
+    step: int
+    noise_stddev: float
+
+    def of_part(self, part: int, variable: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a later physical batch of the step.  Sensitive."""
+        return self._draw(variable, shape, ("part", part))
+
+    def of_chunk(self, variable: int, chunk: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a chunk of a flush after the step.  Sensitive."""
+        return self._draw(variable, shape, ("flush", chunk))
+
+    def _draw(
+        self, variable: int, shape: Sequence[int], place: tuple[str | int, ...]
+    ) -> np.ndarray:
+        return normal(
+            self.noise_key, self.step, variable, shape, place, stddev=self.noise_stddev
+        )
+
+
+#: (noise key, step, shapes, deviation) -> what one step draws.
+DrawStep = Callable[
+    [bytes, int, Sequence[Sequence[int]], float],
+    list[np.ndarray],
+]
+
+
+class NoiseStream:
+    """Draws the noise of the next steps in a thread, while the current one trains.
+
+    ``draw`` is ``step_noise`` if None, or ``step_noise_and_coefficients``.
+
+    Example:
+      >>> key = bytes(range(32))
+      >>> with NoiseStream(
+      ...     key, steps=range(3), shapes=[(2,)], noise_stddev=1.0) as stream:
+      ...     len(list(stream))
+      3
+    """
+
+    def __init__(
+        self,
+        noise_key: bytes,
+        *,
+        steps: range,
+        shapes: Sequence[Sequence[int]],
+        noise_stddev: float,
+        draw: DrawStep | None = None,
+    ) -> None:
+        self._draw_step = draw or step_noise
+        self._arguments = (noise_key, shapes, noise_stddev)
+        self._steps = steps
+        self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
+            _DEPTH
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def __enter__(self) -> NoiseStream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(timeout=0.05)
+
+    def __iter__(self) -> Iterator[list[np.ndarray]]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _draw(self) -> None:
+        noise_key, shapes, noise_stddev = self._arguments
+        try:
+            for step in self._steps:
+                if self._stopped.is_set():
+                    return
+                values = self._draw_step(noise_key, step, shapes, noise_stddev)
+                self._queue.put(values)
+            self._queue.put(None)
+        except BaseException as error:
+            self._queue.put(error)
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            pass

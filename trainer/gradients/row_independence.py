@@ -1,0 +1,520 @@
+"""Proves from a traced graph that no example's loss depends on another example.
+
+Every tensor of the graph is one of
+
+    constant      the same whatever the rows, and whatever their number
+    rows(m)       ``m`` entries of axis 0 for each example, in order, which depend on
+                  this example alone
+    sizes         numbers that follow from the number of rows
+    unknown       anything else
+
+A rule per kind of operation says which its output is; an operation without a rule
+gives ``unknown``, and so does everything that follows from it.  So the proof refuses
+models that it does not understand, and some that are good: for those, computing each
+example by itself is the safe way.
+
+Formal guarantees:
+  - If ``obstacle`` returns None, entry i of ``losses`` is a function of row i of the
+    columns and of the model's weights, and so is its derivative by any tensor of rows:
+    operations with a custom gradient are unknown.
+  - Sizes enter shapes alone: a value that depends on the number of rows, such as a
+    position within the batch, is unknown.
+  - Opaque tensors are taken as rows where their input is rows(1): the caller vouches
+    that they are computed for each example by itself.
+
+Public: everything here; no example is looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.tf_compat import tf
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    per_example: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Numbers that follow from the number of rows.
+
+    Attributes:
+      entries: Each of them: an int, ``_BATCH`` for the number of rows, or None for one
+        that is not known.  None if their number is not known either.
+    """
+
+    entries: tuple[int | str | None, ...] | None = None
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether this is the number of rows, or a vector that begins with it."""
+        return self.entries is not None and self.entries[:1] == (_BATCH,)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unknown:
+    why: str = ""
+
+
+_Kind = _Rows | _Constant | _Sizes | _Unknown
+_CONSTANT = _Constant()
+_ROWS = _Rows()
+_BATCH = "batch"
+
+#: (operation, kinds of its inputs) -> kind of all its outputs; None for unknown.
+_Rule = Callable[[Any, Sequence[_Kind]], _Kind | None]
+
+
+def obstacle(
+    losses: Any,
+    rows: Sequence[Any],
+    opaque: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Returns which operation the proof does not understand; None if it succeeds.
+
+    Args:
+      losses: Tensor of a traced graph, shape (batch,).
+      rows: The placeholders of the columns, whose axis 0 is the batch.
+      opaque: Name of a tensor -> the tensor from which it is computed row by row.
+    """
+    kinds = _classify(losses.graph, {value.name for value in rows}, opaque or {})
+    found = kinds[losses.name]
+    if found == _ROWS and len(losses.shape) == 1:
+        return None
+    if isinstance(found, _Unknown):
+        return found.why
+    return "the loss is not one number per example"
+
+
+def _classify(
+    graph: Any, rows: set[str], opaque: Mapping[str, Any]
+) -> dict[str, _Kind]:
+    kinds: dict[str, _Kind] = {}
+    for op in graph.get_operations():  # in the order in which they were made
+        found = _kind_of(op, [kinds[value.name] for value in op.inputs])
+        for value in op.outputs:
+            kinds[value.name] = found
+            if value.name in rows:
+                kinds[value.name] = _ROWS
+            elif value.name in opaque:
+                kinds[value.name] = _of_opaque(kinds[opaque[value.name].name], value)
+    return kinds
+
+
+def _of_opaque(kind: _Kind, value: Any) -> _Kind:
+    # Also a constant input is none: the derivative by an output that all rows share
+    # is a sum over them.
+    if kind == _ROWS or isinstance(kind, _Unknown):
+        return kind
+    return _Unknown(f"axis 0 of the input of {value.op.name} is not the batch")
+
+
+def _kind_of(op: Any, kinds: Sequence[_Kind]) -> _Kind:
+    for kind in kinds:
+        if isinstance(kind, _Unknown):
+            return kind
+    if "_gradient_op_type" in op.node_def.attr:
+        return _Unknown(f"{op.name} has a gradient of its own")
+    if all(isinstance(kind, _Constant) for kind in kinds):
+        return _of_constants(op)
+    if any(isinstance(kind, _Rows) for kind in kinds):
+        rule = _RULES.get(op.type)
+        found = rule(op, kinds) if rule is not None else None
+    else:
+        found = _of_sizes(op, kinds)
+    return found or _Unknown(f"{op.type} ({op.name}) is not known to keep rows apart")
+
+
+def _of_constants(op: Any) -> _Kind:
+    if op.type in ("ReadVariableOp", "ResourceGather") or not op.op_def.is_stateful:
+        return _CONSTANT
+    # What the trace captured: weights, and tensors made before it.
+    if op.type == "Placeholder":
+        return _CONSTANT
+    return _Unknown(f"{op.type} ({op.name}) has a state of its own")
+
+
+# -- sizes -------------------------------------------------------------------------
+
+
+def _of_sizes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    if op.type == "Fill":
+        # The same value everywhere: whichever axis is the batch, rows are apart.
+        uniform = isinstance(kinds[1], _Constant) and _leads_with_batch(op.outputs[0])
+        return _ROWS if uniform else None
+    if op.type in _SIZE_ARITHMETIC:
+        return _Sizes()
+    rule = _SIZE_RULES.get(op.type)
+    if rule is None:
+        return None
+    inputs = zip(op.inputs, kinds, strict=True)
+    return _Sizes(rule(op, [_entries(value, kind) for value, kind in inputs]))
+
+
+def _leads_with_batch(value: Any) -> bool:
+    return bool(value.shape.rank) and value.shape[0] is None
+
+
+def _entries(value: Any, kind: _Kind) -> tuple[Any, ...] | None:
+    if isinstance(kind, _Sizes):
+        return kind.entries
+    found = _static(value)
+    return None if found is None else tuple(int(x) for x in np.ravel(found))
+
+
+def _shape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    shape = op.inputs[0].shape
+    if shape.rank is None:
+        return _Sizes()
+    first = _BATCH if kinds[0] == _ROWS else None
+    return _Sizes((first, *shape.as_list()[1:]))
+
+
+_Entries = tuple[Any, ...] | None
+
+
+def _joined(op: Any, values: Sequence[_Entries]) -> _Entries:
+    return None if None in values else tuple(itertools.chain(*values))  # type: ignore[arg-type]
+
+
+def _strided_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, begin, end, strides = values
+    if entries is None or begin is None or strides is None or len(begin) != 1:
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return (entries[begin[0]],)
+    first = None if op.get_attr("begin_mask") else begin[0]
+    if end is None and not op.get_attr("end_mask"):
+        return None
+    last = None if op.get_attr("end_mask") else end[0]  # type: ignore[index]
+    return entries[first : last : strides[0]]
+
+
+def _sliced_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, begin, size = values
+    if entries is None or begin is None or size is None or len(begin) != 1:
+        return None
+    return entries[begin[0] :] if size[0] == -1 else entries[begin[0] :][: size[0]]
+
+
+def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    entries, indices, _ = values
+    if entries is None or indices is None:
+        return None
+    return tuple(entries[index] for index in indices)
+
+
+_SIZE_ARITHMETIC = {
+    "Add", "AddV2", "FloorDiv", "Maximum", "Minimum", "Mul", "Neg", "Prod", "Sub",
+}  # fmt: skip
+
+_SIZE_RULES: dict[str, Callable[[Any, Sequence[_Entries]], _Entries]] = {
+    **dict.fromkeys(
+        ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+        lambda op, values: values[0],
+    ),
+    "ConcatV2": lambda op, values: _joined(op, values[:-1]),
+    "GatherV2": _gathered_entries,
+    "Pack": _joined,
+    "Slice": _sliced_entries,
+    "StridedSlice": _strided_entries,
+}
+
+
+# -- rules for rows ----------------------------------------------------------------
+
+
+def _static(value: Any) -> Any:
+    """Returns the value of a constant as an array; None if it is not known."""
+    found = tf.get_static_value(value)
+    if found is None and value.op.type in _FOLDED:
+        inputs = [_static(each) for each in value.op.inputs]
+        if not any(each is None for each in inputs):
+            found = _FOLDED[value.op.type](*inputs)
+    return found
+
+
+#: What TensorFlow does not fold, and its own shapes are made of.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "AddV2": np.add,
+    "Pack": lambda *values: np.stack(values),
+    "Sub": np.subtract,
+}
+
+
+def _only_first_has_rows(kinds: Sequence[_Kind]) -> _Rows | None:
+    first = kinds[0]
+    others = all(isinstance(kind, _Constant) for kind in kinds[1:])
+    return first if isinstance(first, _Rows) and others else None
+
+
+def _aligned(op: Any, kinds: Sequence[_Kind]) -> _Rows | None:
+    """Returns the rows of operands whose axis 0 stays axis 0 under broadcasting."""
+    rows = {kind for kind in kinds if isinstance(kind, _Rows)}
+    if len(rows) != 1:
+        return None
+    ranks = {
+        value.shape.rank
+        for value, kind in zip(op.inputs, kinds, strict=True)
+        if isinstance(kind, _Rows)
+    }
+    if len(ranks) != 1 or not all(ranks):
+        return None
+    (rank,) = ranks
+    for value, kind in zip(op.inputs, kinds, strict=True):
+        if isinstance(kind, _Sizes):
+            return None
+        if isinstance(kind, _Constant) and not _is_within(value, rank):
+            return None
+    return next(iter(rows))
+
+
+def _is_within(value: Any, rank: int) -> bool:
+    """Whether a constant is broadcast along axis 0 of a tensor of this rank."""
+    found = value.shape.rank
+    return found is not None and (
+        found < rank or (found == rank and value.shape[0] == 1)
+    )
+
+
+def _axes(op: Any, value: Any) -> list[int] | None:
+    axes, rank = _static(value), op.inputs[0].shape.rank
+    if axes is None or rank is None:
+        return None
+    return [int(axis) % rank for axis in axes.reshape(-1)]
+
+
+def _along_axes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    """For operations along the axes of their second input."""
+    axes, rows = _axes(op, op.inputs[1]), _only_first_has_rows(kinds)
+    return rows if axes is not None and 0 not in axes else None
+
+
+def _reshape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    first, shape = kinds
+    if not isinstance(first, _Rows) or not isinstance(shape, (_Constant, _Sizes)):
+        return None
+    if isinstance(shape, _Sizes) and shape.batch_first:
+        return _ROWS  # as many entries as examples: each is all of one example
+    before, after = op.inputs[0].shape, _entries(op.inputs[1], shape)
+    if not before.rank or None in before[1:].as_list() or not after:
+        return None
+    if not all(isinstance(size, int) and size > 0 for size in after[1:]):
+        return None
+    size = first.per_example * math.prod(before[1:].as_list())
+    entry = math.prod(after[1:])
+    return _Rows(size // entry) if size and size % entry == 0 else None
+
+
+def _expand_dims(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    axis, rank = _static(op.inputs[1]), op.inputs[0].shape.rank
+    if axis is None or rank is None:
+        return None
+    return _only_first_has_rows(kinds) if int(axis) % (rank + 1) else None
+
+
+def _squeeze(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    axes, rank = op.get_attr("squeeze_dims"), op.inputs[0].shape.rank
+    if not axes or rank is None:
+        return None
+    return kinds[0] if all(axis % rank for axis in axes) else None
+
+
+def _transpose(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    order = _static(op.inputs[1])
+    return kinds[0] if order is not None and int(order[0]) == 0 else None
+
+
+def _concat(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    axes, values = _axes(op, op.inputs[-1]), set(kinds[:-1])
+    if axes is None or 0 in axes or len(values) != 1:
+        return None
+    return next(iter(values)) if isinstance(kinds[0], _Rows) else None
+
+
+def _pack(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    rank = op.inputs[0].shape.rank
+    if len(set(kinds)) != 1 or not isinstance(kinds[0], _Rows) or rank is None:
+        return None
+    return kinds[0] if op.get_attr("axis") % (rank + 1) else None
+
+
+def _unpack(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    rank = op.inputs[0].shape.rank
+    return kinds[0] if rank and op.get_attr("axis") % rank else None
+
+
+def _split(op: Any, kinds: Sequence[_Kind], *, value: int, axis: int) -> _Kind | None:
+    found, rank = _static(op.inputs[axis]), op.inputs[value].shape.rank
+    if found is None or not rank or not isinstance(kinds[value], _Rows):
+        return None
+    return kinds[value] if int(found) % rank else None
+
+
+def _strided_slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    begin, strides = _static(op.inputs[1]), _static(op.inputs[3])
+    rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
+    if rows is None or begin is None or strides is None or rank is None:
+        return None
+    added = op.get_attr("new_axis_mask")
+    if op.get_attr("ellipsis_mask") & 1:
+        # An ellipsis in front stands for axis 0 unless the others use up all axes.
+        used = len(begin) - 1 - bin(added).count("1")
+        return rows if used < rank else None
+    if (added | op.get_attr("shrink_axis_mask")) & 1:
+        return None
+    whole = op.get_attr("begin_mask") & op.get_attr("end_mask") & 1
+    return rows if whole and strides[0] == 1 else None
+
+
+def _slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    begin, size = _static(op.inputs[1]), _static(op.inputs[2])
+    if begin is None or size is None:
+        return None
+    whole = int(begin[0]) == 0 and int(size[0]) == -1
+    return _only_first_has_rows(kinds) if whole else None
+
+
+def _tile(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    count = _static(op.inputs[1])
+    return kinds[0] if count is not None and int(count[0]) == 1 else None
+
+
+def _pad(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    widths = _static(op.inputs[1])
+    if widths is None or widths[0].any():
+        return None
+    return _only_first_has_rows(kinds)
+
+
+def _mat_mul(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    rows = _only_first_has_rows(kinds)
+    return rows if not op.get_attr("transpose_a") else None
+
+
+def _batch_mat_mul(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    rank = max(value.shape.rank or 0 for value in op.inputs)
+    return _aligned(op, kinds) if rank >= 3 else None
+
+
+def _gather(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    params, indices, _ = kinds
+    axis, rank = _static(op.inputs[2]), op.inputs[0].shape.rank
+    batch_dims = op.get_attr("batch_dims")
+    if axis is None or not rank:
+        return None
+    if isinstance(params, _Constant):
+        return indices if int(axis) % rank == 0 and batch_dims == 0 else None
+    if isinstance(indices, _Constant):
+        return params if int(axis) % rank and batch_dims == 0 else None
+    return params if params == indices and batch_dims >= 1 else None
+
+
+def _resource_gather(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    constant = isinstance(kinds[0], _Constant) and not op.get_attr("batch_dims")
+    return kinds[1] if constant else None
+
+
+def _one_hot(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    return _only_first_has_rows(kinds) if op.get_attr("axis") else None
+
+
+def _last_axis(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    """For operations along the last of at least two axes."""
+    rank = op.inputs[0].shape.rank
+    return _only_first_has_rows(kinds) if rank and rank >= 2 else None
+
+
+def _cross_entropy(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    logits, labels = kinds
+    return logits if logits == labels and isinstance(logits, _Rows) else None
+
+
+def _windows(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    """For convolutions and pools: TensorFlow's kernels never cross axis 0."""
+    names = {"strides", "ksize"} & set(op.node_def.attr)
+    apart = all(op.get_attr(name)[0] == 1 for name in names)
+    return _only_first_has_rows(kinds) if apart else None
+
+
+def _einsum(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+    equation = op.get_attr("equation").decode()
+    terms, _, result = equation.partition("->")
+    rows = {kind for kind in kinds if isinstance(kind, _Rows)}
+    if "." in equation or not result or len(rows) != 1:
+        return None
+    first = result[0]
+    for term, kind in zip(terms.split(","), kinds, strict=True):
+        count = term.count(first)
+        fits = term.startswith(first) and count == 1
+        if not (fits if isinstance(kind, _Rows) else count == 0):
+            return None
+    return next(iter(rows)) if result.count(first) == 1 else None
+
+
+_ELEMENTWISE = (
+    "Abs", "Acos", "Acosh", "Add", "AddN", "AddV2", "Asin", "Asinh", "Atan", "Atan2",
+    "Atanh", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "CheckNumerics",
+    "ClipByValue", "Cos", "Cosh", "Digamma", "Div", "DivNoNan", "Elu", "Equal", "Erf",
+    "Erfc", "Exp", "Expm1", "Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual",
+    "Identity", "Inv", "IsFinite", "IsInf", "IsNan", "LeakyRelu", "LeftShift", "Less",
+    "LessEqual", "Lgamma", "Log", "Log1p", "LogicalAnd", "LogicalNot", "LogicalOr",
+    "Maximum", "Minimum", "Mod", "Mul", "MulNoNan", "Neg", "NextAfter", "NotEqual",
+    "OnesLike", "Pow", "PreventGradient", "RealDiv", "Reciprocal", "Relu", "Relu6",
+    "RightShift", "Rint", "Round", "Rsqrt", "Select", "SelectV2", "Selu", "Sigmoid",
+    "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Square",
+    "SquaredDifference", "StopGradient", "Sub", "Tan", "Tanh", "TruncateDiv",
+    "TruncateMod", "Xdivy", "Xlog1py", "Xlogy", "ZerosLike",
+)  # fmt: skip
+
+_ALONG_AXES = (
+    "All", "Any", "ArgMax", "ArgMin", "Cumprod", "Cumsum", "Max", "Mean", "Min", "Prod",
+    "ReverseV2", "Sum",
+)  # fmt: skip
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _aligned),
+    **dict.fromkeys(_ALONG_AXES, _along_axes),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2", "BiasAdd"), _last_axis),
+    **dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), _batch_mat_mul),
+    **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
+    **dict.fromkeys(
+        ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"), _windows
+    ),
+    **dict.fromkeys(
+        ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"),
+        _cross_entropy,
+    ),
+    "ConcatV2": _concat,
+    "Einsum": _einsum,
+    "ExpandDims": _expand_dims,
+    "GatherV2": _gather,
+    "MatMul": _mat_mul,
+    "OneHot": _one_hot,
+    "Pack": _pack,
+    "Reshape": _reshape,
+    "ResourceGather": _resource_gather,
+    "Shape": _shape,
+    "Slice": _slice,
+    "Split": lambda op, kinds: _split(op, kinds, value=1, axis=0),
+    "SplitV": lambda op, kinds: _split(op, kinds, value=0, axis=2),
+    "Squeeze": _squeeze,
+    "StridedSlice": _strided_slice,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Unpack": _unpack,
+}

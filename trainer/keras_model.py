@@ -1,0 +1,480 @@
+"""``make_private``: a Keras model whose ``fit`` is DP-SGD on batches of the pipeline.
+
+    model = make_private(network, batches="batches", run="run", epsilon=3, delta=1e-6,
+                         l2_norm_clip=10)
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True), ["AUC"])
+    model.fit(epochs=2, validation_data=(x, y), callbacks=[...])
+    print(model.privacy_statement().to_text())
+
+``fit`` has a loop of its own, which drives Keras's callbacks.  A ``train_step`` within
+Keras's loop could be given any data set, repeated, cut short or shuffled, and would see
+one physical batch at a time, where noise belongs to a logical one.
+
+An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
+integer; the last epoch is what is left.  ``epochs`` counts from the start of the plan,
+as in Keras: after ``fit(epochs=1)``, ``fit(epochs=3)`` trains for two more.  A batch,
+for callbacks, is a step of the plan.
+
+Formal guarantees:
+  - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
+    of the plan is consumed at most once and in order, however often ``fit`` is called.
+  - After an exception within a step the run cannot go on: the noise of that step may
+    have been released, and is not used a second time.  Between steps it can.
+  - A run folder is used by one object: no noise is drawn twice from one run id.
+  - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
+  - Losses and metrics of training examples are computed only if
+    ``non_private_training_metrics`` asks for them; their names begin with
+    ``non_private_``.
+
+Noise is added to every row of an embedding table at every step; lazy noise, DP-SAT,
+ModelMix, averages and checkpoints that survive the process are for ``dpsgd train``.
+
+TensorBoard's callback needs the package ``tensorboard``.
+
+Public: weights; logs but for the non-private ones.  Sensitive: the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.plan import steps_per_epoch
+from accounting.validation import InputError, check_int
+from pipelines.batches.manifest import read_manifest
+from pipelines.sampling import keys
+from trainer import models
+from trainer.gradients.dp_step import Step
+from trainer.gradients.noise import NoiseStream
+from trainer.methods import registry
+from trainer.methods.optimizers import optimizer_of_keras
+from trainer.model.losses import loss_of_keras
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import withhold_values
+from trainer.run import preflight, privacy, run_record
+from trainer.run.batches import BatchSource
+from trainer.run.run_record import RunRecord, StepLedger
+from trainer.settings.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+
+_PREFIX = "non_private_"
+
+
+def make_private(
+    model: Any,
+    *,
+    batches: str | os.PathLike[str],
+    run: str | os.PathLike[str],
+    l2_norm_clip: float | None = None,
+    noise_multiplier: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    method: str = DP_SGD,
+    bam_radius: float | None = None,
+    noise_key_file: str | os.PathLike[str] | None = None,
+) -> PrivateModel:
+    """Returns a Keras model that trains privately on ``batches``.
+
+    Args:
+      model: A Keras 2 model (``tf_keras``) whose inputs are named as columns of the
+        batches; its weights are the ones that are trained.
+      batches: Folder that ``dpsgd batches`` wrote.
+      run: New folder for the key, the record and the copy of the manifest.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``; or
+      epsilon: target of the whole plan, from which the noise follows; with
+      delta: which the statement is for, too.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      method: "dp-sgd", "bam" or "non-private".
+      bam_radius: For "bam".
+      noise_key_file: Where the noise key is, or is made; in ``run`` if None.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    if method in (DP_SAT, MODEL_MIX):
+        raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            "Expected a Keras 2 model, of the package tf_keras. Import it as "
+            "`import tf_keras as keras`."
+        )
+    if isinstance(model, PrivateModel):
+        raise InputError(
+            "Expected a plain Keras model; this one is private already. Give its "
+            ".network."
+        )
+    settings = TrainSettings(
+        method=method,
+        target_epsilon=epsilon,
+        target_delta=delta,
+        allow_large_delta=allow_large_delta,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=l2_norm_clip,
+        bam_radius=bam_radius,
+    )
+    key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
+    return PrivateModel(
+        model, settings, pathlib.Path(batches), pathlib.Path(run), noise_key_file=key
+    )
+
+
+class PrivateModel(keras.Model):
+    """What ``make_private`` returns.  ``network`` is the plain model with its weights.
+
+    ``save`` and ``save_weights`` write ``network``, which loads without this package.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        settings: TrainSettings,
+        batches: pathlib.Path,
+        run: pathlib.Path,
+        *,
+        noise_key_file: pathlib.Path | None = None,
+    ) -> None:
+        preflight.check_local(batches=batches, run=run, noise_key_file=noise_key_file)
+        super().__init__(name=network.name)
+        self._manifest = read_manifest(batches)
+        preflight.check_files(batches, self._manifest)
+        if preflight.check_run_folder(run):
+            raise InputError(
+                f"Expected run={run} to be new or empty; a run of another process "
+                "cannot go on here. Choose another folder, or use `dpsgd train`."
+            )
+        self.network = models.as_functional(network, self._manifest)
+        self._settings, self._batches, self._run = settings, batches, run
+        self._noise_key_file = noise_key_file
+        self._multiplier = preflight.noise_multiplier_of(settings, self._manifest)
+        self._done = 0
+        self._within_step = False
+        self._step: Step | None = None
+        self._run_key: bytes | None = None
+        self.build(None)
+
+    # -- what Keras asks of a model ------------------------------------------------
+
+    def build(self, input_shape: Any) -> None:
+        """Does nothing: the network is built."""
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the outputs of the network."""
+        return self.network(inputs, training=training)
+
+    def save(self, *args: Any, **more: Any) -> None:
+        """Saves the plain network."""
+        self.network.save(*args, **more)
+
+    def save_weights(self, *args: Any, **more: Any) -> None:
+        """Saves the weights of the plain network."""
+        self.network.save_weights(*args, **more)
+
+    def load_weights(self, *args: Any, **more: Any) -> Any:
+        """Loads weights of the plain network."""
+        return self.network.load_weights(*args, **more)
+
+    def train_on_batch(self, *args: Any, **more: Any) -> None:
+        """Is refused: a step is of the plan, and is ``fit``'s."""
+        raise InputError("Expected fit; train_on_batch would train without privacy.")
+
+    def evaluate(self, *args: Any, **more: Any) -> Any:
+        """Evaluates the network, as Keras does; no error quotes an example."""
+        return withhold_values(super().evaluate, tf.errors.OpError)(*args, **more)
+
+    def predict(self, *args: Any, **more: Any) -> Any:
+        """Returns outputs of the network, as Keras does; no error quotes an example."""
+        return withhold_values(super().predict, tf.errors.OpError)(*args, **more)
+
+    def test_on_batch(self, *args: Any, **more: Any) -> Any:
+        """Evaluates one batch, as Keras does; no error quotes an example."""
+        return withhold_values(super().test_on_batch, tf.errors.OpError)(*args, **more)
+
+    def predict_on_batch(self, *args: Any, **more: Any) -> Any:
+        """Returns outputs of one batch, as Keras does; no error quotes an example."""
+        call = withhold_values(super().predict_on_batch, tf.errors.OpError)
+        return call(*args, **more)
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        **more: Any,
+    ) -> None:
+        """Takes a Keras optimizer, loss and metrics; the loss is of each example.
+
+        Raises:
+          InputError: another argument, a model or loss that clipping cannot take, or
+            an optimizer that is not of tf_keras.
+        """
+        unknown = [name for name, value in more.items() if value is not None]
+        if unknown:
+            raise InputError(
+                f"Expected compile with optimizer, loss and metrics alone; "
+                f"{', '.join(unknown)} is not supported under privacy."
+            )
+        trainable = TrainableModel(
+            network=self.network,
+            description={"name": self.network.name},
+            loss=loss_of_keras(loss),
+            columns=self._manifest.columns,
+        )
+        models.check_model(trainable, self._manifest)
+        optimizer = optimizer_of_keras(optimizer)
+        super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
+        self._trainable = trainable
+        self._step = Step(
+            trainable.variables,
+            registry.gradient_sum(trainable, self._settings),
+            self.optimizer,
+            expected_batch_size=self._manifest.plan.expected_batch_size,
+            autograph=trainable.needs_autograph,
+        )
+
+    # -- training ------------------------------------------------------------------
+
+    @property
+    def num_steps_executed(self) -> int:
+        """Steps of the plan that are consumed."""
+        return self._done
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch; the last may have fewer."""
+        plan = self._manifest.plan
+        return steps_per_epoch(plan.num_examples, plan.expected_batch_size)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        epochs: int | None = None,
+        initial_epoch: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        verbose: Any = "auto",
+        validation_data: Any = None,
+        validation_freq: int = 1,
+        non_private_training_metrics: bool = False,
+    ) -> Any:
+        """Consumes the steps of the plan up to the end of epoch ``epochs``.
+
+        Args:
+          x, y: Must be None: the batches were given to ``make_private``.
+          epochs: Counted from the start of the plan; all that there are if None.
+          initial_epoch: Where training stands, if given.
+          callbacks: Of Keras.  A batch is a step of the plan.
+          verbose: As in Keras.
+          validation_data: What ``evaluate`` takes: ``(x, y)``, or a data set.  Whether
+            it holds training examples is not checked; their metrics are not private.
+          validation_freq: Epochs between two validations.
+          non_private_training_metrics: Also computes loss and metrics of the training
+            examples.  The privacy statement does not cover them.
+
+        Returns:
+          Keras's ``History``.
+
+        Raises:
+          InputError: nothing is left to train, or an argument cannot be had.
+        """
+        last = self._last_step(x, y, epochs, initial_epoch)
+        check_int("validation_freq", validation_freq, at_least=1)
+        size = self.steps_per_epoch
+        listed = keras.callbacks.CallbackList(
+            callbacks, add_history=True, add_progbar=verbose != 0, model=self,
+            verbose=1 if verbose == "auto" else verbose,
+            epochs=-(-last // size), steps=size,
+        )  # fmt: skip
+        self._open_run()
+        self.stop_training, logs = False, dict[str, Any]()
+        listed.on_train_begin()
+        with NoiseStream(
+            self._key(), steps=range(self._done, last), shapes=self._compiled().shapes,
+            noise_stddev=preflight.noise_stddev(self._settings, self._multiplier),
+        ) as noise:  # fmt: skip
+            steps = zip(self._logical_batches(), noise, strict=False)
+            while self._done < last and not self.stop_training:
+                epoch = self._done // size
+                listed.on_epoch_begin(epoch)
+                end = min(last, (epoch + 1) * size)
+                logs = self._epoch(steps, end, listed, non_private_training_metrics)
+                validates = validation_data is not None and self._done == end
+                if validates and (epoch + 1) % validation_freq == 0:
+                    logs |= self._validate(validation_data)
+                listed.on_epoch_end(epoch, logs)
+        self._write_record()
+        listed.on_train_end(logs)
+        return self.history
+
+    def privacy_statement(self) -> Any:
+        """Returns the statement of what was executed; ``to_text()`` is for people.
+
+        Raises:
+          InputError: steps of the plan are left, or there is no delta.
+        """
+        return privacy.run_statement(
+            self._record(),
+            self._manifest,
+            delta=None,
+            allow_large_delta=self._settings.allow_large_delta,
+        )
+
+    def _last_step(
+        self, x: Any, y: Any, epochs: int | None, initial_epoch: int | None
+    ) -> int:
+        plan, size = self._manifest.plan, self.steps_per_epoch
+        if x is not None or y is not None:
+            raise InputError("Expected fit without data: make_private got the batches.")
+        if self._within_step:
+            raise InputError(
+                f"Expected steps to end; step {self._done} was interrupted, and its "
+                "noise may not be used twice. Start again with make_private."
+            )
+        self._compiled()
+        if initial_epoch is not None and initial_epoch * size != self._done:
+            raise InputError(
+                f"Expected initial_epoch={initial_epoch} to be where training stands, "
+                f"after {self._done} steps of {size} per epoch. Leave it away."
+            )
+        num_epochs = -(-plan.num_steps // size)
+        if epochs is not None:
+            check_int("epochs", epochs, at_least=1, at_most=num_epochs)
+        last = min(plan.num_steps, (epochs or num_epochs) * size)
+        if last <= self._done:
+            raise InputError(
+                f"Expected steps to be left before the end of epoch {epochs or 1}; "
+                f"{self._done} of num_steps={plan.num_steps} were consumed, and none "
+                "is used twice. Make a new plan to train for longer."
+            )
+        return last
+
+    def _epoch(
+        self,
+        steps: Iterator[tuple[list[dict[str, Any]], Sequence[np.ndarray]]],
+        end: int,
+        listed: Any,
+        non_private: bool,
+    ) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        self.reset_metrics()
+        while self._done < end and not self.stop_training:
+            index = self._done % self.steps_per_epoch
+            listed.on_train_batch_begin(index)
+            self._within_step = True
+            parts, noise = next(steps)
+            if non_private:
+                logs = self._non_private_logs(parts, logs)
+            self._run_step(parts, noise)
+            self._within_step = False
+            listed.on_train_batch_end(index, logs)
+        return dict(logs)
+
+    @withhold_values
+    def _run_step(
+        self, parts: list[dict[str, Any]], noise: Sequence[np.ndarray]
+    ) -> None:
+        step = self._compiled()
+        step.begin(noise)
+        for batch in parts:
+            step.add(batch["columns"], batch["weight"])
+        step.finish()
+        self._done += 1
+        self._train_counter.assign_add(1)
+
+    def _logical_batches(self) -> Iterator[list[dict[str, Any]]]:
+        source = BatchSource(self._batches, self._manifest, first_step=self._done)
+        ledger = StepLedger(self._manifest.plan.num_steps, first_step=self._done)
+        for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
+            held = []
+            for batch in parts:
+                ledger.enter(int(batch["step"]), part=int(batch["part"]))
+                held.append(batch)
+            yield held
+
+    def _validate(self, data: Any) -> dict[str, Any]:
+        pair = data if isinstance(data, tuple) else (data,)
+        found = self.evaluate(*pair, verbose=0, return_dict=True)
+        return {f"val_{name}": value for name, value in found.items()}
+
+    def _non_private_logs(
+        self, parts: list[dict[str, Any]], logs: dict[str, Any]
+    ) -> dict[str, Any]:
+        for batch in parts:
+            real = np.asarray(batch["weight"]) > 0
+            if not real.any():
+                continue
+            columns = {k: np.asarray(v)[real] for k, v in batch["columns"].items()}
+            found = self.test_on_batch(
+                self._trainable.inputs(columns),
+                self._trainable.labels(columns),
+                reset_metrics=False,
+                return_dict=True,
+            )
+            logs = {_PREFIX + name: value for name, value in found.items()}
+        return logs
+
+    # -- the run -------------------------------------------------------------------
+
+    def _compiled(self) -> Step:
+        if self._step is None:
+            raise InputError("Expected compile before fit.")
+        return self._step
+
+    def _key(self) -> bytes:
+        assert self._run_key is not None  # made by _open_run
+        return self._run_key
+
+    def _open_run(self) -> None:
+        if self._run_key is not None:
+            return
+        if preflight.check_run_folder(self._run):
+            raise InputError(f"Expected run={self._run} to be new or empty.")
+        self._noise_key = run_record.open_run(self._run, self._noise_key_file)
+        identity = {
+            "manifest": self._manifest.fingerprint,
+            "batches": preflight.digest_of_batches(self._batches),
+            "noise_multiplier": self._multiplier,
+        }
+        name = preflight.identity_fingerprint(
+            identity,
+            model=models.identity(self._trainable),
+            run_id=run_record.read_or_create_run_id(self._run),
+        )
+        self._run_key = keys.derive(self._noise_key, "run", name)
+        self._write_record()
+
+    def _write_record(self) -> None:
+        record = self._record()
+        run_record.write_run(self._run, record, self._manifest, self._noise_key)
+
+    def _record(self) -> RunRecord:
+        plan, private = self._manifest.plan, self._settings.method != NON_PRIVATE
+        sizes = [int(np.prod(v.shape)) for v in self.network.trainable_variables]
+        description: Mapping[str, Any] = {
+            "name": self.network.name,
+            "num_parameters": sum(sizes),
+        }
+        return RunRecord(
+            method=self._settings.method,
+            method_settings=self._settings.describe_method(),
+            num_steps_executed=self._done,
+            complete=self._done == plan.num_steps,
+            noise_multiplier=self._multiplier if private else None,
+            l2_norm_clip=self._settings.l2_norm_clip,
+            expected_batch_size=plan.expected_batch_size,
+            target_delta=self._settings.target_delta,
+            manifest_fingerprint=self._manifest.fingerprint,
+            batches_id=self._manifest.batches_id,
+            optimizer={"name": type(getattr(self, "optimizer", None)).__name__},
+            model=dict(description),
+            versions=run_record.versions(),
+        )

@@ -1,0 +1,1 @@
+"""What each training method makes of a step."""

@@ -1,0 +1,92 @@
+"""DP-SAT: gradients at weights moved along the previous noisy gradient.
+
+    eps    = rho * g_{t-1} / ||g_{t-1}||      (global norm; 0 at the first step)
+    g_t    = (1 / b) (sum of clipped per-example gradients at w + eps, plus noise)
+    w      <- optimizer(w, g_t)               at w itself
+
+Formal guarantees:
+  - The move is a function of noisy gradients that were released before: it is
+    post-processing, and the accounting is that of DP-SGD.
+  - The weights are moved once per step, however many physical batches it has, and are
+    bit for bit what they were before the optimizer updates them: between two steps
+    nothing is moved, and no checkpoint, evaluation or export sees it.
+  - ``radius`` 0 gives DP-SGD.
+
+The previous noisy gradient is state: without it in the checkpoint a resumed run would
+be another one.  It has a value for every weight, so that noise cannot be lazy.
+
+Public: everything here follows from released noisy gradients.
+
+References:
+  Park et al. (2023), arXiv:2306.05651, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from accounting.validation import check_float
+from trainer.tf_compat import tf
+
+#: Added to the norm, as the authors do: the first step has no gradient before it.
+_LEAST_NORM = 1e-16
+
+
+class SharpnessAwareOptimizer:
+    """A Keras optimizer whose gradients are taken uphill; ``ascend`` before each step.
+
+    Args:
+      optimizer: Updates the weights.
+      variables: The trainable variables.
+      radius: ``rho``, at least 0.
+    """
+
+    def __init__(
+        self, optimizer: Any, variables: Sequence[Any], *, radius: float
+    ) -> None:
+        check_float("sat_radius", radius, at_least=0)
+        self._optimizer = optimizer
+        self._weights = list(variables)
+        self._radius = radius
+        self._saved = [tf.Variable(v, trainable=False) for v in self._weights]
+        self._previous = [
+            tf.Variable(tf.zeros_like(v), trainable=False) for v in self._weights
+        ]
+        self._move = tf.function(self._move_weights, autograph=False)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The state between two steps: the optimizer's, and the previous gradient."""
+        return [*self._optimizer.variables, *self._previous]
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the state of the optimizer."""
+        self._optimizer.build(variables)
+
+    def ascend(self) -> None:
+        """Moves the weights, until ``apply_gradients`` puts them back."""
+        self._move()
+
+    def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Puts the weights back and updates them with noisy gradients.
+
+        Args:
+          pairs: (gradient, variable), in the order of the variables.
+        """
+        pairs = list(pairs)
+        for weight, saved in zip(self._weights, self._saved, strict=True):
+            weight.assign(saved)
+        for previous, (gradient, _) in zip(self._previous, pairs, strict=True):
+            previous.assign(gradient)
+        self._optimizer.apply_gradients(pairs)
+
+    def _move_weights(self) -> None:
+        norm = tf.linalg.global_norm([tf.identity(p) for p in self._previous])
+        scale = self._radius / (norm + _LEAST_NORM)
+        for weight, saved, previous in zip(
+            self._weights, self._saved, self._previous, strict=True
+        ):
+            # A copy: what is added and taken away again leaves rounding behind.
+            saved.assign(weight)
+            weight.assign_add(scale * previous)

@@ -1,0 +1,169 @@
+"""Keras optimizers, and learning rates that follow a schedule over the run.
+
+    warm-up     rate * (t + 1) / warmup_steps                        t < warmup_steps
+    constant    rate
+    cosine, linear, exponential    from rate down to rate * final_fraction at the end
+
+An optimizer of one's own is ``--optimizer module:function``, where
+``function(learning_rate)`` returns a Keras optimizer; the argument is a number or a
+Keras schedule, as Keras's optimizers take it.
+
+Formal guarantees:
+  - The rate of a step is a function of the settings, the number of steps and the step.
+    The step is a variable of the optimizer, which a checkpoint holds: a resumed run
+    goes on with the same rates.
+  - ``learning_rates`` are the rates that the optimizer uses, up to float32 rounding.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError, check_int
+from trainer.model.user_code import load_function, one_line_errors
+from trainer.settings.train_settings import (
+    CONSTANT,
+    COSINE,
+    EXPONENTIAL,
+    LINEAR,
+    TrainSettings,
+)
+from trainer.tf_compat import NOISE_PLACES, is_of_tf_privacy, keras, tf
+
+_schedules = keras.optimizers.schedules
+
+
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises in a line to the first rate of another schedule, and goes on with that.
+
+    Keras's own warm-up, which only its cosine has, starts at 0: the first step would
+    cost privacy and change nothing.
+
+    Args:
+      steps: Of the rise, at least 1; the last of them is before the first full rate.
+      target: The rate to rise to.
+      then: The schedule after it, or None for the target.
+    """
+
+    def __init__(self, *, steps: int, target: float, then: Any = None) -> None:
+        super().__init__()
+        self._steps = steps
+        self._target = target
+        self._then = then
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of a step, float32."""
+        step = tf.cast(step, tf.float32)
+        rising = self._target * (step + 1) / self._steps
+        after = tf.maximum(step - self._steps, 0.0)
+        then = self._target if self._then is None else self._then(after)
+        return tf.where(step < self._steps, rising, then)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments."""
+        return {"steps": self._steps, "target": self._target, "then": self._then}
+
+
+def _decay(settings: TrainSettings, decay_steps: int) -> Any:
+    rate, fraction = settings.learning_rate, settings.final_learning_rate_fraction
+    makers = {
+        COSINE: lambda: _schedules.CosineDecay(rate, decay_steps, alpha=fraction),
+        LINEAR: lambda: _schedules.PolynomialDecay(
+            rate, decay_steps, end_learning_rate=rate * fraction
+        ),
+        EXPONENTIAL: lambda: _schedules.ExponentialDecay(rate, decay_steps, fraction),
+    }
+    return makers[settings.learning_rate_schedule]()
+
+
+def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
+    """Returns a number, or a Keras schedule.
+
+    Raises:
+      InputError: the warm-up leaves no step.
+    """
+    warmup = settings.warmup_steps
+    check_int("warmup_steps", warmup, at_least=0, at_most=num_steps - 1)
+    constant = settings.learning_rate_schedule == CONSTANT
+    then = None if constant else _decay(settings, num_steps - warmup)
+    if warmup:
+        return WarmUp(steps=warmup, target=settings.learning_rate, then=then)
+    return settings.learning_rate if constant else then
+
+
+def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
+    """Returns the rate of every step, float64 of shape (num_steps,)."""
+    rate = learning_rate(settings, num_steps)
+    if isinstance(rate, float):
+        return np.full(num_steps, np.float32(rate), np.float64)
+    return np.array([float(rate(tf.constant(t, tf.int64))) for t in range(num_steps)])
+
+
+def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
+    """Returns the Keras optimizer of ``settings`` for a run of so many steps.
+
+    Raises:
+      InputError: a function of the user's fails, or returns none.
+    """
+    rate = learning_rate(settings, num_steps)
+    if ":" in settings.optimizer:
+        return _of_ones_own(settings.optimizer, rate)
+    if settings.optimizer == "momentum":
+        return keras.optimizers.SGD(rate, momentum=0.9)
+    return _KERAS[settings.optimizer](rate)
+
+
+def _of_ones_own(spec: str, rate: Any) -> Any:
+    function = load_function(spec, "optimizer")
+    with one_line_errors(f"optimizer={spec!r}"):
+        optimizer = function(rate)
+    _check_optimizer(optimizer, f"optimizer={spec!r} to return")
+    return optimizer
+
+
+def optimizer_of_keras(optimizer: Any) -> Any:
+    """Returns what ``compile(optimizer=...)`` means: a name, a config or an instance.
+
+    Raises:
+      InputError: one that the step cannot drive, or with noise of its own.
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        optimizer = keras.optimizers.get(optimizer)
+    _check_optimizer(optimizer, "optimizer in compile to be")
+    return optimizer
+
+
+def _check_optimizer(optimizer: Any, what: str) -> None:
+    kind = type(optimizer)
+    if is_of_tf_privacy(optimizer):
+        raise InputError(
+            f"Expected {what} an optimizer without noise; one of TF Privacy has its "
+            "own clip and noise, which would not be used. Take the same one of "
+            f"tf_keras.optimizers, and give clip and noise {NOISE_PLACES}."
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise InputError(
+            f"Expected {what} a tf_keras optimizer, such as "
+            "tf_keras.optimizers.Adam(0.001), and none of its legacy ones; it is "
+            f"{repr(optimizer) if isinstance(optimizer, str) else name}."
+        )
+
+
+_KERAS = {
+    "adadelta": keras.optimizers.Adadelta,
+    "adagrad": keras.optimizers.Adagrad,
+    "adam": keras.optimizers.Adam,
+    "adamax": keras.optimizers.Adamax,
+    "adamw": keras.optimizers.AdamW,
+    "ftrl": keras.optimizers.Ftrl,
+    "lion": keras.optimizers.Lion,
+    "nadam": keras.optimizers.Nadam,
+    "rmsprop": keras.optimizers.RMSprop,
+    "sgd": keras.optimizers.SGD,
+}

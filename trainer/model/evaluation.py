@@ -1,0 +1,279 @@
+"""Evaluation on held-out examples, which the privacy statement does not protect.
+
+Formal guarantees:
+  - Rows are read one row group at a time; of all rows only what ``tasks.Scores`` keeps
+    stays.
+  - A row whose label the loss does not take is refused, without a word of the row, and
+    no other error quotes a row.
+  - No file that the batches were sampled from is taken, under whatever name.  Such a
+    file is recognised by its size and footer; training rows in others are not noticed.
+  - ``digest`` differs between folders whose files differ in name, order or one byte.
+
+Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import Column
+from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
+from pipelines.inputs.input_files import find_files
+from pipelines.inputs.parquet_blocks import footer_digest
+from trainer.model.metrics import Metric, Metrics, Scores
+from trainer.model.user_code import withhold_values
+from trainer.settings.train_settings import LABEL
+
+if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
+    from trainer.model.trainable_model import TrainableModel
+
+#: Columns of some rows -> outputs of the network as arrays, or a dict of them.
+Predict = Callable[[Mapping[str, np.ndarray]], Any]
+
+#: Rows that a model sees at a time.
+_BATCH_ROWS = 8192
+
+#: Bytes of a file that are digested at a time.
+_DIGEST_BYTES = 1 << 22
+
+
+class HeldOut:
+    """The held-out examples in a folder of Parquet files.
+
+    Args:
+      directory: Holds ``*.parquet`` files.
+      manifest: The batches; the files must have their columns.
+      input_digests: Of the files that the training examples are from.
+
+    Raises:
+      InputError: no file, no row, other columns, data prepared in another way, or a
+        file of the training examples.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        manifest: Manifest,
+        input_digests: Collection[str] = (),
+    ) -> None:
+        self._columns = manifest.columns
+        self._directory = directory
+        self._paths = [path for path, _ in _files(directory)]
+        num_rows = sum(_check_file(path, manifest) for path in self._paths)
+        check_apart(directory, input_digests)
+        if not num_rows:
+            raise InputError(f"Expected examples in --eval {directory}; it has none.")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 over names and contents of the files, as hex digits."""
+        total = hashlib.sha256()
+        for path, name in _files(self._directory):
+            with path.open("rb") as file:
+                part = hashlib.sha256()
+                while block := file.read(_DIGEST_BYTES):
+                    part.update(block)
+            total.update(f"{name}\n{part.hexdigest()}\n".encode())
+        return total.hexdigest()
+
+    def batches(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yields columns of at most ``_BATCH_ROWS`` rows.  Sensitive."""
+        names = [column.name for column in self._columns]
+        for path in self._paths:
+            with _one_line_errors(path), pq.ParquetFile(path) as file:
+                for part in file.iter_batches(_BATCH_ROWS, columns=names):
+                    yield {c.name: _values(part[c.name], c) for c in self._columns}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluator:
+    """Judges the present weights of a model by held-out examples.
+
+    Attributes:
+      held_out: The examples.
+      model: Says what labels mean and how outputs are judged.
+      predict: Gives the outputs of the model's network.
+      metric: One more metric, of the user's own.
+    """
+
+    held_out: HeldOut
+    model: TrainableModel
+    predict: Predict
+    metric: Metric | None = None
+
+    @withhold_values
+    def metrics(self) -> Metrics:
+        """Returns the metrics of all examples.
+
+        Raises:
+          InputError: a label that the loss does not take, outputs that are not
+            finite, or an error of model, loss or metric.
+        """
+        model = self.model
+        scores = Scores(model.loss.task, self.metric)
+        for columns, outputs in self._outputs():
+            scores.add(
+                labels=model.labels(columns),
+                outputs=outputs,
+                losses=np.asarray(model.losses(columns, outputs)),
+                predictions=_arrays(model.loss.predict(outputs)),
+            )
+        return scores.metrics()
+
+    @withhold_values
+    def logits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns labels and logits of all examples, in order, of a binary task.
+
+        Raises:
+          InputError: as of ``metrics``.
+        """
+        labels, logits = [], []
+        for columns, outputs in self._outputs():
+            labels.append(columns[LABEL])
+            logits.append(outputs.reshape(-1))
+        return np.concatenate(labels), np.concatenate(logits)
+
+    def _outputs(self) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
+        for columns in self.held_out.batches():
+            _check_labels(self.model, columns)
+            outputs = self.predict(columns)
+            _check_finite(outputs)
+            yield columns, outputs
+
+
+def _arrays(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: np.asarray(value) for name, value in values.items()}
+    return np.asarray(values)
+
+
+def _check_labels(model: TrainableModel, columns: Mapping[str, np.ndarray]) -> None:
+    if not np.all(model.accepts(columns)):
+        names = " and ".join(model.label_names)
+        raise InputError(
+            f"Expected the values of column {names} of --eval to be "
+            f"{model.allowed_labels} for loss={model.loss.name!r}. Mend or drop "
+            "the other rows, or choose another --loss."
+        )
+
+
+def _check_finite(outputs: Any) -> None:
+    arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise InputError(
+            "Expected finite predictions for the held-out examples; the weights have "
+            "diverged, or the model cannot take a value of theirs. Try a smaller "
+            "--learning-rate."
+        )
+
+
+def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
+    """Returns the number of rows of a file that has the columns of ``manifest``."""
+    with _one_line_errors(path), pq.ParquetFile(path) as file:
+        schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    for column in manifest.columns:
+        _check_column(path, schema, column)
+    found = _description(schema)
+    if found != manifest.dataset:
+        raise InputError(
+            f"Expected {path} to be prepared as the examples of the batches were; its "
+            "description differs. Use the test split of the same `dpsgd prepare`."
+        )
+    return num_rows
+
+
+def _files(directory: str | os.PathLike[str]) -> list[tuple[pathlib.Path, str]]:
+    """Returns path and name of every file, found as ``batches`` finds its input."""
+    found = find_files(os.fspath(directory), option="--eval")
+    return [(pathlib.Path(path), name) for path, name in found.files]
+
+
+def check_apart(
+    directory: str | os.PathLike[str], input_digests: Collection[str]
+) -> None:
+    """Accepts held-out files that are none of the files of the training examples.
+
+    Args:
+      directory: Of the held-out files.
+      input_digests: ``footer_digest`` of every file of the training examples.
+
+    Raises:
+      InputError: a file with rows has one of these digests.
+    """
+    for path, name in _files(directory):
+        if footer_digest(os.fspath(path)) not in input_digests:
+            continue
+        with _one_line_errors(path), pq.ParquetFile(path) as file:
+            if not file.metadata.num_rows:
+                continue  # empty files are alike
+        raise InputError(
+            f"Expected --eval {directory} to hold no training examples; {name} "
+            "has the size and the footer of a file that the batches were sampled from, "
+            "and metrics of training examples are not private. Give other files, such "
+            "as the test split of `dpsgd prepare`. Training rows that were written "
+            "again into other files are not noticed."
+        )
+
+
+@contextlib.contextmanager
+def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises errors of a file's content without their text, which may quote it."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"Expected {path} to be an intact Parquet file: {type(error).__name__}. "
+            "Restore it, or drop it."
+        ) from None
+
+
+def _description(schema: pa.Schema) -> Any:
+    try:
+        return json.loads((schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}"))
+    except ValueError:
+        return None
+
+
+def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None:
+    index = schema.get_field_index(column.name)
+    if index < 0:
+        raise InputError(f"Expected column {column.name} in {path}.")
+    kind, shape = schema.field(index).type, []
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    wanted = pa.from_numpy_dtype(np.dtype(column.dtype))
+    boolean = pa.types.is_boolean(kind) and column.dtype == "uint8"
+    if tuple(shape) != column.shape or not (kind == wanted or boolean):
+        raise InputError(
+            f"Expected column {column.name} of {path} to be {column.dtype} of shape "
+            f"{column.shape}, as in the batches; it is {schema.field(index).type}."
+        )
+
+
+def _values(array: pa.Array, column: Column) -> np.ndarray:
+    num_rows = len(array)
+    while pa.types.is_fixed_size_list(array.type) and not array.null_count:
+        array = array.flatten()
+    if array.null_count:
+        raise InputError(
+            f"Expected column {column.name} of --eval to hold no nulls. Fill them, for "
+            "example with NaN, or drop the rows."
+        )
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    values = array.to_numpy(zero_copy_only=False)
+    return values.reshape((num_rows, *column.shape))

@@ -1,0 +1,347 @@
+"""Losses per example, and the labels that each of them takes.
+
+A loss of one's own is ``--loss module:function``, where ``function(labels, outputs)``
+returns one number per example:
+
+    def absolute_error(labels, outputs):
+        return tf.abs(tf.cast(labels, tf.float32) - outputs[:, 0])
+
+``labels`` is the column ``label``; of a network that returns a dict of outputs it is
+the dict of the columns with the same names.
+
+Formal guarantees:
+  - ``accepts`` says of every row, by this row alone, whether its label is one that the
+    loss is made for.  (Other rows contribute nothing: see ``rows``.)
+  - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
+    makes them, and logits under a loss on probabilities; of a loss of one's own it is
+    not known which it takes.
+  - A loss known by name is a function of the row alone.  Of a loss of one's own
+    ``models.check_model`` tries whether it is.
+
+Sensitive: labels, outputs, losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError, check_choice
+from trainer.averaging.averages import weights_of
+from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
+from trainer.tf_compat import keras, tf
+
+LOGITS = "logits"
+PROBABILITIES = "probabilities"
+
+#: Standard deviations of the weights with which ``check_range`` tries a model; logits
+#: that are small, or that saturate, leave [0, 1] at one of them.
+_SCALES = (0.3, 3.0, 30.0)
+#: Models per scale.  A logit is negative with probability 1/2: logits pass for
+#: probabilities, if all rows have the same one, with probability 2^-15 at most.
+_MODELS_PER_SCALE = 5
+#: Rounding of a sum of probabilities.
+_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A loss of each example.
+
+    Attributes:
+      name: Of Keras, or "module:function".
+      task: "binary", "classes" or "other".
+      per_example: (labels, outputs) -> float losses of shape (batch,).
+      accepts: (labels, number of classes) -> bool of shape (batch,).
+      allowed: The labels it takes, in words; "{last}" stands for the last class.
+      predict: Outputs -> what the exported model gives.
+      ones_own: Whether a function of the user's computes it.
+      takes: LOGITS, PROBABILITIES, or None for neither.
+    """
+
+    name: str
+    task: str
+    per_example: Callable[[Any, Any], Any]
+    accepts: Callable[[Any, int], Any]
+    allowed: str
+    predict: Callable[[Any], Any] = lambda outputs: outputs
+    ones_own: bool = False
+    takes: str | None = None
+
+
+def loss_by_name(name: str) -> Loss:
+    """Returns the loss with the Keras name ``name``; cross-entropies take logits.
+
+    Raises:
+      InputError: no such loss.
+    """
+    check_choice("loss", name, tuple(LOSSES))
+    known = {loss.name: loss for loss in (BINARY_CROSS_ENTROPY, *_CLASS_LOSSES)}
+    return known.get(name) or _keras_loss(name)
+
+
+def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
+    """Returns the loss that a function of the user's computes."""
+    return Loss(
+        name=name,
+        task=OTHER,
+        per_example=lambda labels, outputs: tf.cast(
+            function(labels, outputs), tf.float32
+        ),
+        accepts=_finite,
+        allowed="finite",
+        ones_own=True,
+    )
+
+
+def loss_of_keras(loss: Any) -> Loss:
+    """Returns what ``compile(loss=...)`` means: a name, an instance or a function.
+
+    A function of the user's gives one number per example, or several to be averaged.
+
+    Raises:
+      InputError: several losses, or one that looks at the whole batch.
+    """
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    if not callable(loss):
+        raise InputError(
+            "Expected one loss in compile. For several outputs give one function "
+            "(labels, outputs) of dicts that adds their losses up."
+        )
+    is_object = isinstance(loss, keras.losses.Loss)
+    name = type(loss).__name__ if is_object else getattr(loss, "__name__", "loss")
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    if "hinge" in name:
+        raise InputError(
+            f"Expected a loss of each example; Keras's {name} converts labels by a "
+            "look at the whole batch. Choose another, such as binary_crossentropy."
+        )
+    function = loss.call if is_object else loss
+    known = {one.name: one for one in (BINARY_CROSS_ENTROPY, *_CLASS_LOSSES)}.get(name)
+    return Loss(
+        name=name,
+        task=known.task if known else OTHER,
+        per_example=lambda labels, outputs: _mean_of_row(
+            tf.cast(function(_beside(labels, outputs), outputs), tf.float32)
+        ),
+        accepts=known.accepts if known else _finite,
+        allowed=known.allowed if known else "finite",
+        ones_own=not (is_object or getattr(keras.losses, name, None) is loss),
+        takes=_takes(loss),
+    )
+
+
+def _takes(loss: Any) -> str | None:
+    """Returns what a loss takes, by the convention of Keras's ``from_logits``."""
+    if isinstance(loss, keras.losses.Loss):
+        from_logits = loss.get_config().get("from_logits")
+    else:
+        try:
+            parameter = inspect.signature(loss).parameters.get("from_logits")
+        except (TypeError, ValueError):  # a callable that does not tell
+            parameter = None
+        from_logits = None if parameter is None else parameter.default
+    if isinstance(from_logits, bool):
+        return LOGITS if from_logits else PROBABILITIES
+    return None
+
+
+def _beside(labels: Any, outputs: Any) -> Any:
+    """Returns labels (batch,) shaped (batch, 1) where outputs are, as Keras's fit."""
+    if tf.nest.is_nested(outputs) or tf.nest.is_nested(labels):
+        return labels
+    if len(labels.shape) == 1 and tuple(outputs.shape[1:]) == (1,):
+        return tf.expand_dims(labels, 1)
+    return labels
+
+
+def _all_of_row(value: Any) -> Any:
+    """Returns of (batch, ...) booleans whether all of a row are true, (batch,)."""
+    return tf.reduce_all(tf.reshape(value, (tf.shape(value)[0], -1)), 1)
+
+
+def _mean_of_row(value: Any) -> Any:
+    return tf.reduce_mean(tf.reshape(value, (tf.shape(value)[0], -1)), 1)
+
+
+def _finite(labels: Any, num_classes: int) -> Any:
+    del num_classes  # any number goes
+    finite = [
+        _all_of_row(tf.math.is_finite(tf.cast(leaf, tf.float64)))
+        for leaf in tf.nest.flatten(labels)
+    ]
+    return tf.reduce_all(tf.stack(finite), 0)
+
+
+def _zero_or_one(labels: Any, num_classes: int) -> Any:
+    del num_classes  # two
+    return tf.logical_or(tf.equal(labels, 0), tf.equal(labels, 1))
+
+
+def _class(labels: Any, num_classes: int) -> Any:
+    # In double precision: a class of 8 bits may be compared with 1000, and of 0.5 it is
+    # seen that it is none.
+    number = tf.cast(labels, tf.float64)
+    within = (number >= 0) & (number < num_classes) & tf.equal(tf.floor(number), number)
+    return _all_of_row(within)
+
+
+def _distribution(labels: Any, num_classes: int) -> Any:
+    del num_classes  # the shape says it
+    values = tf.cast(labels, tf.float64)
+    total = tf.reduce_sum(values, -1, keepdims=True)
+    return _all_of_row((values >= 0) & (tf.abs(total - 1) < 1e-3))
+
+
+def _binary(labels: Any, logits: Any) -> Any:
+    return tf.nn.sigmoid_cross_entropy_with_logits(
+        tf.cast(labels, tf.float32), tf.cast(tf.reshape(logits, (-1,)), tf.float32)
+    )
+
+
+def _sparse(labels: Any, logits: Any) -> Any:
+    classes = tf.cast(labels, tf.int32)
+    return _mean_of_row(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+    )
+
+
+def _one_hot(labels: Any, logits: Any) -> Any:
+    return _mean_of_row(
+        tf.nn.softmax_cross_entropy_with_logits(
+            labels=tf.cast(labels, logits.dtype), logits=logits
+        )
+    )
+
+
+def _keras_loss(name: str) -> Loss:
+    function = keras.losses.get(name)
+
+    def per_example(labels: Any, outputs: Any) -> Any:
+        # One axis to take Keras's mean over, whatever the shape.
+        rows = (tf.shape(outputs)[0], -1)
+        flat = (tf.reshape(value, rows) for value in (labels, outputs))
+        return function(*(tf.cast(value, tf.float32) for value in flat))
+
+    return Loss(
+        name=name,
+        task=OTHER,
+        per_example=per_example,
+        accepts=_finite,
+        allowed="finite",
+    )
+
+
+BINARY_CROSS_ENTROPY = Loss(
+    name="binary_crossentropy",
+    task=BINARY,
+    per_example=_binary,
+    accepts=_zero_or_one,
+    allowed="0 or 1",
+    predict=lambda logits: tf.reshape(tf.sigmoid(logits), (-1, 1)),
+    takes=LOGITS,
+)
+_CLASS_LOSSES = (
+    Loss(
+        name="sparse_categorical_crossentropy",
+        task=CLASSES,
+        per_example=_sparse,
+        accepts=_class,
+        allowed="integers from 0 to {last}",
+        predict=tf.nn.softmax,
+        takes=LOGITS,
+    ),
+    Loss(
+        name="categorical_crossentropy",
+        task=CLASSES,
+        per_example=_one_hot,
+        accepts=_distribution,
+        allowed="numbers of at least 0 that add up to 1",
+        predict=tf.nn.softmax,
+        takes=LOGITS,
+    ),
+)
+
+
+def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
+    """Accepts shapes of labels and outputs that a loss known by name pairs rightly.
+
+    Raises:
+      InputError: several outputs, or a shape that does not suit the labels.
+    """
+    if tf.nest.is_nested(outputs):
+        raise InputError(
+            f"Expected one output of the model for loss={loss.name!r}. For several "
+            "give --loss module:function, which takes dicts."
+        )
+    wanted, shape = tuple(labels.shape[1:]), tuple(outputs.shape[1:])
+    fits = {
+        "binary_crossentropy": wanted == () and shape in ((), (1,)),
+        "sparse_categorical_crossentropy": wanted == shape[:-1] and shape[-1:] > (1,),
+        "categorical_crossentropy": wanted == shape and shape[-1:] > (1,),
+    }
+    if not fits.get(loss.name, wanted == shape or (wanted, shape) == ((), (1,))):
+        unit = {BINARY: "one logit", CLASSES: "one logit per class"}
+        raise InputError(
+            f"Expected the model to give {unit.get(loss.task, 'one output per label')} "
+            f"per example for loss={loss.name!r}; the shape of a label is {wanted}, "
+            f"that of an output {shape}."
+        )
+
+
+def check_range(
+    loss: Loss, outputs: Callable[[], Any], variables: Sequence[Any]
+) -> None:
+    """Accepts a model that gives what the loss takes: logits or probabilities.
+
+    Args:
+      loss: What is minimised.
+      outputs: Gives the outputs of the model for some rows, at its present weights.
+      variables: The trainable variables of the model; they keep their values.
+
+    Raises:
+      InputError: the loss takes logits, and no weights give any outside of [0, 1]; or
+        it takes probabilities, and some weights do.
+    """
+    within = None if loss.takes is None else _stays_in_unit_range(outputs, variables)
+    if within and loss.takes == LOGITS:
+        raise InputError(
+            f"Expected the model to give logits for loss={loss.name!r}; its outputs "
+            "stay between 0 and 1, whatever its weights, as those of a sigmoid or "
+            "softmax. Remove that activation; in compile, a loss with "
+            "from_logits=False takes it."
+        )
+    if within is False and loss.takes == PROBABILITIES:
+        raise InputError(
+            f"Expected the model to give probabilities for loss={loss.name!r}; with "
+            "some weights its outputs leave [0, 1]. Give a loss with from_logits=True, "
+            "such as keras.losses.BinaryCrossentropy(from_logits=True), or end the "
+            "model in a sigmoid or softmax."
+        )
+
+
+def _stays_in_unit_range(
+    outputs: Callable[[], Any], variables: Sequence[Any]
+) -> bool | None:
+    """Returns whether outputs are in [0, 1] at random weights; None if never finite."""
+    random, found = np.random.default_rng(0), None
+    for _, scale in itertools.product(range(_MODELS_PER_SCALE), _SCALES):
+        drawn = [
+            scale * random.standard_normal(variable.shape, np.float32)
+            for variable in variables
+        ]
+        with weights_of(variables, drawn):
+            arrays = [np.ravel(value) for value in tf.nest.flatten(outputs())]
+        values = np.concatenate(arrays).astype(np.float64)
+        values = values[np.isfinite(values)]
+        if ((values < -_TOLERANCE) | (values > 1 + _TOLERANCE)).any():
+            return False
+        found = True if values.size else found
+    return found

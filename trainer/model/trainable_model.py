@@ -1,0 +1,112 @@
+"""A Keras model with its loss: what every way of computing gradients takes.
+
+Public: everything but columns, outputs and losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.batches.batch_format import Column
+from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
+from trainer.settings.train_settings import LABEL
+from trainer.tf_compat import tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainableModel:
+    """A Keras model, its loss, and what is public about it.
+
+    Attributes:
+      network: The functional Keras model, from a dict of columns to outputs.
+      description: Name and sizes, for the run record.
+      loss: What is minimised.
+      columns: What the batches hold; empty for the network's inputs and an int8 label.
+    """
+
+    network: Any
+    description: dict[str, Any]
+    loss: Loss = BINARY_CROSS_ENTROPY
+    columns: tuple[Column, ...] = ()
+
+    @property
+    def column_specs(self) -> dict[str, Any]:
+        """Shapes and types of the columns of a batch of any size."""
+        columns = self.columns or self._columns_of_network
+        return {
+            column.name: tf.TensorSpec((None, *column.shape), column.dtype)
+            for column in columns
+        }
+
+    @property
+    def _columns_of_network(self) -> tuple[Column, ...]:
+        inputs = zip(self.network.input_names, self.network.inputs, strict=True)
+        found = [
+            Column(name=name, dtype=value.dtype.name, shape=tuple(value.shape[1:]))
+            for name, value in inputs
+        ]
+        labels = [Column(name=name, dtype="int8") for name in self.label_names]
+        return (*found, *labels)
+
+    def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
+        """Returns what the network gives: a tensor (batch, ...), or a dict of them."""
+        return self.network(self.inputs(columns), training=training)
+
+    def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
+        """Returns the loss of each example, of shape (batch,).
+
+        Args:
+          columns: All columns of some rows.
+          outputs: Of the network for these rows; computed if None.
+        """
+        if outputs is None:
+            outputs = self.outputs(columns)
+        return self.loss.per_example(self.labels(columns), outputs)
+
+    def labels(self, columns: Mapping[str, Any]) -> Any:
+        """Returns what outputs are held against: a column, or a dict of columns."""
+        if isinstance(self.network.output, Mapping):
+            return {name: columns[name] for name in self.label_names}
+        return columns[LABEL]
+
+    def accepts(self, columns: Mapping[str, Any]) -> Any:
+        """Returns of which rows the loss takes the labels, bool of shape (batch,)."""
+        return self.loss.accepts(self.labels(columns), self._num_classes)
+
+    @property
+    def label_names(self) -> list[str]:
+        """The columns that outputs are held against."""
+        output = self.network.output
+        return list(output) if isinstance(output, Mapping) else [LABEL]
+
+    @property
+    def allowed_labels(self) -> str:
+        """The labels that the loss takes, in words."""
+        return self.loss.allowed.format(last=self._num_classes - 1)
+
+    @property
+    def _num_classes(self) -> int:
+        # Of several outputs or one without axes there are no classes to count.
+        shape: Sequence[int] = getattr(self.network.output, "shape", ())
+        return shape[-1] if len(shape) > 1 else 1
+
+    def inputs(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the columns that the network takes."""
+        return {name: columns[name] for name in self.network.input_names}
+
+    @property
+    def needs_autograph(self) -> bool:
+        """Whether layers or loss are not Keras's: they may branch on tensors."""
+        layers = self.network._flatten_layers(include_self=False)
+        modules = {type(layer).__module__.split(".")[0] for layer in layers}
+        if self.loss.ones_own:
+            return True
+        functional = type(self.network).__module__.split(".")[0] == "tf_keras"
+        return not (functional and modules <= {"tf_keras"})
+
+    @property
+    def variables(self) -> list[Any]:
+        """The trainable variables, in the order that noise and gradients have."""
+        return list(self.network.trainable_variables)

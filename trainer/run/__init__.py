@@ -1,0 +1,1 @@
+"""A run: its record, checkpoints, identity and outputs."""

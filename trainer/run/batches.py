@@ -1,0 +1,101 @@
+"""The batches of a folder as tensors, in step order.
+
+Formal guarantees:
+  - Elements are exactly what ``pipelines.batches.reader`` yields, which checks
+    digests, steps and parts as they pass; what it refuses raises its InputError, and no
+    element of a file comes before the digest of the file was held against its checksum.
+  - The order is the file order: no shuffle, no repeat, no dropped remainder.
+
+Reading, hashing and decoding go on in threads of their own while a batch is trained on.
+
+Public: the manifest.  Sensitive: every element.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pipelines.batches.batch_format import PhysicalBatch
+from pipelines.batches.manifest import Manifest
+from pipelines.batches.reader import read_batches
+from trainer.tf_compat import tf
+
+#: Physical batches that are decoded while one is trained on.
+_PREFETCH = 4
+
+Element = dict[str, Any]
+
+
+def element_spec(manifest: Manifest) -> dict[str, Any]:
+    """Returns the ``tf.TensorSpec`` structure of one physical batch."""
+    size = manifest.physical_batch_size
+    return {
+        "columns": {
+            column.name: tf.TensorSpec((size, *column.shape), column.dtype)
+            for column in manifest.columns
+        },
+        "weight": tf.TensorSpec((size,), tf.float32),
+        "step": tf.TensorSpec((), tf.int64),
+        "part": tf.TensorSpec((), tf.int64),
+    }  # fmt: skip
+
+
+class BatchSource:
+    """Iterates over batches as dicts of tensors.
+
+    They have ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding), and the
+    integers ``step`` and ``part``.  A step is one element or more, in a row.
+
+    Args:
+      directory: A folder that ``dpsgd batches`` wrote.
+      manifest: Its manifest.
+      first_step: Where to start.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        manifest: Manifest,
+        *,
+        first_step: int = 0,
+    ) -> None:
+        self._directory = directory
+        self._manifest = manifest
+        self._first_step = first_step
+
+    def __iter__(self) -> Iterator[Element]:
+        # No tf.data: it would copy each record from Python to TensorFlow and parse it
+        # again, which costs more than all that is done here.
+        batches = read_batches(self._directory, first_step=self._first_step)
+        return _ahead(map(_element, batches))
+
+    @property
+    def dataset(self) -> Any:
+        """The same as a ``tf.data.Dataset``, for `fit`; slower, errors wrapped."""
+        return tf.data.Dataset.from_generator(
+            lambda: iter(self), output_signature=element_spec(self._manifest)
+        )
+
+
+def _element(batch: PhysicalBatch) -> Element:
+    return {
+        "columns": {name: tf.constant(value) for name, value in batch.columns.items()},
+        "weight": tf.constant(batch.weight),
+        "step": batch.step,
+        "part": batch.part,
+    }
+
+
+def _ahead(elements: Iterator[Element]) -> Iterator[Element]:
+    """Yields the elements, of which a thread makes some ahead."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = collections.deque(
+            pool.submit(next, elements, None) for _ in range(_PREFETCH)
+        )
+        while (element := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, elements, None))
+            yield element

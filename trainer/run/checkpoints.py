@@ -1,0 +1,107 @@
+"""Checkpoints: the state of a run after some step, complete or absent.
+
+Formal guarantees:
+  - ``load`` returns exactly what the last finished ``save`` was given, bit for bit; a
+    save that was killed leaves the one before it.
+  - A file that was cut short, edited, or saved under another key or by a run of another
+    id, plan, manifest, model or setting is refused.
+
+The state between two steps is weights and optimizer slots, which follow from released
+noisy sums; it stays in ``private`` all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import PRIVATE_NAME
+from trainer.run import authenticated_arrays
+
+CHECKPOINT_NAME = "checkpoint.npz"
+
+_LABEL = "checkpoint"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """What a run needs to go on.
+
+    Attributes:
+      num_steps_executed: Steps that are done.
+      arrays: Weights and optimizer variables, in a fixed order.
+      points: The curve so far.
+      held_out: Digest of the held-out examples, of which the curve is.
+    """
+
+    num_steps_executed: int
+    arrays: tuple[np.ndarray, ...]
+    points: tuple[dict[str, Any], ...]
+    held_out: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Saves and loads the checkpoint of one run.
+
+    Attributes:
+      run: The folder of the run.
+      run_key: Sub-key of the noise key for this run; authenticates.  Sensitive.
+    """
+
+    run: pathlib.Path
+    run_key: bytes = dataclasses.field(repr=False)
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where the checkpoint is."""
+        return self.run / PRIVATE_NAME / CHECKPOINT_NAME
+
+    def save(self, state: State) -> None:
+        """Replaces the checkpoint by ``state``."""
+        header = {
+            "num_steps": state.num_steps_executed,
+            "points": state.points,
+            "held_out": state.held_out,
+        }
+        arrays = {f"array_{index}": a for index, a in enumerate(state.arrays)}
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        authenticated_arrays.write(
+            self.path, arrays, key=self.run_key, label=_LABEL, mode=0o600
+        )
+
+    def load(self) -> State | None:
+        """Returns the checkpoint; None if there is none.
+
+        Raises:
+          InputError: damaged, or of another run.
+        """
+        try:
+            arrays = authenticated_arrays.read(
+                self.path, key=self.run_key, label=_LABEL
+            )
+        except FileNotFoundError:
+            return None
+        except authenticated_arrays.DamagedError:
+            raise InputError(
+                f"Expected {self.path} to be a checkpoint of this run; it is damaged, "
+                "or of another key, other initial weights or another "
+                "--checkpoint-every. Give the same command as before, or start again "
+                "in an empty --out folder."
+            ) from None
+        header = json.loads(arrays.pop("header").tobytes())
+        return State(
+            num_steps_executed=header["num_steps"],
+            arrays=tuple(arrays[f"array_{index}"] for index in range(len(arrays))),
+            points=tuple(header["points"]),
+            held_out=header["held_out"],
+        )
+
+    def remove(self) -> None:
+        """Removes the checkpoint of a finished run."""
+        self.path.unlink(missing_ok=True)

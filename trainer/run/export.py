@@ -1,0 +1,147 @@
+"""The trained model, in forms that load without this package.
+
+    RUN/model.keras    Keras 2 (the package tf-keras): columns -> prediction
+    RUN/saved_model/   TensorFlow alone: ``signatures["serving_default"](**columns)``
+
+Formal guarantees:
+  - Neither form needs code of this package, for models of Keras layers.
+  - Both give from raw columns what ``tasks`` says: ``probability`` of label 1, of shape
+    (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the outputs
+    of the network as they are, under their names or as ``prediction``.
+  - A model that passes ``check_export`` can be exported, as far as that depends on the
+    model.
+  - Both hold the weights and nothing else of the training, such as optimizer state.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from trainer.model.metrics import BINARY, CLASSES
+from trainer.model.trainable_model import TrainableModel
+from trainer.run.run_record import exported_names
+from trainer.tf_compat import keras, tf
+
+PROBABILITY = "probability"
+PROBABILITIES = "probabilities"
+PREDICTION = "prediction"
+
+
+def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
+    """Returns a Keras model of named columns that gives predictions."""
+    columns = {column.name: column for column in manifest.columns}
+    inputs = {
+        name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
+        for name in model.network.input_names
+    }
+    outputs = _predictions(model.network(inputs), model.loss.task)
+    return keras.Model(inputs, outputs, name=model.network.name)
+
+
+def _predictions(outputs: Any, task: str) -> Any:
+    if task == BINARY:
+        logits = keras.layers.Reshape((1,))(outputs)
+        return keras.layers.Activation("sigmoid", name=PROBABILITY)(logits)
+    if task == CLASSES:
+        return keras.layers.Softmax(name=PROBABILITIES)(outputs)
+    if isinstance(outputs, Mapping):
+        return dict(outputs)
+    return keras.layers.Activation("linear", name=PREDICTION)(outputs)
+
+
+def export(
+    model: TrainableModel,
+    manifest: Manifest,
+    run: pathlib.Path,
+    *,
+    average: str | None = None,
+) -> None:
+    """Writes both forms into the folder ``run``.
+
+    Args:
+      model: With the weights to export.
+      manifest: Has the columns.
+      run: The folder.
+      average: Which average the weights are; None if they are the last iterate.
+    """
+    network = predicting_model(model, manifest)
+    keras_name, tensorflow_name = exported_names(average)
+    _appear(run / keras_name, lambda path: network.save(path, save_format="keras"))
+    _appear(run / tensorflow_name, lambda path: _save_tensorflow(network, path))
+
+
+def check_export(model: TrainableModel, manifest: Manifest) -> None:
+    """Accepts a model that can be exported, by a trial in a temporary folder.
+
+    Only around a model that has seen no example: the error is quoted.
+
+    Args:
+      model: With any weights.
+      manifest: Has the columns.
+
+    Raises:
+      InputError: Keras or TensorFlow cannot save it.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="dpsgd-") as folder:
+            export(model, manifest, pathlib.Path(folder))
+    except OSError as error:
+        raise InputError(
+            f"Expected room to try the export in {tempfile.gettempdir()}: {error}. Set "
+            "TMPDIR to a folder with more."
+        ) from None
+    except Exception as error:
+        text = textwrap.shorten(str(error), 250)
+        raise InputError(
+            "Expected a model that can be exported once it is trained; saving it "
+            f"raised {type(error).__name__}: {text} Give your own layers a get_config, "
+            "and what they use as attributes."
+        ) from None
+
+
+def _save_tensorflow(network: Any, path: str) -> None:
+    module = tf.Module()
+    module.variables_ = network.variables
+    # Such as the tables of Keras's lookup layers, which are no variables.
+    module.resources_ = [
+        value
+        for layer in network._flatten_layers()
+        for value in vars(layer).values()
+        if isinstance(value, tf.saved_model.experimental.TrackableResource)
+    ]
+    signature = {
+        name: tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
+        for name, tensor in network.input.items()
+    }
+
+    def serve(**columns: Any) -> dict[str, Any]:
+        outputs = network(columns)
+        if isinstance(outputs, Mapping):
+            return dict(outputs)
+        return {network.output_names[0]: outputs}
+
+    concrete = tf.function(serve).get_concrete_function(**signature)
+    tf.saved_model.save(module, path, signatures={"serving_default": concrete})
+
+
+def _appear(path: pathlib.Path, save: Callable[[str], object]) -> None:
+    """Saves under a temporary name, then renames: ``path`` is complete or absent."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+    try:
+        save(os.fspath(temporary))
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,302 @@
+"""Everything that can be refused before any work, without TensorFlow.
+
+Formal guarantees:
+  - ``check`` writes nothing.
+  - What it returns is consistent: the manifest is as it was written, the batch files
+    are there, the held-out examples have its columns and are in none of the files that
+    the batches were sampled from, the noise multiplier meets the target for its plan,
+    and the output folder is new, or of an unfinished run that began with the same
+    user's code, software and processor.
+
+Public: all but digests of the checksums, which commit to the examples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from typing import Any
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError, check_int
+from pipelines.batches.manifest import (
+    CHECKSUMS_NAME,
+    PRIVATE_NAME,
+    Manifest,
+    read_checksums,
+    read_input_digests,
+    read_json,
+    read_manifest,
+)
+from pipelines.files.storage import check_folder
+from pipelines.sampling.keys import read_key_file
+from trainer.model.evaluation import HeldOut
+from trainer.model.metrics import BINARY, OTHER
+from trainer.run import origin, privacy
+from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
+from trainer.settings.method_settings import NON_PRIVATE, gradients_text
+from trainer.settings.train_settings import LABEL, TrainSettings
+
+
+def check_local(**paths: pathlib.Path | None) -> None:
+    """Accepts paths of this machine, by their names; None is no path.
+
+    Raises:
+      InputError: a path in a store.
+    """
+    for name, path in paths.items():
+        # A path object has lost one of the two slashes after the scheme.
+        if path and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+            raise InputError(
+                f"Expected {name}={path} on this machine: training reads and writes "
+                "local paths alone. Copy it here, or mount the store."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``dpsgd train`` is asked to do.
+
+    Attributes:
+      settings: What to train, and how.
+      batches: Folder that ``dpsgd batches`` wrote.
+      held_out: Folder of Parquet files with the columns of the batches.
+      run: Folder for the results; new or empty, or of this run, unfinished.
+      noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
+        None.
+      checkpoint_every: Steps between checkpoints; by time if None.
+      tensorboard: Folder for TensorBoard's event file of the curve, or None.
+      csv: File for the curve, or None.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    settings: TrainSettings
+    batches: pathlib.Path
+    held_out: pathlib.Path
+    run: pathlib.Path
+    noise_key_file: pathlib.Path | None = None
+    checkpoint_every: int | None = None
+    tensorboard: pathlib.Path | None = None
+    csv: pathlib.Path | None = None
+
+    def __post_init__(self) -> None:
+        check_local(
+            batches=self.batches,
+            eval=self.held_out,
+            out=self.run,
+            noise_key_file=self.noise_key_file,
+            tensorboard=self.tensorboard,
+            csv=self.csv,
+        )
+        if self.checkpoint_every is not None:
+            check_int("checkpoint_every", self.checkpoint_every, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A request that can be carried out.
+
+    Attributes:
+      request: What was checked.
+      manifest: Of the batches.
+      held_out: The held-out examples.
+      noise_multiplier: Given, or computed from the target; None without noise.
+      statement: The privacy of the run once it is complete; None if it is not private,
+        or if no delta was given.
+      resumes: Whether the run folder holds this run, unfinished.
+      here: Of the run's origin, what is known without TensorFlow.  Sensitive.
+      began_under: The origin of a run that goes on; None if it begins now.
+    """
+
+    request: Request
+    manifest: Manifest
+    held_out: HeldOut
+    noise_multiplier: float | None
+    statement: Any
+    resumes: bool
+    here: origin.Origin = dataclasses.field(repr=False)
+    began_under: origin.Origin | None = dataclasses.field(repr=False)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of the noise of one step."""
+        return noise_stddev(self.request.settings, self.noise_multiplier)
+
+
+def check(request: Request) -> Checked:
+    """Returns the checked request.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    manifest = read_manifest(request.batches)
+    _check_columns(manifest, request.settings.task)
+    request.settings.check_steps(manifest.plan.num_steps)
+    privacy.check_sampler(request.settings.method, manifest.plan)
+    check_files(request.batches, manifest)
+    input_digests = read_input_digests(request.batches)
+    held_out = HeldOut(request.held_out, manifest, input_digests)
+    resumes = check_run_folder(request.run)
+    batches = manifest.fingerprint, digest_of_batches(request.batches)
+    here = origin.here(request.settings, *batches)
+    began_under = origin.read(request.run) if resumes else None
+    if began_under is not None:
+        origin.check_here(began_under, here)
+    _check_key(request)
+    _check_curve_files(request, resumes=resumes)
+    noise_multiplier = noise_multiplier_of(request.settings, manifest)
+    return Checked(
+        request=request,
+        manifest=manifest,
+        held_out=held_out,
+        noise_multiplier=noise_multiplier,
+        statement=_statement(request.settings, manifest, noise_multiplier),
+        resumes=resumes,
+        here=here,
+        began_under=began_under,
+    )
+
+
+def _check_columns(manifest: Manifest, task: str) -> None:
+    shapes = {column.name: column.shape for column in manifest.columns}
+    if task != OTHER and LABEL not in shapes:
+        raise InputError(
+            f"Expected a column {LABEL!r} in the batches, which is what is predicted. "
+            "Rename it in the input."
+        )
+    if task == BINARY and shapes[LABEL] != ():
+        raise InputError(
+            f"Expected column {LABEL!r} of the batches to hold one number per example. "
+            "For a list of them choose another --loss."
+        )
+
+
+def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
+    """Accepts a folder whose batch files are all there and of their size.
+
+    Digests are checked as the files are read; this finds a missing file at once.
+
+    Raises:
+      InputError: a file is missing, or of another size.
+    """
+    checksums = read_checksums(directory)
+    for file in manifest.files:
+        path = pathlib.Path(directory) / file.name
+        if file.name not in checksums:
+            raise InputError(f"Expected a checksum for batch file {file.name}.")
+        if not path.is_file() or path.stat().st_size != checksums[file.name].size:
+            raise InputError(
+                f"Expected batch file {path} to be as it was written; it is missing or "
+                "was changed. Restore it, or make the batches again."
+            )
+
+
+def check_run_folder(run: pathlib.Path) -> bool:
+    """Returns whether the folder holds an unfinished run.
+
+    Raises:
+      InputError: it holds something else.
+    """
+    check_folder(run, "--out")
+    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+        return False
+    refusal = f"Expected --out {run} to be new or empty. Choose another folder."
+    names = {path.name for path in run.iterdir()} if run.is_dir() else {""}
+    # A kill may leave temporary files, whose names start with a dot.
+    if PRIVATE_NAME not in names or any(
+        name not in RUN_NAMES and not name.startswith(".") for name in names
+    ):
+        raise InputError(refusal)
+    if RECORD_NAME in names:
+        record = RunRecord.from_json(read_json(run / RECORD_NAME))
+        if record.complete:
+            raise InputError(f"{refusal} It holds a finished run.")
+    return True
+
+
+def _check_key(request: Request) -> None:
+    given = request.noise_key_file
+    if given and given.resolve().is_relative_to(request.run.resolve()):
+        raise InputError(
+            f"Expected --noise-key-file {given} outside of --out {request.run}; leave "
+            "it away to keep the key in the run's private folder."
+        )
+    path = noise_key_path(request.run, given)
+    if path.exists():
+        read_key_file(path)
+
+
+def _check_curve_files(request: Request, *, resumes: bool) -> None:
+    for option, path in (("tensorboard", request.tensorboard), ("csv", request.csv)):
+        if path is None:
+            continue
+        if path.resolve().is_relative_to(request.run.resolve()):
+            raise InputError(
+                f"Expected --{option} {path} outside of --out {request.run}."
+            )
+        used = any(path.glob("events*")) if option == "tensorboard" else path.exists()
+        if used and not resumes:
+            raise InputError(
+                f"Expected --{option} {path} to hold no other run. Choose another name."
+            )
+
+
+def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:
+    """Returns the given noise multiplier, or that of the target; None without noise."""
+    if settings.method == NON_PRIVATE:
+        return None
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    assert settings.target_epsilon is not None  # checked by the settings
+    assert settings.target_delta is not None
+    return privacy.noise_multiplier(
+        manifest.plan,
+        epsilon=settings.target_epsilon,
+        delta=settings.target_delta,
+        mixing=_mixing(settings),
+    )
+
+
+def noise_stddev(settings: TrainSettings, noise_multiplier: float | None) -> float:
+    """Returns the standard deviation of the noise on a sum of clipped gradients."""
+    if noise_multiplier is None or settings.l2_norm_clip is None:
+        return 0.0
+    return noise_multiplier * settings.l2_norm_clip
+
+
+def _statement(
+    settings: TrainSettings, manifest: Manifest, noise_multiplier: float | None
+) -> Any:
+    if noise_multiplier is None or settings.target_delta is None:
+        return None
+    return privacy.plan_statement(
+        manifest.plan,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=settings.l2_norm_clip,
+        delta=settings.target_delta,
+        gradients=gradients_text(settings.method, settings.describe_method()),
+        mixing=_mixing(settings),
+        allow_large_delta=settings.allow_large_delta,
+    )
+
+
+def _mixing(settings: TrainSettings) -> Any:
+    return privacy.mixing_of(
+        settings.method, settings.describe_method(), settings.l2_norm_clip
+    )
+
+
+def digest_of_batches(directory: str | os.PathLike[str]) -> str:
+    """Returns the SHA-256 over the digests of all batch files.  Sensitive."""
+    path = pathlib.Path(directory) / PRIVATE_NAME / CHECKSUMS_NAME
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def identity_fingerprint(identity: dict[str, Any], *, model: str, run_id: str) -> str:
+    """Returns the SHA-256 of a run's identity, that of its model, and its random id."""
+    return fingerprint({**identity, "model": model, "run_id": run_id})

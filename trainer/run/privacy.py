@@ -1,0 +1,164 @@
+"""The privacy of a run, asked of ``accounting`` with what was executed.
+
+This is the only module of the trainer that calls the accountant.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from accounting import accountant, deltas, statement
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from trainer.run.run_record import RunRecord, check_execution
+from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
+
+if TYPE_CHECKING:
+    from accounting.model_mix.theorem import Mixing
+
+
+def mixing_of(
+    method: str, described: Mapping[str, Any], l2_norm_clip: float | None
+) -> Mixing | None:
+    """Returns how a method mixes iterates; None if it does not.
+
+    Args:
+      method: One of ``METHODS``.
+      described: What ``MethodSettings.describe_method`` returns for it.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+    """
+    if method != MODEL_MIX:
+        return None
+    from accounting.model_mix.theorem import Mixing
+
+    assert l2_norm_clip is not None  # checked by settings and record
+    return Mixing(l2_norm_clip=l2_norm_clip, **described)
+
+
+def check_sampler(method: str, plan: DpSgdPlan) -> None:
+    """Accepts a plan for which the method's accounting is known.
+
+    Raises:
+      InputError: another sampler.
+    """
+    if method == MODEL_MIX:
+        from accounting.model_mix import theorem
+
+        theorem.check_sampler(plan)
+
+
+def noise_multiplier(
+    plan: DpSgdPlan, *, epsilon: float, delta: float, mixing: Mixing | None = None
+) -> float:
+    """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
+
+    Raises:
+      InputError: nothing is proven for the plan's sampler, or no noise suffices.
+    """
+    if mixing is not None:
+        from accounting.model_mix import theorem
+
+        return theorem.noise_multiplier(
+            plan, mixing, epsilon=epsilon, delta=delta
+        ).guarantee
+    return accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
+
+
+@functools.lru_cache
+def plan_statement(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    l2_norm_clip: float | None,
+    delta: float,
+    gradients: str = statement.DP_SGD_GRADIENTS,
+    mixing: Mixing | None = None,
+    allow_large_delta: bool = False,
+) -> Any:
+    """Returns the privacy statement of a run that executes ``plan``.
+
+    Kept for each question: a run asks before its first step and after its last.
+    """
+    return statement.privacy_statement(
+        plan,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=l2_norm_clip,
+        delta=delta,
+        gradients=gradients,
+        mixing=mixing,
+        allow_large_delta=allow_large_delta,
+    )
+
+
+def check_run(
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None,
+    allow_large_delta: bool = False,
+) -> tuple[float, float]:
+    """Returns noise multiplier and delta of a private run that executed its plan.
+
+    Args:
+      record: What was executed.
+      manifest: Of the batches.
+      delta: The delta to state; the record's if None.
+      allow_large_delta: Whether one that protects next to nothing is meant.
+
+    Raises:
+      InputError: the run is not private, not complete, or of other batches, or there
+        is no delta.
+    """
+    if record.method == NON_PRIVATE:
+        raise InputError(
+            "Expected method='non-private' to be a private one: the run has no clip "
+            "and no noise, and no epsilon is stated for it."
+        )
+    check_execution(record, manifest)
+    delta = delta if delta is not None else record.target_delta
+    if delta is None:
+        raise InputError("Expected --delta; the run was trained without one.")
+    deltas.check(delta, allow_large=allow_large_delta)
+    assert record.noise_multiplier is not None  # checked by the record
+    return record.noise_multiplier, delta
+
+
+def run_statement(
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None,
+    allow_large_delta: bool = False,
+) -> Any:
+    """Returns the privacy statement of a run, with the arguments of ``check_run``.
+
+    Raises:
+      InputError: ``check_run`` refuses the run.
+    """
+    noise_multiplier, delta = check_run(
+        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+    )
+    return plan_statement(
+        manifest.plan,
+        noise_multiplier=noise_multiplier,
+        l2_norm_clip=record.l2_norm_clip,
+        delta=delta,
+        gradients=gradients_text(record.method, record.method_settings),
+        mixing=_mixing_of_run(record),
+        allow_large_delta=allow_large_delta,
+    )
+
+
+def _mixing_of_run(record: RunRecord) -> Mixing | None:
+    """Returns how the iterates of a run were mixed, if ModelMix's theorem is about it.
+
+    What else a run does to iterates may depend on coefficients that the theorem hides;
+    then the bound of DP-SGD is left, for which they are randomness like any other.
+    """
+    name, aggregated = record.optimizer.get("name"), "train_over" in record.optimizer
+    if name != "sgd" or aggregated:
+        return None
+    return mixing_of(record.method, record.method_settings, record.l2_norm_clip)

@@ -1,0 +1,436 @@
+"""What a training run executed, beside the manifest of the batches it consumed.
+
+    RUN/manifest.json           copy of the manifest of the batches; public
+    RUN/run_record.json         what was executed; public
+    RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
+    RUN/private/run.id          random name of the run, from which its noise follows too
+    RUN/private/origin.json     code and machine that the run began with
+    RUN/private/run_record.mac  message authentication code of the two files above
+
+Epsilon is computed from these two public files, never from flags.
+
+Formal guarantees:
+  - ``RunRecord`` holds public values only: nothing in it depends on an example.
+  - ``from_json(to_json(record)) == record``; JSON with unknown, missing or ill-typed
+    fields, or of another version, is refused.
+  - ``read_run`` refuses a record or a manifest that differs in one byte from what
+    ``write_run`` wrote, unless the editor knows the noise key.
+  - ``check_execution`` accepts a record only if the run consumed every step of the
+    manifest's plan once and in order.
+  - ``StepLedger`` lets steps pass in the order 0, 1, 2, ... and no other, and of each
+    step the parts 0, 1, 2, ...
+  - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
+    it is returned.
+
+Public: records.  Sensitive: the noise key; no message holds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import itertools
+import os
+import pathlib
+import re
+import secrets
+from importlib import metadata
+from typing import Any
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_choice, check_float, check_int
+from pipelines.batches.manifest import (
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    Manifest,
+    pretty_json,
+    read_json,
+    write_atomically,
+)
+from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
+from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
+from trainer.settings.method_settings import METHODS, NON_PRIVATE, check_described
+
+#: Bump when the meaning of a field changes or a field is added or removed.
+RUN_RECORD_VERSION = 3
+
+RECORD_NAME = "run_record.json"
+MAC_NAME = "run_record.mac"
+NOISE_KEY_NAME = "noise.key"
+RUN_ID_NAME = "run.id"
+CURVE_NAME = "curve.json"
+CURVE_PLOT_NAME = "curve.png"
+METRICS_NAME = "metrics.json"
+PRIVACY_NAME = "privacy.json"
+PRIVACY_TEXT_NAME = "privacy.txt"
+KERAS_MODEL_NAME = "model.keras"
+SAVED_MODEL_NAME = "saved_model"
+_RUN_ID_BYTES = 16
+ITERATES_NAME = "iterates"
+UNCERTAINTY_NAME = "uncertainty.parquet"
+#: What trains: another version may round, or draw, otherwise.
+_PACKAGES = (
+    "dp-accounting",
+    "numpy",
+    "randomgen",
+    "tensorflow",
+    "tensorflow-privacy",
+    "tf-keras",
+)
+
+
+def exported_names(average: str | None = None) -> tuple[str, str]:
+    """Returns the names of the exported forms of the last iterate, or of an average.
+
+    Example:
+      >>> exported_names("ema")
+      ('ema_model.keras', 'ema_saved_model')
+    """
+    prefix = f"{average}_" if average else ""
+    return prefix + KERAS_MODEL_NAME, prefix + SAVED_MODEL_NAME
+
+
+#: All that a run may write into its folder.
+RUN_NAMES = (
+    RECORD_NAME,
+    MANIFEST_NAME,
+    PRIVATE_NAME,
+    CURVE_NAME,
+    CURVE_PLOT_NAME,
+    METRICS_NAME,
+    PRIVACY_NAME,
+    PRIVACY_TEXT_NAME,
+    ITERATES_NAME,
+    UNCERTAINTY_NAME,
+    *exported_names(),
+    *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What was executed.  All fields are public.
+
+    Attributes:
+      method: One of ``METHODS``.
+      method_settings: What belongs to the method alone, as its radius.
+      num_steps_executed: Steps consumed, from step 0 on, each once and in order.
+      complete: Whether these were all steps of the plan.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
+        noise.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unclipped.
+      expected_batch_size: The constant that every noisy sum was divided by.
+      target_delta: The delta that the run was asked to state epsilon for, or None.
+      manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
+      batches_id: ``Manifest.batches_id`` of the batches.
+      optimizer: Its name and settings.
+      model: Its name and sizes.
+      versions: Name and version of the software that trained.
+      simulates: The configuration that a run of `dpsgd simulate` stands for, in words;
+        empty of all others.
+
+    Raises:
+      InputError: name, value, bound.
+    """
+
+    method: str
+    method_settings: dict[str, Any]
+    num_steps_executed: int
+    complete: bool
+    noise_multiplier: float | None
+    l2_norm_clip: float | None
+    expected_batch_size: int
+    target_delta: float | None
+    manifest_fingerprint: str
+    batches_id: str
+    optimizer: dict[str, Any]
+    model: dict[str, Any]
+    versions: dict[str, str]
+    simulates: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_described(self.method, self.method_settings)
+        check_int("num_steps_executed", self.num_steps_executed, at_least=0)
+        check_int("expected_batch_size", self.expected_batch_size, at_least=1)
+        self._check_mechanism()
+        if self.target_delta is not None:
+            check_float("target_delta", self.target_delta, above=0, below=1)
+        for name, kind in (
+            ("complete", bool),
+            ("manifest_fingerprint", str),
+            ("batches_id", str),
+            ("optimizer", dict),
+            ("model", dict),
+            ("versions", dict),
+            ("simulates", str),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InputError(f"Expected {name} to be of type {kind.__name__}.")
+
+    def _check_mechanism(self) -> None:
+        if self.method == NON_PRIVATE:
+            if (self.noise_multiplier, self.l2_norm_clip) != (None, None):
+                raise InputError(
+                    "Expected noise_multiplier and l2_norm_clip to be None for "
+                    "method='non-private'."
+                )
+            return
+        # A None is reported by name, as any other value that is not a number.
+        check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
+        check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {
+            "format": "dpsgd-run",
+            "version": RUN_RECORD_VERSION,
+            **dataclasses.asdict(self),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Any) -> RunRecord:
+        """Returns the record that ``to_json`` wrote.
+
+        Raises:
+          InputError: unknown or missing fields, ill-typed values, another version.
+        """
+        if not isinstance(fields, dict) or fields.get("format") != "dpsgd-run":
+            raise InputError('Expected a run record with format="dpsgd-run".')
+        if fields.get("version") != RUN_RECORD_VERSION:
+            raise InputError(
+                f"Expected run record version={fields.get('version')!r} to be "
+                f"{RUN_RECORD_VERSION}. Use the release that wrote it."
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        found = set(fields) - {"format", "version"}
+        if found != names:
+            wrong = ", ".join(sorted(found ^ names))
+            raise InputError(
+                f"Expected the fields of a run record; wrong or missing: {wrong}."
+            )
+        return cls(**{name: fields[name] for name in names})
+
+
+def versions() -> dict[str, str]:
+    """Returns name and version of the software that trains."""
+    return {name: metadata.version(name) for name in _PACKAGES}
+
+
+class StepLedger:
+    """Lets the batches of a plan pass: each step once and in order, with its parts.
+
+    Example:
+      >>> ledger = StepLedger(num_steps=2)
+      >>> ledger.enter(0, part=0)
+      >>> ledger.enter(0, part=1)
+      >>> ledger.enter(0, part=0)
+      Traceback (most recent call last):
+      accounting.validation.InputError: Expected step 1 next; the batches repeat step 0.
+    """
+
+    def __init__(self, num_steps: int, *, first_step: int = 0) -> None:
+        self._num_steps = num_steps
+        self._next_step = first_step
+        # No part continues a step that another process began.
+        self._next_part = -1
+
+    @property
+    def num_executed(self) -> int:
+        """Steps that have begun, those before ``first_step`` included."""
+        return self._next_step
+
+    def enter(self, step: int, *, part: int) -> None:
+        """Lets a physical batch pass.
+
+        Raises:
+          InputError: it is neither the next part of its step nor the next step.
+        """
+        if step == self._next_step - 1 and part == self._next_part:
+            self._next_part += 1
+            return
+        if step >= self._num_steps:
+            raise InputError(
+                f"Expected num_steps={self._num_steps} of the plan; the batches go on "
+                f"with step {step}."
+            )
+        if (step, part) != (self._next_step, 0):
+            how = "repeat" if step < self._next_step else "skip to"
+            raise InputError(
+                f"Expected step {self._next_step} next; the batches {how} step {step}."
+            )
+        self._next_step, self._next_part = step + 1, 1
+
+    def finish(self) -> None:
+        """Accepts the end of the batches.
+
+        Raises:
+          InputError: steps of the plan are missing.
+        """
+        if self._next_step != self._num_steps:
+            raise InputError(
+                f"Expected num_steps={self._num_steps} of the plan; the batches end "
+                f"after {self._next_step}."
+            )
+
+
+def check_finished(run: pathlib.Path) -> None:
+    """Refuses a run that says itself that it is unfinished, before a key is asked for.
+
+    Raises:
+      InputError: no record, or an incomplete one.
+    """
+    remedy = "Name a folder that `dpsgd train` wrote."
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=remedy))
+    if not record.complete:
+        raise InputError(
+            f"Expected {run} to hold a finished run; it stopped after step "
+            f"{record.num_steps_executed}. Give its `dpsgd train` command again."
+        )
+
+
+def check_execution(record: RunRecord, manifest: Manifest) -> None:
+    """Accepts a record that executed exactly the plan of ``manifest``.
+
+    Raises:
+      InputError: other batches, fewer or more steps, or another divisor.
+    """
+    plan: DpSgdPlan = manifest.plan
+    for name in ("manifest_fingerprint", "batches_id"):
+        expected = getattr(manifest, name.removeprefix("manifest_"))
+        if getattr(record, name) != expected:
+            raise InputError(
+                f"Expected {name}={getattr(record, name)} of the run record to be "
+                f"{expected}, that of the manifest. The run used other batches."
+            )
+    if record.num_steps_executed != plan.num_steps or not record.complete:
+        raise InputError(
+            f"Expected num_steps_executed={record.num_steps_executed} to be the plan's "
+            f"num_steps={plan.num_steps}, and the run to be complete. Train to the end."
+        )
+    if record.expected_batch_size != plan.expected_batch_size:
+        raise InputError(
+            f"Expected expected_batch_size={record.expected_batch_size} of the run "
+            f"record to be the plan's {plan.expected_batch_size}."
+        )
+
+
+def _mac(noise_key: bytes, record: bytes, manifest: bytes) -> str:
+    digests = (hashlib.sha256(data).hexdigest() for data in (record, manifest))
+    return derive(noise_key, "run-record", *digests).hex()
+
+
+def write_run(
+    run: str | os.PathLike[str],
+    record: RunRecord,
+    manifest: Manifest,
+    noise_key: bytes,
+) -> None:
+    """Writes record, manifest copy and their code into the folder ``run``."""
+    root = pathlib.Path(run)
+    files = [pretty_json(part.to_json()) for part in (record, manifest)]
+    (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
+    mac = _mac(noise_key, *files).encode() + b"\n"
+    # A kill between two of these leaves a run that is refused, never one that lies.
+    write_atomically(root / PRIVATE_NAME / MAC_NAME, mac, mode=0o600)
+    for name, data in zip((RECORD_NAME, MANIFEST_NAME), files, strict=True):
+        write_atomically(root / name, data)
+
+
+def read_run(
+    run: str | os.PathLike[str],
+    *,
+    noise_key_file: str | os.PathLike[str] | None = None,
+) -> tuple[RunRecord, Manifest]:
+    """Returns the record and the manifest of a run, as they were written.
+
+    Args:
+      run: A folder that ``dpsgd train`` wrote.
+      noise_key_file: Where the noise key is, if not in the run's ``private``.
+
+    Raises:
+      InputError: missing, damaged, edited, or of another run or key.
+    """
+    root = pathlib.Path(run)
+    remedy = "Name a folder that `dpsgd train` wrote."
+    record = RunRecord.from_json(read_json(root / RECORD_NAME, remedy=remedy))
+    manifest = Manifest.from_json(read_json(root / MANIFEST_NAME, remedy=remedy))
+    key = read_noise_key(root, noise_key_file)
+    try:
+        written = (root / PRIVATE_NAME / MAC_NAME).read_text(encoding="ascii").strip()
+        files = [(root / name).read_bytes() for name in (RECORD_NAME, MANIFEST_NAME)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"Expected {root / PRIVATE_NAME / MAC_NAME} to be readable: "
+            f"{type(error).__name__}. Without it the run cannot be verified."
+        ) from None
+    if not hmac.compare_digest(written, _mac(key, *files)):
+        raise InputError(
+            f"Expected {RECORD_NAME} and {MANIFEST_NAME} in {root} to be as they were "
+            "written under this noise key; they were edited, or belong to another run. "
+            "Restore them, or train again."
+        )
+    return record, manifest
+
+
+def open_run(
+    run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
+) -> bytes:
+    """Makes the folder of a run, unless it resumes, and returns its noise key.
+
+    Raises:
+      FileExistsError: another process made a run of this folder meanwhile.
+      InputError: the key is refused.
+    """
+    if not resumes:
+        run.mkdir(parents=True, exist_ok=True)
+        (run / PRIVATE_NAME).mkdir(mode=0o700)
+    return read_or_create_key_file(noise_key_path(run, noise_key_file))
+
+
+def noise_key_path(
+    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
+) -> pathlib.Path:
+    """Returns where the noise key of a run is, or is to be."""
+    if noise_key_file is not None:
+        return pathlib.Path(noise_key_file)
+    return run / PRIVATE_NAME / NOISE_KEY_NAME
+
+
+def read_or_create_run_id(run: pathlib.Path) -> str:
+    """Returns the random id of the run in the folder ``run``.
+
+    Raises:
+      InputError: the file does not hold one.
+    """
+    path = run / PRIVATE_NAME / RUN_ID_NAME
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        # Of a run that was killed before this nothing was drawn.
+        found = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
+        write_atomically(path, found, mode=0o600)
+    if not re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * _RUN_ID_BYTES), found):
+        raise InputError(
+            f"Expected {path} to hold the id of the run; it was changed. Restore it, "
+            "or start again in an empty --out folder."
+        )
+    return found.decode().strip()
+
+
+def read_noise_key(
+    run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
+) -> bytes:
+    """Returns the noise key of a run.
+
+    Raises:
+      InputError: there is none, or it is refused.
+    """
+    path = noise_key_path(run, noise_key_file)
+    if not path.exists():
+        raise InputError(
+            f"Expected noise key file {path} to exist. Give the key that the run was "
+            "trained with by --noise-key-file."
+        )
+    return read_key_file(path)

@@ -1,0 +1,78 @@
+"""The origin of a run (see ``origin``), with what is known once its step is traced.
+
+Formal guarantees:
+  - ``settle`` writes the origin of a run that begins, and accepts that of a run that
+    goes on only where all parts are as they were.
+  - The step is the one that is executed: it is traced once, for both.
+
+Public: what ``origin`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.gradients.dp_step import Step
+from trainer.models import TrainableModel
+from trainer.run import graph_digest, origin, threads, user_sources
+from trainer.run.batches import element_spec
+from trainer.run.origin import Origin
+from trainer.run.preflight import Checked
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import tf
+
+
+def settle(
+    checked: Checked, model: TrainableModel, optimizer: Any, step: Step
+) -> Origin:
+    """Returns the origin of a run, written down or held against what was.
+
+    Args:
+      checked: The request; its run has a folder.
+      model: What is trained.
+      optimizer: A Keras optimizer.
+      step: Of the model and the optimizer.
+
+    Raises:
+      InputError: the run began under another origin.
+    """
+    spec = element_spec(checked.manifest)
+    traced = step.traced(spec["columns"], spec["weight"])
+    found = {
+        **checked.here,
+        "devices": _devices(),
+        "threads": threads.current(),
+        "code": user_sources.digests(
+            {*_named(checked.request.settings), *_made(model, optimizer)}
+        ),
+        "step": graph_digest.digest(traced),
+    }
+    if checked.began_under is None:
+        origin.write(checked.request.run, found)
+    else:
+        origin.check_traced(checked.began_under, found)
+    return found
+
+
+def _devices() -> list[str]:
+    details = tf.config.experimental.get_device_details
+    names = (details(one) for one in tf.config.list_physical_devices("GPU"))
+    return sorted(
+        f"{one.get('device_name')} {one.get('compute_capability')}" for one in names
+    )
+
+
+def _named(settings: TrainSettings) -> Iterator[str]:
+    """Yields the modules of the functions that settings name."""
+    for spec in (settings.model, settings.loss, settings.metric, settings.optimizer):
+        module, colon, _ = (spec or "").partition(":")
+        if colon:
+            yield module
+
+
+def _made(model: TrainableModel, optimizer: Any) -> Iterator[str]:
+    """Yields the modules of the classes of all layers and of the optimizer."""
+    layers = model.network._flatten_layers()
+    for one in (*layers, optimizer):
+        yield from (kind.__module__ for kind in type(one).__mro__)

@@ -1,0 +1,228 @@
+"""What a training run is asked to do: frozen, public, checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting import deltas
+from accounting.validation import InputError, check_choice, check_float, check_int
+from trainer.model.metrics import BINARY, LOSSES, OTHER
+from trainer.model.user_code import check_name
+from trainer.settings.aggregation_settings import AggregationSettings
+from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
+
+#: The column that is predicted; all others are inputs.
+LABEL = "label"
+
+#: The project's own model; any other is "module:function".
+CLICK_MODEL = "criteo"
+
+OPTIMIZERS = (
+    "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
+    "lion", "nadam", "rmsprop",
+)  # fmt: skip
+
+CONSTANT = "constant"
+COSINE = "cosine"
+LINEAR = "linear"
+EXPONENTIAL = "exponential"
+SCHEDULES = (CONSTANT, COSINE, LINEAR, EXPONENTIAL)
+
+#: How embedding tables get their noise; automatic is lazy where that is exact and pays.
+AUTO_NOISE = "auto"
+LAZY_NOISE = "lazy"
+DENSE_NOISE = "dense"
+EMBEDDING_NOISES = (AUTO_NOISE, LAZY_NOISE, DENSE_NOISE)
+
+#: Coordinates below 1e-19 are lost when a norm is taken in single precision; 1e10 of
+#: them add up to a norm of 1e-14, which a clip may not be near to.
+_LEAST_CLIP = 1e-10
+
+#: Points of the training curve where ``eval_every`` is not given.
+_CURVE_POINTS = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings(MethodSettings, AggregationSettings):
+    """Everything but the batches, the held-out examples and the key.  All public.
+
+    The method and the averages of the iterates have settings of their own, in
+    ``MethodSettings`` and ``AggregationSettings``.
+
+    Attributes:
+      target_epsilon: Privacy to reach, from which the noise multiplier is computed;
+        needs ``target_delta``.  None if ``noise_multiplier`` is given.
+      target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient.  At least 1e-10.
+      optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
+      learning_rate: Above 0.
+      learning_rate_schedule: One of ``SCHEDULES``: how the rate falls.
+      warmup_steps: Steps in which the rate rises to ``learning_rate`` first.
+      final_learning_rate_fraction: What is left of the rate at the end of a schedule
+        that falls, in (0, 1].
+      model: "criteo", or "module:function".
+      loss: One of ``tasks.LOSSES``, or "module:function".
+      metric: "module:function" of one more metric of held-out examples, or None.
+      embedding_dim: Size of an embedding of the click model.
+      hidden: Sizes of its hidden layers.
+      init_seed: Seed of the initial weights, which are public.
+      embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
+        their noise.  The law of what is released is the same.
+      eval_every: Steps between points of the curve; a tenth of the run if None.
+      simulates: What a run of `dpsgd simulate` stands for, in words, for the record;
+        empty of all others.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    target_epsilon: float | None = None
+    target_delta: float | None = None
+    allow_large_delta: bool = False
+    noise_multiplier: float | None = None
+    l2_norm_clip: float | None = None
+    optimizer: str = "momentum"
+    learning_rate: float = 0.1
+    learning_rate_schedule: str = CONSTANT
+    warmup_steps: int = 0
+    final_learning_rate_fraction: float = 0.01
+    model: str = CLICK_MODEL
+    loss: str = "binary_crossentropy"
+    metric: str | None = None
+    embedding_dim: int = 8
+    hidden: tuple[int, ...] = (64, 32)
+    init_seed: int = 0
+    embedding_noise: str = AUTO_NOISE
+    eval_every: int | None = None
+    simulates: str = ""
+
+    def __post_init__(self) -> None:
+        MethodSettings.__post_init__(self)
+        AggregationSettings.__post_init__(self)
+        self._check_optimizer()
+        check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
+        self._check_loss()
+        if self.model != CLICK_MODEL:
+            check_name(self.model, "model")
+        if self.metric is not None:
+            check_name(self.metric, "metric")
+        check_int("embedding_dim", self.embedding_dim, at_least=1)
+        for size in self.hidden:
+            check_int("hidden", size, at_least=1)
+        check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
+        if self.eval_every is not None:
+            check_int("eval_every", self.eval_every, at_least=1)
+        if self.target_delta is not None:
+            deltas.check(self.target_delta, allow_large=self.allow_large_delta)
+        if self.method == NON_PRIVATE:
+            self._check_non_private()
+        else:
+            self._check_private()
+        if self.method == MODEL_MIX:
+            self._check_model_mix()
+        if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
+            raise InputError(
+                "Expected --embedding-noise lazy only where it is exact; here "
+                f"{self.lazy_obstacle}. Leave it away for dense noise."
+            )
+
+    @property
+    def lazy_obstacle(self) -> str | None:
+        """Why noise cannot wait until a row is read; None if no setting forbids it."""
+        if self.optimizer != "sgd":
+            return (
+                f"--optimizer {self.optimizer} moves every row at every step, which "
+                "--optimizer sgd does not"
+            )
+        if self.averages_every_step:
+            return "--ema-decay and --tail read every row at every step"
+        return self.whole_tables_obstacle
+
+    def _check_optimizer(self) -> None:
+        if ":" not in self.optimizer:
+            check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_float("learning_rate", self.learning_rate, above=0)
+        schedule, fraction = "learning_rate_schedule", "final_learning_rate_fraction"
+        check_choice(schedule, self.learning_rate_schedule, SCHEDULES)
+        check_int("warmup_steps", self.warmup_steps, at_least=0)
+        check_float(fraction, self.final_learning_rate_fraction, above=0, at_most=1)
+
+    def _check_loss(self) -> None:
+        if ":" not in self.loss:
+            check_choice("loss", self.loss, tuple(LOSSES))
+        if self.uncertainty is not None and self.task != BINARY:
+            raise InputError(
+                f"Expected no --uncertainty beside loss={self.loss!r}; intervals are "
+                "for the probability that binary_crossentropy learns."
+            )
+
+    def _check_non_private(self) -> None:
+        given = (
+            self.target_epsilon,
+            self.target_delta,
+            self.noise_multiplier,
+            self.l2_norm_clip,
+        )
+        if any(value is not None for value in given):
+            raise InputError(
+                "Expected no --epsilon, --delta, --noise-multiplier or --l2-norm-clip "
+                "for method='non-private', which has none of them."
+            )
+
+    def _check_private(self) -> None:
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            raise InputError(
+                "Expected either --epsilon with --delta, or --noise-multiplier."
+            )
+        if self.target_epsilon is not None:
+            check_float("epsilon", self.target_epsilon, above=0)
+            if self.target_delta is None:
+                raise InputError(
+                    f"Expected --delta beside epsilon={self.target_epsilon}. Usual is "
+                    "at most one over the number of examples."
+                )
+        if self.noise_multiplier is not None:
+            check_float("noise_multiplier", self.noise_multiplier, at_least=0)
+        if self.l2_norm_clip is None:
+            raise InputError(
+                f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
+            )
+        check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
+
+    def _check_model_mix(self) -> None:
+        # Hidden coefficients: state that depends on them is no function of iterates.
+        why = "ModelMix's theorem is about plain SGD from the last two iterates"
+        if self.optimizer != "sgd":
+            raise InputError(
+                f"Expected --optimizer sgd for method={self.method!r}, not "
+                f"{self.optimizer}: {why}."
+            )
+        if self.train_over is not None:
+            raise InputError(
+                f"Expected no train_over={self.train_over!r} for method="
+                f"{self.method!r}: {why}. Averages of iterates are possible without."
+            )
+
+    @property
+    def task(self) -> str:
+        """What the loss says of labels; "other" of a loss of one's own."""
+        return LOSSES.get(self.loss, OTHER)
+
+    def eval_steps(self, num_steps: int) -> int:
+        """Returns the steps between two points of the curve."""
+        return self.eval_every or max(1, num_steps // _CURVE_POINTS)
+
+    def describe_optimizer(self) -> dict[str, Any]:
+        """Returns the optimizer's name and settings, for the run record."""
+        return {
+            "name": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "learning_rate_schedule": self.learning_rate_schedule,
+            "warmup_steps": self.warmup_steps,
+            "final_learning_rate_fraction": self.final_learning_rate_fraction,
+            "ema_decay": self.ema_decay,
+            **self.describe_feedback(),
+        }
