@@ -8,7 +8,8 @@ canary has labels far from 1, and is clipped; a ghost has labels of 1 and no gra
 What else the models have, so that more faults show:
   - Canaries are of five kinds (see ``directions``): the gradient is equal in all
     layers, or nearly all of it is in one.  A layer that the norm leaves out is seen.
-  - The large table takes several chunks of a flush, and canaries are spread over it.
+  - The large table takes several chunks of a flush if canaries are many, and they are
+    spread over it.
   - An example reads its row of the large table twice.
   - A row of zeros, as padding is, has a huge gradient in weights that no canary has.
 """
@@ -27,9 +28,11 @@ CANARY = "canary"
 FIRST, SECOND, SMALL, LARGE = "first", "second", "small", "large"
 #: The layers, in the order of labels and outputs.
 LAYERS = (FIRST, SECOND, SMALL, LARGE)
-#: Of the large table: one and a half chunks of a flush.
 LARGE_DIM = 10
-LARGE_ROWS = (3 << 19) // LARGE_DIM
+#: Of the large table, of many canaries: one and a half chunks of a flush.
+_LARGE_ROWS = (3 << 19) // LARGE_DIM
+#: Rows of the large table per canary, at most: fewer for the vectorised path.
+_MOST_ROWS_EACH = 512
 #: Share of a gradient that lies in each layer but one, for canaries of that one.
 _SMALL_SHARE = 0.1
 #: Gradient of a row of zeros: beyond any clip norm.
@@ -69,8 +72,13 @@ def places(layer: str, canaries: np.ndarray, num_canaries: int) -> np.ndarray:
     return canaries * _stride(num_canaries) * LARGE_DIM
 
 
+def large_rows(num_canaries: int) -> int:
+    """Returns the number of rows of the large table."""
+    return min(_LARGE_ROWS, _MOST_ROWS_EACH * (num_canaries + 1))
+
+
 def _stride(num_canaries: int) -> int:
-    return LARGE_ROWS // (num_canaries + 1)
+    return large_rows(num_canaries) // (num_canaries + 1)
 
 
 def weights(manifest: Manifest) -> Any:
@@ -92,7 +100,9 @@ def _model(manifest: Manifest, call: Any) -> Any:
         _dense(FIRST)(own),
         call(_dense(SECOND), own),
         _embedding(count + 1, 1, SMALL)(canary),
-        tf.reduce_mean(_embedding(LARGE_ROWS, LARGE_DIM, LARGE)(rows)[:, :, :1], 1),
+        tf.reduce_mean(
+            _embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1
+        ),
     ]
     slope = tf.where(canary == 0, _PADDING_SLOPE, 1.0)
     return keras.Model(canary, tf.concat(outputs, 1) * slope[:, None])

@@ -109,11 +109,12 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
     size = lazy_noise._FLUSH_CHUNK // audit_model.LARGE_DIM
-    assert size < audit_model.LARGE_ROWS
+    num_rows = audit_model.large_rows(NUM_CANARIES)
+    assert size < num_rows
     numbers = np.arange(1, NUM_CANARIES + 1)
     places = audit_model.places(audit_model.LARGE, numbers, NUM_CANARIES)
     assert len(set(places)) == NUM_CANARIES
-    assert places.max() < audit_model.LARGE_ROWS * audit_model.LARGE_DIM
+    assert places.max() < num_rows * audit_model.LARGE_DIM
     chunks = np.bincount(places // audit_model.LARGE_DIM // size)
     assert min(chunks) > NUM_CANARIES / 4
 
