@@ -40,9 +40,9 @@ from trainer.model.losses import (
     loss_by_name,
     loss_of_ones_own,
 )
+from trainer.model.metrics import LABEL
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.settings.train_settings import LABEL
 from trainer.tf_compat import check_plain, keras, tf
 
 INTEGERS = "integers"

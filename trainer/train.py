@@ -41,13 +41,12 @@ from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
-from trainer.gradients import lazy_noise
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise, NoiseStream, step_noise_and_coefficients
-from trainer.methods import registry
+from trainer.methods import lazy_tables, registry
 from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.methods.model_mix import MixingOptimizer
 from trainer.methods.optimizers import learning_rate, make_optimizer
@@ -123,7 +122,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
     optimizer = _make_optimizer(checked, model)
-    tables = lazy_noise.choose(
+    tables = lazy_tables.choose(
         model,
         optimizer,
         settings,
@@ -239,7 +238,7 @@ class _Session:
         evaluator: Evaluator,
         optimizer: Any,
         gradient_sum: GradientSum,
-        tables: lazy_noise.Choice,
+        tables: lazy_tables.Choice,
         noise_key: bytes,
         reporter: Reporter,
     ) -> None:
@@ -254,7 +253,7 @@ class _Session:
         self._mixing = optimizer if isinstance(optimizer, MixingOptimizer) else None
         self._optimizer = self._ascent or optimizer
         self._lazy = self._lazy_noise(tables)
-        self._flush_steps = lazy_noise.FlushSteps(
+        self._flush_steps = lazy_tables.FlushSteps(
             every=tables.flush_every,
             eval_steps=self._settings.eval_steps(self._plan.num_steps),
             kept_steps=self._settings.kept_steps(self._plan.num_steps),
@@ -330,7 +329,7 @@ class _Session:
             autograph=self._model.needs_autograph,
         )
 
-    def _lazy_noise(self, tables: lazy_noise.Choice) -> LazyNoise | None:
+    def _lazy_noise(self, tables: lazy_tables.Choice) -> LazyNoise | None:
         if tables.message:
             self._reporter.say(tables.message)
         if tables.reads is None:

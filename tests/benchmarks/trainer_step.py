@@ -40,11 +40,11 @@ import conftest  # noqa: E402
 
 from pipelines.sampling.keys import insecure_key  # noqa: E402
 from tests.trainer.zoo import registry_sum  # noqa: E402
-from trainer.gradients import clipping, lazy_noise  # noqa: E402
+from trainer.gradients import clipping  # noqa: E402
 from trainer.gradients.dp_step import Step  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
 from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
-from trainer.methods import bam  # noqa: E402
+from trainer.methods import bam, lazy_tables  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.models import criteo_model  # noqa: E402
 from trainer.run.batches import BatchSource  # noqa: E402
@@ -130,7 +130,7 @@ class Private:
     ) -> None:
         self._num_steps = setting.num_steps
         self._model, optimizer = setting.model(), keras.optimizers.SGD()
-        chosen = lazy_noise.choose(
+        chosen = lazy_tables.choose(
             self._model, optimizer,
             TrainSettings(
                 noise_multiplier=1.0, l2_norm_clip=1.0, optimizer="sgd",

@@ -21,11 +21,11 @@ from trainer.averaging.aggregates import (
     ema_weights,
     uniform_weights,
 )
-from trainer.averaging.averages import weights_of
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import write_uncertainty
 from trainer.model.evaluation import Evaluator
 from trainer.model.metrics import BINARY, Metrics, auc, binary_metrics
+from trainer.model.swapped_weights import weights_of
 from trainer.run.run_record import UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
     OMV,

@@ -14,7 +14,7 @@ released weights say: neither costs privacy.
 
 Formal guarantees:
   - Without ``train_over``, training does not depend on the averages.
-  - ``weights_of`` and ``swapped`` leave the variables bit for bit as they were.
+  - ``swapped`` leaves the variables bit for bit as they were.
   - The tail average holds the last ``tail`` iterates and is their sum in double
     precision over their number, rounded once; the sum is formed anew in every round of
     ``tail`` updates, so that rounding does not add up.  It takes the memory of ``tail``
@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from accounting.validation import check_float, check_int
+from trainer.model.swapped_weights import weights_of
 from trainer.settings.aggregation_settings import EMA, UTA, AggregationSettings
 from trainer.tf_compat import tf
 
@@ -48,19 +49,6 @@ def newest_weight(num_updates: int, decay: float) -> float:
     check_int("num_updates", num_updates, at_least=1)
     check_float("ema_decay", decay, at_least=0, below=1)
     return max(1 - decay, 9 / (10 + num_updates))
-
-
-@contextlib.contextmanager
-def weights_of(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """Puts ``values`` in the place of the variables for a while."""
-    saved = [variable.numpy() for variable in variables]
-    try:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-        yield
-    finally:
-        for variable, value in zip(variables, saved, strict=True):
-            variable.assign(value)
 
 
 class Average(Protocol):

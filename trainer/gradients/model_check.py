@@ -32,10 +32,10 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.batch_format import Column, row_bytes
 from pipelines.batches.manifest import Manifest
-from trainer.averaging.averages import weights_of
 from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
 from trainer.gradients.traced_model import ghost_obstacle
 from trainer.model.losses import check_range, check_shapes
+from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
 from trainer.tf_compat import keras, tf

@@ -33,9 +33,8 @@ from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import footer_digest
-from trainer.model.metrics import Metric, Metrics, Scores
+from trainer.model.metrics import LABEL, Metric, Metrics, Scores
 from trainer.model.user_code import withhold_values
-from trainer.settings.train_settings import LABEL
 
 if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
     from trainer.model.trainable_model import TrainableModel

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError, check_choice
-from trainer.averaging.averages import weights_of
 from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
+from trainer.model.swapped_weights import weights_of
 from trainer.tf_compat import keras, tf
 
 LOGITS = "logits"

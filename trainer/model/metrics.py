@@ -27,6 +27,9 @@ import numpy as np
 
 from accounting.validation import InputError
 
+#: The column that is predicted; all others are inputs.
+LABEL = "label"
+
 BINARY = "binary"
 CLASSES = "classes"
 OTHER = "other"

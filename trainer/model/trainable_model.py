@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.batches.batch_format import Column
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
-from trainer.settings.train_settings import LABEL
+from trainer.model.metrics import LABEL
 from trainer.tf_compat import tf
 
 

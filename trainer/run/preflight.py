@@ -34,11 +34,11 @@ from pipelines.batches.manifest import (
 from pipelines.files.storage import check_folder
 from pipelines.sampling.keys import read_key_file
 from trainer.model.evaluation import HeldOut
-from trainer.model.metrics import BINARY, OTHER
+from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.run import origin, privacy
 from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
-from trainer.settings.train_settings import LABEL, TrainSettings
+from trainer.settings.train_settings import TrainSettings
 
 
 def check_local(**paths: pathlib.Path | None) -> None:

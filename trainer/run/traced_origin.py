@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.gradients.dp_step import Step
-from trainer.models import TrainableModel
+from trainer.model.trainable_model import TrainableModel
 from trainer.run import graph_digest, origin, threads, user_sources
 from trainer.run.batches import element_spec
 from trainer.run.origin import Origin

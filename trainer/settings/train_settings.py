@@ -12,9 +12,6 @@ from trainer.model.user_code import check_name
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
 
-#: The column that is predicted; all others are inputs.
-LABEL = "label"
-
 #: The project's own model; any other is "module:function".
 CLICK_MODEL = "criteo"
 

@@ -15,10 +15,12 @@ from trainer.gradients import lazy_noise as module
 from trainer.gradients import traced_model
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.dp_step import Step
-from trainer.gradients.lazy_noise import LazyNoise, choose, is_plain_sgd
+from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise, normal
 from trainer.gradients.traced_model import TableReads
+from trainer.methods import lazy_tables
 from trainer.methods.bam import bam_sum
+from trainer.methods.lazy_tables import choose, is_plain_sgd
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
@@ -316,7 +318,7 @@ def test_lazy_noise_is_refused_with_the_reason_where_it_would_not_be_exact(
         TrainSettings(embedding_noise="lazy", **PRIVATE, **changes)
 
 
-def _choose(model: TrainableModel, manifest: Any, **changes: Any) -> module.Choice:
+def _choose(model: TrainableModel, manifest: Any, **changes: Any) -> lazy_tables.Choice:
     fields = {"optimizer": "sgd", **PRIVATE, **changes}
     settings = TrainSettings(**fields)
     optimizer = keras.optimizers.SGD(0.1)
@@ -329,7 +331,7 @@ def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
     small_batches: Any,
 ) -> None:
     manifest = small_batches.manifest  # a step reads at most 16 * 26 rows
-    assert _choose(_model(831), manifest) == module.Choice()
+    assert _choose(_model(831), manifest) == lazy_tables.Choice()
     chosen = _choose(_model(832), manifest)
     assert chosen.reads is not None
     assert [table.shape[0] for table in chosen.reads.tables] == [832]
@@ -338,7 +340,10 @@ def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
     assert chosen.flush_every == math.ceil(4 * 1664 / (832 + 53))
     forced = _choose(_model(831), manifest, embedding_noise="lazy")
     assert forced.reads is not None
-    assert _choose(_model(10**4), manifest, embedding_noise="dense") == module.Choice()
+    assert (
+        _choose(_model(10**4), manifest, embedding_noise="dense")
+        == lazy_tables.Choice()
+    )
 
 
 def test_dense_noise_of_large_tables_says_why_and_what_it_costs(

@@ -1,0 +1,201 @@
+"""Which embedding tables get lazy noise (see ``lazy_noise``), and when it is flushed.
+
+Formal guarantees:
+  - ``choose`` takes a table only where this holds: plain SGD without momentum, decay,
+    clipping or constraint, rows that are known before any weight is read, and nothing
+    but the steps that reads the table between two flushes.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from trainer.gradients import clipping, ghost_clipping, traced_model
+from trainer.gradients.traced_model import TableReads
+from trainer.methods import registry
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
+from trainer.tf_compat import keras
+
+#: A table is lazy by itself if it has this many rows for each that a step may read.
+_ROWS_PER_READ = 2
+
+#: Values that steps draw between two flushes, for each value that a flush draws.
+_DRAWS_PER_FLUSH_DRAW = 4
+
+
+def is_plain_sgd(optimizer: Any) -> bool:
+    """Whether a step moves a weight by its rate times its gradient and no more."""
+    return type(optimizer) is keras.optimizers.SGD and not (
+        optimizer.momentum
+        or optimizer.weight_decay
+        or optimizer.clipnorm
+        or optimizer.clipvalue
+        or optimizer.global_clipnorm
+        or optimizer.use_ema
+    )
+
+
+def obstacle(
+    model: TrainableModel, optimizer: Any, settings: TrainSettings
+) -> str | None:
+    """Returns why no table of this run can have lazy noise; None if some can."""
+    reads = None
+    if registry.choose_path(model, settings) == clipping.BOOKKEEPING:
+        reads = traced_model.table_reads(model)
+    if settings.lazy_obstacle is not None:
+        return settings.lazy_obstacle
+    if not is_plain_sgd(optimizer):
+        return "the optimizer is not plain SGD"
+    if reads is None or any(table.constraint is not None for table in reads.tables):
+        return "the model has no Embedding whose rows are known before it is read"
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlushSteps:
+    """After which steps all rows are completed: fixed before the run, never by time.
+
+    Attributes:
+      every: Steps between flushes; 0 for those at evaluations alone.
+      eval_steps: Steps between evaluations.
+      kept_steps: Steps after which an iterate is kept.
+      num_steps: Steps of the run.
+
+    Example:
+      >>> steps = FlushSteps(every=4, eval_steps=6, kept_steps=(7,), num_steps=13)
+      >>> [step for step in range(1, 14) if steps.contain(step)]
+      [4, 6, 7, 8, 12, 13]
+    """
+
+    every: int
+    eval_steps: int
+    kept_steps: tuple[int, ...]
+    num_steps: int
+
+    def contain(self, step: int) -> bool:
+        """Whether rows are completed when ``step`` steps are done."""
+        return (
+            step % self.eval_steps == 0
+            or step in self.kept_steps
+            or step == self.num_steps
+            or bool(self.every and step % self.every == 0)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which noise the tables of a run get.  Public.
+
+    Attributes:
+      reads: The tables with lazy noise; None for none.
+      flush_every: Steps between flushes beside those at evaluations; 0 for none.
+      message: What a user should know; empty for nothing.
+    """
+
+    reads: TableReads | None = None
+    flush_every: int = 0
+    message: str = ""
+
+
+def choose(
+    model: TrainableModel,
+    optimizer: Any,
+    settings: TrainSettings,
+    *,
+    manifest: Manifest,
+    checkpoint_every: int | None,
+) -> Choice:
+    """Returns the noise of the tables of a run.
+
+    Raises:
+      InputError: ``settings`` ask for lazy noise where it would be another mechanism.
+    """
+    if settings.method == NON_PRIVATE or settings.embedding_noise == DENSE_NOISE:
+        return Choice()
+    found = obstacle(model, optimizer, settings)
+    if settings.embedding_noise == LAZY_NOISE and found is not None:
+        raise InputError(
+            f"Expected --embedding-noise lazy only where it is exact; here {found}. "
+            "Leave it away for dense noise."
+        )
+    parts = manifest.parts_per_step or _ceil(
+        manifest.plan.expected_batch_size, manifest.physical_batch_size
+    )
+    step_rows = parts * manifest.physical_batch_size
+    if found is not None:
+        return Choice(message=_dense_message(model, step_rows, found))
+    reads = traced_model.table_reads(model)
+    assert reads is not None  # else there is an obstacle
+    if settings.embedding_noise != LAZY_NOISE:
+        reads = _worthwhile(reads, step_rows)
+    if not reads.tables:
+        return Choice()
+    every = checkpoint_every or _flush_every(model, reads, step_rows)
+    return Choice(
+        reads=reads,
+        flush_every=every,
+        message=(
+            f"embedding noise: lazy for {_num_values(reads.tables):,} values; all rows "
+            f"are completed every {every} steps, and before anything but a step reads "
+            "them"
+        ),
+    )
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def _num_values(variables: Sequence[Any]) -> int:
+    return sum(variable.shape.num_elements() for variable in variables)
+
+
+def _worthwhile(reads: TableReads, step_rows: int) -> TableReads:
+    """Returns the reads of tables of which a step reads a small part."""
+    kept = [
+        table.shape[0] >= _ROWS_PER_READ * count * step_rows
+        for table, count in zip(reads.tables, reads.num_ids, strict=True)
+    ]
+
+    def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        return list(itertools.compress(reads.ids(columns, weight), kept))
+
+    return TableReads(
+        tables=tuple(itertools.compress(reads.tables, kept)),
+        num_ids=tuple(itertools.compress(reads.num_ids, kept)),
+        ids=ids,
+    )
+
+
+def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> int:
+    """Returns the steps between flushes that keep their cost a fraction of the steps'.
+
+    It depends on shapes alone: a run that was killed flushes where it would have.
+    """
+    lazy = _num_values(reads.tables)
+    read = sum(
+        min(table.shape[0], count * step_rows) * table.shape[1]
+        for table, count in zip(reads.tables, reads.num_ids, strict=True)
+    )
+    drawn = _num_values(model.variables) - lazy + read
+    return max(1, _ceil(_DRAWS_PER_FLUSH_DRAW * lazy, drawn))
+
+
+def _dense_message(model: TrainableModel, step_rows: int, found: str) -> str:
+    reads = traced_model.table_reads(model) if ghost_clipping.is_exact(model) else None
+    large = _worthwhile(reads, step_rows).tables if reads is not None else ()
+    if not large:
+        return ""
+    return (
+        f"embedding noise: dense, {_num_values(large):,} values at every step, since "
+        f"{found}"
+    )
