@@ -16,6 +16,8 @@ Formal guarantees:
     the model and of row i alone, and is clipped: the sum changes by at most
     ``l2_norm_clip`` with one row, as in DP-SGD, so that DP-SGD's accounting holds.
   - Where u_i = 0, g_i is the gradient at theta.
+  - Where the terms of u_i cancel, the bound on its norm that is clipped elsewhere (see
+    ``layer_gradients``) stands for ||u_i||: the step uphill is shorter, never longer.
   - A row whose u_i or g_i is not finite, or has a norm that overflows float32,
     contributes exactly nothing.
   - ``radius`` 0 gives DP-SGD.
