@@ -193,7 +193,7 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
 def test_a_dry_run_says_what_the_job_would_do_with_a_store(
     tmp_path: pathlib.Path,
 ) -> None:
-    from tests.pipelines import test_storage  # registers the schemes
+    from tests.pipelines.files import test_storage  # registers the schemes
 
     assert "memory" in test_storage.STORES
     write_table(tmp_path / "rows.parquet", 0, 1000, 500)

@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
     """A folder: here, in a store without folders, in one with them."""
     if request.param == "this machine":
         return str(tmp_path)
-    from tests.pipelines import test_storage  # registers the schemes
+    from tests.pipelines.files import test_storage  # registers the schemes
 
     assert request.param in test_storage.STORES
     folder = f"{request.param}://host/{uuid.uuid4().hex}/spill"
