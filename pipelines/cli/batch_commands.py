@@ -5,28 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import logging
 import re
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from accounting.cli import delta_flags
-from accounting.plan import (
-    SAMPLERS,
-    TRUNCATED_POISSON,
-    DpSgdPlan,
-    steps_and_epochs,
-)
-from accounting.validation import InputError, check_float
+from accounting.plan import SAMPLERS, TRUNCATED_POISSON
+from accounting.validation import InputError
 from pipelines.cli.console import Bars, show
 from pipelines.files.stopping import stoppable
+from pipelines.job.batch_settings import BatchSettings
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    from pipelines.batches.manifest import Manifest
     from pipelines.inputs.parquet_blocks import Dataset
     from pipelines.job.packing import Layout
     from pipelines.job.sizing import Estimate
@@ -60,22 +55,6 @@ class ByteSize(click.ParamType):
         return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _quiet_beam() -> None:
-    """Lets errors alone reach the terminal, each of them once.
-
-    Beam warns of every cloud whose client is not installed, and its workers reset the
-    level of the root logger: so the handler filters.  The exception of a worker is
-    logged with its traceback and then raised; the command line shows what is raised.
-    Threads that served an engine end with an exception when it hangs up.
-    """
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    handler = logging.getLogger().handlers[0]
-    handler.setLevel(logging.ERROR)
-    handler.addFilter(lambda record: not record.exc_info)
-    handler.addFilter(lambda record: "Traceback (most" not in record.getMessage())
-    threading.excepthook = lambda _: None
-
-
 def _beam_options(arguments: list[str]) -> PipelineOptions:
     """Beam's options from what is left of the command line; refuses unknown ones."""
     from apache_beam.options.pipeline_options import (
@@ -100,62 +79,27 @@ def _beam_options(arguments: list[str]) -> PipelineOptions:
     return PipelineOptions(arguments)
 
 
-def _truncated_batch_size(
-    value: str, *, num_examples: int, batch_size: int, num_steps: int,
-    epsilon: float, delta: float | None,
-) -> int:  # fmt: skip
-    """The cap that the user gave, or the smallest that costs no epsilon to speak of."""
-    if value != "auto":
-        try:
-            return int(value)
-        except ValueError:
-            raise InputError(
-                f"Expected --truncated-batch-size={value} to be `auto` or an integer."
-            ) from None
-    from accounting.accountant import smallest_truncated_batch_size
-
-    return smallest_truncated_batch_size(
-        num_examples=num_examples,
-        expected_batch_size=batch_size,
-        num_steps=num_steps,
-        epsilon=epsilon,
-        delta=0.1 / num_examples if delta is None else delta,
-    )
+def _settings(options: dict[str, Any]) -> BatchSettings:
+    return BatchSettings(
+        expected_batch_size=options["batch_size"],
+        num_epochs=options["epochs"],
+        truncated_batch_size=_cap(options["truncated_batch_size"]),
+        **{
+            name: options[name]
+            for name in (
+                "sampler", "num_steps", "epsilon", "delta", "physical_batch_size",
+            )
+        },
+    )  # fmt: skip
 
 
-def _make_plan(num_examples: int, options: dict[str, Any]) -> DpSgdPlan:
-    batch_size = options["batch_size"]
-    num_steps, num_epochs = steps_and_epochs(
-        num_examples,
-        batch_size,
-        epochs=options["epochs"],
-        num_steps=options["num_steps"],
-    )
-    check_float("epsilon", options["epsilon"], above=0)
-    given = options["truncated_batch_size"]
-    if given != "auto" and options["sampler"] != TRUNCATED_POISSON:
+def _cap(text: str) -> int | None:
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
         raise InputError(
-            f"Expected --truncated-batch-size={given} with --sampler "
-            f"{TRUNCATED_POISSON} alone; sampler is {options['sampler']}. Leave it out."
-        )
-    truncated = None
-    if options["sampler"] == TRUNCATED_POISSON:
-        truncated = _truncated_batch_size(
-            options["truncated_batch_size"],
-            num_examples=num_examples,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            epsilon=options["epsilon"],
-            delta=options["delta"],
-        )
-    return DpSgdPlan(
-        sampler=options["sampler"],
-        num_examples=num_examples,
-        expected_batch_size=batch_size,
-        num_steps=num_steps,
-        num_epochs=num_epochs,
-        truncated_batch_size=truncated,
-    )
+            f"Expected --truncated-batch-size={text} to be `auto` or an integer."
+        ) from None
 
 
 def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
@@ -292,21 +236,22 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     Example:
       dpsgd batches --input data/train --out batches --batch-size 1024 --epochs 1
     """
-    _quiet_beam()
+    from pipelines.job.make_batches import quiet_beam
+
+    quiet_beam()
     from pipelines.files import storage
     from pipelines.inputs.parquet_blocks import list_blocks
     from pipelines.job import poisson_batching as job
-    from pipelines.job import progress
     from pipelines.job.job_folder import check_out
     from pipelines.job.sizing import estimate, make_layout, worker_bytes
-    from pipelines.sampling.shuffle import num_block_passes
 
+    settings = _settings(options)
     beam_options = _beam_options(ctx.args)
     storage.use_options(beam_options)
     dataset = list_blocks(source)
-    plan = _make_plan(dataset.num_examples, options)
-    delta_flags.warn(options["delta"], plan.num_examples)
-    layout = make_layout(plan, dataset, options["physical_batch_size"])
+    plan = settings.plan(dataset.num_examples)
+    delta_flags.warn(settings.delta, plan.num_examples)
+    layout = make_layout(plan, dataset, settings.physical_batch_size)
     cost = estimate(layout)
     runner = job.runner_of(beam_options)
     place = job.spill_place(
@@ -323,10 +268,42 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
         show("Would write", {**found, **summary}, options["as_json"])
         return
     check_out(out)
+    names = ("key_file", "memory_limit", "shuffle", "scratch")
+    beside = {name: options[name] for name in names}
+    manifest = _write(dataset, layout, out, **beside, options=beam_options)
+    show(
+        f"Batches in {out}",
+        {**summary, "manifest_fingerprint": manifest.fingerprint},
+        options["as_json"],
+    )
+
+
+def make_batches(source: str, out: str, settings: BatchSettings) -> None:
+    """Does what ``dpsgd batches`` does on the local runner, and shows its progress.
+
+    Args:
+      source: Parquet: a folder, a file or a glob.
+      out: An empty or new folder, or that of the same job, unfinished.
+      settings: How to sample.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    from pipelines.job.make_batches import open_input, quiet_beam
+
+    quiet_beam()
+    _write(*open_input(source, out, settings), out)
+
+
+def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
+    """Writes batches, with a bar for each kind of progress."""
+    from pipelines.job import poisson_batching, progress
+    from pipelines.sampling.shuffle import num_block_passes
+
     totals = {
-        progress.BOUNDARIES: num_block_passes(plan, len(dataset.blocks)),
+        progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
         progress.BLOCKS: len(dataset.blocks),
-        progress.STEPS: plan.num_steps,
+        progress.STEPS: layout.plan.num_steps,
     }
     totals = {label: total for label, total in totals.items() if total}
     with (
@@ -336,21 +313,9 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     ):
         for label, total in totals.items():
             bars.set_total(label, total)
-        manifest = job.write_batches(
-            dataset=dataset,
-            layout=layout,
-            out=out,
-            key_file=options["key_file"],
-            memory_limit=options["memory_limit"],
-            shuffle=options["shuffle"],
-            scratch=options["scratch"],
-            options=beam_options,
+        return poisson_batching.write_batches(
+            dataset=dataset, layout=layout, out=out, **others
         )
-    show(
-        f"Batches in {out}",
-        {**summary, "manifest_fingerprint": manifest.fingerprint},
-        options["as_json"],
-    )
 
 
 @click.command()

@@ -1,7 +1,7 @@
 """The whole trainer under audit: real batches, a real run, and what it releases.
 
-A table of canaries goes through ``dpsgd batches`` and ``dpsgd train``, as a user's rows
-do: sampling, Beam job, batch files, padding, clipping, noise, optimizer, checkpoints.
+A table of canaries goes through the batch job and the trainer, as a user's rows do:
+sampling, Beam job, batch files, padding, clipping, noise, optimizer, checkpoints.
 Every canary has weights of its own in several layers (see ``audit_model``); a fair coin
 decides whether it is real or a ghost.  What is released is looked at in two ways:
 
@@ -37,8 +37,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import secrets
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
@@ -48,10 +46,12 @@ from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.plan import DpSgdPlan
 from accounting.samplers import truncated_poisson
-from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, read_manifest
+from pipelines.files import separate_process
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.auditing import audit_mechanism
-from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 
 #: Canaries of a run: trials.
 NUM_CANARIES = 4096
@@ -118,6 +118,7 @@ class SmallRun:
         return min(_LAZY_STEPS, self.steps_per_epoch) if lazy else 1
 
 
+_MODELS = "trainer.auditing.audit_model"
 _WEIGHTS, _SHARED = "weights", "shared_weights"
 
 
@@ -220,7 +221,7 @@ def carry_out(run: SmallRun) -> Outcome:
     """Makes batches, trains, scores every canary and checks what was released.
 
     Raises:
-      InputError: a command failed.
+      InputError: the batch job or the training was refused.
     """
     coins = np.frombuffer(secrets.token_bytes(run.num_canaries // 8), np.uint8)
     is_real = np.unpackbits(coins).astype(bool)
@@ -267,22 +268,16 @@ def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
       run: Whose batches they are.
 
     Raises:
-      InputError: the command failed.
+      InputError: the job was refused, or its process failed.
     """
-    command = [
-        sys.executable, "-m", "dpsgd", "batches", f"--input={folder}/data",
-        f"--out={folder}/batches", f"--sampler={run.sampler}",
-        f"--batch-size={run.expected_batch_size}", f"--epochs={run.num_epochs}",
-        f"--physical-batch-size={run.physical_batch_size}", "--json",
-    ]  # fmt: skip
-    # A process of its own: Beam and TensorFlow need not know each other.
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise InputError(
-            f"Expected dpsgd batches --sampler {run.sampler} to succeed; it said: "
-            f"{said}"
-        )
+    settings = BatchSettings(
+        sampler=run.sampler,
+        expected_batch_size=run.expected_batch_size,
+        num_epochs=run.num_epochs,
+        physical_batch_size=run.physical_batch_size,
+    )
+    folders = f"{folder}/data", f"{folder}/batches"
+    separate_process.call(MAKE_BATCHES, *folders, settings)
 
 
 def examine(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Outcome:
@@ -343,22 +338,29 @@ def _train(
     folder: pathlib.Path, run: SmallRun, manifest: Manifest
 ) -> list[pathlib.Path]:
     """Trains, and returns the files of the released weights, in order."""
-    from trainer.cli.commands import train_request
+    # Imported here: it loads TensorFlow.
     from trainer.train import train
 
     num_steps, every = manifest.plan.num_steps, run.steps_per_release
-    request = train_request(
-        [
-            f"--batches={folder}/batches", f"--eval={folder}/held-out",
-            f"--out={folder}/run", f"--model=trainer.auditing.audit_model:{run.model}",
-            "--loss=trainer.auditing.audit_model:linear", "--optimizer=sgd",
-            "--learning-rate=1", f"--noise-multiplier={run.noise_multiplier!r}",
-            f"--l2-norm-clip={run.l2_norm_clip!r}",
-            f"--keep-last={num_steps // every}", f"--keep-every={every}",
-            # Lazy noise is completed for an evaluation: not before a release.
-            f"--eval-every={num_steps}", f"--embedding-noise={run.embedding_noise}",
-        ]
-    )  # fmt: skip
+    settings = TrainSettings(
+        model=f"{_MODELS}:{run.model}",
+        loss=f"{_MODELS}:linear",
+        optimizer="sgd",
+        learning_rate=1.0,
+        noise_multiplier=run.noise_multiplier,
+        l2_norm_clip=run.l2_norm_clip,
+        keep_last=num_steps // every,
+        keep_every=every,
+        # Lazy noise is completed for an evaluation: not before a release.
+        eval_every=num_steps,
+        embedding_noise=run.embedding_noise,
+    )
+    request = Request(
+        settings=settings,
+        batches=folder / "batches",
+        held_out=folder / "held-out",
+        run=folder / "run",
+    )
     train(request)
     steps = range(every, num_steps + 1, every)
     return [folder / f"run/iterates/step-{step:08d}.npz" for step in steps]

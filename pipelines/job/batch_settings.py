@@ -1,0 +1,89 @@
+"""What a batch job is asked to do: frozen, public, checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
+from accounting.validation import InputError, check_float
+
+#: What ``separate_process.call`` makes batches with, of source, folder and settings.
+MAKE_BATCHES = "pipelines.job.make_batches:make_batches_quietly"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSettings:
+    """How to sample a data set, and how to lay batches out.  All public.
+
+    Attributes:
+      expected_batch_size: Expected examples of a step, at least 1.
+      sampler: One of ``accounting.plan.SAMPLERS``.
+      num_epochs: Rounds of n/b steps; None if ``num_steps`` is given.
+      num_steps: Steps in all; None if ``num_epochs`` is given.
+      truncated_batch_size: Cap on the examples of a truncated step; None for the
+        smallest that costs no epsilon.
+      epsilon: For that cap: the largest epsilon that the batches are meant for.
+      delta: For that cap: the smallest delta; a tenth of one over the examples if None.
+      physical_batch_size: Rows of one record; chosen by their size if None.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    expected_batch_size: int
+    sampler: str = TRUNCATED_POISSON
+    num_epochs: int | None = None
+    num_steps: int | None = None
+    truncated_batch_size: int | None = None
+    epsilon: float = 8.0
+    delta: float | None = None
+    physical_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_float("epsilon", self.epsilon, above=0)
+        given = self.truncated_batch_size
+        if given is not None and self.sampler != TRUNCATED_POISSON:
+            raise InputError(
+                f"Expected --truncated-batch-size={given} with --sampler "
+                f"{TRUNCATED_POISSON} alone; sampler is {self.sampler}. Leave it out."
+            )
+
+    def plan(self, num_examples: int) -> DpSgdPlan:
+        """Returns the plan for a data set of ``num_examples`` slots.
+
+        Example:
+          >>> BatchSettings(expected_batch_size=20, sampler="poisson", num_epochs=3,
+          ...               ).plan(400).num_steps
+          60
+
+        Raises:
+          InputError: both or neither of steps and epochs, or an impossible plan.
+        """
+        num_steps, num_epochs = steps_and_epochs(
+            num_examples,
+            self.expected_batch_size,
+            epochs=self.num_epochs,
+            num_steps=self.num_steps,
+        )
+        cap = self.truncated_batch_size
+        if cap is None and self.sampler == TRUNCATED_POISSON:
+            cap = self._smallest_cap(num_examples, num_steps)
+        return DpSgdPlan(
+            sampler=self.sampler,
+            num_examples=num_examples,
+            expected_batch_size=self.expected_batch_size,
+            num_steps=num_steps,
+            num_epochs=num_epochs,
+            truncated_batch_size=cap,
+        )
+
+    def _smallest_cap(self, num_examples: int, num_steps: int) -> int:
+        from accounting.accountant import smallest_truncated_batch_size
+
+        return smallest_truncated_batch_size(
+            num_examples=num_examples,
+            expected_batch_size=self.expected_batch_size,
+            num_steps=num_steps,
+            epsilon=self.epsilon,
+            delta=0.1 / num_examples if self.delta is None else self.delta,
+        )

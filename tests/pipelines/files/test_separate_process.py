@@ -1,0 +1,126 @@
+"""A call in a process of its own: what comes back, and what ends it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from accounting.validation import InputError
+from pipelines.files import separate_process
+from pipelines.files.stopping import StoppedError
+from pipelines.job.batch_settings import BatchSettings
+
+ROOT = pathlib.Path(__file__).parents[3]
+HELPER = """
+import os, pathlib, signal, sys, time
+from accounting.validation import InputError
+
+def told(settings):
+    print("noise on standard output")
+    return os.getpid(), settings, "tensorflow" in sys.modules
+
+def refused():
+    raise InputError("Expected x=1 to be 2.")
+
+def missing():
+    raise FileNotFoundError(2, "No such file or directory", "nowhere")
+
+def terminated():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def waits(path):
+    pathlib.Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that only this process's ``sys.path`` leads to."""
+    (tmp_path / "helper_of_calls.py").write_text(HELPER)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT), *sys.path])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_objects_go_there_and_back() -> None:
+    settings = BatchSettings(expected_batch_size=20, num_epochs=3)
+    found = separate_process.call("helper_of_calls:told", settings)
+    assert found[0] != os.getpid()
+    assert found[1:] == (settings, False)
+
+
+def test_errors_for_the_user_are_raised_here() -> None:
+    with pytest.raises(InputError, match=r"^Expected x=1 to be 2\.$"):
+        separate_process.call("helper_of_calls:refused")
+    with pytest.raises(FileNotFoundError) as raised:
+        separate_process.call("helper_of_calls:missing")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, "nowhere")
+    with pytest.raises(StoppedError) as stopped:
+        separate_process.call("helper_of_calls:terminated")
+    assert stopped.value.number == signal.SIGTERM
+
+
+def test_a_process_that_is_killed_is_an_error_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"helper_of_calls:killed .* is -9") as raised:
+        separate_process.call("helper_of_calls:killed")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_script_is_not_run_again(tmp_path: pathlib.Path) -> None:
+    """Also one that calls without asking whether it is the main module."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pipelines.files import separate_process\n"
+        "print('ran')\n"
+        "print(separate_process.call('math:gcd', 12, 18))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout == "ran\n6\n"
+
+
+def test_a_signal_that_ends_the_wait_ends_the_process(tmp_path: pathlib.Path) -> None:
+    started = tmp_path / "started"
+    script = (
+        "from pipelines.files import separate_process, stopping\n"
+        "with stopping.stoppable():\n"
+        f"    separate_process.call('helper_of_calls:waits', {str(started)!r})\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    _until(lambda: started.exists() and started.read_text())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60)
+    _until(lambda: not _is_alive(int(started.read_text())))
+
+
+def _is_alive(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
