@@ -494,7 +494,7 @@ WORK = {
     "batches": "pipelines.job.poisson_batching.open_job",
     "demo": "trainer.cli.demo._run",
     "train": "trainer.report.progress.Terminal.say",
-    "audit": "trainer.cli.audit_commands._audit_mechanism",
+    "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.cli.compare_commands._noise",
     "simulate": "trainer.cli.simulate_commands._say",
 }

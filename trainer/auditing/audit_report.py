@@ -15,12 +15,40 @@ from accounting.auditing.joint_tests import JointVerdict, Judged
 from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
 from accounting.plan import DpSgdPlan
+from trainer.settings.audit_settings import MECHANISM, TRAINER
 
 MEANING = (
     "A lower bound is a fact about this mechanism on its worst-case data; no better "
     "proof can go below it. Its absence proves nothing: privacy comes from the "
     "accountant's upper bound, and an audit looks for faults in code or claim."
 )
+
+
+#: Faults that an audit of each level cannot see, whatever the number of trials.
+CANNOT_SEE = {
+    MECHANISM: (
+        "faults of training: clipping, padding, physical batches, lazy noise, "
+        "optimizers and models; --level trainer looks at some of them",
+        "faults of the batch job: files, engines, several machines",
+        "examples whose steps depend on other examples, since there is one canary",
+        "keys that others know or that two runs share, and a weak random generator",
+        "what leaves by other ways than weights: files, messages, logs, timing",
+        "several rows of one person",
+    ),
+    TRAINER: (
+        "faults that only other models, losses, optimizers, methods, averages or code "
+        "of yours meet: linear models are trained by dp-sgd with plain SGD",
+        "faults that only long, large or resumed runs meet, or other engines and "
+        "several machines",
+        "faults rarer than one in the number of trials, or smaller than the spread of "
+        "what is found",
+        "batches that were sampled in another way, where trials are too few to tell",
+        "keys that others know or that two runs share, and a weak random generator",
+        "what leaves by other ways than weights: files, messages, logs, timing",
+        "what the rounding of floating point gives away",
+        "several rows of one person",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,146 @@
+"""An audit of a plan and its noise, or of a run: how large epsilon is at least.
+
+Example:
+  >>> from accounting.plan import DpSgdPlan
+  >>> plan = DpSgdPlan(sampler="poisson", num_examples=400, expected_batch_size=20,
+  ...                  num_steps=20)
+  >>> settings = AuditSettings(plan=plan, noise_multiplier=1.0, delta=1e-5, trials=200,
+  ...                          confidence=1 - 1e-9)
+  >>> audit(settings).verdict.violated
+  False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from accounting.auditing import audit as claims
+from accounting.auditing import joint_tests
+from accounting.auditing.joint_tests import JointVerdict
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from trainer.auditing import audit_mechanism, audit_training
+from trainer.auditing.audit_report import CANNOT_SEE, Report
+from trainer.run import privacy
+from trainer.run.run_record import RunRecord
+from trainer.settings.audit_settings import MECHANISM, TRAINER, AuditSettings
+from trainer.settings.method_settings import DP_SGD_RELEASES, NON_PRIVATE
+
+#: What is counted while an audit of each level goes on.
+COUNTED = {MECHANISM: "trials", TRAINER: "runs"}
+#: Takes what is counted, how many are done, and of how many.
+Progress = Callable[[str, int, int], None]
+
+
+def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Report:
+    """Attacks a mechanism many times over, and returns what was found.
+
+    Args:
+      settings: What is audited, and how.
+      progress: Takes what is counted, how many are done, and of how many.
+
+    Raises:
+      InputError: there is nothing to audit, or a small run was refused.
+    """
+    look = _audit_mechanism if settings.level == MECHANISM else _audit_trainer
+    verdict, notes = look(settings, progress)
+    return Report(
+        level=settings.level,
+        audited=settings.plan,
+        verdict=verdict,
+        notes=notes,
+        cannot_see=CANNOT_SEE[settings.level],
+    )
+
+
+def settings_of_run(
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    **others: Any,
+) -> AuditSettings:
+    """Returns the settings of an audit of a finished run.
+
+    Args:
+      record: Of the run, as is the manifest: from ``run_record.read_run``.
+      manifest: Of its batches.
+      delta: Of the claim; the one that the run was for if None.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      **others: Of ``AuditSettings``: claim, level, trials, confidence.
+
+    Raises:
+      InputError: the run is not private, or does not release what DP-SGD does.
+    """
+    if record.method not in (*DP_SGD_RELEASES, NON_PRIVATE):
+        raise InputError(
+            f"Expected method={record.method!r} to be one of "
+            f"{', '.join(DP_SGD_RELEASES)}: only what DP-SGD releases is audited."
+        )
+    noise, delta = privacy.check_run(
+        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+    )
+    assert record.l2_norm_clip is not None  # of a private run
+    return AuditSettings(
+        plan=manifest.plan,
+        noise_multiplier=noise,
+        l2_norm_clip=record.l2_norm_clip,
+        delta=delta,
+        **others,
+    )
+
+
+def _audit_mechanism(
+    settings: AuditSettings, progress: Progress
+) -> tuple[JointVerdict, list[str]]:
+    noise, trials = settings.noise_multiplier, settings.num_trials
+    claim = claims.claim(settings.claimed(settings.plan), noise, settings.delta)
+    case = audit_mechanism.worst_case(settings.plan)
+    done = 0
+
+    def advance(amount: int) -> None:
+        nonlocal done
+        done += amount
+        progress(COUNTED[MECHANISM], done, trials)
+
+    scores = [
+        audit_mechanism.simulate(case, noise, count, real=real, advance=advance)
+        for real, count in ((True, trials // 2), (False, trials - trials // 2))
+    ]
+    evidence = joint_tests.Evidence(
+        name=MECHANISM, real=scores[0], ghost=scores[1], slack=case.slack
+    )
+    verdict = joint_tests.judge(claim, [evidence], confidence=settings.confidence)
+    return verdict, [case.scaled or "nothing is scaled: all steps, examples, noise"]
+
+
+def _audit_trainer(
+    settings: AuditSettings, progress: Progress
+) -> tuple[JointVerdict, list[str]]:
+    noise, delta = settings.noise_multiplier, settings.delta
+    # The claim is that of runs which are still to be made.
+    claims.check(noise, delta)
+    runs = audit_training.runs(
+        settings.plan, noise, settings.l2_norm_clip, settings.num_trials
+    )
+    outcomes = []
+    for number, run in enumerate(runs, start=1):
+        outcomes.append(audit_training.carry_out(run))
+        progress(COUNTED[TRAINER], number, len(runs))
+    plan = next(found.plan for found in outcomes if found.run.has_trials)
+    verdict = joint_tests.judge(
+        claims.claim(settings.claimed(plan), noise, delta),
+        audit_training.evidence(outcomes),
+        confidence=settings.confidence,
+    )
+    few = next(found.plan for found in outcomes if not found.run.has_trials)
+    note = (
+        f"{len(runs)} small runs of dp-sgd, same sampler, noise and clip norm: "
+        f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
+        f"T={plan.num_steps:,}, of dense and of lazy noise; the claim is that of these "
+        f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
+        f"T={few.num_steps:,}, for checks alone, dense on the vectorised path"
+    )
+    return verdict, [note]
