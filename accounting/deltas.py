@@ -68,3 +68,14 @@ def remedy(num_examples: int) -> str:
     """Returns which delta to use: a power of ten, at most a tenth of 1/n."""
     delta = float(f"1e-{max(3, len(str(10 * num_examples)))}")
     return f"Use --delta {delta!r} or less."
+
+
+def warning(delta: float | None, num_examples: int) -> str | None:
+    """Returns the line for people where a claim protects next to nothing, or None.
+
+    Args:
+      delta: Of the claim; None if there is none.
+      num_examples: Slots of the data set.
+    """
+    text = None if delta is None else weakness(delta, num_examples)
+    return text and f"warning: {text} {remedy(num_examples)}"

@@ -61,8 +61,8 @@ def warn(delta: float | None, num_examples: int) -> None:
       delta: Of the claim; None if the user gave none.
       num_examples: Slots of the data set.
     """
-    if delta is not None and (text := deltas.weakness(delta, num_examples)):
-        click.echo(f"warning: {text} {deltas.remedy(num_examples)}", err=True)
+    if line := deltas.warning(delta, num_examples):
+        click.echo(line, err=True)
 
 
 def _check(

@@ -23,11 +23,16 @@ import click
 
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.batches.manifest import pretty_json, read_manifest, write_atomically
-from trainer.cli.compare_commands import write_results
+from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments import compare_report
-from trainer.experiments.compare import Comparison, Outcome, Sampling, Trial, summarise
+from trainer.experiments.compare import Comparison, Outcome, Trial, summarise
 from trainer.run import privacy
+from trainer.settings.comparison_settings import Experiment
 from trainer.settings.method_settings import BAM, DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+#: Of ``TrainSettings``, by name.
+Fields = dict[str, Any]
 
 EPSILONS = (1.0, 3.0, 10.0)
 #: At which the grid is searched.
@@ -38,18 +43,14 @@ METHODS = (NON_PRIVATE, DP_SGD, BAM, DP_SAT)
 #: Plain SGD, whose rates are about ten times those of momentum.
 MIX_RATES = (0.3, 1.0, 3.0)
 MIX_WIDTHS = (0.003, 0.01, 0.03, 0.1)
-MIX_FLAGS = ("--optimizer=sgd", "--linf-factor=100")
+MIX: Fields = {"method": MODEL_MIX, "optimizer": "sgd", "linf_factor": 100}
 RADII = {BAM: (0.01, 0.03, 0.1), DP_SAT: (0.03, 0.1, 0.3)}
 EPOCHS = 3
 #: Steps of an epoch, whatever the number of rows.
 EPOCH_STEPS = 195
-MODEL = ("--embedding-dim=4", "--hidden=32,16", "--eval-every=100000")
-AVERAGES = (
-    "--ema-decay=0.98", "--tail=50", "--keep-last=10", "--keep-every=20",
-)  # fmt: skip
+MODEL: Fields = {"embedding_dim": 4, "hidden": (32, 16), "eval_every": 100_000}
+AVERAGES: Fields = {"ema_decay": 0.98, "tail": 50, "keep_last": 10, "keep_every": 20}
 TITLE = "Synthetic clicks: what each method and average gives"
-
-Flags = tuple[str, ...]
 
 
 def _dpsgd(*arguments: str) -> None:
@@ -83,21 +84,20 @@ class Data:
     ) -> None:
         data = _make_data(folder, rows, seed)
         self._say = lambda line: click.echo(f"{folder.name}: {line}", err=True)
-        self._comparison = Comparison(folder, data / "test", self._say)
+        experiment = Experiment(
+            source=str(data / "train"), held_out=data / "test", out=folder
+        )
+        self._comparison = Comparison(experiment, self._say)
         num_train = rows * 8 // 10
         self._delta = 0.1 / num_train
-        sampling = Sampling(
-            source=str(data / "train"),
-            flags=(
-                f"--batch-size={max(1, num_train // EPOCH_STEPS)}",
-                f"--epochs={EPOCHS}",
-                f"--epsilon={max(EPSILONS)}",
-                f"--delta={self._delta!r}",
-            ),
+        sampling = BatchSettings(
+            expected_batch_size=max(1, num_train // EPOCH_STEPS),
+            num_epochs=EPOCHS,
+            epsilon=max(EPSILONS),
+            delta=self._delta,
         )
         folders = [
-            self._comparison.make_batches(sampling, TRUNCATED_POISSON, seed)
-            for seed in range(num_batches)
+            self._comparison.make_batches(sampling, seed) for seed in range(num_batches)
         ]
         plan = read_manifest(folders[0]).plan
         self._noise = {
@@ -106,73 +106,69 @@ class Data:
         }
 
     def run(
-        self,
-        method: str,
-        epsilon: float | None,
-        seed: int,
-        flags: Flags,
-        *,
-        label: str = "",
+        self, epsilon: float | None, seed: int, fields: Fields, *, label: str = ""
     ) -> tuple[Trial, dict[str, Any]]:
         """Returns a trial and what its run published."""
+        privacy_fields = self._privacy(fields["method"], epsilon)
+        settings = TrainSettings(**MODEL, **privacy_fields, **fields, init_seed=seed)
         trial = Trial(
-            sampler=TRUNCATED_POISSON, method=method, epsilon=epsilon, seed=seed,
-            flags=(*MODEL, *self._privacy(method, epsilon), *flags), label=label,
+            sampler=TRUNCATED_POISSON, epsilon=epsilon, seed=seed, settings=settings,
+            label=label,
         )  # fmt: skip
         return trial, self._comparison.run(trial)
 
-    def _privacy(self, method: str, epsilon: float | None) -> Flags:
+    def _privacy(self, method: str, epsilon: float | None) -> Fields:
         if epsilon is None:
-            return ()
-        noise = f"--noise-multiplier={self._noise[epsilon]!r}"
+            return {}
         # ModelMix's noise depends on its settings, and follows from the target.
-        target = f"--epsilon={epsilon!r}" if method == MODEL_MIX else noise
-        return target, f"--delta={self._delta!r}"
+        if method == MODEL_MIX:
+            return {"target_epsilon": epsilon, "target_delta": self._delta}
+        return {"noise_multiplier": self._noise[epsilon], "target_delta": self._delta}
 
 
-def _grid(method: str, chosen: dict[str, Flags]) -> list[Flags]:
+def _grid(method: str, chosen: dict[str, Fields]) -> list[Fields]:
     """Returns the points at which a method is tried."""
     if method == NON_PRIVATE:
-        return [(f"--learning-rate={rate}",) for rate in LEARNING_RATES]
+        return [{"method": method, "learning_rate": rate} for rate in LEARNING_RATES]
     if method == DP_SGD:
         return [
-            (f"--learning-rate={rate}", f"--l2-norm-clip={clip}")
+            {"method": method, "learning_rate": rate, "l2_norm_clip": clip}
             for rate, clip in itertools.product(LEARNING_RATES, CLIPS)
         ]
     if method == MODEL_MIX:
-        clip = [f for f in chosen[DP_SGD] if f.startswith("--l2-norm-clip")]
+        clip = chosen[DP_SGD]["l2_norm_clip"]
         return [
-            (*MIX_FLAGS, *clip, f"--learning-rate={rate}", f"--mix-width={width}")
+            {**MIX, "l2_norm_clip": clip, "learning_rate": rate, "mix_width": width}
             for rate, width in itertools.product(MIX_RATES, MIX_WIDTHS)
         ]
-    name = {BAM: "bam", DP_SAT: "sat"}[method]
-    return [(*chosen[DP_SGD], f"--{name}-radius={r}") for r in RADII[method]]
+    name = {BAM: "bam_radius", DP_SAT: "sat_radius"}[method]
+    return [{**chosen[DP_SGD], "method": method, name: r} for r in RADII[method]]
 
 
 def _search(
-    out: pathlib.Path, rows: int, methods: Flags
-) -> tuple[dict[str, Flags], list[Any]]:
-    """Returns the best flags of each method, and all points of the grid."""
-    chosen: dict[str, Flags] = {}
+    out: pathlib.Path, rows: int, methods: Sequence[str]
+) -> tuple[dict[str, Fields], list[Any]]:
+    """Returns the best settings of each method, and all points of the grid."""
+    chosen: dict[str, Fields] = {}
     points = []
     data = Data(out / "grid", rows, seed=1, num_batches=1)
     for method in methods:
         epsilon = None if method == NON_PRIVATE else GRID_EPSILON
         found = []
-        for index, flags in enumerate(_grid(method, chosen)):
-            _, result = data.run(method, epsilon, 0, flags, label=f"grid{index}")
-            found.append((result["metrics"]["auc"], flags))
-            points.append({"method": method, "flags": flags, "auc": found[-1][0]})
-        chosen[method] = max(found)[1]
+        for index, fields in enumerate(_grid(method, chosen)):
+            _, result = data.run(epsilon, 0, fields, label=f"grid{index}")
+            found.append({"settings": fields, "auc": result["metrics"]["auc"]})
+        points += found
+        chosen[method] = max(found, key=lambda point: point["auc"])["settings"]
     return chosen, points
 
 
 def _all_runs(
-    out: pathlib.Path, rows: int, seeds: int, chosen: dict[str, Flags]
+    out: pathlib.Path, rows: int, seeds: int, chosen: dict[str, Fields]
 ) -> list[Outcome]:
     data = Data(out / "runs", rows, seed=2, num_batches=seeds)
     results = [
-        data.run(method, epsilon, seed, (*chosen[method], *AVERAGES))
+        data.run(epsilon, seed, {**chosen[method], **AVERAGES})
         for method in chosen
         for epsilon in ((None,) if method == NON_PRIVATE else EPSILONS)
         for seed in range(seeds)
@@ -194,15 +190,16 @@ def main(out: pathlib.Path, rows: int, seeds: int, model_mix: bool) -> None:
     write_atomically(out / "grid.json", pretty_json({"points": points}))
     _print_grid(points, chosen)
     outcomes = _all_runs(out, rows, seeds, chosen)
-    write_results(out, outcomes, title=TITLE)
+    compare_report.write(outcomes, out, title=TITLE)
     compare_report.show(outcomes, title=TITLE)
 
 
-def _print_grid(points: Sequence[dict[str, Any]], chosen: dict[str, Flags]) -> None:
+def _print_grid(points: Sequence[dict[str, Any]], chosen: dict[str, Fields]) -> None:
     for point in points:
-        mark = "*" if point["flags"] == chosen[point["method"]] else " "
-        flags = " ".join(point["flags"])
-        click.echo(f"{mark} {point['method']:12} {point['auc']:.4f}  {flags}")
+        settings = point["settings"]
+        mark = "*" if settings in chosen.values() else " "
+        text = " ".join(f"{name}={value}" for name, value in settings.items())
+        click.echo(f"{mark} {point['auc']:.4f}  {text}")
 
 
 if __name__ == "__main__":

@@ -495,8 +495,8 @@ WORK = {
     "demo": "trainer.cli.demo._run",
     "train": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
-    "compare": "trainer.cli.compare_commands._noise",
-    "simulate": "trainer.cli.simulate_commands._say",
+    "compare": "trainer.experiments.compare._noise",
+    "simulate": "trainer.experiments.simulate.Simulator",
 }
 
 

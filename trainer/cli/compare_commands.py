@@ -6,19 +6,22 @@ import dataclasses
 import json
 import pathlib
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from accounting.cli import delta_flags
-from accounting.plan import (
-    DYNAMIC_SHUFFLE,
-    SAMPLERS,
-    TRUNCATED_POISSON,
-    steps_and_epochs,
-)
-from accounting.validation import InputError, check_float, check_int
-from trainer.settings.method_settings import DP_SGD, METHODS, MODEL_MIX, NON_PRIVATE
+from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
+from accounting.validation import InputError
+from pipelines.cli.batch_commands import MAKE_BATCHES
+from pipelines.job.batch_settings import BatchSettings
+from trainer.cli import experiment_flags
+from trainer.settings.comparison_settings import ComparisonSettings, check_comparable
+from trainer.settings.method_settings import DP_SGD, METHODS, NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from trainer.run.preflight import Request
 
 _TITLE = "Same noise, other batches"
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
@@ -87,44 +90,58 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --batch-size 1024 --epochs 3 --epsilon 1 --epsilon 3 --delta 1e-7 \\
           --l2-norm-clip 10 --hidden 32,16
     """
-    outcomes = _carry_out(flags, tuple(ctx.args))
-    out: pathlib.Path = flags["out"]
-    fields = write_results(out, outcomes, title=_TITLE)
+    settings = _settings(flags, tuple(ctx.args))
+    from trainer.experiments import compare as experiment
+    from trainer.experiments import compare_report
+
+    experiment_flags.take_over(settings.out)
+    outcomes = experiment.compare(settings, experiment_flags.say, MAKE_BATCHES)
+    fields = compare_report.write(outcomes, settings.out, title=_TITLE)
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
-    from trainer.experiments import compare_report
-
     compare_report.show(outcomes, title=_TITLE)
-    click.echo(f"table and plot in {out}/comparison.md")
+    click.echo(f"table and plot in {settings.out}/comparison.md")
 
 
-def write_results(
-    out: pathlib.Path, outcomes: list[Any], *, title: str
-) -> list[dict[str, Any]]:
-    """Writes comparison.json, comparison.md and comparison.png; returns the first."""
-    from pipelines.batches.manifest import pretty_json, write_atomically
-    from trainer.experiments import compare_report
-
-    fields = [dataclasses.asdict(outcome) for outcome in outcomes]
-    write_atomically(out / "comparison.json", pretty_json(fields))
-    compare_report.plot(outcomes, out / "comparison.png", title=title)
-    text = compare_report.markdown(outcomes, title=title, picture="comparison.png")
-    write_atomically(out / "comparison.md", text.encode())
-    return fields
-
-
-def _check(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Returns the flags of each method of its own."""
-    check_int("seeds", flags["seeds"], at_least=1)
-    if MODEL_MIX in flags["methods"]:
+def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
+    own = _flags_of_methods(flags)
+    requests = [_request(flags, method, rest, own) for method in flags["methods"]]
+    beside = [experiment_flags.beside(request) for request in requests]
+    if any(each != beside[0] for each in beside):
         raise InputError(
-            f"Expected no --method {MODEL_MIX}: methods are compared at one noise, and "
-            "its noise is its own. Train it by `dpsgd train --epsilon`."
+            "Expected --noise-key-file and --checkpoint-every to be those of all "
+            "methods. Give them outside of --for."
         )
-    for epsilon in flags["epsilons"]:
-        check_float("epsilon", epsilon, above=0)
-    check_float("l2_norm_clip", flags["l2_norm_clip"], above=0)
+    names = ("source", "held_out", "out", "samplers", "seeds", "metric")
+    return ComparisonSettings(
+        **{name: flags[name] for name in names},
+        **beside[0],
+        batches=BatchSettings(
+            expected_batch_size=flags["batch_size"],
+            num_epochs=flags["epochs"],
+            epsilon=max(flags["epsilons"]),
+            delta=flags["delta"],
+        ),
+        trained=tuple(
+            each
+            for request in requests
+            for each in _for_targets(request.settings, flags["epsilons"])
+        ),
+    )
+
+
+def _for_targets(
+    settings: TrainSettings, epsilons: tuple[float, ...]
+) -> list[TrainSettings]:
+    if settings.method == NON_PRIVATE:
+        return [settings]
+    return [dataclasses.replace(settings, target_epsilon=each) for each in epsilons]
+
+
+def _flags_of_methods(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    for method in flags["methods"]:
+        check_comparable(method)
     own: dict[str, tuple[str, ...]] = {}
     for method, text in flags["extra"]:
         if method not in flags["methods"]:
@@ -146,115 +163,17 @@ def _split(text: str) -> list[str]:
         ) from None
 
 
-def _check_batches(flags: dict[str, Any]) -> None:
-    """Refuses what `dpsgd batches` would, before any batch is made."""
-    from pipelines.inputs.parquet_blocks import list_blocks
-
-    num_examples = list_blocks(flags["source"]).num_examples
-    steps_and_epochs(
-        num_examples, flags["batch_size"], epochs=flags["epochs"], num_steps=None
-    )
-
-
-def _carry_out(flags: dict[str, Any], rest: tuple[str, ...]) -> list[Any]:
-    from trainer.experiments.compare import Comparison, summarise
-
-    own = _check(flags)
-    _check_train_flags(flags, rest, own)
-    _check_batches(flags)
-    comparison = Comparison(
-        flags["out"], flags["held_out"], lambda line: click.echo(line, err=True)
-    )
-    noise = _noise(comparison, flags)
-    results = []
-    trials = _trials(flags, rest, own, noise)
-    for number, trial in enumerate(trials, start=1):
-        click.echo(f"[{number}/{len(trials)}] {trial.name}", err=True)
-        results.append((trial, comparison.run(trial)))
-    return summarise(results, metric=flags["metric"])
-
-
-def _check_train_flags(
-    flags: dict[str, Any], rest: tuple[str, ...], own: dict[str, tuple[str, ...]]
-) -> None:
-    """Refuses what `dpsgd train` would, before any batch is made."""
-    from trainer.experiments.compare import check_train_flags
-
-    for method in flags["methods"]:
-        arguments = (
-            f"--eval={flags['held_out']}", f"--out={flags['out']}",
-            # The noise is not known yet; any will do.
-            f"--method={method}", *_train_flags(flags, method, 1.0),
-        )  # fmt: skip
-        more = (*rest, *own.get(method, ()))
-        check_train_flags(arguments, more, metric=flags["metric"])
-
-
-def _noise(comparison: Any, flags: dict[str, Any]) -> dict[float, float]:
-    """Makes all batches; returns the noise multiplier of each target."""
-    from pipelines.batches.manifest import read_manifest
-    from trainer.experiments.compare import Sampling
-    from trainer.run import privacy
-
-    sampling = Sampling(
-        source=flags["source"],
-        flags=(f"--batch-size={flags['batch_size']}", f"--epochs={flags['epochs']}"),
-    )
-    folders = [
-        comparison.make_batches(_for_target(sampling, flags, sampler), sampler, seed)
-        for sampler in flags["samplers"]
-        for seed in range(flags["seeds"])
-    ]
-    plan = read_manifest(folders[0]).plan
-    delta_flags.warn(flags["delta"], plan.num_examples)
-    return {
-        epsilon: privacy.noise_multiplier(plan, epsilon=epsilon, delta=flags["delta"])
-        for epsilon in flags["epsilons"]
-    }
-
-
-def _for_target(sampling: Any, flags: dict[str, Any], sampler: str) -> Any:
-    """Adds, for truncated batches, the target that their size must be safe for."""
-    if sampler != TRUNCATED_POISSON:
-        return sampling
-    more = (f"--epsilon={max(flags['epsilons'])}", *delta_flags.arguments(flags))
-    return dataclasses.replace(sampling, flags=(*sampling.flags, *more))
-
-
-def _train_flags(
-    flags: dict[str, Any], method: str, noise_multiplier: float | None
-) -> tuple[str, ...]:
-    if method == NON_PRIVATE or noise_multiplier is None:
-        return ()
-    return (
-        f"--noise-multiplier={noise_multiplier!r}",
+def _request(
+    flags: dict[str, Any],
+    method: str,
+    rest: tuple[str, ...],
+    own: dict[str, tuple[str, ...]],
+) -> Request:
+    """Returns what `dpsgd train` would be asked to do for the first target."""
+    private = (
+        f"--epsilon={flags['epsilons'][0]!r}",
         *delta_flags.arguments(flags),
         f"--l2-norm-clip={flags['l2_norm_clip']!r}",
     )
-
-
-def _trials(
-    flags: dict[str, Any],
-    rest: tuple[str, ...],
-    own: dict[str, tuple[str, ...]],
-    noise: dict[float, float],
-) -> list[Any]:
-    from trainer.experiments.compare import Trial
-
-    return [
-        Trial(
-            sampler=sampler,
-            method=method,
-            epsilon=epsilon,
-            seed=seed,
-            flags=(
-                *_train_flags(flags, method, noise.get(epsilon) if epsilon else None),
-                *rest,
-                *own.get(method, ()),
-            ),
-        )
-        for method in flags["methods"]
-        for epsilon in ([None] if method == NON_PRIVATE else flags["epsilons"])
-        for sampler in flags["samplers"]
-        for seed in range(flags["seeds"])
-    ]
+    set_here = (f"--method={method}", *(() if method == NON_PRIVATE else private))
+    return experiment_flags.request(flags, set_here, (*rest, *own.get(method, ())))

@@ -2,16 +2,18 @@
 
     OUT/batches/SAMPLER-seed0/            batches, once per sampler and seed
     OUT/runs/NAME-seed0/                  one training run per trial
+    OUT/runs/NAME-seed0.settings.json     what that run was asked to do
     OUT/comparison.json, .md, .png        the table, for machines, people and eyes
 
-A trial is a ``dpsgd train`` command: its batches, its flags, its seed.  Every seed has
-batches, initial weights and noise of its own.
+Every seed has batches, initial weights and noise of its own.  Batches are made in a
+process of their own, since Beam and TensorFlow need not know each other; runs are
+trained in this one, one after the other.
 
 Formal guarantees:
-  - A comparison that was stopped goes on with the same command: finished batches and
+  - A comparison that was stopped goes on with the same settings: finished batches and
     runs are not made again, and an unfinished run continues where it was.
-  - A run that is found finished is taken only if it was trained with the flags that the
-    trial asks for, by the user's code as it is now.
+  - A run that is found finished is taken only if it was asked for with the settings
+    and folders of the trial, and trained by the user's code as it is now.
   - ``summarise`` reports every group of trials, with mean and sample standard deviation
     over its seeds, whatever came out.
 
@@ -26,49 +28,39 @@ import json
 import math
 import pathlib
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from accounting import deltas
+from accounting.plan import steps_and_epochs
 from accounting.validation import InputError, check_choice
 from pipelines.batches.manifest import (
     MANIFEST_NAME,
     pretty_json,
     read_json,
+    read_manifest,
     write_atomically,
 )
+from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.model.evaluation import check_apart
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
-from trainer.run import origin
+from trainer.run import origin, privacy
+from trainer.run.preflight import Request
 from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.settings.comparison_settings import LAST, ComparisonSettings, Experiment
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
-#: What a trial was asked to do, beside its run.
-_FLAGS_SUFFIX = ".flags.json"
-#: Of the last weights, beside the names of averages.
-LAST = "last"
-#: Flags of `dpsgd train` that are set for every trial; a second value would win.
-OWN_FLAGS = (
-    "--batches", "--eval", "--out", "--method", "--noise-multiplier", "--delta",
-    "--init-seed", "--simulates", "--csv", "--tensorboard",
-)  # fmt: skip
+#: Takes a line of progress.
+Say = Callable[[str], None]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """The flags of ``dpsgd batches`` that all trials share.
-
-    Attributes:
-      source: ``--input``.
-      flags: All others but ``--sampler`` and ``--out``.
-    """
-
-    source: str
-    flags: tuple[str, ...]
+def silent(line: str) -> None:
+    """Says nothing."""
+    del line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,18 +69,16 @@ class Trial:
 
     Attributes:
       sampler: How its batches were made.
-      method: ``--method``.
       epsilon: The target that its noise was chosen for; None without privacy.
-      seed: Which repetition.
-      flags: All flags of ``dpsgd train`` but the folders, the method and the seed.
-      label: Tells apart trials that differ in their flags alone.
+      seed: Which repetition: of the batches.
+      settings: Of its training.
+      label: Tells apart trials that differ in other settings alone.
     """
 
     sampler: str
-    method: str
     epsilon: float | None
     seed: int
-    flags: tuple[str, ...]
+    settings: TrainSettings
     label: str = ""
 
     @property
@@ -96,7 +86,8 @@ class Trial:
         """Name of the run's folder."""
         target = "" if self.epsilon is None else f"-eps{self.epsilon:g}"
         label = f"-{self.label}" if self.label else ""
-        return f"{self.sampler}-{self.method}{target}-seed{self.seed}{label}"
+        method = self.settings.method
+        return f"{self.sampler}-{method}{target}-seed{self.seed}{label}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,79 +125,111 @@ class Comparison:
     """Carries out trials in the folder ``out``.
 
     Args:
-      out: New, or of the same comparison.
-      held_out: Folder of held-out examples.
+      experiment: Data, folders, and what else all runs have in common.
       say: Takes a line of progress.
+      make_batches: "module:function" of source, folder and ``BatchSettings``, which
+        runs in a process of its own.
     """
 
     def __init__(
-        self, out: pathlib.Path, held_out: pathlib.Path, say: Callable[[str], None]
+        self, experiment: Experiment, say: Say, make_batches: str = MAKE_BATCHES
     ) -> None:
-        self._out, self._held_out, self._say = out, held_out, say
+        self._experiment, self._say = experiment, say
+        self._make_batches = make_batches
 
-    def make_batches(self, sampling: Sampling, sampler: str, seed: int) -> pathlib.Path:
+    def make_batches(self, settings: BatchSettings, seed: int) -> pathlib.Path:
         """Returns the folder of the batches of one sampler and seed.
 
+        Args:
+          settings: How to sample.
+          seed: Which repetition.
+
         Raises:
-          InputError: `dpsgd batches` failed, its own message is on the terminal; or the
-            held-out examples are what is sampled.
+          InputError: the batches were refused, or the held-out examples are sampled.
         """
-        folder = self._batches(sampler, seed)
+        folder = self._batches(settings.sampler, seed)
         if (folder / MANIFEST_NAME).exists():
             return folder
+        experiment = self._experiment
         # Training would refuse them, once the batches are made.
-        check_apart(self._held_out, list_blocks(sampling.source).footers.values())
+        digests = list_blocks(experiment.source).footers.values()
+        check_apart(experiment.held_out, digests)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        self._say(f"batches: {sampler}, seed {seed}")
-        command = [
-            sys.executable, "-m", "dpsgd", "batches", f"--input={sampling.source}",
-            f"--sampler={sampler}", *sampling.flags, f"--out={folder}",
-        ]  # fmt: skip
-        # A process of its own: Beam and TensorFlow need not know each other.
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            raise InputError(
-                f"Expected dpsgd batches --sampler {sampler} to succeed; its exit "
-                f"status is {done.returncode}. Its own message is above."
-            )
+        self._say(f"batches: {settings.sampler}, seed {seed}")
+        separate_process.call(
+            self._make_batches, experiment.source, str(folder), settings
+        )
         return folder
 
     def _batches(self, sampler: str, seed: int) -> pathlib.Path:
-        return self._out / "batches" / f"{sampler}-seed{seed}"
+        return self._experiment.out / "batches" / f"{sampler}-seed{seed}"
 
     def run(self, trial: Trial) -> dict[str, Any]:
         """Trains a trial, unless it is done, and returns what its run published.
 
         Raises:
-          InputError: refused by `dpsgd train`, or done with other flags.
+          InputError: refused by the trainer, or done with other settings.
         """
-        run = self._out / "runs" / trial.name
-        arguments = [
-            f"--batches={self._batches(trial.sampler, trial.seed)}",
-            f"--eval={self._held_out}", f"--out={run}", f"--method={trial.method}",
-            f"--init-seed={trial.seed}", *trial.flags,
-        ]  # fmt: skip
-        self._check_flags(run, arguments)
+        request = self.request(trial)
+        run = request.run
+        _check_same(request)
         if _is_finished(run):
             _check_code(run)
         else:
             self._say(f"training: {trial.name}")
-            _train(arguments)
+            _train(request)
         return {
             name: json.loads((run / file).read_bytes())
             for name, file in (("metrics", METRICS_NAME), ("privacy", PRIVACY_NAME))
         }
 
-    def _check_flags(self, run: pathlib.Path, arguments: Sequence[str]) -> None:
-        path = run.with_name(run.name + _FLAGS_SUFFIX)
-        if path.exists() and read_json(path) != list(arguments):
-            raise InputError(
-                f"Expected {run} to be of the flags that are asked for now; "
-                f"{path.name} beside it says otherwise. Give the same command, or "
-                "another --out."
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, pretty_json(list(arguments)))
+    def request(self, trial: Trial) -> Request:
+        """Returns what the trainer is asked to do.
+
+        Raises:
+          InputError: a folder that is not on this machine.
+        """
+        experiment = self._experiment
+        return Request(
+            settings=trial.settings,
+            batches=self._batches(trial.sampler, trial.seed),
+            held_out=experiment.held_out,
+            run=experiment.out / "runs" / trial.name,
+            noise_key_file=experiment.noise_key_file,
+            checkpoint_every=experiment.checkpoint_every,
+        )
+
+
+def settings_path(run: pathlib.Path) -> pathlib.Path:
+    """Returns the file that says what a run was asked to do."""
+    return run.with_name(f"{run.name}.settings.json")
+
+
+def describe(request: Request) -> dict[str, Any]:
+    """Returns all that a run is asked to do, JSON-serialisable."""
+    fields: dict[str, Any] = json.loads(
+        json.dumps(dataclasses.asdict(request), default=str)
+    )
+    return fields
+
+
+def _check_same(request: Request) -> None:
+    """Refuses a run that was asked for otherwise; notes what a new one is asked."""
+    path, asked = settings_path(request.run), describe(request)
+    known = path.exists()
+    if known and read_json(path) != asked:
+        raise InputError(
+            f"Expected {request.run} to be of the settings that are asked for now; "
+            f"{path.name} beside it says otherwise. Give the same settings, or another "
+            "--out."
+        )
+    if not known and _is_finished(request.run):
+        raise InputError(
+            f"Expected {path} to say what the finished run beside it was asked to do. "
+            "Restore it, or give another --out."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, pretty_json(asked))
 
 
 def _check_code(run: pathlib.Path) -> None:
@@ -225,42 +248,32 @@ def _is_finished(run: pathlib.Path) -> bool:
     return path.exists() and bool(read_json(path)["complete"])
 
 
-def check_train_flags(
-    arguments: Sequence[str],
-    rest: Sequence[str],
-    *,
-    metric: str,
-    own: Sequence[str] = OWN_FLAGS,
-) -> TrainSettings:
-    """Returns the settings of `dpsgd train`, before any batches are made.
+def _train(request: Request) -> None:
+    # Imported here: it loads TensorFlow.
+    from trainer.train import train
+
+    train(request)
+
+
+def check_experiment(experiment: Experiment, settings: TrainSettings) -> None:
+    """Accepts an experiment whose runs will have its metric, before any batch is made.
 
     Args:
-      arguments: What is set for a trial, its folders but for the batches included.
-      rest: What the user adds.
-      metric: What the runs are judged by.
-      own: Flags that are set for every trial.
+      experiment: Of the runs.
+      settings: Of one of its runs.
 
     Raises:
-      InputError: a flag of ``own`` in ``rest``, what `train` would refuse before it
-        reads a file, a metric that the runs will not have, or no held-out folder.
+      InputError: there is no such metric, no held-out folder, or a folder that is not
+        on this machine.
     """
-    from trainer.cli.commands import train_request
-
-    for flag in rest:
-        if flag.split("=")[0] in own:
-            raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
-                "it out."
-            )
-    request = train_request(["--batches=.", *arguments, *rest])
-    settings: TrainSettings = request.settings
-    check_choice("metric", metric, _metrics(settings))
-    if not request.held_out.is_dir():
+    trial = Trial(sampler="", epsilon=None, seed=0, settings=settings)
+    Comparison(experiment, silent).request(trial)
+    check_choice("metric", experiment.metric, _metrics(settings))
+    if not experiment.held_out.is_dir():
         raise InputError(
-            f"Expected --eval {request.held_out} to be a folder. Give one that `dpsgd "
-            "prepare` wrote."
+            f"Expected --eval {experiment.held_out} to be a folder. Give one that "
+            "`dpsgd prepare` wrote."
         )
-    return settings
 
 
 def _metrics(settings: TrainSettings) -> tuple[str, ...]:
@@ -272,12 +285,75 @@ def _metrics(settings: TrainSettings) -> tuple[str, ...]:
     return (*known, name_of(load_function(settings.metric, "metric")))
 
 
-def _train(arguments: Sequence[str]) -> None:
-    # Imported here: it loads TensorFlow.
-    from trainer.cli.commands import train_request
-    from trainer.train import train
+def compare(
+    settings: ComparisonSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
+) -> list[Outcome]:
+    """Makes all batches and runs that are not done yet, and returns the table.
 
-    train(train_request(arguments))
+    Args:
+      settings: What is compared.
+      say: Takes a line of progress.
+      make_batches: As in ``Comparison``.
+
+    Raises:
+      InputError: before any batch is made, for what the trainer would refuse; later for
+        batches or runs that are of other settings.
+    """
+    for each in settings.trained:
+        check_experiment(settings, each)
+    num_examples = list_blocks(settings.source).num_examples
+    batches = settings.batches
+    steps_and_epochs(
+        num_examples,
+        batches.expected_batch_size,
+        epochs=batches.num_epochs,
+        num_steps=batches.num_steps,
+    )
+    comparison = Comparison(settings, say, make_batches)
+    noise = _noise(comparison, settings)
+    for delta in settings.deltas:
+        if warning := deltas.warning(delta, num_examples):
+            say(warning)
+    trials = _trials(settings, noise)
+    results = []
+    for number, trial in enumerate(trials, start=1):
+        say(f"[{number}/{len(trials)}] {trial.name}")
+        results.append((trial, comparison.run(trial)))
+    return summarise(results, metric=settings.metric)
+
+
+def _noise(comparison: Comparison, settings: ComparisonSettings) -> dict[float, float]:
+    """Makes all batches; returns the noise multiplier of each target."""
+    folders = [
+        comparison.make_batches(settings.batches_of(sampler), seed)
+        for sampler in settings.samplers
+        for seed in range(settings.seeds)
+    ]
+    plan = read_manifest(folders[0]).plan
+    return {
+        epsilon: privacy.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+        for delta in settings.deltas
+        for epsilon in settings.epsilons
+    }
+
+
+def _trials(settings: ComparisonSettings, noise: dict[float, float]) -> list[Trial]:
+    return [
+        Trial(
+            sampler=sampler,
+            epsilon=each.target_epsilon,
+            seed=seed,
+            settings=dataclasses.replace(
+                each,
+                target_epsilon=None,
+                noise_multiplier=each.target_epsilon and noise[each.target_epsilon],
+                init_seed=seed,
+            ),
+        )
+        for each in settings.trained
+        for sampler in settings.samplers
+        for seed in range(settings.seeds)
+    ]
 
 
 def summarise(
@@ -304,7 +380,7 @@ def summarise(
                     f"Expected metric={metric!r} among those of {trial.name}: "
                     f"{', '.join(k for k, v in values.items() if _is_number(v))}."
                 )
-            key = (trial.sampler, trial.method, trial.epsilon, weights)
+            key = (trial.sampler, trial.settings.method, trial.epsilon, weights)
             groups.setdefault(key, []).append((values[metric], result["privacy"]))
     return [_outcome(key, found, metric) for key, found in groups.items()]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.experiments.compare import Outcome
 from trainer.report.plots import write_png
 from trainer.settings.aggregation_settings import OMV
@@ -52,6 +54,24 @@ def markdown(outcomes: Sequence[Outcome], *, title: str, picture: str) -> str:
     lines.insert(1, "|" + "---|" * len(rows[0]))
     table = "\n".join(lines)
     return f"# {title}\n\n{table}\n\n{_note(outcomes)}\n\n![{title}]({picture})\n"
+
+
+def write(
+    outcomes: Sequence[Outcome], out: pathlib.Path, *, title: str
+) -> list[dict[str, Any]]:
+    """Writes comparison.json, comparison.md and comparison.png; returns the first.
+
+    Args:
+      outcomes: Lines of the table.
+      out: Folder of the files.
+      title: Of table and plot.
+    """
+    fields = [dataclasses.asdict(outcome) for outcome in outcomes]
+    write_atomically(out / "comparison.json", pretty_json(fields))
+    plot(outcomes, out / "comparison.png", title=title)
+    text = markdown(outcomes, title=title, picture="comparison.png")
+    write_atomically(out / "comparison.md", text.encode())
+    return fields
 
 
 def show(outcomes: Sequence[Outcome], *, title: str) -> None:

@@ -10,8 +10,8 @@ weights and noise of its own, on which the interval of ``extrapolation`` relies;
 that differ in their learning rate alone share batches and initial weights.
 
 Formal guarantees:
-  - Batches and runs are those of ``dpsgd batches`` and ``dpsgd train``; a simulation
-    that was stopped goes on with the same command, as a comparison does.
+  - Batches and runs are made as those of a comparison; a simulation that was stopped
+    goes on with the same settings, as a comparison does.
   - Batches that are found are taken only if they are of the plan that is asked for.
   - The record of every run but the reference says what the run stands for.
   - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
@@ -27,16 +27,20 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from accounting.plan import DpSgdPlan
 from accounting.tan import Configuration
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
-from trainer.experiments.compare import LAST, Comparison, Sampling, Trial
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from trainer.experiments.compare import Comparison, Say, Trial
 from trainer.experiments.extrapolation import Line, Prediction, fit_line
+from trainer.model.metrics import metric_names
+from trainer.settings.comparison_settings import LAST, Experiment
+from trainer.settings.train_settings import TrainSettings
 
 #: Held-out metrics of which less is better; of all others more is.
 LOWER_IS_BETTER = ("log_loss", "loss")
@@ -50,30 +54,31 @@ class Protocol:
 
     Attributes:
       reference: What is to be predicted.
-      epsilon, delta: Of the reference; the caps of all batches are safe for it.
+      training: Of the reference; its noise and learning rate are set for each run.
+      epsilon: Of the reference; the caps of all batches are safe for it.
       batch_sizes: Small ones, in ascending order.
       learning_rates: Each is simulated and predicted apart.
       seeds: Repetitions.
-      method: ``--method`` of all runs.
-      l2_norm_clip: Of all runs.
-      flags: All others of `dpsgd train`.
       metric: Name of the held-out metric.
       weights: "last", or the average of iterates that is judged.
       confidence: Of the prediction.
     """
 
     reference: Configuration
+    training: TrainSettings
     epsilon: float
-    delta: float
     batch_sizes: tuple[int, ...]
     learning_rates: tuple[float, ...]
     seeds: int
-    method: str
-    l2_norm_clip: float
-    flags: tuple[str, ...] = ()
     metric: str = "auc"
     weights: str = LAST
     confidence: float = 0.95
+
+    @property
+    def delta(self) -> float:
+        """Of the reference."""
+        assert self.training.target_delta is not None  # checked by the settings
+        return self.training.target_delta
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -178,34 +183,30 @@ def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation
 
 
 class Simulator:
-    """Carries out a protocol in the folder ``out``.
+    """Carries out a protocol in the folder of an experiment.
 
     Args:
       protocol: What to do.
-      source: Folder of training Parquet.
-      held_out: Folder of held-out examples.
-      out: New, or of the same simulation.
+      experiment: Data, folders, and what else all runs have in common.
       say: Takes a line of progress.
+      make_batches: As in ``Comparison``.
     """
 
     def __init__(
         self,
         protocol: Protocol,
-        *,
-        source: str,
-        held_out: pathlib.Path,
-        out: pathlib.Path,
-        say: Callable[[str], None],
+        experiment: Experiment,
+        say: Say,
+        make_batches: str = MAKE_BATCHES,
     ) -> None:
-        self._protocol, self._source, self._say = protocol, source, say
-        self._held_out, self._out = held_out, out
+        self._protocol, self._experiment, self._say = protocol, experiment, say
+        self._make = make_batches
 
     def simulate(self, learning_rate: float) -> Simulation:
         """Makes the small runs of one learning rate, unless they are done.
 
         Raises:
-          InputError: refused by `dpsgd batches` or `dpsgd train`, or made before with
-            other flags.
+          InputError: batches or runs were refused, or made before with other settings.
         """
         protocol = self._protocol
         points = []
@@ -241,50 +242,48 @@ class Simulator:
     def _run(
         self, one: Configuration, folder: str, learning_rate: float, seed: int
     ) -> float:
-        comparison = Comparison(self._out / folder, self._held_out, self._say)
-        self._make_batches(comparison, one, seed)
+        experiment = dataclasses.replace(
+            self._experiment, out=self._experiment.out / folder
+        )
+        comparison = Comparison(experiment, self._say, self._make)
+        self._make_batches(comparison, one.plan, seed)
         trial = Trial(
             sampler=one.plan.sampler,
-            method=self._protocol.method,
             epsilon=None,
             seed=seed,
-            flags=self._flags(one, learning_rate, seed),
+            settings=self._settings(one, learning_rate, seed),
             label=f"lr{learning_rate:g}",
         )
         self._say(f"{folder}: {trial.name}")
         return self._value(comparison.run(trial)["metrics"])
 
-    def _make_batches(
-        self, comparison: Comparison, one: Configuration, seed: int
-    ) -> None:
-        plan = one.plan
-        flags = [f"--batch-size={plan.expected_batch_size}"]
-        flags.append(f"--num-steps={plan.num_steps}")
-        if plan.truncated_batch_size is not None:
-            flags.append(f"--truncated-batch-size={plan.truncated_batch_size}")
-        sampling = Sampling(source=self._source, flags=tuple(flags))
-        folder = comparison.make_batches(sampling, plan.sampler, seed)
-        found = read_manifest(folder).plan
-        if found != plan:
+    def _make_batches(self, comparison: Comparison, plan: DpSgdPlan, seed: int) -> None:
+        settings = BatchSettings(
+            sampler=plan.sampler,
+            expected_batch_size=plan.expected_batch_size,
+            num_steps=plan.num_steps,
+            truncated_batch_size=plan.truncated_batch_size,
+        )
+        folder = comparison.make_batches(settings, seed)
+        if read_manifest(folder).plan != plan:
             raise InputError(
                 f"Expected the batches in {folder} to be of the plan that is asked "
                 "for now; they are of another. Give the same command, or another --out."
             )
 
-    def _flags(
+    def _settings(
         self, one: Configuration, learning_rate: float, seed: int
-    ) -> tuple[str, ...]:
+    ) -> TrainSettings:
         large = self._protocol.reference
-        flags = (
-            f"--noise-multiplier={one.noise_multiplier!r}",
-            f"--delta={self._protocol.delta!r}",
-            f"--l2-norm-clip={self._protocol.l2_norm_clip!r}",
-            f"--learning-rate={learning_rate!r}",
-            *self._protocol.flags,
+        return dataclasses.replace(
+            self._protocol.training,
+            target_epsilon=None,
+            noise_multiplier=one.noise_multiplier,
+            learning_rate=learning_rate,
             # Of its own for each size and seed: a size is at most the reference's.
-            f"--init-seed={init_seed(one, large, seed)}",
+            init_seed=init_seed(one, large, seed),
+            simulates="" if one == large else stands_for(large),
         )
-        return flags if one == large else (*flags, f"--simulates={stands_for(large)}")
 
     def _value(self, metrics: dict[str, Any]) -> float:
         protocol = self._protocol
@@ -304,8 +303,6 @@ class Simulator:
 
 
 def _names(metrics: dict[str, Any]) -> list[str]:
-    from trainer.model.metrics import metric_names
-
     return [name for name in metric_names(metrics) if metrics[name] is not None]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from accounting.plots import new_figure
+from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.experiments.simulation import (
     Protocol,
     Simulation,
@@ -62,7 +63,7 @@ class Report:
                     "warning": self._tan.warning,
                 },
             },
-            "method": protocol.method,
+            "method": protocol.training.method,
             "metric": protocol.metric,
             "weights": protocol.weights,
             "simulations": [_simulation_json(one) for one in self._simulations],
@@ -193,6 +194,19 @@ class Report:
         console.print(table)
         for note in self.notes():
             console.print(note, highlight=False)
+
+    def write(self, out: pathlib.Path) -> dict[str, Any]:
+        """Writes simulation.json, simulation.md and simulation.png; returns the first.
+
+        Args:
+          out: Folder of the files.
+        """
+        fields = self.to_json()
+        write_atomically(out / "simulation.json", pretty_json(fields))
+        self.plot(out / "simulation.png")
+        text = self.markdown(picture="simulation.png")
+        write_atomically(out / "simulation.md", text.encode())
+        return fields
 
     # -- plot ----------------------------------------------------------------------
 

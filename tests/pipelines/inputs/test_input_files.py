@@ -15,8 +15,8 @@ from pipelines.cli.batch_commands import batches
 from pipelines.files import storage
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import list_blocks
-from tests.pipelines.files import test_storage  # registers the stores
 from tests.pipelines.conftest import write_table
+from tests.pipelines.files import test_storage  # registers the stores
 
 
 def put(path: pathlib.Path, first: int, count: int = 10) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -17,23 +18,40 @@ from click.testing import CliRunner, Result
 from accounting import accountant
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
+from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
+from trainer.cli import experiment_flags
 from trainer.cli.compare_commands import compare
+from trainer.experiments import compare as library
 from trainer.experiments import compare_report
-from trainer.experiments.compare import Comparison, Outcome, Trial, summarise
+from trainer.experiments.compare import (
+    Comparison,
+    Outcome,
+    Trial,
+    settings_path,
+    silent,
+    summarise,
+)
 from trainer.run.run_record import read_run
+from trainer.settings.comparison_settings import ComparisonSettings, Experiment
+from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]
+SETTINGS = TrainSettings(
+    noise_multiplier=0.9, l2_norm_clip=1.0, target_delta=0.001, hidden=(4,),
+    embedding_dim=2, eval_every=100,
+)  # fmt: skip
+#: As a comparison of an earlier release said it.
+FLAGS = ("--noise-multiplier=0.9", "--l2-norm-clip=1.0", "--delta=0.001", *SMALL)
 
 
 def _trial(**changes: Any) -> Trial:
-    fields = {
-        "sampler": "truncated-poisson", "method": "dp-sgd", "epsilon": 3.0, "seed": 0,
-        "flags": ("--noise-multiplier=0.9", "--l2-norm-clip=1.0", "--delta=0.001",
-                  *SMALL),
-    }  # fmt: skip
-    return Trial(**{**fields, **changes})
+    names = {field.name for field in dataclasses.fields(Trial)}
+    given = {name: changes.pop(name) for name in names & set(changes)}
+    settings = dataclasses.replace(SETTINGS, **changes)
+    fields = {"sampler": "truncated-poisson", "epsilon": 3.0, "seed": 0}
+    return Trial(**{**fields, "settings": settings, **given})
 
 
 def _result(auc: float, *, ema: float | None = None, **privacy: Any) -> dict[str, Any]:
@@ -53,7 +71,10 @@ def test_summarise_reports_every_group_with_mean_and_standard_deviation() -> Non
     results = [
         (_trial(seed=0), _result(0.7, ema=0.5)),
         (_trial(seed=1), _result(0.8, ema=0.7, epsilon=2.75)),
-        (_trial(method="non-private", epsilon=None), _result(0.9)),
+        (
+            _trial(settings=TrainSettings(method="non-private"), epsilon=None),
+            _result(0.9),
+        ),
     ]
     last, ema, plain = summarise(results, metric="auc")
     assert (last.weights, ema.weights, plain.weights) == ("last", "ema", "last")
@@ -90,7 +111,7 @@ def comparison(
 ) -> Comparison:
     out = tmp_path / "out"
     shutil.copytree(small_batches.path, out / "batches" / "truncated-poisson-seed0")
-    return Comparison(out, held_out, lambda line: None)
+    return Comparison(Experiment(source="", held_out=held_out, out=out), silent)
 
 
 def test_a_finished_run_is_not_made_again(
@@ -99,18 +120,42 @@ def test_a_finished_run_is_not_made_again(
     first = comparison.run(_trial())
     monkeypatch.setattr(
         "trainer.experiments.compare._train",
-        lambda arguments: pytest.fail("trained again"),
+        lambda request: pytest.fail("trained again"),
     )
     assert comparison.run(_trial()) == first
     record, _ = read_run(tmp_path / "out" / "runs" / _trial().name)
     assert record.noise_multiplier == 0.9
 
 
-def test_a_run_of_other_flags_is_refused(comparison: Comparison) -> None:
+def test_a_run_of_other_settings_is_refused(
+    comparison: Comparison, tmp_path: pathlib.Path
+) -> None:
     comparison.run(_trial())
-    other = _trial(flags=("--noise-multiplier=2.0", *_trial().flags[1:]))
-    with pytest.raises(InputError, match="flags that are asked for"):
-        comparison.run(other)
+    for changed in ({"noise_multiplier": 2.0}, {"hidden": (5,)}, {"init_seed": 1}):
+        with pytest.raises(InputError, match="settings that are asked for"):
+            comparison.run(_trial(**changed))
+    path = tmp_path / "out" / "runs" / f"{_trial().name}.settings.json"
+    path.unlink()
+    with pytest.raises(InputError, match="to say what the finished run"):
+        comparison.run(_trial())
+
+
+def test_what_an_earlier_release_was_asked_in_flags_is_known(
+    comparison: Comparison, tmp_path: pathlib.Path, held_out: pathlib.Path
+) -> None:
+    out = tmp_path / "out"
+    run = out / "runs" / _trial().name
+    first = comparison.run(_trial())
+    settings_path(run).unlink()
+    arguments = [
+        f"--batches={out}/batches/truncated-poisson-seed0", f"--eval={held_out}",
+        f"--out={run}", "--method=dp-sgd", "--init-seed=0", *FLAGS,
+    ]  # fmt: skip
+    run.with_name(f"{run.name}.flags.json").write_text(json.dumps(arguments))
+    experiment_flags.take_over(out)
+    assert comparison.run(_trial()) == first
+    with pytest.raises(InputError, match="settings that are asked for"):
+        comparison.run(_trial(noise_multiplier=2.0))
 
 
 def test_a_finished_run_of_code_that_was_edited_is_refused(
@@ -122,7 +167,7 @@ def test_a_finished_run_of_code_that_was_edited_is_refused(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    trial = _trial(flags=(*_trial().flags, "--metric=share_of_ones:share"))
+    trial = _trial(metric="share_of_ones:share")
     first = comparison.run(trial)
     code.write_text(code.read_text() + "# and more\n")
     with pytest.raises(InputError, match=r"share_of_ones\.py"):
@@ -166,6 +211,15 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
     for name in ("comparison.json", "comparison.md", "comparison.png"):
         assert (tmp_path / "out" / name).stat().st_size
     assert (tmp_path / "out/comparison.png").read_bytes().startswith(b"\x89PNG")
+    # The library, asked for the same, finds all runs done.
+    monkeypatch.setattr(library, "_train", lambda request: pytest.fail("trained"))
+    small = dataclasses.replace(SETTINGS, noise_multiplier=None, target_epsilon=2.0)
+    settings = ComparisonSettings(
+        source=str(source), held_out=held_out, out=tmp_path / "out", seeds=1,
+        batches=BatchSettings(expected_batch_size=20, num_epochs=1, epsilon=2.0),
+        trained=(small,),
+    )  # fmt: skip
+    assert library.compare(settings) == [poisson, shuffled]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +235,11 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
         (["--epsilon=1", "--batches=/elsewhere"], "no --batches=/elsewhere"),
         (["--epsilon=1", "--init-seed", "5"], "no --init-seed"),
         (["--epsilon=1", "--noise-multiplier=9"], "no --noise-multiplier=9"),
+        (["--epsilon=1", "--", "--epsilon=9"], "no --epsilon=9"),
+        (
+            ["--epsilon=1", "--for", "dp-sgd", "--checkpoint-every=9"],
+            "--checkpoint-every to be those of all methods",
+        ),
         (["--epsilon=1", "--csv=a.csv"], "no --csv=a.csv"),
         (["--epsilon=1", "--tensorboard=board"], "no --tensorboard=board"),
         (["--epsilon=1", "--simulates=much"], "no --simulates=much"),
@@ -227,3 +286,26 @@ def test_held_out_files_that_are_sampled_from_are_refused_before_any_batch_is_ma
     assert isinstance(result.exception, InputError), result.output
     assert "no training examples" in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+PRIVATE = TrainSettings(target_epsilon=2.0, target_delta=1e-3, l2_norm_clip=1.0)
+
+
+@pytest.mark.parametrize(
+    ("trained", "message"),
+    [
+        ((), "to compare; got none"),
+        ((SETTINGS,), "Expected target_epsilon"),
+        ((dataclasses.replace(PRIVATE, init_seed=3),), "no init_seed=3"),
+        ((dataclasses.replace(PRIVATE, simulates="much"),), "no simulates='much'"),
+        ((PRIVATE, dataclasses.replace(PRIVATE, target_delta=1e-4)), "as that of all"),
+    ],
+)
+def test_settings_that_cannot_be_compared_are_refused(
+    trained: tuple[TrainSettings, ...], message: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        ComparisonSettings(
+            source="", held_out=tmp_path, out=tmp_path, trained=trained,
+            batches=BatchSettings(expected_batch_size=20, num_epochs=1),
+        )  # fmt: skip

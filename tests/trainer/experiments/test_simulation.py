@@ -31,7 +31,10 @@ from trainer.experiments.simulation import (
     init_seed,
     undecided,
 )
+from trainer.run.preflight import Request
 from trainer.run.run_record import read_run
+from trainer.settings.comparison_settings import Experiment
+from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]
@@ -41,13 +44,13 @@ REFERENCE = Configuration(
     ),
     noise_multiplier=2.5,
 )
+TRAINING = TrainSettings(noise_multiplier=2.5, target_delta=1e-3, l2_norm_clip=1.0)
 
 
 def _protocol(**changes: Any) -> Protocol:
     fields = {
-        "reference": REFERENCE, "epsilon": 3.0, "delta": 1e-3,
+        "reference": REFERENCE, "training": TRAINING, "epsilon": 3.0,
         "batch_sizes": (8, 16, 32), "learning_rates": (0.1,), "seeds": 2,
-        "method": "dp-sgd", "l2_norm_clip": 1.0,
     }  # fmt: skip
     return Protocol(**{**fields, **changes})
 
@@ -246,9 +249,9 @@ def _check_taken_up_again(
     """Small runs are not made again; the reference, and others' plans, are seen."""
     trained: list[str] = []
 
-    def train(arguments: list[str]) -> None:
-        trained.append(next(a for a in arguments if a.startswith("--out=")))
-        real(arguments)
+    def train(request: Request) -> None:
+        trained.append(str(request.run))
+        real(request)
 
     from trainer.experiments.compare import _train as real
 
@@ -267,16 +270,11 @@ def _check_taken_up_again(
 
 
 def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
-    simulator = Simulator(
-        _protocol(weights="ema"), source="", held_out=pathlib.Path(),
-        out=pathlib.Path(), say=print,
-    )  # fmt: skip
+    experiment = Experiment(source="", held_out=pathlib.Path(), out=pathlib.Path())
+    simulator = Simulator(_protocol(weights="ema"), experiment, print)
     with pytest.raises(InputError, match=r"weights='ema'.*last, uta"):
         simulator._value({"auc": 0.5, "aggregates": {"uta": {"auc": 0.5}}})
-    simulator = Simulator(
-        _protocol(metric="f1"), source="", held_out=pathlib.Path(),
-        out=pathlib.Path(), say=print,
-    )  # fmt: skip
+    simulator = Simulator(_protocol(metric="f1"), experiment, print)
     with pytest.raises(InputError, match=r"metric='f1'.*auc"):
         simulator._value({"auc": 0.5, "log_loss": None, "aggregates": {}})
 
@@ -303,6 +301,7 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--init-seed=3"], "--init-seed"),
         (["--csv", "a.csv"], "--csv"),
         (["--", "--noise-multiplier=9"], "no --noise-multiplier=9"),
+        (["--", "--epsilon=9"], "no --epsilon=9"),
         (["--", "--learning-rate=9"], "no --learning-rate=9"),
         (["--", "--l2-norm-clip", "9"], "no --l2-norm-clip"),
         (["--weights=ema"], "weights='ema' to be one of last. "),

@@ -1,0 +1,73 @@
+"""Flags of `dpsgd train` that `compare` and `simulate` hand to all of their runs."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from accounting.validation import InputError
+from trainer.cli.commands import train_request
+
+#: Flags of `dpsgd train` that are set for every run; a second value would win.
+_SET_FOR_ALL = (
+    "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
+    "--delta", "--init-seed", "--simulates", "--csv", "--tensorboard",
+)  # fmt: skip
+
+
+def say(line: str) -> None:
+    """Prints a line of progress."""
+    click.echo(line, err=True)
+
+
+def request(
+    flags: dict[str, Any],
+    set_here: Sequence[str],
+    rest: Sequence[str],
+    *,
+    also_set: Sequence[str] = (),
+) -> Any:
+    """Returns what `dpsgd train` is asked to do, but for the folder of batches.
+
+    Args:
+      flags: Of the command, with ``held_out`` and ``out``.
+      set_here: Flags that the command sets.
+      rest: What the user adds.
+      also_set: Names that this command sets for every run, too.
+
+    Raises:
+      InputError: a flag in ``rest`` that is set for every run, or what `dpsgd train`
+        would refuse before it reads a file.
+    """
+    for flag in rest:
+        if flag.split("=")[0] in (*_SET_FOR_ALL, *also_set):
+            raise InputError(
+                f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
+                "it out."
+            )
+    folders = ("--batches=.", f"--eval={flags['held_out']}", f"--out={flags['out']}")
+    return train_request([*folders, *set_here, *rest])
+
+
+def beside(request: Any) -> dict[str, Any]:
+    """Returns what all runs have in common beside their settings."""
+    names = ("noise_key_file", "checkpoint_every")
+    return {name: getattr(request, name) for name in names}
+
+
+def take_over(out: pathlib.Path) -> None:
+    """Says in settings what earlier releases said in flags of `dpsgd train`.
+
+    Args:
+      out: Of a comparison: the folder with ``runs``.
+    """
+    from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+    from trainer.experiments.compare import describe, settings_path
+
+    for path in (out / "runs").glob("*.flags.json"):
+        new = settings_path(path.with_name(path.name.removesuffix(".flags.json")))
+        if not new.exists():
+            write_atomically(new, pretty_json(describe(train_request(read_json(path)))))

@@ -1,0 +1,138 @@
+"""From the settings of a simulation to its report.
+
+Formal guarantees:
+  - What can be refused is refused before any batch is made, and before a file is read
+    but for the user's own metric.
+  - The privacy statement is the accountant's, of the reference alone.
+
+Public: what the runs publish; see ``simulation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accounting import deltas
+from accounting.comparison import LARGEST_DESIGN_EPSILON, Question
+from accounting.plan import steps_and_epochs
+from accounting.statement import PrivacyStatement
+from accounting.tan import Configuration
+from accounting.validation import check_choice
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import MAKE_BATCHES
+from trainer.experiments.compare import Say, check_experiment, silent
+from trainer.experiments.simulation import Protocol, Simulator, best
+from trainer.experiments.simulation_report import NOT_PRIVATE, Report
+from trainer.model.metrics import BINARY, METRICS
+from trainer.run import privacy
+from trainer.settings.aggregation_settings import OMV, OPA
+from trainer.settings.comparison_settings import LAST, SimulationSettings
+from trainer.settings.method_settings import gradients_text
+from trainer.settings.train_settings import TrainSettings
+
+
+def simulate(
+    settings: SimulationSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
+) -> Report:
+    """Makes all batches and runs that are not done yet, and predicts the costly one.
+
+    Args:
+      settings: What is simulated.
+      say: Takes a line of progress.
+      make_batches: As in ``compare.Comparison``.
+
+    Raises:
+      InputError: before any batch is made, for what the trainer would refuse; later for
+        batches or runs that are of other settings.
+    """
+    check_experiment(settings, settings.training)
+    check_choice(
+        "weights",
+        settings.weights,
+        (LAST, *_averages_with(settings.metric, settings.training)),
+        remedy="`dpsgd train --help` names the flags that make averages.",
+    )
+    reference = _reference(settings)
+    statement = _statement(settings, reference)
+    num_examples = reference.plan.num_examples
+    if warning := deltas.warning(settings.delta, num_examples):
+        say(warning)
+    protocol = _protocol(settings, reference, statement)
+    say(NOT_PRIVATE)
+    simulator = Simulator(protocol, settings, say, make_batches)
+    found = [simulator.simulate(rate) for rate in protocol.learning_rates]
+    if settings.run_reference:
+        chosen = best(found, protocol.metric)
+        found[found.index(chosen)] = simulator.run_reference(chosen)
+    return Report(protocol, found, statement)
+
+
+def _averages_with(metric: str, training: TrainSettings) -> Iterator[str]:
+    """Yields the averages that will have the metric."""
+    has_outputs = training.task == BINARY and metric in METRICS[BINARY]
+    for name in training.average_names:
+        # A majority has no probability.
+        if name == OMV and metric == "log_loss":
+            continue
+        if name not in (OPA, OMV) or has_outputs:
+            yield name
+
+
+def _reference(settings: SimulationSettings) -> Configuration:
+    """Returns the plan and the noise of the run that is predicted."""
+    training = settings.training
+    num_examples = list_blocks(settings.source).num_examples
+    num_steps, num_epochs = steps_and_epochs(
+        num_examples,
+        settings.expected_batch_size,
+        epochs=settings.num_epochs,
+        num_steps=settings.num_steps,
+    )
+    question = Question(
+        num_examples=num_examples,
+        expected_batch_size=settings.expected_batch_size,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        delta=settings.delta,
+        epsilon=training.target_epsilon,
+        noise_multiplier=training.noise_multiplier,
+    )
+    plan = question.plan(settings.sampler)
+    noise = training.noise_multiplier
+    if noise is None:
+        assert training.target_epsilon is not None  # checked by the settings
+        noise = privacy.noise_multiplier(
+            plan, epsilon=training.target_epsilon, delta=settings.delta
+        )
+    return Configuration(plan=plan, noise_multiplier=noise)
+
+
+def _statement(
+    settings: SimulationSettings, reference: Configuration
+) -> PrivacyStatement:
+    training = settings.training
+    return privacy.plan_statement(
+        reference.plan,
+        noise_multiplier=reference.noise_multiplier,
+        l2_norm_clip=training.l2_norm_clip,
+        delta=settings.delta,
+        gradients=gradients_text(training.method, training.describe_method()),
+        allow_large_delta=training.allow_large_delta,
+    )
+
+
+def _protocol(
+    settings: SimulationSettings, reference: Configuration, statement: PrivacyStatement
+) -> Protocol:
+    return Protocol(
+        reference=reference,
+        training=settings.training,
+        epsilon=settings.training.target_epsilon
+        or min(statement.epsilon.guarantee, LARGEST_DESIGN_EPSILON),
+        batch_sizes=tuple(sorted(settings.small_batch_sizes)),
+        learning_rates=settings.learning_rates,
+        seeds=settings.seeds,
+        metric=settings.metric,
+        weights=settings.weights,
+        confidence=settings.confidence,
+    )

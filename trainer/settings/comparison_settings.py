@@ -1,0 +1,197 @@
+"""What a comparison or a simulation is asked to do: frozen, public, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from accounting import plan as plans
+from accounting import tan
+from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
+from accounting.validation import InputError, check_choice, check_float, check_int
+from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.method_settings import DP_SGD_RELEASES, MODEL_MIX, NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+#: Of the last weights, beside the names of averages.
+LAST = "last"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What a comparison and a simulation have in common.
+
+    Attributes:
+      source: Parquet of the training examples: a folder, a file or a glob.
+      held_out: Folder of held-out examples.
+      out: New folder, or that of the same experiment.
+      seeds: Repetitions, each with batches, initial weights and noise of its own.
+      metric: Name of the held-out metric.
+      noise_key_file: As in ``preflight.Request``, as is the next; of all runs.
+      checkpoint_every: Steps between checkpoints.
+    """
+
+    source: str
+    held_out: pathlib.Path
+    out: pathlib.Path
+    seeds: int = 3
+    metric: str = "auc"
+    noise_key_file: pathlib.Path | None = None
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_int("seeds", self.seeds, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(Experiment):
+    """Ways of sampling and of training that are compared.  All public.
+
+    Attributes:
+      batches: How to sample; the sampler is one of ``samplers``, and ``epsilon`` is at
+        least the largest target.
+      trained: One for each method and target.  Private ones have ``target_epsilon``
+        and ``target_delta``: all samplers get the noise that the first one needs.
+      samplers: Ways of making batches.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    batches: BatchSettings
+    trained: tuple[TrainSettings, ...]
+    samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.samplers:
+            check_choice("sampler", name, plans.SAMPLERS)
+        if not (self.samplers and self.trained):
+            raise InputError("Expected samplers and methods to compare; got none.")
+        for each in self.trained:
+            _check_seed(each)
+            check_comparable(each.method)
+            if each.method != NON_PRIVATE and each.target_epsilon is None:
+                raise InputError(
+                    f"Expected target_epsilon for method={each.method!r}, from which "
+                    "the noise of all samplers follows; got noise_multiplier="
+                    f"{each.noise_multiplier!r}."
+                )
+        if len(self.deltas) > 1:
+            raise InputError(
+                f"Expected target_delta={self.deltas[1]!r} to be {self.deltas[0]!r}, "
+                "as that of all methods."
+            )
+
+    @property
+    def deltas(self) -> list[float]:
+        """Different deltas of the targets: one, or none without privacy."""
+        found = [each.target_delta for each in self.trained]
+        return [delta for delta in dict.fromkeys(found) if delta is not None]
+
+    @property
+    def epsilons(self) -> list[float]:
+        """Different targets, in the order they come."""
+        found = [each.target_epsilon for each in self.trained]
+        return [epsilon for epsilon in dict.fromkeys(found) if epsilon is not None]
+
+    def batches_of(self, sampler: str) -> BatchSettings:
+        """Returns how one sampler makes batches, which are safe for every target."""
+        delta = self.batches.delta
+        return dataclasses.replace(
+            self.batches,
+            sampler=sampler,
+            epsilon=max([self.batches.epsilon, *self.epsilons]),
+            delta=delta if delta is not None or not self.deltas else self.deltas[0],
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulationSettings(Experiment):
+    """A costly run, and the cheap ones that predict it.  All public.
+
+    Attributes:
+      training: Of the run that is predicted; with ``target_delta``, and with
+        ``target_epsilon`` or ``noise_multiplier``.
+      expected_batch_size: Of that run.
+      small_batch_sizes: Of the simulated runs: two sizes or more.
+      num_epochs: Of that run; None if ``num_steps`` is given.
+      num_steps: Of all runs; None if ``num_epochs`` is given.
+      learning_rates: In place of that of ``training``: which one is best?
+      sampler: Poisson, truncated or not.
+      weights: "last", or the average of iterates that is judged.
+      confidence: Of the interval, in (0, 1).
+      run_reference: Whether to train the costly run too, at the best learning rate.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    training: TrainSettings
+    expected_batch_size: int
+    small_batch_sizes: tuple[int, ...]
+    num_epochs: int | None = None
+    num_steps: int | None = None
+    learning_rates: tuple[float, ...] = (TrainSettings.learning_rate,)
+    sampler: str = TRUNCATED_POISSON
+    weights: str = LAST
+    confidence: float = 0.95
+    run_reference: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("expected_batch_size", self.expected_batch_size, at_least=1)
+        tan.check_sizes(self.small_batch_sizes, self.expected_batch_size)
+        if self.seeds * len(self.small_batch_sizes) < 3:
+            raise InputError(
+                f"Expected seeds={self.seeds} times {len(self.small_batch_sizes)} "
+                "batch sizes to be at least 3 runs: two points lie on a line, however "
+                "far they scatter."
+            )
+        check_float("confidence", self.confidence, above=0, below=1)
+        self._check_training()
+        self._check_rates()
+
+    def _check_training(self) -> None:
+        training = self.training
+        _check_seed(training)
+        check_choice("method", training.method, DP_SGD_RELEASES)
+        if training.target_delta is None:
+            raise InputError("Expected target_delta of the run that is predicted.")
+        if training.noise_multiplier is not None:
+            check_float("noise_multiplier", training.noise_multiplier, above=0)
+
+    def _check_rates(self) -> None:
+        rates = self.learning_rates
+        if not rates or len(set(rates)) != len(rates):
+            raise InputError(f"Expected learning_rate={rates} to hold each value once.")
+        for rate in rates:
+            dataclasses.replace(self.training, learning_rate=rate)
+
+    @property
+    def delta(self) -> float:
+        """Of the run that is predicted."""
+        assert self.training.target_delta is not None  # checked
+        return self.training.target_delta
+
+
+def check_comparable(method: str) -> None:
+    """Accepts a method whose noise is that of others.
+
+    Raises:
+      InputError: it has noise of its own.
+    """
+    if method == MODEL_MIX:
+        raise InputError(
+            f"Expected no --method {MODEL_MIX}: methods are compared at one noise, and "
+            "its noise is its own. Train it by `dpsgd train --epsilon`."
+        )
+
+
+def _check_seed(training: TrainSettings) -> None:
+    """Refuses what an experiment sets for every run."""
+    for name in ("init_seed", "simulates"):
+        if value := getattr(training, name):
+            raise InputError(
+                f"Expected no {name}={value!r}: it is set for every run. Leave it out."
+            )
