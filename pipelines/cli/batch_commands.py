@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
-#: What ``separate_process.call`` makes batches with, and shows progress.
-MAKE_BATCHES = f"{__name__}:make_batches"
-
 #: Files that a dry run lists for people.
 _LISTED = 20
 

@@ -13,7 +13,6 @@ import click
 from accounting.cli import delta_flags
 from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.cli.batch_commands import MAKE_BATCHES
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import experiment_flags
 from trainer.settings.comparison_settings import ComparisonSettings, check_comparable
@@ -95,7 +94,9 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     from trainer.experiments import compare_report
 
     experiment_flags.take_over(settings.out)
-    outcomes = experiment.compare(settings, experiment_flags.say, MAKE_BATCHES)
+    outcomes = experiment.compare(
+        settings, experiment_flags.say, experiment_flags.MAKE_BATCHES
+    )
     fields = compare_report.write(outcomes, settings.out, title=_TITLE)
     if as_json:
         click.echo(json.dumps(fields, indent=2))

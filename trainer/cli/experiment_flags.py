@@ -11,6 +11,8 @@ import click
 from accounting.validation import InputError
 from trainer.cli.commands import train_request
 
+#: Makes batches, with bars, in a process of its own: Beam stays out of this one.
+MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
 #: Flags of `dpsgd train` that are set for every run; a second value would win.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",

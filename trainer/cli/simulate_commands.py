@@ -11,7 +11,6 @@ import click
 from accounting import plan as plans
 from accounting.cli import delta_flags
 from accounting.validation import InputError
-from pipelines.cli.batch_commands import MAKE_BATCHES
 from trainer.cli import experiment_flags
 from trainer.cli.commands import integers
 from trainer.settings.comparison_settings import SimulationSettings
@@ -103,7 +102,9 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
 
     for folder in settings.out.glob("*/runs"):
         experiment_flags.take_over(folder.parent)
-    report = experiment.simulate(settings, experiment_flags.say, MAKE_BATCHES)
+    report = experiment.simulate(
+        settings, experiment_flags.say, experiment_flags.MAKE_BATCHES
+    )
     fields = report.write(settings.out)
     if as_json:
         click.echo(json.dumps(fields, indent=2))
