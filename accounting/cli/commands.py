@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from accounting import accountant, neighboring_relation
 from accounting import plan as plans
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
@@ -20,22 +19,15 @@ if TYPE_CHECKING:
 
 
 @click.command(name="plan")
-@click.option("--num-examples", type=int, required=True, help="Slots of the data set.")
-@click.option(
-    "--batch-size",
-    type=int,
-    required=True,
-    help="Expected examples of a step; gradients are divided by it.",
+@shared_options.num_examples("Slots of the data set.", required=True)
+@shared_options.batch_size(
+    "Expected examples of a step; gradients are divided by it.", required=True
 )
-@click.option("--epochs", type=int, help="Rounds over the data.")
-@click.option(
-    "--num-steps", type=int, help="Steps in all, instead of whole epochs of n/b steps."
-)
-@click.option("--epsilon", type=float, help="Target; the answer is the noise.")
-@click.option(
-    "--noise-multiplier", type=float, help="Given noise; the answer is epsilon."
-)
-@delta_flags.options(text="Well below 1/num-examples.", required=True)
+@shared_options.epochs("Rounds over the data.")
+@shared_options.num_steps("Steps in all, instead of whole epochs of n/b steps.")
+@shared_options.epsilon("Target; the answer is the noise.")
+@shared_options.noise_multiplier("Given noise; the answer is epsilon.")
+@shared_options.delta("Well below 1/num-examples.", required=True)
 @click.option(
     "--sampler",
     "samplers",
@@ -50,21 +42,16 @@ if TYPE_CHECKING:
     show_default=True,
     help="Which data sets are neighbours; the default is zero-out.",
 )
-@click.option(
-    "--truncated-batch-size",
-    default="auto",
-    show_default=True,
-    help="Cap on the examples of a step, or the least that costs nothing.",
+@shared_options.truncated_batch_size(
+    "Cap on the examples of a step, or the least that costs nothing."
 )
 @click.option(
     "--sweep",
     type=click.Choice(("batch-size", "epsilon", "epochs")),
     help="Vary one thing, and show where the order of the samplers flips.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Also draw it, e.g. a.png."
-)
+@shared_options.as_json
+@shared_options.plot("Also draw it, e.g. a.png.")
 def plan_command(**flags: Any) -> None:
     """Noise (or epsilon) of each way of making batches, side by side.
 
@@ -80,7 +67,7 @@ def plan_command(**flags: Any) -> None:
     from accounting import comparison
 
     question = _question(flags)
-    delta_flags.warn(question.delta, question.num_examples)
+    shared_options.warn(question.delta, question.num_examples)
     if flags["plot"] is not None:
         from accounting import plots
 
@@ -177,7 +164,7 @@ def _question(flags: dict[str, Any]) -> Question:
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     given, samplers = flags["truncated_batch_size"], flags["samplers"]
-    if given != "auto" and samplers and plans.TRUNCATED_POISSON not in samplers:
+    if given is not None and samplers and plans.TRUNCATED_POISSON not in samplers:
         raise InputError(
             f"Expected no truncated_batch_size={given} beside --sampler "
             f"{samplers[0]}: it caps {plans.TRUNCATED_POISSON} alone. Omit it."
@@ -197,20 +184,9 @@ def _question(flags: dict[str, Any]) -> Question:
         delta=flags["delta"],
         epsilon=flags["epsilon"],
         noise_multiplier=flags["noise_multiplier"],
-        truncated_batch_size=_truncation(flags["truncated_batch_size"]),
+        truncated_batch_size=given,
         neighboring_relation=flags["relation"],
     )
-
-
-def _truncation(text: str) -> int | None:
-    if text == "auto":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(
-            f"Expected truncated_batch_size={text!r} to be 'auto' or an integer."
-        ) from None
 
 
 def _to_json(question: Question, rows: list[Answer]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.plan import SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.cli.console import Bars, show
@@ -80,26 +80,15 @@ def _beam_options(arguments: list[str]) -> PipelineOptions:
 
 
 def _settings(options: dict[str, Any]) -> BatchSettings:
+    names = (
+        "sampler", "num_steps", "truncated_batch_size", "epsilon", "delta",
+        "physical_batch_size",
+    )  # fmt: skip
     return BatchSettings(
         expected_batch_size=options["batch_size"],
         num_epochs=options["epochs"],
-        truncated_batch_size=_cap(options["truncated_batch_size"]),
-        **{
-            name: options[name]
-            for name in (
-                "sampler", "num_steps", "epsilon", "delta", "physical_batch_size",
-            )
-        },
-    )  # fmt: skip
-
-
-def _cap(text: str) -> int | None:
-    try:
-        return None if text == "auto" else int(text)
-    except ValueError:
-        raise InputError(
-            f"Expected --truncated-batch-size={text} to be `auto` or an integer."
-        ) from None
+        **{name: options[name] for name in names},
+    )
 
 
 def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
@@ -173,23 +162,18 @@ def _first(lines: Sequence[str]) -> list[str]:
     show_default=True,
     type=click.Choice(SAMPLERS),
 )
-@click.option("--batch-size", type=int, required=True, help="Expected rows per step.")
-@click.option("--epochs", type=int, help="Steps are epochs x rows / batch size.")
-@click.option("--num-steps", type=int, help="Steps, instead of --epochs.")
-@click.option(
-    "--truncated-batch-size",
-    default="auto",
-    show_default=True,
-    help="Cap on the rows of a step; auto is the smallest that costs no epsilon.",
+@shared_options.batch_size("Expected rows per step.", required=True)
+@shared_options.epochs("Steps are epochs x rows / batch size.")
+@shared_options.num_steps("Steps, instead of --epochs.")
+@shared_options.truncated_batch_size(
+    "Cap on the rows of a step; auto is the smallest that costs no epsilon."
 )
-@click.option(
-    "--epsilon",
-    type=float,
-    default=8.0,
+@shared_options.epsilon(
+    "For auto: the largest epsilon that the batches are meant for.",
+    default=BatchSettings.epsilon,
     show_default=True,
-    help="For auto: the largest epsilon that the batches are meant for.",
 )
-@delta_flags.options(text="For auto: the smallest delta.  [default: 0.1 / rows]")
+@shared_options.delta("For auto: the smallest delta.  [default: 0.1 / rows]")
 @click.option("--physical-batch-size", type=int, help="Rows of one record.")
 @click.option(
     "--key-file",
@@ -219,7 +203,7 @@ def _first(lines: Sequence[str]) -> list[str]:
     "and with OUT in a store, among temporary files]",
 )
 @click.option("--dry-run", is_flag=True, help="Print what was found and would be done.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@shared_options.as_json
 @click.pass_context
 def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     """Samples and writes the batches of a whole training run, with Apache Beam.
@@ -250,7 +234,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     storage.use_options(beam_options)
     dataset = list_blocks(source)
     plan = settings.plan(dataset.num_examples)
-    delta_flags.warn(settings.delta, plan.num_examples)
+    shared_options.warn(settings.delta, plan.num_examples)
     layout = make_layout(plan, dataset, settings.physical_batch_size)
     cost = estimate(layout)
     runner = job.runner_of(beam_options)
@@ -320,7 +304,7 @@ def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifes
 
 @click.command()
 @click.argument("directory")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@shared_options.as_json
 def verify(directory: str, as_json: bool) -> None:
     """Holds every byte of a folder of batches against manifest and checksums.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from accounting.cli import shared_options
 from accounting.validation import InputError
 from pipelines.cli.console import Bars, show
 
@@ -32,7 +33,7 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
     show_default=True,
     help="Which rows.  It may have a default, since there is nobody to protect.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@shared_options.as_json
 def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
     """Writes text in the format of the Criteo data set, with something to learn in it.
 
@@ -112,7 +113,7 @@ def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
     help="Rows of a row group, the block that the batch job samples at once.",
 )
 @click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@shared_options.as_json
 def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> None:
     """Turns raw text into numeric Parquet, split by time.
 

@@ -84,6 +84,33 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
     assert result.failed == 0
 
 
+SHARED_FLAGS = {
+    "--allow-large-delta", "--batch-size", "--delta", "--epochs", "--epsilon", "--json",
+    "--l2-norm-clip", "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
+}  # fmt: skip
+COMMAND_MODULES = [path for path in SOURCES if path.parent.name == "cli"]
+
+
+def declared_flags(path: pathlib.Path) -> list[str]:
+    """Flags that a module declares, by ``click.option`` or for others to add."""
+    return [
+        word.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("option", "_declared"))
+        for word in node.args
+        if isinstance(word, ast.Constant) and str(word.value).startswith("--")
+    ]
+
+
+def test_a_flag_that_commands_share_is_declared_once() -> None:
+    [shared] = [path for path in COMMAND_MODULES if path.stem == "shared_options"]
+    for path in set(COMMAND_MODULES) - {shared}:
+        assert not SHARED_FLAGS & set(declared_flags(path)), path
+    declared = declared_flags(shared)
+    assert all(declared.count(flag) == 1 for flag in SHARED_FLAGS), declared
+
+
 def test_one_version(root: pathlib.Path) -> None:
     import dpsgd
 

@@ -179,7 +179,7 @@ BATCHES = [
         ]
     ),
     *(
-        number("--truncated-batch-size", value, "to be `auto` or an integer", "auto")
+        number("--truncated-batch-size", value, "to be 'auto' or an integer", "auto")
         for value in ("x", "20.5", "''", "Auto")
     ),
     number("--physical-batch-size", "0", "physical_batch_size=0 >= 1", "1"),

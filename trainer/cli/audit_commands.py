@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accounting import plan as plans
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli import plan_flags
 from trainer.settings.audit_settings import (
@@ -36,7 +36,7 @@ _HOW = ("claim", "level", "trials", "confidence")
     help="Hold it against the epsilon of this sampler at the same noise.  Default: of "
     "the sampler itself.",
 )
-@click.option("--epsilon", type=float, help="Instead: the noise this claim needs.")
+@shared_options.epsilon("Instead: the noise this claim needs.")
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -58,8 +58,8 @@ _HOW = ("claim", "level", "trials", "confidence")
     show_default=True,
     help="Of the verdict: that a true claim is not called violated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw it, e.g. a.png.")
+@shared_options.as_json
+@shared_options.plot("Draw it, e.g. a.png.")
 @click.pass_context
 def audit_command(
     ctx: click.Context,
@@ -92,7 +92,7 @@ def audit_command(
     if plot is not None:
         _check_plot(plot)
     settings = _of_plan(flags) if run is None else _of_run(run, flags)
-    delta_flags.warn(settings.delta, settings.plan.num_examples)
+    shared_options.warn(settings.delta, settings.plan.num_examples)
     report = _audit(settings)
     if plot is not None:
         from accounting.auditing import audit_plot

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli import aggregation_commands, plan_flags
 from trainer.model.metrics import LOSSES
@@ -111,12 +111,10 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     help="Write the bias of clipping, which epsilon does NOT cover, into "
     "OUT/private/non_private_clipping_bias.csv.  For public data.",
 )
-@click.option("--epsilon", type=float, help="Target; the noise follows from it.")
-@delta_flags.options(text="Well below one over the examples.")
-@click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
-@click.option(
-    "--l2-norm-clip", type=float, help="Bound on the norm of one example's gradient."
-)
+@shared_options.epsilon("Target; the noise follows from it.")
+@shared_options.delta("Well below one over the examples.")
+@shared_options.noise_multiplier("Instead of --epsilon.")
+@shared_options.l2_norm_clip("Bound on the norm of one example's gradient.")
 @click.option(
     "--optimizer",
     default=TrainSettings.optimizer,
@@ -213,7 +211,7 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "--tensorboard", type=_FOLDER, help="Folder for the held-out curve as events."
 )
 @click.option("--csv", type=_FILE, help="File for the held-out curve as a table.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@shared_options.as_json
 def train_command(**flags: Any) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
 
@@ -234,7 +232,7 @@ def train_command(**flags: Any) -> None:
 
     with Terminal() as reporter:
         checked = check(request)
-        delta_flags.warn(
+        shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
         # TensorFlow takes seconds to load: what can be refused was refused before.
@@ -280,8 +278,8 @@ def _request(flags: dict[str, Any]) -> Any:
 @plan_flags.options
 @click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
 @click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
-@click.option("--l2-norm-clip", type=float, help="Beside --mix-width.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+@shared_options.l2_norm_clip("Beside --mix-width.")
+@shared_options.as_json
 def account(run: Path | None, as_json: bool, **flags: Any) -> None:
     """State the epsilon of a run from what it executed, or that of a plan.
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
@@ -23,15 +22,12 @@ if TYPE_CHECKING:
     from trainer.run.preflight import Request
 
 _TITLE = "Same noise, other batches"
-_FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
 
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
-@click.option("--input", "source", required=True, help="Folder of training Parquet.")
-@click.option("--eval", "held_out", type=_FOLDER, required=True, help="Held-out split.")
-@click.option("--out", type=_FOLDER, required=True, help="New, or of this comparison.")
+@experiment_flags.options
 @click.option(
     "--sampler",
     "samplers",
@@ -50,17 +46,13 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
     type=click.Choice(METHODS),
     help="May be repeated.",
 )
-@click.option(
-    "--epsilon", "epsilons", type=float, multiple=True, required=True,
-    help="Target; may be repeated.",
-)  # fmt: skip
-@delta_flags.options(text="Of all targets.", required=True)
-@click.option("--batch-size", type=int, required=True, help="Expected rows per step.")
-@click.option("--epochs", type=int, required=True, help="Of the batches.")
-@click.option("--seeds", type=int, default=3, show_default=True, help="Repetitions.")
-@click.option(
-    "--l2-norm-clip", type=float, required=True, help="Of all private methods."
+@shared_options.epsilon(
+    "Target; may be repeated.", "epsilons", multiple=True, required=True
 )
+@shared_options.delta("Of all targets.", required=True)
+@shared_options.batch_size("Expected rows per step.", required=True)
+@shared_options.epochs("Of the batches.", required=True)
+@shared_options.l2_norm_clip("Of all private methods.", required=True)
 @click.option(
     "--for",
     "extra",
@@ -69,8 +61,6 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
     metavar="METHOD FLAGS",
     help="Flags of `dpsgd train` for one method; may be repeated.",
 )
-@click.option("--metric", default="auc", show_default=True, help="Held-out metric.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Trains on shuffled and on Poisson batches, and compares noise, epsilon and AUC.
@@ -173,7 +163,7 @@ def _request(
     """Returns what `dpsgd train` would be asked to do for the first target."""
     private = (
         f"--epsilon={flags['epsilons'][0]!r}",
-        *delta_flags.arguments(flags),
+        *shared_options.arguments(flags),
         f"--l2-norm-clip={flags['l2_norm_clip']!r}",
     )
     set_here = (f"--method={method}", *(() if method == NON_PRIVATE else private))

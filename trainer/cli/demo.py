@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.validation import InputError, check_float, check_int
 from trainer.cli.aggregation_commands import MEANINGS
 
@@ -32,7 +32,7 @@ def stages(
     """Returns (what it does, arguments of ``dpsgd``) of every stage, in order."""
     num_train = rows * 8 // 10
     batch_size = max(64, num_train // 195)
-    budget = [f"--epsilon={epsilon:g}", *delta_flags.arguments(flags)]
+    budget = [f"--epsilon={epsilon:g}", *shared_options.arguments(flags)]
     sampling = [f"--batch-size={batch_size}", "--epochs=3"]
     train = [f"--batches={out}/batches", f"--eval={out}/data/test", *_MODEL]
     plan = [f"--num-examples={num_train}", *sampling, *budget]
@@ -57,7 +57,7 @@ def stages(
             "--ema-decay=0.99", "--keep-last=10",
         ]),
         ("state the epsilon of what was executed", [
-            "account", f"{out}/dp-sgd", *delta_flags.allowance(flags),
+            "account", f"{out}/dp-sgd", *shared_options.allowance(flags),
         ]),
     ]  # fmt: skip
 
@@ -151,8 +151,8 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
 @click.command()
 @click.option("--out", default="demo", show_default=True, help="New or empty folder.")
 @click.option("--rows", default=250_000, show_default=True, help="Synthetic rows.")
-@click.option("--epsilon", default=3.0, show_default=True, help="Target of training.")
-@delta_flags.options(text="[default: 0.1 / training rows]")
+@shared_options.epsilon("Target of training.", default=3.0, show_default=True)
+@shared_options.delta("[default: 0.1 / training rows]")
 def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
     """Runs the whole path on synthetic data: text, batches, models, epsilon, report.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli.commands import train_request
+from trainer.settings.comparison_settings import Experiment
 
 #: Makes batches, with bars, in a process of its own: Beam stays out of this one.
 MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
@@ -18,6 +20,35 @@ _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
     "--delta", "--init-seed", "--simulates", "--csv", "--tensorboard",
 )  # fmt: skip
+
+_FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
+_OPTIONS = (
+    click.option(
+        "--input", "source", required=True, help="Folder of training Parquet."
+    ),
+    click.option(
+        "--eval", "held_out", type=_FOLDER, required=True, help="Held-out split."
+    ),
+    click.option(
+        "--out", type=_FOLDER, required=True, help="New, or of what was stopped."
+    ),
+    click.option(
+        "--seeds", type=int, default=Experiment.seeds, show_default=True,
+        help="Repetitions.",
+    ),
+    click.option(
+        "--metric", default=Experiment.metric, show_default=True,
+        help="Held-out metric.",
+    ),
+    shared_options.as_json,
+)  # fmt: skip
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds data, folders and what else every run of an experiment has in common."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 def say(line: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from accounting import plan as plans
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 
@@ -21,21 +21,19 @@ _OPTIONS = (
     click.argument(
         "run", type=click.Path(file_okay=False, path_type=Path), required=False
     ),
-    delta_flags.options(text="Default for a run: the one it was for."),
+    shared_options.delta("Default for a run: the one it was for."),
     click.option(
         "--noise-key-file",
         type=click.Path(dir_okay=False, path_type=Path),
         help="If it is not in the run.",
     ),
     click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of a plan."),
-    click.option("--num-examples", type=int, help="Slots of the data set."),
-    click.option("--batch-size", type=int, help="Expected examples of a step."),
+    shared_options.num_examples("Slots of the data set."),
+    shared_options.batch_size("Expected examples of a step."),
     click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),
-    click.option("--num-steps", type=int, help="Steps in all."),
-    click.option(
-        "--epochs", type=int, help="Instead of --num-steps: rounds of n/b steps."
-    ),
-    click.option("--noise-multiplier", type=float, help="Noise over the clip norm."),
+    shared_options.num_steps("Steps in all."),
+    shared_options.epochs("Instead of --num-steps: rounds of n/b steps."),
+    shared_options.noise_multiplier("Noise over the clip norm."),
 )
 
 #: What a run takes: the record says the rest.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from typing import Any
 
 import click
 
 from accounting import plan as plans
-from accounting.cli import delta_flags
+from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli import experiment_flags
 from trainer.cli.commands import integers
@@ -17,31 +16,27 @@ from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.method_settings import DP_SGD, DP_SGD_RELEASES
 from trainer.settings.train_settings import TrainSettings
 
-_FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
-
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
-@click.option("--input", "source", required=True, help="Folder of training Parquet.")
-@click.option("--eval", "held_out", type=_FOLDER, required=True, help="Held-out split.")
-@click.option("--out", type=_FOLDER, required=True, help="New, or of this simulation.")
-@click.option(
-    "--batch-size", type=int, required=True,
-    help="Expected rows per step of the reference: the run that is predicted.",
-)  # fmt: skip
-@click.option("--epochs", type=int, help="Of the reference.")
-@click.option("--num-steps", type=int, help="Of all runs, instead of --epochs.")
+@experiment_flags.options
+@shared_options.batch_size(
+    "Expected rows per step of the reference: the run that is predicted.",
+    required=True,
+)
+@shared_options.epochs("Of the reference.")
+@shared_options.num_steps("Of all runs, instead of --epochs.")
 @click.option(
     "--small-batch-sizes",
     required=True,
     metavar="B1,B2,...",
     help="Expected rows per step of the simulated runs: two sizes or more.",
 )
-@click.option("--epsilon", type=float, help="Target of the reference.")
-@click.option("--noise-multiplier", type=float, help="Instead of --epsilon.")
-@delta_flags.options(text="Of the reference.", required=True)
-@click.option("--l2-norm-clip", type=float, required=True, help="Of all runs.")
+@shared_options.epsilon("Target of the reference.")
+@shared_options.noise_multiplier("Instead of --epsilon.")
+@shared_options.delta("Of the reference.", required=True)
+@shared_options.l2_norm_clip("Of all runs.", required=True)
 @click.option(
     "--learning-rate",
     "learning_rates",
@@ -63,8 +58,6 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
     default=plans.TRUNCATED_POISSON,
     show_default=True,
 )
-@click.option("--seeds", type=int, default=3, show_default=True, help="Repetitions.")
-@click.option("--metric", default="auc", show_default=True, help="Held-out metric.")
 @click.option(
     "--weights", default="last", show_default=True, help="Or an average, as ema."
 )
@@ -76,7 +69,6 @@ _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
     is_flag=True,
     help="Train it too, at the best learning rate: was the prediction right?",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @click.pass_context
 def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Predicts a costly private run from cheap ones, to choose a learning rate.
@@ -147,5 +139,5 @@ def _of_reference(flags: dict[str, Any]) -> tuple[str, ...]:
             for name in given
             if flags[name] is not None
         ),
-        *delta_flags.arguments(flags),
+        *shared_options.arguments(flags),
     )

@@ -1,4 +1,7 @@
-"""``--delta`` of every command that takes one, and what is said of a large one.
+"""Flags that several commands take, each declared once; and what is said of a delta.
+
+What a flag means for a command is in its help; its name and type are the same
+everywhere.  Flags of all runs of an experiment are in ``trainer.cli.experiment_flags``.
 
 Formal guarantees:
   - A delta out of range is refused while flags are parsed, before any work.
@@ -10,25 +13,64 @@ Public: everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from accounting import deltas
+from accounting.validation import InputError
 
 _ALLOW = "allow_large_delta"
 
+#: Adds a flag to a command.
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def options(
-    *, text: str, required: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+
+def _declared(flag: str, **declaration: Any) -> Callable[..., Decorator]:
+    """Returns a function that gives a flag its help and what a command adds."""
+
+    def option(text: str, *names: str, **more: Any) -> Decorator:
+        return click.option(flag, *names, help=text, **declaration, **more)
+
+    return option
+
+
+def _cap(ctx: click.Context, parameter: click.Parameter, text: str) -> int | None:
+    """Returns the cap on truncated steps; None for the smallest safe one."""
+    del ctx
+    try:
+        return None if text == "auto" else int(text)
+    except ValueError:
+        raise InputError(
+            f"Expected {parameter.name}={text!r} to be 'auto' or an integer."
+        ) from None
+
+
+num_examples = _declared("--num-examples", type=int)
+batch_size = _declared("--batch-size", type=int)
+epochs = _declared("--epochs", type=int)
+num_steps = _declared("--num-steps", type=int)
+truncated_batch_size = _declared(
+    "--truncated-batch-size", default="auto", show_default=True, callback=_cap
+)
+epsilon = _declared("--epsilon", type=float)
+noise_multiplier = _declared("--noise-multiplier", type=float)
+l2_norm_clip = _declared("--l2-norm-clip", type=float)
+plot = _declared("--plot", type=click.Path(path_type=Path))
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="JSON on standard output."
+)
+
+
+def delta(text: str, *, required: bool = False) -> Decorator:
     """Returns a decorator that adds ``--delta`` and the flag that allows a large one.
 
     Args:
       text: Help of ``--delta``.
       required: Whether the command needs it.
     """
-    delta = click.option(
+    option = click.option(
         "--delta", type=float, required=required, callback=_check, help=text
     )
     allow = click.option(
@@ -39,7 +81,7 @@ def options(
         help=f"Accept a delta of {deltas.LARGEST_DELTA} or more, which protects next "
         "to nothing.",
     )
-    return lambda command: delta(allow(command))
+    return lambda command: option(allow(command))
 
 
 def arguments(flags: Mapping[str, Any]) -> tuple[str, ...]:
