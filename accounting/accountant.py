@@ -18,17 +18,14 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 from collections.abc import Iterable
-from types import ModuleType
 
-from accounting import plan as plans
 from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
-from accounting.plan import DpSgdPlan
-from accounting.samplers import truncated_poisson
+from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
+from accounting.samplers import base, truncated_poisson
 from accounting.validation import InputError, check_float, check_int
 
 __all__ = [
@@ -46,29 +43,23 @@ __all__ = [
 
 #: More steps than this are not accounted for: rounding would add up.
 MOST_STEPS = 10**9
-_MODULES = {
-    plans.DETERMINISTIC: "accounting.samplers.deterministic",
-    plans.PERSISTENT_SHUFFLE: "accounting.samplers.shuffle",
-    plans.DYNAMIC_SHUFFLE: "accounting.samplers.shuffle",
-    plans.POISSON: "accounting.samplers.poisson",
-    plans.TRUNCATED_POISSON: "accounting.samplers.truncated_poisson",
-    plans.BALLS_AND_BINS: "accounting.samplers.balls_and_bins",
-}
 
 
 def samplers() -> tuple[str, ...]:
     """Returns the samplers that can be accounted for."""
-    return tuple(_MODULES)
+    return base.names()
 
 
-def _module(plan: DpSgdPlan) -> ModuleType:
+def _sampler(plan: DpSgdPlan) -> base.Sampler:
     check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
-    if plan.sampler not in _MODULES:
-        raise InputError(
-            f"Expected sampler={plan.sampler!r} to be one that can be accounted for: "
-            f"{', '.join(_MODULES)}."
-        )
-    return importlib.import_module(_MODULES[plan.sampler])
+    return base.get(plan.sampler)
+
+
+def _lower_bound(plan: DpSgdPlan) -> base.LowerBound:
+    found = base.get(plan.sampler).lower_bound
+    if found is None:
+        base.refuse(plan.sampler, "a lower bound", "Ask for the upper one: both=False.")
+    return found
 
 
 def check_epsilon(epsilon: float) -> float:
@@ -104,7 +95,7 @@ def epsilon(
       both: Also compute a lower bound for Poisson and truncated Poisson, which shows
         how much of the upper one is slack and takes seconds; all others have one
         anyway.
-      neighboring_relation: One of `relations.RELATIONS`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
@@ -112,14 +103,14 @@ def epsilon(
     check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_delta(delta)
-    module = _module(plan)
-    result = module.epsilon(plan, noise, target)
+    result = _sampler(plan).epsilon(plan, noise, target)
     if not both or result.lower is not None:
         return result
+    bound = _lower_bound(plan)
     lower = lower_epsilon(
-        lambda point: module.lower_delta(plan, noise, point), result.guarantee, target
+        lambda point: bound.delta(plan, noise, point), result.guarantee, target
     )
-    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
 
 
 def delta(
@@ -138,12 +129,12 @@ def delta(
     check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
-    module = _module(plan)
-    result = module.delta(plan, noise, target)
+    result = _sampler(plan).delta(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    lower = below(module.lower_delta(plan, noise, target), result.guarantee)
-    return dataclasses.replace(result, lower=lower, lower_method=module.LOWER_METHOD)
+    bound = _lower_bound(plan)
+    lower = below(bound.delta(plan, noise, target), result.guarantee)
+    return dataclasses.replace(result, lower=lower, lower_method=bound.method)
 
 
 def delta_by_direction(
@@ -160,20 +151,20 @@ def delta_by_direction(
     equal.
 
     Raises:
-      InputError: a value out of range; a relation that is not accounted for; or
-        shuffled batches, of which less is known.
+      InputError: a value out of range; a relation that is not accounted for; or a
+        sampler that brings one upper bound for both directions, as shuffles do.
     """
     check_relation(plan.sampler, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
-    module = _module(plan)
-    if plan.sampler in (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE):
-        raise InputError(
-            f"Expected sampler={plan.sampler!r} to be one whose directions are known: "
-            "shuffles have one upper bound for both, and no dominating pair. Use delta."
+    by_direction = _sampler(plan).delta_by_direction
+    if by_direction is None:
+        base.refuse(
+            plan.sampler,
+            "bounds for each direction",
+            "Its upper bound holds for both: use delta.",
         )
-    result: ByDirection = module.delta_by_direction(plan, noise, target)
-    return result
+    return by_direction(plan, noise, target)
 
 
 def epsilon_curve(
@@ -242,18 +233,18 @@ def noise_multiplier(
 def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
     # The search may use a coarser grid than the answers to other questions: what it
     # returns must hold there too.
-    module = _module(plan)
-    result = module.noise_multiplier(plan, epsilon, delta)
+    sampler = _sampler(plan)
+    result = sampler.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
     if value is None or not 0 < value < math.inf:
         return result
     # A closed form is off by roundings alone.
-    value = value if module.CLOSED_FORM else round_up(value, 6)
+    value = value if sampler.closed_form else round_up(value, 6)
     for _ in range(1000):
-        answer = module.delta(plan, value, epsilon)
+        answer = sampler.delta(plan, value, epsilon)
         if answer.guarantee <= delta:
             return dataclasses.replace(result, sufficient=value, method=answer.method)
-        if module.CLOSED_FORM:
+        if sampler.closed_form:
             value = math.nextafter(value, math.inf)
         else:
             value = round_up(value * (1 + 1e-4), 6)
@@ -261,7 +252,7 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
-    if plan.truncated_batch_size is None:
+    if plan.sampler != TRUNCATED_POISSON:
         return (
             f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "
             "noise multiplier. Raise epsilon or delta."

@@ -13,7 +13,7 @@ group of two for the other relations; see `budget.user_epsilon`.
 
 from __future__ import annotations
 
-from accounting import plan as plans
+from accounting.samplers import base
 from accounting.validation import InputError, check_choice
 
 REPLACE_SPECIAL = "REPLACE_SPECIAL"
@@ -27,18 +27,6 @@ NAMES = {
     REPLACE_ONE: "replace-one",
 }
 
-_MOVES_OTHERS = (
-    "one example more or less moves others to other steps, so that many steps change"
-)
-_NO_ADD_OR_REMOVE = {
-    plans.DETERMINISTIC: _MOVES_OTHERS,
-    plans.PERSISTENT_SHUFFLE: _MOVES_OTHERS,
-    plans.DYNAMIC_SHUFFLE: _MOVES_OTHERS,
-    plans.TRUNCATED_POISSON: (
-        "its bounds depend on num_examples, which this relation does not make public"
-    ),
-    plans.BALLS_AND_BINS: "its theorem replaces the example by one that contributes 0",
-}
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; as a group of two under "
     "zero-out, user_epsilon with max_examples_per_user=2 bounds it"
@@ -47,20 +35,32 @@ _NO_REPLACE_ONE = (
 
 def _reason(sampler: str, neighboring_relation: str) -> str | None:
     """Returns why the relation is refused; None if it is accounted for."""
+    brought = base.get(sampler)
+    if neighboring_relation in brought.relations:
+        return None
+    if neighboring_relation in brought.refusals:
+        return brought.refusals[neighboring_relation]
     if neighboring_relation == REPLACE_ONE:
         return _NO_REPLACE_ONE
-    if neighboring_relation == ADD_OR_REMOVE_ONE:
-        return _NO_ADD_OR_REMOVE.get(sampler)
-    return None
+    return "its bounds are not proven under this relation"
 
 
 def is_supported(sampler: str, neighboring_relation: str) -> bool:
-    """Whether ``sampler`` is accounted for under the relation."""
+    """Whether a sampler is accounted for under a relation.
+
+    Args:
+      sampler: A registered one.
+      neighboring_relation: One of ``RELATIONS``.
+    """
     return _reason(sampler, neighboring_relation) is None
 
 
 def check_relation(sampler: str, neighboring_relation: str) -> str:
     """Returns ``neighboring_relation`` if ``sampler`` is accounted for under it.
+
+    Args:
+      sampler: A registered one.
+      neighboring_relation: One of ``RELATIONS``.
 
     Raises:
       InputError: it is not; the message gives the reason.
@@ -68,8 +68,9 @@ def check_relation(sampler: str, neighboring_relation: str) -> str:
     check_choice("neighboring_relation", neighboring_relation, RELATIONS)
     reason = _reason(sampler, neighboring_relation)
     if reason is not None:
+        proven = " or ".join(repr(name) for name in base.get(sampler).relations)
         raise InputError(
             f"Expected neighboring_relation={neighboring_relation!r} to be "
-            f"{REPLACE_SPECIAL!r} for sampler={sampler!r}: {reason}."
+            f"{proven or 'one that is proven'} for sampler={sampler!r}: {reason}."
         )
     return neighboring_relation

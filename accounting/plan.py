@@ -23,6 +23,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
+from accounting.samplers import base
 from accounting.validation import InputError, check_choice, check_int
 
 #: Bump when the meaning of a field changes or a field is added or removed.
@@ -34,14 +35,8 @@ DYNAMIC_SHUFFLE = "dynamic-shuffle"
 POISSON = "poisson"
 TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
-SAMPLERS = (
-    DETERMINISTIC,
-    PERSISTENT_SHUFFLE,
-    DYNAMIC_SHUFFLE,
-    POISSON,
-    TRUNCATED_POISSON,
-    BALLS_AND_BINS,
-)
+#: The samplers of this package; `accounting.samplers.base` may know more.
+SAMPLERS = base.BUILT_IN
 
 
 def canonical_json(value: Any) -> bytes:
@@ -60,7 +55,7 @@ class DpSgdPlan:
     """How the batches of one training run are sampled.  All fields are public.
 
     Attributes:
-      sampler: One of ``SAMPLERS``.
+      sampler: One of ``SAMPLERS``, or registered with `accounting.samplers.base`.
       num_examples: Slots of the data set, real or ghost; public under the zero-out
         relation.  At least 1.
       expected_batch_size: Examples per step in expectation, and the constant that
@@ -94,7 +89,7 @@ class DpSgdPlan:
     truncated_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("sampler", self.sampler, SAMPLERS)
+        check_choice("sampler", self.sampler, base.names())
         check_int("num_examples", self.num_examples, at_least=1)
         _check_batch_size(self.expected_batch_size, self.num_examples)
         check_int("num_steps", self.num_steps, at_least=1)
@@ -107,7 +102,7 @@ class DpSgdPlan:
         self._check_truncation()
 
     def _check_truncation(self) -> None:
-        if self.sampler != TRUNCATED_POISSON:
+        if not base.rules(self.sampler).truncates:
             if self.truncated_batch_size is not None:
                 raise InputError(
                     f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
@@ -118,7 +113,7 @@ class DpSgdPlan:
         if self.truncated_batch_size is None:
             raise InputError(
                 "Expected truncated_batch_size=None to be an integer for "
-                "sampler='truncated-poisson'. Give --truncated-batch-size; `dpsgd "
+                f"sampler={self.sampler!r}. Give --truncated-batch-size; `dpsgd "
                 "plan` names the least that costs no epsilon."
             )
         check_int(
@@ -143,11 +138,7 @@ class DpSgdPlan:
     @property
     def largest_batch_size(self) -> int | None:
         """Most examples of any step; None where chance alone limits it."""
-        if self.sampler in (POISSON, BALLS_AND_BINS):
-            return None
-        if self.sampler == TRUNCATED_POISSON:
-            return self.truncated_batch_size
-        return -(-self.num_examples // self.steps_per_epoch)
+        return base.rules(self.sampler).largest_batch_size(self)
 
     @property
     def fingerprint(self) -> str:
@@ -183,7 +174,7 @@ class DpSgdPlan:
 
 def goes_through_epochs(sampler: str) -> bool:
     """Whether a sampler uses every example once in every epoch."""
-    return sampler not in (POISSON, TRUNCATED_POISSON)
+    return base.rules(sampler).once_per_epoch
 
 
 def check_epochs(plan: DpSgdPlan) -> None:

@@ -13,9 +13,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, intervals
-from accounting import plan as plans
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
+from accounting.samplers import base
 from accounting.validation import InputError, check_float
 
 if TYPE_CHECKING:
@@ -28,37 +28,6 @@ RELATION_TEXT = (
     "zero; the number of slots is public"
 )
 
-_SAMPLING = {
-    plans.DETERMINISTIC: "fixed batches, every example in one step of each epoch",
-    plans.PERSISTENT_SHUFFLE: "batches of one shuffle, repeated in every epoch",
-    plans.DYNAMIC_SHUFFLE: "batches of a fresh shuffle in every epoch",
-    plans.POISSON: "Poisson subsampling, each example in each step independently",
-    plans.TRUNCATED_POISSON: (
-        "Poisson subsampling, each example in each step independently; a step with "
-        "more than truncated_batch_size examples keeps a uniformly random subset"
-    ),
-    plans.BALLS_AND_BINS: (
-        "balls and bins, each example in one uniformly random step of each epoch"
-    ),
-}
-_DISCRETIZATION = {
-    plans.POISSON: (
-        "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
-    ),
-    plans.TRUNCATED_POISSON: (
-        "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
-    ),
-    plans.DETERMINISTIC: "none, closed form",
-    plans.PERSISTENT_SHUFFLE: "none, closed forms",
-    plans.DYNAMIC_SHUFFLE: (
-        "none for the upper bound; for the lower, slices of the largest coordinate "
-        "with losses rounded down, sums by a tilted Fourier transform"
-    ),
-    plans.BALLS_AND_BINS: (
-        "sums of likelihood ratios on geometric grids, spread for the upper and merged "
-        "for the lower bound; epochs by a tilted Fourier transform"
-    ),
-}
 _PESSIMISM = (
     "every approximation (grid, truncated tails, wrap-around, rounding) is added to "
     "the upper bound"
@@ -77,6 +46,17 @@ NOT_COVERED = (
     "with the training set",
     "the sampling key and the noise key, which must stay secret",
 )
+
+
+def _wording(plan: DpSgdPlan) -> base.Wording:
+    wording = base.get(plan.sampler).wording
+    if wording is None:
+        base.refuse(
+            plan.sampler,
+            "the wording of its privacy statement",
+            "Give its Sampler a Wording, or ask the accountant alone.",
+        )
+    return wording
 
 
 def _version(package: str) -> str:
@@ -142,7 +122,7 @@ class PrivacyStatement:
     def discretization(self) -> str:
         """How the numbers come about."""
         if self._by_mixing is None:
-            return _DISCRETIZATION[self.plan.sampler]
+            return _wording(self.plan).discretization
         text: str = self._by_mixing.DISCRETIZATION
         return text
 
@@ -200,7 +180,7 @@ class PrivacyStatement:
             "neighboring_relation_text": RELATION_TEXT,
             "privacy_unit": "one example",
             "mechanism": self.mechanism,
-            "sampling": _SAMPLING[self.plan.sampler],
+            "sampling": _wording(self.plan).sampling,
             "plan": self.plan.to_json(),
             "plan_fingerprint": self.plan.fingerprint,
             "sampling_probability": str(self.plan.sampling_probability),
@@ -292,8 +272,9 @@ def privacy_statement(
       allow_large_delta: Whether a delta that protects next to nothing is meant.
 
     Raises:
-      InputError: a value out of range, or two clip norms.
+      InputError: a value out of range, two clip norms, or a sampler without wording.
     """
+    _wording(plan)  # before epsilon is computed
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)

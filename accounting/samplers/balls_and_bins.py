@@ -31,21 +31,19 @@ from accounting.calibration import (
     smallest_noise_in_two,
 )
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
-from accounting.samplers import deterministic, shuffle
+from accounting.samplers import audit_case, base, deterministic, shuffle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from accounting.pld.composition import TiltedSum
 
-#: Whether the noise that suffices is off by roundings alone.
-CLOSED_FORM = False
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
 #: Below this the logarithm of a likelihood ratio spans hundreds: closed forms serve.
 _LEAST_NOISE = 0.05
-_MEANS = (1.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,7 +196,9 @@ def lower_delta(
         return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
     options = [0.0]
     if epochs == 1:
-        options.append(shuffle.event_delta(noise_multiplier, steps, epsilon, _MEANS))
+        options.append(
+            shuffle.event_delta(noise_multiplier, steps, epsilon, audit_case.MEANS)
+        )
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, False, num_cells)
         options += [_lower_delta(one, epochs, epsilon) for one in both]
@@ -277,3 +277,26 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         method=METHOD,
         necessary_method=METHOD,
     )
+
+
+SAMPLER = base.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=False,
+    relations=(REPLACE_SPECIAL,),
+    refusals={
+        ADD_OR_REMOVE_ONE: "its theorem replaces the example by one that contributes 0"
+    },
+    delta_by_direction=delta_by_direction,
+    wording=base.Wording(
+        sampling=(
+            "balls and bins, each example in one uniformly random step of each epoch"
+        ),
+        discretization=(
+            "sums of likelihood ratios on geometric grids, spread for the upper and "
+            "merged for the lower bound; epochs by a tilted Fourier transform"
+        ),
+    ),
+    audit=audit_case.Audit(worst_case=audit_case.own_block, score=shuffle.score),
+)

@@ -10,14 +10,23 @@ References:
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
+from accounting.samplers import audit_case, base
+from accounting.samplers.audit_case import Observe
 
-#: Whether the noise that suffices is off by roundings alone.
-CLOSED_FORM = True
+if TYPE_CHECKING:
+    import numpy as np
+
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+#: Why samplers that go through the data are not accounted for under add-or-remove.
+MOVES_OTHERS = (
+    "one example more or less moves others to other steps, so that many steps change"
+)
 
 
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
@@ -56,3 +65,43 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         necessary=gaussian.gaussian_noise(epsilon, delta, upper=False) * scale,
         method=METHOD,
     )
+
+
+def score(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of an audit, as in `audit_case.Score`: the steps are known."""
+    import numpy as np
+
+    from accounting.pld import dominating_pairs
+
+    del means  # others contribute nothing
+    # Step t starts at row ceil(t n / T).
+    own = positions * plan.steps_per_epoch // plan.num_examples
+    pair = dominating_pairs.remove_pair(1.0, noise_multiplier)
+    total = np.zeros(())
+    for step in range(plan.num_steps):
+        takes_part = own == step % plan.steps_per_epoch
+        if takes_part.any():
+            total = total + np.where(takes_part, pair.loss(observe(step)), 0.0)
+    return total
+
+
+SAMPLER = base.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=True,
+    relations=(REPLACE_SPECIAL,),
+    refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
+    delta_by_direction=delta_by_direction,
+    wording=base.Wording(
+        sampling="fixed batches, every example in one step of each epoch",
+        discretization="none, closed form",
+    ),
+    audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
+)

@@ -22,19 +22,25 @@ from typing import TYPE_CHECKING
 
 from accounting.calibration import smallest_noise, smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
+from accounting.samplers import audit_case, base
+from accounting.samplers.audit_case import Observe
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from accounting.pld.composition import TiltedSum
     from accounting.pld.dominating_pairs import Step
     from accounting.pld.privacy_profile import Profile
 
-#: Whether the noise that suffices is off by roundings alone.
-CLOSED_FORM = False
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
+DISCRETIZATION = (
+    "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
+)
 _PARTICIPATION = "probability of taking part at all"
 #: Below this the loss of one step spans so much that closed-form bounds serve better.
 _LEAST_NOISE = 0.005
@@ -234,3 +240,39 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     return poisson_lower_bound.lower_delta(
         rate, noise_multiplier, plan.num_steps, epsilon
     )
+
+
+def score(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of an audit, as in `audit_case.Score`."""
+    from accounting.pld import dominating_pairs
+
+    del positions, means  # every row is alike, and others contribute nothing
+    rate = float(plan.sampling_probability)
+    pair = dominating_pairs.remove_pair(rate, noise_multiplier)
+    total = pair.loss(observe(0))
+    for step in range(1, plan.num_steps):
+        total += pair.loss(observe(step))
+    return total
+
+
+SAMPLER = base.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=False,
+    # The pairs are the same as long as q is the same for both data sets.
+    relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
+    delta_by_direction=delta_by_direction,
+    lower_bound=base.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    wording=base.Wording(
+        sampling="Poisson subsampling, each example in each step independently",
+        discretization=DISCRETIZATION,
+    ),
+    audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
+)

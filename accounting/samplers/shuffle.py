@@ -24,6 +24,7 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -36,17 +37,17 @@ from accounting.calibration import (
     lower_epsilon,
 )
 from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
-from accounting.samplers import deterministic
+from accounting.samplers import audit_case, base, deterministic
+from accounting.samplers.audit_case import Case, Observe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from accounting.pld.loss_distribution import LossDistribution
 
-#: Whether the noise that suffices is off by roundings alone.
-CLOSED_FORM = True
 UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
 DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
@@ -235,3 +236,101 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         method=UPPER_METHOD,
         necessary_method=_lower_method(plan),
     )
+
+
+def worst_case(plan: DpSgdPlan) -> Case:
+    """Returns the data set of an audit: all others pull the other way.
+
+    Where a shuffle of all rows per trial is too much, fewer are shuffled, in as many
+    equal batches: the canary's step is uniform either way (exactly where the batch
+    size divides the examples).
+    """
+    if plan.num_examples * plan.num_epochs <= audit_case.MOST_ROWS:
+        rows, scaled = plan.num_examples, None
+        sizes = audit_case.two_blocks(rows)
+    else:
+        rows = min(2 * plan.steps_per_epoch, plan.num_examples)
+        sizes = (rows,)
+        scaled = (
+            f"{rows:,} of {plan.num_examples:,} examples are shuffled, in as many "
+            "equal batches: the canary's step follows the same law"
+        )
+    smaller = dataclasses.replace(
+        plan,
+        num_examples=rows,
+        expected_batch_size=max(1, rows // plan.steps_per_epoch),
+    )
+    return Case(
+        plan=smaller,
+        block_rows=sizes,
+        canary=rows // 2,
+        others=-1,
+        means=MEANS,
+        scaled=scaled,
+    )
+
+
+def score(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of an audit, as in `audit_case.Score`.
+
+    A uniform step of every epoch: one for all if the shuffle is persistent.
+    """
+    del positions  # every row is alike
+    per_epoch = plan.steps_per_epoch
+    starts = range(0, plan.num_steps, per_epoch)
+    together = plan.sampler == plans.PERSISTENT_SHUFFLE
+    groups = [list(starts)] if together else [[start] for start in starts]
+    total = np.zeros(())
+    for group in groups:
+        # The sum of k epochs has k times the mean and k times the variance.
+        sums = [
+            np.sum([observe(start + step) for start in group], axis=0)
+            for step in range(per_epoch)
+        ]
+        upper, lower = (
+            _log_mean_ratio(sums, mean, len(group), noise_multiplier) for mean in means
+        )
+        total = total + upper - lower
+    return total
+
+
+def _log_mean_ratio(
+    sums: list[np.ndarray], mean: float, epochs: int, noise_multiplier: float
+) -> np.ndarray:
+    """Returns ``ln sum_t exp((mean x_t - epochs mean^2 / 2) / s^2)``."""
+    total = np.full(sums[0].shape, -np.inf)
+    for observed in sums:
+        exponent = (mean * observed - epochs * mean**2 / 2) / noise_multiplier**2
+        np.logaddexp(total, exponent, out=total)
+    return total
+
+
+PERSISTENT = base.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=True,
+    relations=(REPLACE_SPECIAL,),
+    refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
+    wording=base.Wording(
+        sampling="batches of one shuffle, repeated in every epoch",
+        discretization="none, closed forms",
+    ),
+    audit=audit_case.Audit(worst_case=worst_case, score=score),
+)
+DYNAMIC = dataclasses.replace(
+    PERSISTENT,
+    wording=base.Wording(
+        sampling="batches of a fresh shuffle in every epoch",
+        discretization=(
+            "none for the upper bound; for the lower, slices of the largest coordinate "
+            "with losses rounded down, sums by a tilted Fourier transform"
+        ),
+    ),
+)

@@ -18,22 +18,23 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accounting.calibration import smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
-from accounting.plan import DpSgdPlan
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.plan import POISSON, DpSgdPlan
 from accounting.pld import gaussian
-from accounting.samplers import poisson
+from accounting.samplers import audit_case, base, poisson
+from accounting.samplers.audit_case import Case
 
 if TYPE_CHECKING:
     from accounting.pld.dominating_pairs import Step
     from accounting.pld.privacy_profile import Profile
 
-#: Whether the noise that suffices is off by roundings alone.
-CLOSED_FORM = False
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
@@ -301,3 +302,46 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     """
     untruncated = poisson.lower_delta(plan, noise_multiplier, epsilon)
     return max(0.0, untruncated - truncation_delta(plan, epsilon))
+
+
+def worst_case(plan: DpSgdPlan) -> Case:
+    """Returns the data set of an audit: all rows, or the cap is left out.
+
+    That changes any probability by at most the probability that any step is truncated.
+    """
+    drawn = max(plan.num_examples, plan.expected_batch_size * plan.num_steps)
+    if drawn <= audit_case.MOST_ROWS:
+        rows = plan.num_examples
+        sizes = audit_case.two_blocks(rows)
+        return Case(plan=plan, block_rows=sizes, canary=rows // 2)
+    slack = any_truncation_probability(plan)
+    untruncated = dataclasses.replace(plan, sampler=POISSON, truncated_batch_size=None)
+    return dataclasses.replace(
+        audit_case.own_block(untruncated),
+        slack=slack,
+        scaled=(
+            f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
+            f"would be with probability {slack:.1g} or less, which is taken off"
+        ),
+    )
+
+
+SAMPLER = base.Sampler(
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    closed_form=False,
+    relations=(REPLACE_SPECIAL,),
+    refusals={
+        ADD_OR_REMOVE_ONE: "its bounds depend on num_examples, which this relation "
+        "does not make public"
+    },
+    delta_by_direction=delta_by_direction,
+    lower_bound=base.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    wording=base.Wording(
+        sampling="Poisson subsampling, each example in each step independently; a step "
+        "with more than truncated_batch_size examples keeps a uniformly random subset",
+        discretization=poisson.DISCRETIZATION,
+    ),
+    audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
+)

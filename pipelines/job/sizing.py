@@ -17,6 +17,7 @@ from pipelines.batches.batch_format import record_bytes, row_bytes
 from pipelines.files.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes
+from pipelines.sampling.samplers import check_assigned
 from pipelines.sampling.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 
 #: The most rows and bytes of a record unless the user says otherwise: one record per
@@ -61,10 +62,16 @@ def make_layout(
 ) -> Layout:
     """Returns the layout that depends on public values only, never on the engine.
 
+    Args:
+      plan: What is sampled.
+      dataset: From ``list_blocks``.
+      physical_batch_size: Rows of a record; as few records per step as fit if None.
+
     Raises:
-      InputError: a bad size, one whose records could not be read, or a sampler that is
-        not there.
+      InputError: a bad size, one whose records could not be read, or a sampler whose
+        assignment of rows to steps nobody registered.
     """
+    check_assigned(plan)
     check_epochs(plan)
     largest = _usual_batch_size(plan)
     if physical_batch_size is None:

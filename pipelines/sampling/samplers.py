@@ -54,6 +54,8 @@ from accounting.plan import (
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
+from accounting.samplers import base
+from accounting.validation import InputError
 from pipelines.sampling import shuffle
 from pipelines.sampling.keys import derive
 from pipelines.sampling.shuffle import count_at_or_below
@@ -178,8 +180,10 @@ class BlockRows:
     first_row: int = 0
 
 
-_Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
-_Sampler = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], _Choices]
+#: Parallel arrays: row, step, priority; see `Participations`.
+Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
+#: (plan, sampling key, block, boundaries of a shuffle) -> what the block's rows choose.
+Assign = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], Choices]
 
 
 def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Stream:
@@ -189,7 +193,7 @@ def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Str
 
 def _poisson(
     plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
-) -> _Choices:
+) -> Choices:
     stream = _block_stream(plan, sampling_key, block)
     counts = binomial_counts(
         stream, plan.num_steps, plan.sampling_probability, block.num_rows
@@ -200,7 +204,7 @@ def _poisson(
 
 def _balls_and_bins(
     plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
-) -> _Choices:
+) -> Choices:
     stream = _block_stream(plan, sampling_key, block)
     size = plan.num_epochs * block.num_rows
     row = np.tile(np.arange(block.num_rows), plan.num_epochs)
@@ -212,7 +216,7 @@ def _balls_and_bins(
 
 def _deterministic(
     plan: DpSgdPlan, sampling_key: bytes, block: BlockRows, _: np.ndarray | None
-) -> _Choices:
+) -> Choices:
     del sampling_key  # nothing is random
     position = block.first_row + np.arange(block.num_rows)
     starts = shuffle.first_positions(plan.num_examples, plan.steps_per_epoch)
@@ -228,7 +232,7 @@ def _shuffle(
     sampling_key: bytes,
     block: BlockRows,
     boundaries: np.ndarray | None,
-) -> _Choices:
+) -> Choices:
     if boundaries is None:
         raise ValueError("A shuffle needs the boundaries of its steps.")
     return shuffle.shuffled_steps(
@@ -236,7 +240,7 @@ def _shuffle(
     )
 
 
-_SAMPLERS: dict[str, _Sampler] = {
+_SAMPLERS: dict[str, Assign] = {
     DETERMINISTIC: _deterministic,
     PERSISTENT_SHUFFLE: _shuffle,
     DYNAMIC_SHUFFLE: _shuffle,
@@ -244,6 +248,41 @@ _SAMPLERS: dict[str, _Sampler] = {
     TRUNCATED_POISSON: _poisson,
     BALLS_AND_BINS: _balls_and_bins,
 }
+
+
+def register(name: str, assign: Assign) -> None:
+    """Makes known, in this process, how a sampler assigns rows to steps.
+
+    A retried or repeated bundle must make the same choices: ``assign`` may use streams
+    keyed by ``derive(key, label, plan.fingerprint, ...)``, and no other chance.
+
+    Args:
+      name: As registered with `accounting.samplers.base`.
+      assign: A pure function; the last argument is None but for shuffles.
+
+    Raises:
+      InputError: the name is taken, or plans do not know it.
+    """
+    base.rules(name)
+    if name in _SAMPLERS:
+        raise InputError(
+            f"Expected sampler={name!r} not to be registered yet. Take another name."
+        )
+    _SAMPLERS[name] = assign
+
+
+def check_assigned(plan: DpSgdPlan) -> None:
+    """Refuses a plan whose sampler cannot be executed here.
+
+    Raises:
+      InputError: nobody registered how it assigns rows to steps.
+    """
+    if plan.sampler not in _SAMPLERS:
+        base.refuse(
+            plan.sampler,
+            "an assignment of rows to steps",
+            "Register one with pipelines.sampling.samplers.register.",
+        )
 
 
 def find_boundaries(
@@ -271,6 +310,7 @@ def sample_block(
       block: Which rows.
       boundaries: From ``find_boundaries``.
     """
+    check_assigned(plan)
     row, step, priority = _SAMPLERS[plan.sampler](plan, sampling_key, block, boundaries)
     return Participations(row=row, step=step, priority=priority)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accounting import accountant, intervals
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.plan import SAMPLERS, DpSgdPlan, steps_and_epochs
+from accounting.samplers import poisson
 from accounting.validation import InputError
 
 
@@ -189,7 +190,8 @@ def test_answers_are_frozen(small_plan):
 def test_noise_that_cannot_be_verified_is_not_returned(small_plan, monkeypatch):
     # The search found some; the check finds that it does not suffice, nor any more.
     broken = Bounds(upper=1.0, method="m")
-    monkeypatch.setattr("accounting.samplers.poisson.delta", lambda *_: broken)
+    sampler = dataclasses.replace(poisson.SAMPLER, delta=lambda *_: broken)
+    monkeypatch.setattr(poisson, "SAMPLER", sampler)
     with pytest.raises(ArithmeticError, match="could not be verified"):
         accountant.noise_multiplier(small_plan("poisson"), epsilon=2.0, delta=1e-5)
 

@@ -43,126 +43,54 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import secrets
 from collections.abc import Callable
 
 import numpy as np
 
-from accounting import plan as plans
 from accounting.plan import DpSgdPlan
-from accounting.pld.dominating_pairs import remove_pair
-from accounting.samplers import shuffle as shuffle_bounds
-from accounting.samplers import truncated_poisson
+from accounting.samplers import audit_case, base
+from accounting.samplers.audit_case import Audit, Case, Observe
 from pipelines.sampling import samplers
 from pipelines.sampling.keys import KEY_BYTES
 from pipelines.sampling.samplers import BlockRows
 from pipelines.sampling.shuffle import first_positions
 from trainer.gradients import noise
 
-#: Rows, times epochs, that are sampled in a trial at most.
-MOST_ROWS = 4096
-#: Rows that are sampled where only the canary's own choices matter.
-_FEW_ROWS = 8
 #: Values of a chunk of trials: 64 MiB of float32.
 _CHUNK_VALUES = 1 << 24
 _MOST_CHUNK = 1 << 14
-_SHUFFLES = (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE)
-
-#: Step -> what is observed there in each trial, shape (trials,), in clip norms.
-Observe = Callable[[int], np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """The data set on which a plan is audited, but for the canary.
-
-    Attributes:
-      plan: Of the batches that are sampled; of fewer rows than the audited one if
-        ``scaled`` says so.
-      blocks: The rows that are sampled.
-      canary: Its row among them.
-      others: What every other row contributes to its steps: 0, or -1.
-      slack: By how much any probability may differ from that under the audited plan.
-      scaled: What is not as in the audited plan, in words; None if nothing.
-    """
-
-    plan: DpSgdPlan
-    blocks: tuple[BlockRows, ...]
-    canary: int
-    others: int = 0
-    slack: float = 0.0
-    scaled: str | None = None
-
-    @property
-    def means(self) -> tuple[float, float]:
-        """Of a step with the canary, and with the ghost, beside steps without."""
-        return shuffle_bounds.MEANS if self.others else (1.0, 0.0)
 
 
 def worst_case(plan: DpSgdPlan) -> Case:
-    """Returns the data set on which ``plan`` is audited."""
-    if plan.sampler in _SHUFFLES:
-        return _shuffled(plan)
-    if plan.sampler == plans.TRUNCATED_POISSON:
-        return _truncated(plan)
-    few = min(plan.num_examples, _FEW_ROWS)
-    # In the middle of the data, where first and last rows are not special.
-    first = (plan.num_examples - few) // 2
-    block = BlockRows(name="audit.parquet#0", num_rows=few, first_row=first)
-    return Case(plan=plan, blocks=(block,), canary=few // 2)
+    """Returns the data set on which ``plan`` is audited.
+
+    Raises:
+      InputError: the sampler brings no audit.
+    """
+    return _audit(plan).worst_case(plan)
 
 
-def _shuffled(plan: DpSgdPlan) -> Case:
-    if plan.num_examples * plan.num_epochs <= MOST_ROWS:
-        rows, scaled = plan.num_examples, None
-        blocks = _two_blocks(rows)
-    else:
-        rows = min(2 * plan.steps_per_epoch, plan.num_examples)
-        blocks = (BlockRows(name="audit.parquet#0", num_rows=rows),)
-        scaled = (
-            f"{rows:,} of {plan.num_examples:,} examples are shuffled, in as many "
-            "equal batches: the canary's step follows the same law"
+def _audit(plan: DpSgdPlan) -> Audit:
+    audit = base.get(plan.sampler).audit
+    if audit is None:
+        base.refuse(
+            plan.sampler,
+            "a worst case and a score for audits",
+            "Give its Sampler an Audit.",
         )
-    smaller = dataclasses.replace(
-        plan,
-        num_examples=rows,
-        expected_batch_size=max(1, rows // plan.steps_per_epoch),
-    )
-    return Case(
-        plan=smaller,
-        blocks=blocks,
-        canary=rows // 2,
-        others=-1,
-        scaled=scaled,
-    )
+    return audit
 
 
-def _truncated(plan: DpSgdPlan) -> Case:
-    if max(plan.num_examples, plan.expected_batch_size * plan.num_steps) <= MOST_ROWS:
-        rows = plan.num_examples
-        return Case(plan=plan, blocks=_two_blocks(rows), canary=rows // 2)
-    open_plan = dataclasses.replace(
-        plan, sampler=plans.POISSON, truncated_batch_size=None
-    )
-    slack = truncated_poisson.any_truncation_probability(plan)
-    return dataclasses.replace(
-        worst_case(open_plan),
-        slack=slack,
-        scaled=(
-            f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
-            f"would be with probability {slack:.1g} or less, which is taken off"
-        ),
-    )
-
-
-def _two_blocks(num_rows: int) -> tuple[BlockRows, ...]:
-    half = num_rows // 2
-    parts = [(0, half), (half, num_rows - half)] if half else [(0, num_rows)]
-    return tuple(
+def _blocks(case: Case) -> list[BlockRows]:
+    firsts = itertools.accumulate(case.block_rows, initial=case.first_row)
+    return [
         BlockRows(name=f"audit.parquet#{index}", num_rows=size, first_row=first)
-        for index, (first, size) in enumerate(parts)
-    )
+        for index, (size, first) in enumerate(
+            zip(case.block_rows, firsts, strict=False)
+        )
+    ]
 
 
 def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
@@ -172,9 +100,10 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
     attacker knows, are taken off.
     """
     plan = case.plan
-    boundaries = samplers.find_boundaries(plan, sampling_key, case.blocks)
+    blocks = _blocks(case)
+    boundaries = samplers.find_boundaries(plan, sampling_key, blocks)
     first, rows, steps, priorities = 0, [], [], []
-    for block in case.blocks:
+    for block in blocks:
         chosen = samplers.sample_block(plan, sampling_key, block, boundaries)
         rows.append(first + chosen.row)
         steps.append(chosen.step)
@@ -247,7 +176,7 @@ def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.nd
         case.plan,
         noise_multiplier,
         observe,
-        positions=np.array(case.blocks[0].first_row + case.canary),
+        positions=np.array(case.first_row + case.canary),
         means=case.means,
     )
 
@@ -258,7 +187,7 @@ def score(
     observe: Observe,
     *,
     positions: np.ndarray,
-    means: tuple[float, float] = (1.0, 0.0),
+    means: tuple[float, float] = audit_case.MEANS,
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
 
@@ -269,68 +198,4 @@ def score(
       positions: The canary's row in the data, one for all trials or one for each.
       means: Of a step with the canary, and with the ghost, beside steps without.
     """
-    if plan.sampler in (plans.POISSON, plans.TRUNCATED_POISSON):
-        return _independent_steps(plan, noise_multiplier, observe)
-    if plan.sampler == plans.DETERMINISTIC:
-        return _known_steps(plan, noise_multiplier, observe, positions)
-    return _one_step_per_epoch(plan, noise_multiplier, observe, means)
-
-
-def _independent_steps(
-    plan: DpSgdPlan, noise_multiplier: float, observe: Observe
-) -> np.ndarray:
-    pair = remove_pair(float(plan.sampling_probability), noise_multiplier)
-    total = pair.loss(observe(0))
-    for step in range(1, plan.num_steps):
-        total += pair.loss(observe(step))
-    return total
-
-
-def _known_steps(
-    plan: DpSgdPlan, noise_multiplier: float, observe: Observe, positions: np.ndarray
-) -> np.ndarray:
-    starts = first_positions(plan.num_examples, plan.steps_per_epoch)
-    own = np.searchsorted(starts, positions, side="right") - 1
-    pair = remove_pair(1.0, noise_multiplier)
-    total = np.zeros(())
-    for step in range(plan.num_steps):
-        takes_part = own == step % plan.steps_per_epoch
-        if takes_part.any():
-            total = total + np.where(takes_part, pair.loss(observe(step)), 0.0)
-    return total
-
-
-def _one_step_per_epoch(
-    plan: DpSgdPlan,
-    noise_multiplier: float,
-    observe: Observe,
-    means: tuple[float, float],
-) -> np.ndarray:
-    """A uniform step of every epoch: one for all if the shuffle is persistent."""
-    per_epoch = plan.steps_per_epoch
-    starts = range(0, plan.num_steps, per_epoch)
-    together = plan.sampler == plans.PERSISTENT_SHUFFLE
-    groups = [list(starts)] if together else [[start] for start in starts]
-    total = np.zeros(())
-    for group in groups:
-        # The sum of k epochs has k times the mean and k times the variance.
-        sums = [
-            np.sum([observe(start + step) for start in group], axis=0)
-            for step in range(per_epoch)
-        ]
-        upper, lower = (
-            _log_mean_ratio(sums, mean, len(group), noise_multiplier) for mean in means
-        )
-        total = total + upper - lower
-    return total
-
-
-def _log_mean_ratio(
-    sums: list[np.ndarray], mean: float, epochs: int, noise_multiplier: float
-) -> np.ndarray:
-    """Returns ``ln sum_t exp((mean x_t - epochs mean^2 / 2) / s^2)``."""
-    total = np.full(sums[0].shape, -np.inf)
-    for observed in sums:
-        exponent = (mean * observed - epochs * mean**2 / 2) / noise_multiplier**2
-        np.logaddexp(total, exponent, out=total)
-    return total
+    return _audit(plan).score(plan, noise_multiplier, observe, positions, means)

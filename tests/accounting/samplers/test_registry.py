@@ -1,0 +1,292 @@
+"""A sampler from outside goes all the way; what it does not bring is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting import accountant, neighboring_relation, statement
+from accounting.auditing import audit
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    RELATIONS,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+)
+from accounting.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
+from accounting.pld import gaussian
+from accounting.samplers import audit_case, base, poisson
+from accounting.validation import InputError
+from pipelines.batches.reader import read_batches
+from pipelines.batches.verify import verify
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import make_layout
+from pipelines.sampling import samplers
+from pipelines.sampling.keys import derive
+from pipelines.sampling.samplers import BlockRows
+from pipelines.sampling.streams import Stream
+from trainer.auditing import audit_mechanism
+
+NAME = "all-or-nothing"
+PLAN = {
+    "sampler": NAME, "num_examples": 60, "expected_batch_size": 30, "num_steps": 41,
+}  # fmt: skip
+
+
+# One coin per step decides for all rows at once.  Who sees a sum of other examples sees
+# the coin: nothing is amplified, and each of T steps is a Gaussian mechanism at most.
+
+
+def _noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    return noise_multiplier / math.sqrt(plan.num_steps)
+
+
+def _delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
+    value = gaussian.gaussian_delta(_noise(plan, noise_multiplier), epsilon)
+    return Bounds(upper=value, method="the coins are revealed")
+
+
+def _epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+    value = gaussian.gaussian_epsilon(_noise(plan, noise_multiplier), delta)
+    return Bounds(upper=value, method="the coins are revealed")
+
+
+def _noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+    value = gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
+    return NoiseBounds(sufficient=value, method="the coins are revealed")
+
+
+def _assign(
+    plan: DpSgdPlan, key: bytes, block: BlockRows, _: np.ndarray | None
+) -> samplers.Choices:
+    coins = Stream(derive(key, "coins", plan.fingerprint)).words(plan.num_steps)
+    heads = np.flatnonzero(coins < np.uint64(int(plan.sampling_probability * 2**64)))
+    step, row = np.divmod(np.arange(len(heads) * block.num_rows), block.num_rows)
+    order = Stream(derive(key, "order", plan.fingerprint, block.name))
+    return row, heads[step], order.words(len(row))
+
+
+LEAST = base.Sampler(
+    epsilon=_epsilon,
+    delta=_delta,
+    noise_multiplier=_noise_multiplier,
+    closed_form=True,
+    relations=(REPLACE_SPECIAL,),
+)
+WHOLE = dataclasses.replace(
+    LEAST,
+    wording=base.Wording(
+        sampling="one coin per step, for all examples at once",
+        discretization="none, closed form",
+    ),
+    audit=audit_case.Audit(worst_case=audit_case.own_block, score=poisson.score),
+)
+RULES = base.PlanRules(once_per_epoch=False, largest_batch_size=base.by_chance)
+
+Register = Callable[..., DpSgdPlan]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Registers a toy sampler until the test ends, and returns a plan of it."""
+    monkeypatch.setattr(base, "_ENTRIES", dict(base._ENTRIES))
+    monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
+
+    def register(sampler: base.Sampler = WHOLE, assigns: bool = True) -> DpSgdPlan:
+        base.register(NAME, RULES, lambda: sampler)
+        if assigns:
+            samplers.register(NAME, _assign)
+        return DpSgdPlan(**PLAN)  # type: ignore[arg-type]
+
+    return register
+
+
+@pytest.fixture
+def table(tmp_path: pathlib.Path) -> str:
+    """60 rows in blocks of 25, 25 and 10."""
+    (tmp_path / "input").mkdir()
+    ids = pa.table({"id": np.arange(60)})
+    pq.write_table(ids, tmp_path / "input" / "part.parquet", row_group_size=25)
+    return str(tmp_path / "input")
+
+
+def test_a_sampler_from_outside_is_planned_accounted_for_and_stated(
+    registered: Register,
+) -> None:
+    with pytest.raises(InputError, match=f"sampler='{NAME}' to be one of"):
+        DpSgdPlan(**PLAN)  # type: ignore[arg-type]
+    plan = registered()
+    assert DpSgdPlan.from_json(plan.to_json()) == plan
+    assert plan.largest_batch_size is None
+    assert not goes_through_epochs(NAME)
+    check_epochs(plan)
+    noise = accountant.noise_multiplier(plan, epsilon=2.0, delta=1e-5).guarantee
+    found = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-5).guarantee
+    assert found == pytest.approx(2.0)
+    same = DpSgdPlan(
+        **{**PLAN, "sampler": "poisson", "expected_batch_size": 60}  # type: ignore
+    )
+    assert found == accountant.epsilon(same, noise_multiplier=noise, delta=1e-5).upper
+    said = statement.privacy_statement(plan, noise_multiplier=noise, delta=1e-5)
+    assert "one coin per step, for all examples at once" in said.to_text()
+    assert said.to_json()["discretization"] == "none, closed form"
+    assert said.is_guarantee
+
+
+def test_a_sampler_from_outside_is_sampled_and_packed(
+    registered: Register, table: str, tmp_path: pathlib.Path
+) -> None:
+    """That all 41 coins fall alike has probability 2^-40."""
+    plan, dataset = registered(), list_blocks(table)
+    steps: list[dict[int, list[int]]] = []
+    for out in (tmp_path / "one", tmp_path / "two"):
+        layout = make_layout(plan, dataset)
+        write_batches(
+            dataset=dataset, layout=layout, out=out, key_file=tmp_path / "sampling.key"
+        )
+        assert verify(out).findings == ()
+        found: dict[int, list[int]] = {step: [] for step in range(plan.num_steps)}
+        for batch in read_batches(out):
+            found[batch.step].extend(batch.columns["id"][batch.weight == 1].tolist())
+        steps.append(found)
+    assert steps[0] == steps[1]
+    sizes = {len(ids) for ids in steps[0].values()}
+    assert sizes == {0, 60}
+    assert all(sorted(ids) == list(range(60)) for ids in steps[0].values() if ids)
+
+
+def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
+    """A true claim is found violated with probability 1e-6 at most."""
+    plan = registered()
+    claim = audit.claim(plan, 3.0, 1e-5)
+    case = audit_mechanism.worst_case(plan)
+    scores = [
+        audit_mechanism.simulate(case, 3.0, 200, real=real) for real in (True, False)
+    ]
+    assert scores[0].mean() > scores[1].mean()
+    verdict = audit.judge(claim, *scores, confidence=1 - 1e-6, slack=case.slack)
+    assert not verdict.violated, verdict.text
+
+
+def _relation(relation: str) -> Callable[[DpSgdPlan], object]:
+    return lambda plan: accountant.epsilon(
+        plan, noise_multiplier=1.0, delta=1e-5, neighboring_relation=relation
+    )
+
+
+QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
+    ("add-or-remove", _relation(ADD_OR_REMOVE_ONE), "'REPLACE_SPECIAL' .* not proven"),
+    ("replace-one", _relation(REPLACE_ONE), "'REPLACE_SPECIAL' .* twice the clip norm"),
+    (
+        "statement",
+        lambda plan: statement.privacy_statement(plan, noise_multiplier=1, delta=1e-5),
+        "to bring the wording of its privacy statement",
+    ),
+    (
+        "directions",
+        lambda plan: accountant.delta_by_direction(
+            plan, noise_multiplier=1.0, epsilon=1.0
+        ),
+        "to bring bounds for each direction",
+    ),
+    (
+        "lower epsilon",
+        lambda plan: accountant.epsilon(
+            plan, noise_multiplier=1.0, delta=1e-5, both=True
+        ),
+        "to bring a lower bound",
+    ),
+    (
+        "lower delta",
+        lambda plan: accountant.delta(
+            plan, noise_multiplier=1.0, epsilon=1.0, both=True
+        ),
+        "to bring a lower bound",
+    ),
+    ("audit", audit_mechanism.worst_case, "to bring a worst case and a score"),
+    (
+        "score",
+        lambda plan: audit_mechanism.score(
+            plan, 1.0, lambda step: np.zeros(1), positions=np.zeros(1)
+        ),
+        "to bring a worst case and a score",
+    ),
+    (
+        "assignment",
+        lambda plan: samplers.sample_block(
+            plan, bytes(32), BlockRows(name="a", num_rows=1)
+        ),
+        "to bring an assignment of rows to steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("question", "reason"), [q[1:] for q in QUESTIONS], ids=[q[0] for q in QUESTIONS]
+)
+def test_what_a_sampler_does_not_bring_is_refused(
+    registered: Register, question: Callable[[DpSgdPlan], object], reason: str
+) -> None:
+    plan = registered(LEAST, assigns=False)
+    with pytest.raises(InputError, match=reason) as error:
+        question(plan)
+    assert f"sampler={NAME!r}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_batches_that_nobody_can_sample_are_refused_before_any_work(
+    registered: Register, table: str
+) -> None:
+    plan = registered(assigns=False)
+    with pytest.raises(InputError, match="to bring an assignment of rows to steps"):
+        make_layout(plan, list_blocks(table))
+
+
+def test_no_relation_is_granted_to_who_names_none(registered: Register) -> None:
+    registered(dataclasses.replace(LEAST, relations=()))
+    for relation in RELATIONS:
+        assert not neighboring_relation.is_supported(NAME, relation)
+        with pytest.raises(InputError, match="to be one that is proven"):
+            neighboring_relation.check_relation(NAME, relation)
+
+
+def test_a_sampler_says_itself_why_a_relation_is_refused(registered: Register) -> None:
+    registered(dataclasses.replace(LEAST, refusals={ADD_OR_REMOVE_ONE: "coins differ"}))
+    with pytest.raises(InputError, match=r": coins differ\.$"):
+        neighboring_relation.check_relation(NAME, ADD_OR_REMOVE_ONE)
+
+
+def test_an_unknown_sampler_is_granted_no_relation() -> None:
+    for relation in RELATIONS:
+        with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
+            neighboring_relation.is_supported("unheard-of", relation)
+
+
+def test_a_name_means_one_sampler(registered: Register) -> None:
+    registered()
+    for taken in (NAME, "poisson"):
+        with pytest.raises(InputError, match="not to be registered yet"):
+            base.register(taken, RULES, lambda: WHOLE)
+        with pytest.raises(InputError, match="not to be registered yet"):
+            samplers.register(taken, _assign)
+    with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
+        samplers.register("unheard-of", _assign)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
+    brought = base.get(name)
+    assert isinstance(brought, base.Sampler)
+    assert REPLACE_SPECIAL in brought.relations
+    assert brought.wording is not None
+    assert brought.audit is not None
+    assert name in samplers._SAMPLERS
