@@ -279,27 +279,48 @@ def _request(flags: dict[str, Any]) -> Any:
 @click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
 @click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
 @shared_options.l2_norm_clip("Beside --mix-width.")
+@click.option(
+    "--cross-check",
+    is_flag=True,
+    help="Also print the epsilon by dp_accounting, and the difference.",
+)
 @shared_options.as_json
-def account(run: Path | None, as_json: bool, **flags: Any) -> None:
+def account(run: Path | None, as_json: bool, cross_check: bool, **flags: Any) -> None:
     """State the epsilon of a run from what it executed, or that of a plan.
 
     \b
     Example, of a run, and of a plan that nobody has executed:
       dpsgd account run
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
-          --epochs 10 --noise-multiplier 1.1 --delta 1e-5
+          --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
     """
-    statement = _account_plan(flags) if run is None else _account_run(run, flags)
-    if as_json:
-        click.echo(json.dumps(statement.to_json(), indent=2))
+    if run is None:
+        statement = _account_plan(flags, cross_check)
     else:
-        click.echo(statement.to_text().rstrip("\n"))
+        statement = _account_run(run, flags, cross_check)
+    fields, text = statement.to_json(), statement.to_text().rstrip("\n")
+    if cross_check:
+        from accounting import events
+
+        check = events.cross_check(
+            statement.plan,
+            noise_multiplier=statement.noise_multiplier,
+            delta=statement.delta,
+            ours=statement.epsilon.guarantee,
+        )
+        fields["cross_check"] = check.to_json()
+        text += f"\n{check.to_text()}"
+    click.echo(json.dumps(fields, indent=2) if as_json else text)
 
 
-def _account_run(run: Path, flags: dict[str, Any]) -> Any:
+def _account_run(run: Path, flags: dict[str, Any], cross_check: bool) -> Any:
     from trainer.run import privacy
 
     record, manifest = plan_flags.read_run(run, flags)
+    if cross_check:
+        from accounting import events
+
+        events.check_plan(manifest.plan, privacy.mixing_of_run(record))
     return privacy.run_statement(
         record,
         manifest,
@@ -308,20 +329,26 @@ def _account_run(run: Path, flags: dict[str, Any]) -> Any:
     )
 
 
-def _account_plan(flags: dict[str, Any]) -> Any:
+def _account_plan(flags: dict[str, Any], cross_check: bool) -> Any:
     from trainer.run import privacy
 
     needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
     plan_flags.check_complete(flags, needed, command="account")
-    mixing = _mixing(flags)
-    method = MODEL_MIX if mixing else DP_SGD
+    described = _mixing(flags)
+    method = MODEL_MIX if described else DP_SGD
+    plan = plan_flags.plan(flags)
+    mixing = privacy.mixing_of(method, described, flags["l2_norm_clip"])
+    if cross_check:
+        from accounting import events
+
+        events.check_plan(plan, mixing)
     return privacy.plan_statement(
-        plan_flags.plan(flags),
+        plan,
         noise_multiplier=flags["noise_multiplier"],
         l2_norm_clip=flags["l2_norm_clip"],
         delta=flags["delta"],
         gradients=gradients_text(method, {}),
-        mixing=privacy.mixing_of(method, mixing, flags["l2_norm_clip"]),
+        mixing=mixing,
         allow_large_delta=flags["allow_large_delta"],
     )
 

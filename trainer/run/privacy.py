@@ -147,12 +147,12 @@ def run_statement(
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
         gradients=gradients_text(record.method, record.method_settings),
-        mixing=_mixing_of_run(record),
+        mixing=mixing_of_run(record),
         allow_large_delta=allow_large_delta,
     )
 
 
-def _mixing_of_run(record: RunRecord) -> Mixing | None:
+def mixing_of_run(record: RunRecord) -> Mixing | None:
     """Returns how the iterates of a run were mixed, if ModelMix's theorem is about it.
 
     What else a run does to iterates may depend on coefficients that the theorem hides;

@@ -103,23 +103,43 @@ def test_account_refuses_what_is_not_a_run(tmp_path: pathlib.Path) -> None:
     assert "--sampler" in _error(account)
 
 
-def test_account_of_a_plan_equals_the_reference() -> None:
-    found = json.loads(_call(account, *PLAN, "--epochs=10", "--json").output)
-    steps = json.loads(_call(account, *PLAN, "--num-steps=1000", "--json").output)
-    assert found["epsilon"] == pytest.approx(steps["epsilon"], rel=1e-6)
-    from dp_accounting import (
-        GaussianDpEvent,
-        NeighboringRelation,
-        PoissonSampledDpEvent,
-        SelfComposedDpEvent,
-    )
-    from dp_accounting.pld import PLDAccountant
+def test_account_prints_the_epsilon_of_dp_accounting_beside_ours() -> None:
+    plain = json.loads(_call(account, *PLAN, "--epochs=10", "--json").output)
+    steps = ("--num-steps=1000", "--cross-check")
+    found = json.loads(_call(account, *PLAN, *steps, "--json").output)
+    check = found.pop("cross_check")
+    assert found == plain
+    assert found["epsilon"] == pytest.approx(check["epsilon"], rel=2e-3)
+    assert check["difference"] == found["epsilon"] - check["epsilon"]
+    assert check["accountant"].startswith("dp-accounting ")
+    text = _call(account, *PLAN, *steps).output
+    assert f"epsilon {check['epsilon']:.6f}, ours {found['epsilon']:.6f}" in text
+    assert f"difference {check['difference']:+.6f}" in text
 
-    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
-    event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
-    accountant.compose(SelfComposedDpEvent(event, 1000))
-    reference = accountant.get_epsilon(1e-5)
-    assert found["epsilon"] == pytest.approx(reference, rel=2e-3)
+
+def test_account_cross_checks_a_run(
+    tmp_path: pathlib.Path, batch_folder: Any, rows: Any
+) -> None:
+    folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
+    run = write_run_folder(tmp_path / "run", folder)
+    found = json.loads(_call(account, str(run), "--cross-check", "--json").output)
+    assert found["epsilon"] == pytest.approx(found["cross_check"]["epsilon"], rel=2e-3)
+    assert "cross-check dp-acc" in _call(account, str(run), "--cross-check").output
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["--sampler=dynamic-shuffle"], "cross-check --sampler deterministic"),
+        (["--sampler=balls-and-bins"], "no event for it. Omit"),
+        (["--mix-width=1", "--l2-norm-clip=1"], "no event for ModelMix"),
+    ],
+)
+def test_account_refuses_a_cross_check_before_any_work(
+    changes: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.run.privacy.plan_statement", None)  # not called
+    assert reason in _error(account, *PLAN, *changes, "--epochs=1", "--cross-check")
 
 
 MIXED_PLAN = [
