@@ -5,6 +5,7 @@ Every answer is on the private side: it was itself verified to meet the budget.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -25,13 +26,8 @@ def _largest(fits: Callable[[int], bool], most: int) -> int:
     low, high = 0, 1
     while high < most and fits(high):
         low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    counts = range(low + 1, high)
+    return low + bisect.bisect_left(counts, True, key=lambda count: not fits(count))
 
 
 def _meets(

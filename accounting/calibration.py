@@ -1,14 +1,17 @@
-"""The least noise that meets a target: bisection that ends on the private side."""
+"""The least noise that meets a target, and what a lower bound refutes."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 
-#: Relative width of the bracket at which the search ends.
+from accounting.root_finding import log_ratio, threshold
+
+#: Relative distance of what suffices and what does not, where a search ends.
 TOLERANCE = 1e-4
 _LEAST, _MOST = 1e-6, 1e12
+#: No search looks for a larger epsilon.
+_LARGEST_EPSILON = 2.0**60
 
 
 def smallest_noise(
@@ -20,20 +23,19 @@ def smallest_noise(
 ) -> float:
     """Returns the least noise multiplier with ``log_excess <= 0``, from above.
 
-    ``log_excess`` is the logarithm of delta over its target; it need not be exactly
-    monotone.  The value returned is one at which it was evaluated and is at most 0, so
-    no property of the search can make the result insufficient.  The search starts at
-    ``guess`` and brackets the answer in strides of this factor, squared each time.
+    The value returned is one at which ``log_excess`` was evaluated and is at most 0.
+
+    Args:
+      log_excess: The logarithm of delta over its target, of a noise multiplier; it need
+        not be exactly monotone.
+      guess: Where the search starts.
+      tolerance: Relative distance from a value that does not suffice, at most.
+      stride: First factor by which the search moves away from ``guess``.
 
     Returns:
       0 if no noise at all is enough; infinity if no noise is.
     """
-    if log_excess(0.0) <= 0:
-        return 0.0
-    _, high = _search(log_excess, guess, tolerance, stride)
-    if high[1] > 0:
-        return math.inf
-    return high[0]
+    return _search(log_excess, guess, tolerance, stride)[1]
 
 
 def largest_insufficient_noise(
@@ -47,11 +49,9 @@ def largest_insufficient_noise(
 
     Where ``log_excess`` is of a lower bound on delta, no noise multiplier up to this
     one meets the target: less noise is never more private.  0 if there is none.
+    Arguments as for `smallest_noise`.
     """
-    if log_excess(0.0) <= 0:
-        return 0.0
-    low, _ = _search(log_excess, guess, tolerance, stride)
-    return low[0] if low[1] > 0 else 0.0
+    return _search(log_excess, guess, tolerance, stride)[0]
 
 
 def _search(
@@ -59,63 +59,16 @@ def _search(
     guess: float,
     tolerance: float,
     stride: float,
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns a narrow bracket of evaluated points, if both signs were met."""
-    low, high = _bracket(log_excess, min(max(guess, 2 * _LEAST), _MOST / 2), stride)
-    if low[1] <= 0 or high[1] > 0:
-        return low, high
-    for count in itertools.count():
-        if high[0] <= low[0] * (1 + tolerance):
-            return low, high
-        if count % 3 == 2:
-            # However uneven the two sides, the bracket halves at every third step.
-            middle = math.sqrt(low[0] * high[0])
-        else:
-            middle = _next_point(low, high, tolerance)
-        value = log_excess(middle)
-        if value > 0:
-            low = (middle, value)
-        else:
-            high = (middle, value)
-    raise AssertionError("unreachable")
-
-
-def _bracket(
-    log_excess: Callable[[float], float], guess: float, factor: float
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    low = high = (guess, log_excess(guess))
-    while low[1] <= 0 and low[0] > _LEAST:
-        high = low
-        point = low[0] / factor
-        low, factor = (point, log_excess(point)), factor**2
-    while high[1] > 0 and high[0] < _MOST:
-        low = high
-        point = high[0] * factor
-        high, factor = (point, log_excess(point)), factor**2
-    return low, high
-
-
-def _next_point(
-    low: tuple[float, float], high: tuple[float, float], tolerance: float
-) -> float:
-    """Returns where to look next: a secant step in logarithms, kept inside."""
-    width = math.log(high[0] / low[0])
-    share = low[1] / (low[1] - high[1]) if math.isfinite(high[1]) else 0.5
-    # A little beyond the secant's root, on alternating sides, so that both ends move.
-    nudge = 0.25 * tolerance / width
-    share = share - nudge if share > 0.5 else share + nudge
-    return low[0] * math.exp(width * min(max(share, 0.02), 0.98))
+) -> tuple[float, float]:
+    return threshold(
+        log_excess, guess, relative=tolerance, stride=stride, least=_LEAST, most=_MOST
+    )
 
 
 def round_up(value: float, digits: int) -> float:
     """Returns ``value`` to so many significant digits, upwards."""
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
-
-
-def log_ratio(value: float, target: float) -> float:
-    """Returns ``ln(value / target)``, finite for a value of 0."""
-    return math.log(max(value, 1e-300) / target)
 
 
 def smallest_noise_in_two(
@@ -144,21 +97,18 @@ def smallest_noise_in_two(
 
 
 def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
-    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0."""
-    if lower(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, upper
-    if math.isinf(upper):
-        high = 1.0
-        while lower(high) > delta:
-            low, high = high, 2 * high
-            if high > 2.0**60:
-                return math.inf
-    while high - low > 1e-5 * high:
-        middle = (low + high) / 2
-        if lower(middle) > delta:
-            low = middle
-        else:
-            high = middle
+    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0.
+
+    Args:
+      lower: A lower bound on delta, of epsilon.
+      upper: An upper bound on epsilon at ``delta``; may be infinite.
+      delta: In (0, 1).
+    """
+    low, high = threshold(
+        lambda epsilon: log_ratio(lower(epsilon), delta),
+        upper if math.isfinite(upper) else 1.0,
+        relative=1e-5,
+        most=_LARGEST_EPSILON,
+    )
     # The lower end: the bound was evaluated there and refutes it.
-    return low
+    return high if math.isinf(high) else low

@@ -39,6 +39,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from accounting.root_finding import log_ratio, threshold
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -143,41 +145,15 @@ class TiltedSum:
         """
         if self.infinite_mass >= delta:
             return math.inf
-        low, high = (0.0, self._log_excess(0.0, delta)), self._bracket(delta)
-        if low[1] <= 0:
-            return 0.0
-        if high[1] > 0:
-            return math.inf
-        for count in range(200):
-            width = high[0] - low[0]
-            if width <= 1e-7 * high[0]:
-                break
-            # A secant step, a little off the root so that both ends move.
-            share = low[1] / (low[1] - high[1])
-            share += 2e-8 * high[0] / width * (1 if share < 0.5 else -1)
-            share = 0.5 if count % 3 == 2 else share
-            middle = low[0] + width * min(max(share, 0.05), 0.95)
-            point = (middle, self._log_excess(middle, delta))
-            low, high = (point, high) if point[1] > 0 else (low, point)
-        # The upper end: the bound was evaluated there and holds.
-        return high[0]
-
-    def _log_excess(self, epsilon: float, delta: float) -> float:
-        return math.log(max(self.delta(epsilon), 1e-300) / delta)
-
-    def _bracket(self, delta: float) -> tuple[float, float]:
-        """Returns an epsilon that is large enough, if any is, and its log excess."""
+        guess = self.low + self.spacing * len(self.masses)
         if self.order > 0:
-            high = (self.log_scale - math.log(delta)) / self.order
-        else:
-            high = self.low + self.spacing * len(self.masses)
-        high = max(high, 1e-3)
-        for _ in range(200):
-            excess = self._log_excess(high, delta)
-            if excess <= 0:
-                break
-            high *= 1.2
-        return high, excess
+            # By Chernoff's bound, large enough but for errors.
+            guess = (self.log_scale - math.log(delta)) / self.order
+        return threshold(
+            lambda epsilon: log_ratio(self.delta(epsilon), delta),
+            max(guess, 1e-3),
+            relative=1e-7,
+        )[1]
 
 
 def compose(

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from accounting.root_finding import log_ratio, threshold
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,18 +109,13 @@ def gaussian_epsilon(
     """
     if noise_multiplier <= 0.0:
         return math.inf
-
-    def exceeds(epsilon: float) -> bool:
-        return gaussian_delta(noise_multiplier, epsilon, upper=upper) > delta
-
-    if not exceeds(0.0):
-        return 0.0
-    high = 1.0
-    while exceeds(high):
-        high *= 2
-        if math.isinf(high):
-            return math.inf
-    low, high = _bisect(exceeds, 0.0, high)
+    low, high = threshold(
+        lambda epsilon: log_ratio(
+            gaussian_delta(noise_multiplier, epsilon, upper=upper), delta
+        ),
+        1.0,
+        relative=0.0,
+    )
     return high if upper else low
 
 
@@ -128,27 +124,9 @@ def gaussian_noise(epsilon: float, delta: float, *, upper: bool = True) -> float
 
     From above, or from below.
     """
-
-    def exceeds(noise: float) -> bool:
-        return gaussian_delta(noise, epsilon, upper=upper) > delta
-
-    low, high = 0.0, 1.0
-    while exceeds(high):
-        low, high = high, 2 * high
-    low, high = _bisect(exceeds, low, high)
+    low, high = threshold(
+        lambda noise: log_ratio(gaussian_delta(noise, epsilon, upper=upper), delta),
+        1.0,
+        relative=0.0,
+    )
     return high if upper else low
-
-
-def _bisect(
-    exceeds: Callable[[float], bool], low: float, high: float
-) -> tuple[float, float]:
-    """Returns neighbours: one that exceeds, or ``low``, and one that does not."""
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if exceeds(middle):
-            low = middle
-        else:
-            high = middle
-    return low, high

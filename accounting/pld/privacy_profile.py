@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accounting.pld import composition, loss_distribution
+from accounting.root_finding import threshold
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,7 @@ MEDIUM = 1e-5
 COARSE = 1e-4
 #: Points of a transform in the early steps of a search.
 _COARSE_POINTS = 1 << 18
-_LARGEST_ORDER = 1e9
+_LEAST_ORDER, _LARGEST_ORDER = 1e-13, 1e9
 _LEAST_TAIL = 1e-280
 
 
@@ -68,24 +69,24 @@ def _share(tail_mass: float, weight: float) -> float:
     return min(max(tail_mass / weight, _LEAST_TAIL), 0.25)
 
 
-def _bisect_order(excess: Callable[[float], float]) -> float:
+def _order(excess: Callable[[float], float]) -> float:
     # ``excess`` increases with the order.  The result is a choice, not a bound: three
     # digits are enough.
-    low, high = -30.0, math.log(_LARGEST_ORDER)
-    for _ in range(17):
-        middle = (low + high) / 2
-        if excess(math.exp(middle)) > 0:
-            high = middle
-        else:
-            low = middle
-    return math.exp(high)
+    _, high = threshold(
+        lambda order: -excess(order),
+        1.0,
+        relative=1e-3,
+        least=_LEAST_ORDER,
+        most=_LARGEST_ORDER,
+    )
+    return min(high, _LARGEST_ORDER)
 
 
 def order_for_epsilon(loss: Atoms, num_steps: int, epsilon: float) -> float:
     """Returns the order whose tilt puts the mean of the sum at ``epsilon``."""
     if num_steps * loss.cumulants(0.0)[1] >= epsilon:
         return 0.0
-    return _bisect_order(lambda r: num_steps * loss.cumulants(r)[1] - epsilon)
+    return _order(lambda r: num_steps * loss.cumulants(r)[1] - epsilon)
 
 
 def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
@@ -96,7 +97,7 @@ def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
         log_moment, mean, _ = loss.cumulants(order)
         return num_steps * (order * mean - log_moment) - needed
 
-    return _bisect_order(excess)
+    return _order(excess)
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:

@@ -19,20 +19,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from accounting.calibration import (
     largest_insufficient_noise,
-    log_ratio,
     lower_epsilon,
     smallest_noise_in_two,
 )
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
+from accounting.root_finding import log_ratio, threshold
 from accounting.samplers import audit_case, base, deterministic, shuffle
 
 if TYPE_CHECKING:
@@ -127,28 +126,15 @@ def _upper_epsilon(direction: Direction, count: int, delta: float) -> float:
 
     margin = 1 + count * direction.relative_error
     if count == 1:
-        return _root(lambda point: _upper_delta(direction, 1, point), delta)
+        return threshold(
+            lambda point: log_ratio(_upper_delta(direction, 1, point), delta),
+            1.0,
+            relative=1e-9,
+            most=1e6,
+        )[1]
     loss = privacy_profile.Atoms(direction.masses, direction.losses)
     order = privacy_profile.order_for_delta(loss, count, delta)
     return direction.composed(count, order).epsilon(delta / margin)
-
-
-def _root(bound: Callable[[float], float], delta: float) -> float:
-    """Returns the least epsilon >= 0 with ``bound(epsilon) <= delta``, from above."""
-    if bound(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while bound(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e6:
-            return math.inf
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        if bound(middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:

@@ -33,13 +33,13 @@ import numpy as np
 from accounting import plan as plans
 from accounting.calibration import (
     largest_insufficient_noise,
-    log_ratio,
     lower_epsilon,
 )
 from accounting.intervals import Bounds, NoiseBounds, below
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
+from accounting.root_finding import log_ratio
 from accounting.samplers import audit_case, base, deterministic
 from accounting.samplers.audit_case import Case, Observe
 

@@ -18,6 +18,7 @@ References:
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable
@@ -269,16 +270,8 @@ def smallest_truncated_batch_size(
         tail = tail_probability(num_examples, rate, size)
         return tail == 0.0 or math.log(tail) <= allowed
 
-    low, high = expected_batch_size, num_examples
-    if is_enough(low):
-        return low
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    sizes = range(expected_batch_size, num_examples)
+    return expected_batch_size + bisect.bisect_left(sizes, True, key=is_enough)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:

@@ -1,0 +1,112 @@
+"""Where a bound meets its target: root finding that ends on the private side.
+
+Formal guarantees:
+  - Both ends returned are points at which the function was evaluated: it is above 0 at
+    the lower end and at most 0 at the upper one.  So no property of the function, or of
+    the search, can make the upper end insufficient.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+
+_SMALLEST = 5e-324
+
+
+def threshold(
+    excess: Callable[[float], float],
+    guess: float,
+    *,
+    relative: float,
+    stride: float = 2.0,
+    least: float = 1e-300,
+    most: float = sys.float_info.max,
+) -> tuple[float, float]:
+    """Returns neighbours around the point from which ``excess`` is at most 0.
+
+    Args:
+      excess: Of a number >= 0; it falls, but need not be exactly monotone or smooth.
+      guess: Where the search starts.
+      relative: Distance of the neighbours over the upper one, at most; 0 for floating
+        point numbers next to each other.
+      stride: First factor by which the search moves away from ``guess``; squared at
+        each further move.
+      least: Below this, the lower neighbour is 0.
+      most: No point beyond this is tried.
+
+    Returns:
+      Two 0s if ``excess(0)`` is at most 0; ``most`` and infinity if ``excess(most)`` is
+      above 0.
+    """
+    excess = functools.cache(excess)
+    if excess(0.0) <= 0:
+        return 0.0, 0.0
+    low, high = _bracket(excess, min(max(guess, least), most), stride, least, most)
+    if low == 0.0 or math.isinf(high):
+        return low, high
+    return _narrow(excess, low, high, relative)
+
+
+def _bracket(
+    excess: Callable[[float], float],
+    guess: float,
+    stride: float,
+    least: float,
+    most: float,
+) -> tuple[float, float]:
+    low, high = 0.0, guess
+    while excess(high) > 0:
+        if high >= most:
+            return high, math.inf
+        low, high, stride = high, min(high * stride, most), stride * stride
+    while low == 0.0 and high > least:
+        point = max(high / stride, least)
+        if excess(point) > 0:
+            low = point
+        else:
+            high, stride = point, stride * stride
+    return low, high
+
+
+def _narrow(
+    excess: Callable[[float], float], low: float, high: float, relative: float
+) -> tuple[float, float]:
+    from scipy import optimize
+
+    ends = [low, high]
+
+    def evaluate(point: float) -> float:
+        value = excess(point)
+        ends[value <= 0] = point
+        return value
+
+    optimize.brentq(
+        evaluate,
+        low,
+        high,
+        xtol=_SMALLEST,
+        rtol=max(relative, 4 * sys.float_info.epsilon),
+        disp=False,
+    )
+    # What brentq leaves: it stops a few floating point numbers apart at best, and at a
+    # root that it hits, wherever the other end is.
+    while ends[1] - ends[0] > relative * ends[1]:
+        middle = ends[0] + (ends[1] - ends[0]) / 2
+        if middle in ends:
+            break
+        evaluate(middle)
+    return ends[0], ends[1]
+
+
+def log_ratio(value: float, target: float) -> float:
+    """Returns ``ln(value / target)``, finite, and above 0 just if the value is larger.
+
+    Args:
+      value: At least 0.
+      target: Above 0.
+    """
+    ratio = math.log(max(value, _SMALLEST)) - math.log(target)
+    return max(ratio, _SMALLEST) if value > target else min(ratio, 0.0)
