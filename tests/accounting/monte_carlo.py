@@ -17,6 +17,7 @@ import numpy as np
 
 from accounting import plan as plans
 from accounting.plan import DpSgdPlan
+from accounting.root_finding import threshold
 from accounting.validation import InputError, check_float, check_int
 
 if TYPE_CHECKING:
@@ -122,18 +123,17 @@ def _estimate(
 ) -> Estimate:
     mean, count = float(values.mean()), len(values)
     needed = -math.log(error_probability) / count
-    low, high = mean, 1.0
     # The least p with KL(Ber(mean), Ber(p)) >= ln(1/error) / N, from above.
-    for _ in range(100):
-        middle = (low + high) / 2
-        if _divergence(mean, middle) >= needed:
-            high = middle
-        else:
-            low = middle
+    _, more = threshold(
+        lambda more: needed - _divergence(mean, mean + more),
+        1 - mean,
+        relative=1e-9,
+        most=1.0,
+    )
     return Estimate(
         mean=scale * mean,
         standard_error=scale * float(values.std()) / math.sqrt(count),
-        upper_confidence_bound=scale * high,
+        upper_confidence_bound=scale * min(mean + more, 1.0),
     )
 
 

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from accounting import accountant, cross_checks
+from accounting import accountant
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
+from tests.accounting import cross_checks
 
 
 def plan(size, num_examples, steps):

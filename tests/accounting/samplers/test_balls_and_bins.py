@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting import accountant, monte_carlo
+from accounting import accountant
 from accounting.plan import DpSgdPlan
 from accounting.pld import random_allocation
 from accounting.samplers import balls_and_bins
+from tests.accounting import monte_carlo
 from tests.accounting.published import DELTA
 
 #: noise 0.35, t = 1000, one epoch: epsilon -> published band.
