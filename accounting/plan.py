@@ -25,6 +25,7 @@ from typing import Any
 
 from accounting.samplers import base
 from accounting.validation import InputError, check_choice, check_int
+from accounting.versioned_json import header, read_fields
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 PLAN_VERSION = 1
@@ -147,7 +148,7 @@ class DpSgdPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``version``."""
-        return {"version": PLAN_VERSION, **dataclasses.asdict(self)}
+        return {**header(PLAN_VERSION), **dataclasses.asdict(self)}
 
     @classmethod
     def from_json(cls, fields: Any) -> DpSgdPlan:
@@ -156,20 +157,8 @@ class DpSgdPlan:
         Raises:
           InputError: unknown or missing fields, ill-typed values, another version.
         """
-        if not isinstance(fields, dict):
-            raise InputError("Expected a plan to be a JSON object.")
-        names = {field.name for field in dataclasses.fields(cls)} | {"version"}
-        if set(fields) != names:
-            wrong = ", ".join(sorted(set(fields) ^ names))
-            raise InputError(
-                f"Expected the fields of a plan; wrong or missing: {wrong}."
-            )
-        if fields["version"] != PLAN_VERSION:
-            raise InputError(
-                f"Expected plan version={fields['version']!r} to be {PLAN_VERSION}. "
-                "Use the release that wrote it."
-            )
-        return cls(**{name: fields[name] for name in names - {"version"}})
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**read_fields(fields, names, kind="plan", version=PLAN_VERSION))
 
 
 def goes_through_epochs(sampler: str) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
+from accounting.versioned_json import header, read_fields
 from pipelines.batches.batch_format import FORMAT_VERSION, Column, check_record
 from pipelines.files.storage import (
     StrPath,
@@ -36,6 +37,7 @@ from pipelines.files.storage import (
 )
 
 MANIFEST_NAME = "manifest.json"
+_HEADER: Any = {"format_name": "dpsgd-batches", "version": FORMAT_VERSION}
 PRIVATE_NAME = "private"
 CHECKSUMS_NAME = "checksums.json"
 KEY_NAME = "sampling.key"
@@ -109,8 +111,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
         return {
-            "format": "dpsgd-batches",
-            "version": FORMAT_VERSION,
+            **header(**_HEADER),
             "plan": self.plan.to_json(),
             "columns": [
                 {**dataclasses.asdict(column), "shape": list(column.shape)}
@@ -129,24 +130,21 @@ class Manifest:
         Raises:
           InputError: not a manifest, another version, or inconsistent.
         """
-        if not isinstance(fields, dict) or fields.get("format") != "dpsgd-batches":
-            raise InputError('Expected a manifest with format="dpsgd-batches".')
-        if fields.get("version") != FORMAT_VERSION:
-            raise InputError(
-                f"Expected batch format version={fields.get('version')!r} to be "
-                f"{FORMAT_VERSION}. Use the release that wrote it, or make the "
-                "batches again with `dpsgd batches`."
-            )
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = read_fields(
+            fields,
+            names,
+            kind="manifest",
+            remedy="Use the release that wrote it, or make the batches again with "
+            "`dpsgd batches`.",
+            **_HEADER,
+        )
         try:
-            manifest = cls(
-                plan=DpSgdPlan.from_json(fields["plan"]),
-                columns=tuple(Column(**column) for column in fields["columns"]),
-                physical_batch_size=fields["physical_batch_size"],
-                batches_id=fields["batches_id"],
-                dataset=fields["dataset"],
-                files=tuple(BatchFile(**file) for file in fields["files"]),
-            )
-        except (KeyError, TypeError, AttributeError):
+            found["plan"] = DpSgdPlan.from_json(found["plan"])
+            found["columns"] = tuple(Column(**column) for column in found["columns"])
+            found["files"] = tuple(BatchFile(**file) for file in found["files"])
+            manifest = cls(**found)
+        except (TypeError, AttributeError):
             raise InputError(
                 "Expected a complete manifest; a field is missing or of another type. "
                 "Restore it, or make the batches again."

@@ -40,6 +40,7 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
+from accounting.versioned_json import header, read_fields
 from pipelines.batches.manifest import (
     MANIFEST_NAME,
     PRIVATE_NAME,
@@ -54,6 +55,7 @@ from trainer.settings.method_settings import METHODS, NON_PRIVATE, check_describ
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 RUN_RECORD_VERSION = 3
+_HEADER: Any = {"format_name": "dpsgd-run", "version": RUN_RECORD_VERSION}
 
 RECORD_NAME = "run_record.json"
 MAC_NAME = "run_record.mac"
@@ -184,8 +186,7 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
         return {
-            "format": "dpsgd-run",
-            "version": RUN_RECORD_VERSION,
+            **header(**_HEADER),
             **dataclasses.asdict(self),
         }
 
@@ -196,21 +197,8 @@ class RunRecord:
         Raises:
           InputError: unknown or missing fields, ill-typed values, another version.
         """
-        if not isinstance(fields, dict) or fields.get("format") != "dpsgd-run":
-            raise InputError('Expected a run record with format="dpsgd-run".')
-        if fields.get("version") != RUN_RECORD_VERSION:
-            raise InputError(
-                f"Expected run record version={fields.get('version')!r} to be "
-                f"{RUN_RECORD_VERSION}. Use the release that wrote it."
-            )
-        names = {field.name for field in dataclasses.fields(cls)}
-        found = set(fields) - {"format", "version"}
-        if found != names:
-            wrong = ", ".join(sorted(found ^ names))
-            raise InputError(
-                f"Expected the fields of a run record; wrong or missing: {wrong}."
-            )
-        return cls(**{name: fields[name] for name in names})
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**read_fields(fields, names, kind="run record", **_HEADER))
 
 
 def versions() -> dict[str, str]:

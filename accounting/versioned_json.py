@@ -1,0 +1,64 @@
+"""Objects in JSON files, each with its version: plans, manifests and run records.
+
+Formal guarantees:
+  - JSON of another format or version, or with unknown or missing fields, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from accounting.validation import InputError
+
+
+def header(version: int, format_name: str | None = None) -> dict[str, Any]:
+    """Returns the fields that say what a JSON object is.
+
+    Args:
+      version: Of the format.
+      format_name: Of the object, where files of several formats may be confused.
+    """
+    named = {} if format_name is None else {"format": format_name}
+    return {**named, "version": version}
+
+
+def read_fields(
+    value: Any,
+    names: Collection[str],
+    *,
+    kind: str,
+    version: int,
+    format_name: str | None = None,
+    remedy: str = "Use the release that wrote it.",
+) -> dict[str, Any]:
+    """Returns the fields of a JSON object, without its `header`.
+
+    Args:
+      value: What the file holds.
+      names: Of the fields.
+      kind: What it should be, for messages: "plan".
+      version: That this release writes.
+      format_name: As in `header`.
+      remedy: For an object of another version.
+
+    Raises:
+      InputError: another format or version, or unknown or missing fields.
+    """
+    expected = header(version, format_name)
+    if not isinstance(value, dict):
+        raise InputError(f"Expected a {kind} to be a JSON object.")
+    if format_name is not None and value.get("format") != format_name:
+        raise InputError(f'Expected a {kind} with format="{format_name}".')
+    if value.get("version") != version:
+        raise InputError(
+            f"Expected {kind} version={value.get('version')!r} to be {version}. "
+            f"{remedy}"
+        )
+    wrong = set(value) ^ {*names, *expected}
+    if wrong:
+        raise InputError(
+            f"Expected the fields of a {kind}; wrong or missing: "
+            f"{', '.join(sorted(wrong))}."
+        )
+    return {name: value[name] for name in names}
