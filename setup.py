@@ -52,8 +52,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.12",
-    packages=find_packages(include=["accounting*", "pipelines*", "trainer*"]),
-    py_modules=["dpsgd"],
+    packages=find_packages(include=["accounting*", "dpsgd*", "pipelines*", "trainer*"]),
+    # Marks the types of all of them as those of users, too.
+    package_data={"": ["py.typed"]},
     install_requires=BASE,
     extras_require={
         "pipelines": PIPELINES,
@@ -65,5 +66,5 @@ setup(
         "dev": DEV,
         "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *DEV],
     },
-    entry_points={"console_scripts": ["dpsgd=dpsgd:main"]},
+    entry_points={"console_scripts": ["dpsgd=dpsgd.command_line:main"]},
 )

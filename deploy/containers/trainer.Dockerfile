@@ -6,8 +6,9 @@ FROM python:3.11.13-slim-bookworm
 WORKDIR /opt/dpsgd
 COPY deploy/lock/py3.11.txt lock.txt
 RUN pip install --no-cache-dir --require-hashes -r lock.txt
-COPY setup.py pyproject.toml README.md dpsgd.py ./
+COPY setup.py pyproject.toml README.md ./
 COPY accounting accounting
+COPY dpsgd dpsgd
 COPY pipelines pipelines
 COPY trainer trainer
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \

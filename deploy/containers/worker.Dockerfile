@@ -5,8 +5,9 @@ FROM apache/beam_python3.11_sdk:2.77.0
 
 WORKDIR /opt/dpsgd
 COPY deploy/lock/py3.11.txt constraints.txt
-COPY setup.py pyproject.toml README.md dpsgd.py ./
+COPY setup.py pyproject.toml README.md ./
 COPY accounting accounting
+COPY dpsgd dpsgd
 COPY pipelines pipelines
 COPY trainer trainer
 # The lock file's versions; trainer is listed in setup.py, and no worker needs it.

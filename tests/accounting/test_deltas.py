@@ -13,6 +13,7 @@ import dpsgd
 from accounting import deltas, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
+from dpsgd import command_line
 from trainer.cli import demo
 from trainer.settings.train_settings import TrainSettings
 
@@ -25,7 +26,7 @@ PLAN = DpSgdPlan(
 )
 COMMANDS = [
     name
-    for name in dpsgd.COMMANDS
+    for name in command_line.COMMANDS
     if any(
         "--delta" in option.opts
         for option in dpsgd.cli.get_command(click.Context(dpsgd.cli), name).params

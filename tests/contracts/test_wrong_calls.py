@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpsgd
+from dpsgd import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -607,7 +608,7 @@ def arguments_of(command: str, each: Row) -> list[str]:
 
 
 def test_the_tables_hold_every_command_and_as_many_calls_as_were_tried() -> None:
-    assert set(TABLES) == set(dpsgd.COMMANDS)
+    assert set(TABLES) == set(command_line.COMMANDS)
     data = ("batches", "verify", "synth", "prepare")
     before = sum(len(TABLES[name]) for name in data)
     assert before >= 117

@@ -144,7 +144,7 @@ def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
 
 
 #: This project.
-_OWN = ("accounting", "pipelines", "trainer")
+_OWN = ("accounting", "dpsgd", "pipelines", "trainer")
 _STDLIB = [
     pathlib.Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")
 ]

@@ -121,7 +121,7 @@ def test_options_out_of_bounds_are_one_line(
 def test_progress_and_errors_go_to_standard_error(
     root: pathlib.Path, raw: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    command = [sys.executable, "dpsgd.py", "prepare", "--input", str(raw), "--json"]
+    command = [sys.executable, "-m", "dpsgd", "prepare", "--input", str(raw), "--json"]
     command += ["--out", str(tmp_path / "data")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0

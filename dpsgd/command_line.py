@@ -13,9 +13,8 @@ from typing import NoReturn
 import click
 
 from accounting.validation import InputError
+from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
-
-__version__ = "0.1.0"
 
 #: name -> (where the click command lives, its one line in the list of commands).
 COMMANDS = {
@@ -55,6 +54,8 @@ COMMANDS = {
         "Attack a run's mechanism: epsilon from below.",
     ),
 }
+
+_OWN = ("accounting", "dpsgd", "pipelines", "trainer")
 
 
 class LazyGroup(click.Group):
@@ -113,6 +114,14 @@ def main() -> None:
         _fail("Stopped. Give the same command again.", 130)
     except OSError as error:
         _fail(_system_error(error), 2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in _OWN:
+            raise  # a fault of this project
+        _fail(
+            f"Expected the package {error.name} to be installed, which this command "
+            "needs. Run: pip install 'dpsgd[train]'",
+            2,
+        )
 
 
 def _system_error(error: OSError) -> str:
@@ -128,7 +137,3 @@ def _system_error(error: OSError) -> str:
 def _fail(message: str, status: int) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,125 @@
+"""What users call: every public name of this project, imported when it is used.
+
+    from dpsgd import DpSgdPlan, accountant, read_batches
+
+Formal guarantees:
+  - ``import dpsgd`` loads neither NumPy nor a framework; a name loads what it needs
+    itself (``read_batches`` neither Beam nor TensorFlow).
+  - What a type checker sees under a name is what the name gives at run time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# `as` tells type checkers that the name is handed on.
+if TYPE_CHECKING:
+    from accounting import accountant as accountant
+    from accounting import budget as budget
+    from accounting.intervals import Bounds as Bounds
+    from accounting.intervals import NoiseBounds as NoiseBounds
+    from accounting.plan import DpSgdPlan as DpSgdPlan
+    from accounting.plan import steps_per_epoch as steps_per_epoch
+    from accounting.statement import PrivacyStatement as PrivacyStatement
+    from accounting.statement import privacy_statement as privacy_statement
+    from accounting.validation import InputError as InputError
+    from dpsgd.command_line import cli as cli
+    from dpsgd.command_line import main as main
+    from pipelines.batches.batch_format import PhysicalBatch as PhysicalBatch
+    from pipelines.batches.manifest import Manifest as Manifest
+    from pipelines.batches.manifest import read_manifest as read_manifest
+    from pipelines.batches.reader import read_batches as read_batches
+    from pipelines.batches.verify import Verification as Verification
+    from pipelines.batches.verify import verify as verify
+    from pipelines.inputs.parquet_blocks import Dataset as Dataset
+    from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
+    from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
+    from pipelines.job.poisson_batching import write_batches as write_batches
+    from pipelines.job.sizing import make_layout as make_layout
+    from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
+    from trainer.keras_model import PrivateModel as PrivateModel
+    from trainer.keras_model import make_private as make_private
+    from trainer.run.preflight import Request as Request
+    from trainer.run.privacy import run_statement as run_statement
+    from trainer.run.run_record import RunRecord as RunRecord
+    from trainer.run.run_record import read_run as read_run
+    from trainer.settings.aggregation_settings import (
+        AggregationSettings as AggregationSettings,
+    )
+    from trainer.settings.train_settings import TrainSettings as TrainSettings
+    from trainer.train import Summary as Summary
+    from trainer.train import train as train
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that has it.
+_HOMES = {
+    "AggregationSettings": "trainer.settings.aggregation_settings",
+    "AverageWeights": "trainer.averaging.averaging_callback",
+    "Bounds": "accounting.intervals",
+    "Dataset": "pipelines.inputs.parquet_blocks",
+    "DpSgdPlan": "accounting.plan",
+    "InputError": "accounting.validation",
+    "Manifest": "pipelines.batches.manifest",
+    "NoiseBounds": "accounting.intervals",
+    "PhysicalBatch": "pipelines.batches.batch_format",
+    "PoissonBatches": "pipelines.job.poisson_batches",
+    "PrivacyStatement": "accounting.statement",
+    "PrivateModel": "trainer.keras_model",
+    "Request": "trainer.run.preflight",
+    "RunRecord": "trainer.run.run_record",
+    "Summary": "trainer.train",
+    "TrainSettings": "trainer.settings.train_settings",
+    "Verification": "pipelines.batches.verify",
+    "accountant": "accounting",
+    "budget": "accounting",
+    "cli": "dpsgd.command_line",
+    "list_blocks": "pipelines.inputs.parquet_blocks",
+    "main": "dpsgd.command_line",
+    "make_layout": "pipelines.job.sizing",
+    "make_private": "trainer.keras_model",
+    "privacy_statement": "accounting.statement",
+    "read_batches": "pipelines.batches.reader",
+    "read_manifest": "pipelines.batches.manifest",
+    "read_run": "trainer.run.run_record",
+    "run_statement": "trainer.run.privacy",
+    "steps_per_epoch": "accounting.plan",
+    "train": "trainer.train",
+    "verify": "pipelines.batches.verify",
+    "write_batches": "pipelines.job.poisson_batching",
+}
+#: Part of this project -> the extra that installs what it needs.
+_EXTRAS = {"accounting": "accounting", "pipelines": "pipelines", "trainer": "train"}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from its home, once.
+
+    Raises:
+      AttributeError: no public name.
+      ModuleNotFoundError: a package that it needs is not installed.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    try:
+        module = importlib.import_module(home)
+        # "accountant" is a module itself.
+        if not hasattr(module, name):
+            importlib.import_module(f"{home}.{name}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS[home.partition(".")[0]]
+        raise ModuleNotFoundError(
+            f"Expected the package {error.name} to be installed, which {name} needs. "
+            f"Run: pip install 'dpsgd[{extra}]'",
+            name=error.name,
+        ) from error
+    return globals().setdefault(name, getattr(module, name))
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, those not imported yet among them."""
+    return sorted(__all__)

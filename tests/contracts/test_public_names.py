@@ -1,0 +1,97 @@
+"""Guarantees of ``dpsgd``, from which users import."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import dpsgd
+from tests.contracts.test_imports import FRAMEWORKS, HEAVY, loaded
+
+
+def seen_by_type_checkers(root: pathlib.Path) -> dict[str, str]:
+    """Name -> home, of the imports that only a type checker carries out."""
+    tree = ast.parse((root / "dpsgd" / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    found = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            # Without `as`, a type checker takes the name for a private one.
+            assert alias.asname == alias.name
+            found[alias.name] = str(node.module)
+    return found
+
+
+def test_types_and_run_time_agree(root: pathlib.Path) -> None:
+    assert seen_by_type_checkers(root) == dpsgd._HOMES
+
+
+@pytest.mark.parametrize("name", sorted(dpsgd._HOMES))
+def test_every_public_name_is_that_of_its_home(name: str) -> None:
+    home = importlib.import_module(dpsgd._HOMES[name])
+    found = getattr(dpsgd, name)
+    assert found is getattr(home, name)
+    assert name in dpsgd.__all__
+    assert name in dir(dpsgd)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        dpsgd.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("names", "forbidden"),
+    [
+        ("DpSgdPlan, InputError, accountant", HEAVY - {"numpy"}),
+        ("read_batches, read_manifest, verify", FRAMEWORKS | {"pyarrow", "scipy"}),
+        ("PoissonBatches, list_blocks", FRAMEWORKS - {"apache_beam"}),
+        ("TrainSettings, read_run, run_statement", FRAMEWORKS),
+    ],
+)
+def test_a_name_loads_only_what_it_needs(
+    root: pathlib.Path, names: str, forbidden: set[str]
+) -> None:
+    assert not loaded(root, f"from dpsgd import {names}") & forbidden
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "extra"),
+    [
+        ("pyarrow", "list_blocks", "pipelines"),
+        ("tensorflow", "make_private", "train"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    root: pathlib.Path, package: str, name: str, extra: str
+) -> None:
+    status, last = without(root, package, f"from dpsgd import {name}")
+    assert status == 1
+    assert f"package {package}" in last
+    assert f"pip install 'dpsgd[{extra}]'" in last
+
+
+def test_a_command_without_a_package_ends_in_one_line(root: pathlib.Path) -> None:
+    code = (
+        "sys.argv = ['dpsgd', 'plan', '--num-examples=1000', '--batch-size=10',"
+        " '--epochs=1', '--epsilon=1', '--delta=1e-6']; import dpsgd; dpsgd.main()"
+    )
+    status, last = without(root, "scipy", code)
+    assert status == 2
+    assert last.startswith("error: Expected the package scipy")
+    assert "pip install 'dpsgd[train]'" in last
+
+
+def without(root: pathlib.Path, package: str, code: str) -> tuple[int, str]:
+    """Exit status and last line of errors of ``code`` where a package is missing."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules[{package!r}] = None; {code}"],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr.strip().splitlines()[-1]
