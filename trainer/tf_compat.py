@@ -46,10 +46,7 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import tensorflow as tf
     import tf_keras as keras
-    from tensorflow_privacy.privacy.fast_gradient_clipping import (
-        clip_grads,
-        gradient_clipping_utils,
-    )
+    from tensorflow_privacy.privacy.fast_gradient_clipping import clip_grads
 
     tf.config.list_physical_devices()  # the rest of those lines
 
@@ -94,7 +91,6 @@ __all__ = [
     "NOISE_PLACES",
     "check_plain",
     "clip_grads",
-    "gradient_clipping_utils",
     "is_of_tf_privacy",
     "keras",
     "tf",
