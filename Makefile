@@ -6,12 +6,13 @@ PYTHON ?= $(shell for python in python3.11 python3.10 python3; do \
 RUN = $(VENV)/bin/
 INSTALLED = $(VENV)/installed
 
-.PHONY: help demo test lint engines engines-embedded check-python lock clean
+.PHONY: help demo test lint docs engines engines-embedded check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
 	@echo "make test   set up, and run all tests"
 	@echo "make lint   set up, and run formatter, linter, types and import contracts"
+	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
 	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
 	@echo "make lock   resolve deploy/lock/ anew from setup.py"
@@ -28,6 +29,10 @@ lint: $(INSTALLED)
 	$(RUN)ruff format --check .
 	$(RUN)mypy
 	$(RUN)lint-imports
+
+# Not --quiet: mkdocs then sees no warning, and strict finds nothing.
+docs: $(INSTALLED)
+	$(RUN)mkdocs build --strict
 
 # What is fetched and built stays in build/engines.
 engines-embedded: $(INSTALLED)

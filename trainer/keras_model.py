@@ -269,7 +269,8 @@ class PrivateModel(keras.Model):
         """Consumes the steps of the plan up to the end of epoch ``epochs``.
 
         Args:
-          x, y: Must be None: the batches were given to ``make_private``.
+          x: Must be None: the batches were given to ``make_private``.
+          y: Must be None, too.
           epochs: Counted from the start of the plan; all that there are if None.
           initial_epoch: Where training stands, if given.
           callbacks: Of Keras.  A batch is a step of the plan.

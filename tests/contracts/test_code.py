@@ -126,7 +126,8 @@ def test_one_version(root: pathlib.Path) -> None:
 
 def test_nothing_names_a_machine(root: pathlib.Path) -> None:
     """Paths of one developer's machine have no place in the project."""
-    for path in [*SOURCES, root / "README.md", root / "Makefile"]:
+    pages = [root / "README.md", root / "Makefile", *(root / "docs").glob("*.md")]
+    for path in [*SOURCES, *pages]:
         text = path.read_text()
         for prefix in ("/" + "root/", "/" + "home/", "/" + "work/"):
             assert prefix not in text, f"{path.name} names {prefix}"

@@ -1,80 +1,210 @@
-"""The README's code blocks run, in order, in one folder, as a newcomer types them.
+"""README and documentation: what they show runs, and what they name exists.
 
-Blocks after a comment "not run: reason" are skipped for that reason.  `train.txt` is
-the real sample where there is one and synthetic text otherwise; sizes that are meant
-for 46 million rows are replaced by ones for two thousand (see SMALLER).
+Code blocks run in the order of the site (the README, then the pages as in mkdocs.yml),
+in one folder, as a newcomer types them.  A block of `text` is what the block before it
+prints, where `...` stands for anything.  Blocks after a comment "not run: reason" are
+skipped for that reason.  `train.txt` is the real sample where there is one, else
+synthetic; sizes that are meant for 46 million rows are replaced by ones for two
+thousand (see SMALLER).
 """
 
 from __future__ import annotations
 
+import ast
+import doctest
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BLOCK = re.compile(
-    r"^(<!-- not run: [^\n]+ -->\n)?```(sh|python)\n(.*?)^```$", re.M | re.S
+    r"^(<!-- not run: [^\n]+ -->\n)?```(sh|python|text)\n(.*?)^```$", re.M | re.S
 )
 SMALLER = {
     "--batch-size 65536": "--batch-size 128",
     "--buckets 100000": "--buckets 500",
 }
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for entry in NAV for name in entry.values()),
+]
+#: Pages that tests of their own run.
+OF_PACKAGES = [
+    ROOT / "accounting" / "README.md",
+    ROOT / "pipelines" / "README.md",
+    ROOT / "deploy" / "engines" / "README.md",
+]
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 
-def blocks() -> list[tuple[bool, str, str]]:
-    """(is it run, language, text) of every code block that has a language."""
-    found = BLOCK.findall((ROOT / "README.md").read_text())
-    return [(not skipped, language, text) for skipped, language, text in found]
+def named(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
-def test_every_fenced_block_is_accounted_for() -> None:
-    fences = (ROOT / "README.md").read_text().count("```")
-    assert fences == 2 * len(blocks())
-    assert sum(run for run, _, _ in blocks()) >= 3
+class Block(NamedTuple):
+    """One code block.
+
+    Attributes:
+      page: Where it is.
+      run: Whether it is not marked "not run".
+      language: "sh", "python", or "text" for what the block before prints.
+      text: Its lines.
+    """
+
+    page: pathlib.Path
+    run: bool
+    language: str
+    text: str
+
+
+def blocks(*pages: pathlib.Path) -> list[Block]:
+    return [
+        Block(page, not skipped, language, text)
+        for page in pages
+        for skipped, language, text in BLOCK.findall(page.read_text())
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_fenced_block_is_accounted_for(page: pathlib.Path) -> None:
+    assert len(re.findall(r"^```", page.read_text(), re.M)) == 2 * len(blocks(page))
+
+
+def test_the_readme_is_a_front_door() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert sum(block.run for block in blocks(ROOT / "README.md")) >= 2
+
+
+def environment(folder: pathlib.Path) -> dict[str, str]:
+    """Variables under which ``dpsgd`` is the command of this checkout."""
+    (folder / "bin").mkdir()
+    command = folder / "bin" / "dpsgd"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpsgd "$@"\n')
+    command.chmod(0o755)
+    path = f"{folder / 'bin'}:{pathlib.Path(sys.executable).parent}"
+    return {
+        **os.environ,
+        "PATH": f"{path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def run(block: Block, folder: pathlib.Path, variables: dict[str, str]) -> str:
+    """What a block prints in ``folder``, which must be without an error."""
+    text = block.text
+    for large, small in SMALLER.items():
+        text = text.replace(large, small)
+    shell = ["bash", "-euo", "pipefail", "-c", text]
+    result = subprocess.run(
+        shell if block.language == "sh" else [sys.executable, "-c", text],
+        cwd=folder, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    where = f"{named(block.page)}:\n{text}"
+    assert result.returncode == 0, f"{where}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 @pytest.mark.slow
-def test_readme_blocks_run(tmp_path: pathlib.Path) -> None:
+def test_blocks_of_readme_and_pages_run(tmp_path: pathlib.Path) -> None:
     sample = ROOT.parent / "shared" / "data" / "criteo_sample.txt"
     sample = pathlib.Path(os.environ.get("DPSGD_CRITEO_SAMPLE", sample))
-    bin_folder = pathlib.Path(sys.executable).parent
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path / 'bin'}:{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
-    (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "dpsgd"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpsgd "$@"\n')
-    command.chmod(0o755)
-    printed = ""
-    for run, language, text in blocks():
-        if "train.txt" in text and not (tmp_path / "train.txt").exists():
+    variables = environment(tmp_path)
+    printed = [""]
+    for block in blocks(*PAGES):
+        if not block.run:
+            continue
+        if block.language == "text":
+            same = doctest.OutputChecker().check_output
+            wanted = block.text
+            assert same(wanted, printed[-1], doctest.ELLIPSIS), printed[-1]
+            continue
+        if "train.txt" in block.text and not (tmp_path / "train.txt").exists():
             source = sample if sample.is_file() else tmp_path / "text/part-00000.txt"
             shutil.copy(source, tmp_path / "train.txt")
-        for large, small in SMALLER.items():
-            text = text.replace(large, small)
-        if not run:
-            continue
-        shell = ["bash", "-euo", "pipefail", "-c", text]
-        result = subprocess.run(
-            shell if language == "sh" else [sys.executable, "-c", text],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
-        printed += result.stdout
+        printed.append(run(block, tmp_path, variables))
     assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
-    verdicts = re.findall(r"^verdict: (\w+)", printed, re.M)
+    verdicts = re.findall(r"^verdict: (\w+)", "".join(printed), re.M)
     assert verdicts == ["consistent", "VIOLATED", "consistent"]
-    for name in ("run", "averaged-run", "criteo-run"):
+    for name in ("run", "averaged-run", "criteo-run", "linear-run"):
         assert (tmp_path / name / "model.keras").exists()
 
 
+@pytest.mark.parametrize("page", [*PAGES, *OF_PACKAGES], ids=named)
+def test_blocks_import_this_project_from_one_place(page: pathlib.Path) -> None:
+    roots = set()
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom):
+                roots.add(str(node.module))
+            elif isinstance(node, ast.Import):
+                roots |= {alias.name for alias in node.names}
+    inside = {name for name in roots if name.split(".")[0] in
+              ("accounting", "deploy", "pipelines", "tests", "trainer")}  # fmt: skip
+    assert not inside
+    assert not {name for name in roots if name.startswith("dpsgd.")}
+
+
+@pytest.mark.parametrize("page", [PAGES[0], *OF_PACKAGES, *OTHERS], ids=named)
+def test_links_lead_somewhere(page: pathlib.Path) -> None:
+    """Of the pages that are read without the site, which checks its own."""
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=named)
+def test_files_that_a_page_names_exist(page: pathlib.Path) -> None:
+    folders = "accounting|deploy|docs|dpsgd|pipelines|tests|trainer"
+    pattern = rf"[`\"\[ (]((?:{folders})/[\w./-]*\w/?)"
+    missing = [
+        path
+        for path in re.findall(pattern, page.read_text())
+        if not (ROOT / path).exists()
+    ]
+    assert not missing
+
+
+def build(config: pathlib.Path, site: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict",
+         "--config-file", config, "--site-dir", site],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: pathlib.Path) -> None:
+    result = build(ROOT / "mkdocs.yml", tmp_path)
+    assert result.returncode == 0, result.stderr
+    import dpsgd
+
+    reference = (tmp_path / "reference.html").read_text()
+    documented = set(re.findall(r'id="dpsgd\.(\w+)"', reference))
+    assert documented == set(dpsgd.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("link", ["missing.md", "index.md#missing", "/missing.md"])
+def test_a_broken_link_stops_the_site(tmp_path: pathlib.Path, link: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n[link]({link})\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [index.md]\n"
+    )
+    result = build(config, tmp_path / "site")
+    assert result.returncode == 1
+    assert "missing" in result.stderr
+
+
 def test_no_placeholder_is_left() -> None:
-    for name in ("README.md", "CHANGELOG.md"):
-        assert not re.search(r"@@|TODO|XXX", (ROOT / name).read_text())
+    for page in [*PAGES, *OTHERS]:
+        assert not re.search(r"@@|TODO|XXX", page.read_text())
