@@ -90,7 +90,12 @@ _HOMES = {
     "write_batches": "pipelines.job.poisson_batching",
 }
 #: Part of this project -> the extra that installs what it needs.
-_EXTRAS = {"accounting": "accounting", "pipelines": "pipelines", "trainer": "train"}
+_EXTRAS = {
+    "accounting": "accounting",
+    "dpsgd": "train",
+    "pipelines": "pipelines",
+    "trainer": "train",
+}
 
 __all__ = [*_HOMES, "__version__"]
 
