@@ -36,10 +36,10 @@ Public: weights; logs but for the non-private ones.  Sensitive: the rest.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,19 +47,17 @@ import numpy as np
 from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import read_manifest
-from pipelines.sampling import keys
 from trainer import models
 from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import NoiseStream
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
-from trainer.run import preflight, privacy, run_record
-from trainer.run.batches import BatchSource
-from trainer.run.run_record import RunRecord, StepLedger
-from trainer.settings.method_settings import DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
+from trainer.run import preflight, privacy
+from trainer.run.batches import Element
+from trainer.run.session import Session, StepInputs
+from trainer.settings.method_settings import DP_SAT, DP_SGD, MODEL_MIX
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
@@ -152,12 +150,16 @@ class PrivateModel(keras.Model):
             )
         self.network = models.as_functional(network, self._manifest)
         self._settings, self._batches, self._run = settings, batches, run
-        self._noise_key_file = noise_key_file
-        self._multiplier = preflight.noise_multiplier_of(settings, self._manifest)
-        self._done = 0
+        self._session = Session(
+            settings,
+            self._manifest,
+            noise_multiplier=preflight.noise_multiplier_of(settings, self._manifest),
+            batches=batches,
+            run=run,
+            noise_key_file=noise_key_file,
+        )
         self._within_step = False
-        self._step: Step | None = None
-        self._run_key: bytes | None = None
+        self._trainable: TrainableModel | None = None
         self.build(None)
 
     # -- what Keras asks of a model ------------------------------------------------
@@ -231,21 +233,27 @@ class PrivateModel(keras.Model):
         models.check_model(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
-        self._trainable = trainable
-        self._step = Step(
+        step = Step(
             trainable.variables,
             registry.gradient_sum(trainable, self._settings),
             self.optimizer,
             expected_batch_size=self._manifest.plan.expected_batch_size,
             autograph=trainable.needs_autograph,
         )
+        num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
+        self._session.use(
+            step,
+            optimizer={"name": type(self.optimizer).__name__},
+            model={**trainable.description, "num_parameters": num_parameters},
+        )
+        self._trainable = trainable
 
     # -- training ------------------------------------------------------------------
 
     @property
     def num_steps_executed(self) -> int:
         """Steps of the plan that are consumed."""
-        return self._done
+        return self._session.num_steps_executed
 
     @property
     def steps_per_epoch(self) -> int:
@@ -298,21 +306,18 @@ class PrivateModel(keras.Model):
         self._open_run()
         self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
-        with NoiseStream(
-            self._key(), steps=range(self._done, last), shapes=self._compiled().shapes,
-            noise_stddev=preflight.noise_stddev(self._settings, self._multiplier),
-        ) as noise:  # fmt: skip
-            steps = zip(self._logical_batches(), noise, strict=False)
-            while self._done < last and not self.stop_training:
-                epoch = self._done // size
+        with self._session.steps(end=last) as steps:
+            while self.num_steps_executed < last and not self.stop_training:
+                epoch = self.num_steps_executed // size
                 listed.on_epoch_begin(epoch)
                 end = min(last, (epoch + 1) * size)
                 logs = self._epoch(steps, end, listed, non_private_training_metrics)
-                validates = validation_data is not None and self._done == end
-                if validates and (epoch + 1) % validation_freq == 0:
+                is_whole = self.num_steps_executed == end
+                due = is_whole and (epoch + 1) % validation_freq == 0
+                if due and validation_data is not None:
                     logs |= self._validate(validation_data)
                 listed.on_epoch_end(epoch, logs)
-        self._write_record()
+        self._session.write_record(complete=self._is_complete)
         listed.on_train_end(logs)
         return self.history
 
@@ -323,7 +328,7 @@ class PrivateModel(keras.Model):
           InputError: steps of the plan are left, or there is no delta.
         """
         return privacy.run_statement(
-            self._record(),
+            self._session.record(complete=self._is_complete),
             self._manifest,
             delta=None,
             allow_large_delta=self._settings.allow_large_delta,
@@ -333,149 +338,98 @@ class PrivateModel(keras.Model):
         self, x: Any, y: Any, epochs: int | None, initial_epoch: int | None
     ) -> int:
         plan, size = self._manifest.plan, self.steps_per_epoch
+        done = self.num_steps_executed
         if x is not None or y is not None:
             raise InputError("Expected fit without data: make_private got the batches.")
         if self._within_step:
             raise InputError(
-                f"Expected steps to end; step {self._done} was interrupted, and its "
+                f"Expected steps to end; step {done} was interrupted, and its "
                 "noise may not be used twice. Start again with make_private."
             )
         self._compiled()
-        if initial_epoch is not None and initial_epoch * size != self._done:
+        if initial_epoch is not None and initial_epoch * size != done:
             raise InputError(
                 f"Expected initial_epoch={initial_epoch} to be where training stands, "
-                f"after {self._done} steps of {size} per epoch. Leave it away."
+                f"after {done} steps of {size} per epoch. Leave it away."
             )
         num_epochs = -(-plan.num_steps // size)
         if epochs is not None:
             check_int("epochs", epochs, at_least=1, at_most=num_epochs)
         last = min(plan.num_steps, (epochs or num_epochs) * size)
-        if last <= self._done:
+        if last <= done:
             raise InputError(
                 f"Expected steps to be left before the end of epoch {epochs or 1}; "
-                f"{self._done} of num_steps={plan.num_steps} were consumed, and none "
+                f"{done} of num_steps={plan.num_steps} were consumed, and none "
                 "is used twice. Make a new plan to train for longer."
             )
         return last
 
     def _epoch(
         self,
-        steps: Iterator[tuple[list[dict[str, Any]], Sequence[np.ndarray]]],
+        steps: Iterator[StepInputs],
         end: int,
         listed: Any,
         non_private: bool,
     ) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         self.reset_metrics()
-        while self._done < end and not self.stop_training:
-            index = self._done % self.steps_per_epoch
+        while self.num_steps_executed < end and not self.stop_training:
+            index = self.num_steps_executed % self.steps_per_epoch
             listed.on_train_batch_begin(index)
             self._within_step = True
-            parts, noise = next(steps)
-            if non_private:
-                logs = self._non_private_logs(parts, logs)
-            self._run_step(parts, noise)
+            noise, parts = next(steps)
+            found: dict[str, Any] = {}
+            observe = functools.partial(self._evaluate_batch, found)
+            self._session.execute(
+                noise, parts, observe=observe if non_private else None
+            )
+            self._train_counter.assign_add(1)
             self._within_step = False
+            logs = found or logs
             listed.on_train_batch_end(index, logs)
         return dict(logs)
-
-    @withhold_values
-    def _run_step(
-        self, parts: list[dict[str, Any]], noise: Sequence[np.ndarray]
-    ) -> None:
-        step = self._compiled()
-        step.begin(noise)
-        for batch in parts:
-            step.add(batch["columns"], batch["weight"])
-        step.finish()
-        self._done += 1
-        self._train_counter.assign_add(1)
-
-    def _logical_batches(self) -> Iterator[list[dict[str, Any]]]:
-        source = BatchSource(self._batches, self._manifest, first_step=self._done)
-        ledger = StepLedger(self._manifest.plan.num_steps, first_step=self._done)
-        for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
-            held = []
-            for batch in parts:
-                ledger.enter(int(batch["step"]), part=int(batch["part"]))
-                held.append(batch)
-            yield held
 
     def _validate(self, data: Any) -> dict[str, Any]:
         pair = data if isinstance(data, tuple) else (data,)
         found = self.evaluate(*pair, verbose=0, return_dict=True)
         return {f"val_{name}": value for name, value in found.items()}
 
-    def _non_private_logs(
-        self, parts: list[dict[str, Any]], logs: dict[str, Any]
-    ) -> dict[str, Any]:
-        for batch in parts:
-            real = np.asarray(batch["weight"]) > 0
-            if not real.any():
-                continue
-            columns = {k: np.asarray(v)[real] for k, v in batch["columns"].items()}
-            found = self.test_on_batch(
-                self._trainable.inputs(columns),
-                self._trainable.labels(columns),
-                reset_metrics=False,
-                return_dict=True,
-            )
-            logs = {_PREFIX + name: value for name, value in found.items()}
-        return logs
+    def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:
+        """Adds the real rows of a physical batch to metrics, and sets ``logs``."""
+        real = np.asarray(batch["weight"]) > 0
+        if not real.any():
+            return
+        columns = {k: np.asarray(v)[real] for k, v in batch["columns"].items()}
+        model = self._compiled()
+        found = self.test_on_batch(
+            model.inputs(columns),
+            model.labels(columns),
+            reset_metrics=False,
+            return_dict=True,
+        )
+        logs.update((_PREFIX + name, value) for name, value in found.items())
 
     # -- the run -------------------------------------------------------------------
 
-    def _compiled(self) -> Step:
-        if self._step is None:
+    def _compiled(self) -> TrainableModel:
+        if self._trainable is None:
             raise InputError("Expected compile before fit.")
-        return self._step
-
-    def _key(self) -> bytes:
-        assert self._run_key is not None  # made by _open_run
-        return self._run_key
+        return self._trainable
 
     def _open_run(self) -> None:
-        if self._run_key is not None:
+        if self._session.is_identified:
             return
         if preflight.check_run_folder(self._run):
             raise InputError(f"Expected run={self._run} to be new or empty.")
-        self._noise_key = run_record.open_run(self._run, self._noise_key_file)
+        self._session.open()
+        # Its id alone tells this run from all others: no process goes on with it.
         identity = {
             "manifest": self._manifest.fingerprint,
             "batches": preflight.digest_of_batches(self._batches),
-            "noise_multiplier": self._multiplier,
         }
-        name = preflight.identity_fingerprint(
-            identity,
-            model=models.identity(self._trainable),
-            run_id=run_record.read_or_create_run_id(self._run),
-        )
-        self._run_key = keys.derive(self._noise_key, "run", name)
-        self._write_record()
+        self._session.identify(identity, model=models.identity(self._compiled()))
+        self._session.write_record(complete=False)
 
-    def _write_record(self) -> None:
-        record = self._record()
-        run_record.write_run(self._run, record, self._manifest, self._noise_key)
-
-    def _record(self) -> RunRecord:
-        plan, private = self._manifest.plan, self._settings.method != NON_PRIVATE
-        sizes = [int(np.prod(v.shape)) for v in self.network.trainable_variables]
-        description: Mapping[str, Any] = {
-            "name": self.network.name,
-            "num_parameters": sum(sizes),
-        }
-        return RunRecord(
-            method=self._settings.method,
-            method_settings=self._settings.describe_method(),
-            num_steps_executed=self._done,
-            complete=self._done == plan.num_steps,
-            noise_multiplier=self._multiplier if private else None,
-            l2_norm_clip=self._settings.l2_norm_clip,
-            expected_batch_size=plan.expected_batch_size,
-            target_delta=self._settings.target_delta,
-            manifest_fingerprint=self._manifest.fingerprint,
-            batches_id=self._manifest.batches_id,
-            optimizer={"name": type(getattr(self, "optimizer", None)).__name__},
-            model=dict(description),
-            versions=run_record.versions(),
-        )
+    @property
+    def _is_complete(self) -> bool:
+        return self.num_steps_executed == self._session.num_steps

@@ -25,18 +25,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import pathlib
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from pipelines.batches.manifest import PRIVATE_NAME, pretty_json, write_atomically
+from pipelines.batches.manifest import pretty_json, write_atomically
 from pipelines.files.stopping import StoppedError, on_signals
-from pipelines.sampling import keys
 from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
@@ -45,21 +42,21 @@ from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
 from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.noise import LaterNoise, NoiseStream, step_noise_and_coefficients
+from trainer.gradients.noise import step_noise_and_coefficients
 from trainer.methods import lazy_tables, registry
 from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.methods.model_mix import MixingOptimizer
 from trainer.methods.optimizers import learning_rate, make_optimizer
 from trainer.model.evaluation import Evaluator
-from trainer.model.user_code import load_function, withhold_values
+from trainer.model.user_code import load_function
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
 from trainer.run import preflight, privacy, run_record, threads, traced_origin
-from trainer.run.batches import BatchSource, Element, element_spec
+from trainer.run.batches import Element, element_spec
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.export import check_export, export
 from trainer.run.preflight import Checked, Request
-from trainer.run.run_record import RunRecord, StepLedger
+from trainer.run.session import Session
 from trainer.run.session_state import SessionState
 from trainer.settings.method_settings import DP_SAT, MODEL_MIX, NON_PRIVATE
 from trainer.settings.train_settings import CLICK_MODEL
@@ -67,14 +64,6 @@ from trainer.tf_compat import keras, tf
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
-)
-_NOT_PRIVATE = (
-    "This run is not private: gradients were not clipped and no noise was added. "
-    "No epsilon can be stated."
-)
-_NO_DELTA = (
-    "No epsilon is stated, since no delta was given. "
-    "`dpsgd account RUN --delta D` states one."
 )
 
 
@@ -136,19 +125,12 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     if settings.method != NON_PRIVATE:
         path = registry.choose_path(model, settings)
         reporter.say(f"per-example gradients: {path}")
-    session = _Session(
-        checked,
-        model,
-        evaluator,
-        optimizer,
-        gradient_sum,
-        tables,
-        _open_run(checked),
-        reporter,
+    training = _Training(
+        checked, model, evaluator, optimizer, gradient_sum, tables, reporter
     )
-    with session.recorded(), _stop_signals() as stop:
-        session.run_steps(stop)
-        return session.finish()
+    with training.session.recorded(), _stop_signals() as stop:
+        training.run_steps(stop)
+        return training.finish()
 
 
 def _describe(checked: Checked, model: models.TrainableModel) -> str:
@@ -199,23 +181,6 @@ def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator
     )
 
 
-def _open_run(checked: Checked) -> bytes:
-    """Makes the folder, or tidies it, and returns the noise key."""
-    request, resumes = checked.request, checked.resumes
-    if resumes:
-        _remove_leftovers(request.run)
-    return run_record.open_run(request.run, request.noise_key_file, resumes=resumes)
-
-
-def _remove_leftovers(run: pathlib.Path) -> None:
-    """Removes what a run that was killed was writing: names that start with a dot."""
-    for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
     """Collects a signal instead of dying of it between two steps."""
@@ -230,7 +195,19 @@ def _stop_signals() -> Iterator[list[int]]:
         yield received
 
 
-class _Session:
+class _Training:
+    """A session, with checkpoints, evaluation, averages and results.
+
+    Args:
+      checked: The request.
+      model: What is trained.
+      evaluator: Of the model.
+      optimizer: Of the settings.
+      gradient_sum: Of a physical batch.
+      tables: Which of them get lazy noise.
+      reporter: Is told what goes on.
+    """
+
     def __init__(
         self,
         checked: Checked,
@@ -239,7 +216,6 @@ class _Session:
         optimizer: Any,
         gradient_sum: GradientSum,
         tables: lazy_tables.Choice,
-        noise_key: bytes,
         reporter: Reporter,
     ) -> None:
         self._checked = checked
@@ -247,64 +223,79 @@ class _Session:
         self._settings = checked.request.settings
         self._plan = checked.manifest.plan
         self._model = model
-        self._noise_key = noise_key
+        self._evaluator = evaluator
         self._reporter = reporter
+        self.session = Session(
+            self._settings,
+            checked.manifest,
+            noise_multiplier=checked.noise_multiplier,
+            batches=self._request.batches,
+            run=self._request.run,
+            noise_key_file=self._request.noise_key_file,
+        )
+        self.session.open(resumes=checked.resumes)
         self._ascent = self._sharpness_aware(optimizer)
         self._mixing = optimizer if isinstance(optimizer, MixingOptimizer) else None
         self._optimizer = self._ascent or optimizer
         self._lazy = self._lazy_noise(tables)
+        kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
             every=tables.flush_every,
             eval_steps=self._settings.eval_steps(self._plan.num_steps),
-            kept_steps=self._settings.kept_steps(self._plan.num_steps),
+            kept_steps=kept_steps,
             num_steps=self._plan.num_steps,
         )
-        self._step = Step(
-            model.variables,
+        step = self._make_step(gradient_sum)
+        self._averages = TrainingAverages(model.variables, self._settings)
+        run_key = self._identify(step, tables.flush_every)
+        self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
+        self._iterates = Iterates(
+            run=self._request.run, run_key=run_key, steps=kept_steps
+        )
+        self._state = self._restored()
+        self._iterates.recover(self._done)
+        self._bias = self._clipping_bias(gradient_sum)
+
+    def _make_step(self, gradient_sum: GradientSum) -> Step:
+        step = Step(
+            self._model.variables,
             gradient_sum,
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
             lazy=self._lazy,
-            autograph=model.needs_autograph,
+            autograph=self._model.needs_autograph,
         )
-        self._averages = TrainingAverages(model.variables, self._settings)
-        self._evaluator = evaluator
-        self._run_key = self._make_run_key(tables.flush_every)
-        self._checkpoints = Checkpoints(run=self._request.run, run_key=self._run_key)
-        self._iterates = Iterates(
-            run=self._request.run,
-            run_key=self._run_key,
-            steps=self._settings.kept_steps(self._plan.num_steps),
-        )
-        self._state = SessionState(
-            self._checkpoints,
-            self._state_variables(),
-            every=self._request.checkpoint_every,
-            held_out=checked.held_out.digest,
-        )
-        if self._state.restore():
-            reporter.say(f"continuing after step {self._done}")
-        self._iterates.recover(self._done)
-        self._bias = self._clipping_bias(gradient_sum)
+        optimizer = self._settings.describe_optimizer()
+        self.session.use(step, optimizer=optimizer, model=self._model.description)
+        return step
 
-    def _make_run_key(self, flush_every: int) -> bytes:
+    def _identify(self, step: Step, flush_every: int) -> bytes:
         checked, model = self._checked, self._model
-        origin = traced_origin.settle(checked, model, self._optimizer, self._step)
-        identity = preflight.identity_fingerprint(
-            {
-                "origin": origin,
-                "noise_multiplier": checked.noise_multiplier,
-                # A flush draws noise: when there is one is part of what the run is.
-                "flush_every": flush_every,
-            },
-            model=models.identity(model),
-            run_id=run_record.read_or_create_run_id(self._request.run),
+        origin = traced_origin.settle(checked, model, self._optimizer, step)
+        # A flush draws noise: when there is one is part of what the run is.
+        identity = {"origin": origin, "flush_every": flush_every}
+        return self.session.identify(identity, model=models.identity(model))
+
+    def _restored(self) -> SessionState:
+        state = SessionState(
+            self._checkpoints,
+            [
+                *self._model.network.variables,
+                *self._optimizer.variables,
+                *self._averages.variables,
+            ],
+            every=self._request.checkpoint_every,
+            held_out=self._checked.held_out.digest,
         )
-        return keys.derive(self._noise_key, "run", identity)
+        done = state.restore()
+        if done is not None:
+            self.session.num_steps_executed = done
+            self._reporter.say(f"continuing after step {done}")
+        return state
 
     @property
     def _done(self) -> int:
-        return self._state.num_steps_executed
+        return self.session.num_steps_executed
 
     def _sharpness_aware(self, optimizer: Any) -> SharpnessAwareOptimizer | None:
         if self._settings.method != DP_SAT:
@@ -340,116 +331,45 @@ class _Session:
             expected_batch_size=self._plan.expected_batch_size,
         )
 
-    def _state_variables(self) -> list[Any]:
-        return [
-            *self._model.network.variables,
-            *self._optimizer.variables,
-            *self._averages.variables,
-        ]
-
-    @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Keeps a record in the folder, also when the run ends early."""
-        self._write_record(complete=False)
-        try:
-            yield
-        except BaseException:
-            self._write_record(complete=False)
-            raise
-
-    def _record(self, *, complete: bool) -> RunRecord:
-        private = self._settings.method != NON_PRIVATE
-        return RunRecord(
-            method=self._settings.method,
-            method_settings=self._settings.describe_method(),
-            num_steps_executed=self._done,
-            complete=complete,
-            noise_multiplier=self._checked.noise_multiplier if private else None,
-            l2_norm_clip=self._settings.l2_norm_clip,
-            expected_batch_size=self._plan.expected_batch_size,
-            target_delta=self._settings.target_delta,
-            manifest_fingerprint=self._checked.manifest.fingerprint,
-            batches_id=self._checked.manifest.batches_id,
-            optimizer=self._settings.describe_optimizer(),
-            model=self._model.description,
-            versions=run_record.versions(),
-            simulates=self._settings.simulates,
-        )
-
-    def _write_record(self, *, complete: bool) -> None:
-        run_record.write_run(
-            self._request.run,
-            self._record(complete=complete),
-            self._checked.manifest,
-            self._noise_key,
-        )
-
     # -- steps ---------------------------------------------------------------------
 
     def run_steps(self, stop: list[int]) -> None:
         """Consumes the steps that are left."""
-        ledger = StepLedger(self._plan.num_steps, first_step=self._done)
-        source = BatchSource(
-            self._request.batches, self._checked.manifest, first_step=self._done
-        )
         if not self._state.points:
             # Also finds held-out rows that cannot be used before any step is done.
             self._evaluate()
         self._reporter.start(self._plan.num_steps, done=self._done)
-        with self._noise() as noise:
-            draws = iter(noise)
-            for _, parts in itertools.groupby(source, lambda batch: batch["step"]):
-                for batch in parts:
-                    ledger.enter(batch["step"], part=batch["part"])
-                    if batch["part"] == 0:
-                        self._averages.before_step(self._done)
-                        if self._ascent is not None:
-                            self._ascent.ascend()
-                        self._begin(next(draws))
-                    self._add(batch)
-                withhold_values(self._step.finish)()
-                if self._bias is not None:
-                    self._bias.finish(ledger.num_executed)
-                self._state.num_steps_executed = ledger.num_executed
-                self._averages.after_step(self._done)
+        draw = None if self._mixing is None else step_noise_and_coefficients
+        with self.session.steps(draw=draw) as steps:
+            for drawn, parts in steps:
+                noise = self._before_step(drawn)
+                self.session.execute(noise, parts, observe=self._observe)
                 self._after_step(stop)
-        ledger.finish()
         self._reporter.stop()
 
-    def _begin(self, drawn: list[np.ndarray]) -> None:
+    def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the noise among what was drawn."""
+        self._averages.before_step(self._done)
+        if self._ascent is not None:
+            self._ascent.ascend()
         num_variables = len(self._model.variables)
         if self._mixing is not None:
             self._mixing.mix_by(drawn[num_variables:])
-        self._step.begin(drawn[:num_variables], self._later_noise())
+        return drawn[:num_variables]
 
-    @withhold_values
-    def _add(self, batch: Element) -> None:
-        self._step.add(batch["columns"], batch["weight"])
+    def _observe(self, batch: Element) -> None:
         if self._bias is not None:
             self._bias.add(batch["columns"], batch["weight"])
-
-    def _noise(self) -> NoiseStream:
-        return NoiseStream(
-            self._run_key,
-            steps=range(self._done, self._plan.num_steps),
-            shapes=self._step.shapes,
-            noise_stddev=self._checked.noise_stddev,
-            draw=None if self._mixing is None else step_noise_and_coefficients,
-        )
-
-    def _later_noise(self) -> LaterNoise:
-        return LaterNoise(
-            noise_key=self._run_key,
-            step=self._done,
-            noise_stddev=self._checked.noise_stddev,
-        )
 
     def _flush(self) -> None:
         """Completes the weights; nothing but a step may read them before."""
         if self._lazy is not None:
-            self._lazy.flush(self._later_noise().of_chunk)
+            self._lazy.flush(self.session.later_noise().of_chunk)
 
     def _after_step(self, stop: list[int]) -> None:
+        if self._bias is not None:
+            self._bias.finish(self._done)
+        self._averages.after_step(self._done)
         last = self._done == self._plan.num_steps
         whole = self._lazy is None or self._flush_steps.contain(self._done)
         if whole:
@@ -458,8 +378,8 @@ class _Session:
             self._evaluate()
         if self._done in self._iterates.steps:
             self._iterates.keep(self._done, [v.numpy() for v in self._model.variables])
-        if whole and (self._state.save_is_due or stop or last):
-            self._state.save()
+        if whole and (self._state.save_is_due(self._done) or stop or last):
+            self._state.save(self._done)
         self._reporter.advance(self._done)
         if stop and whole and not last:
             raise StoppedError(
@@ -479,22 +399,26 @@ class _Session:
 
     def finish(self) -> Summary:
         """Writes all results; the record last."""
-        run, record = self._request.run, self._record(complete=True)
-        points = self._state.points
+        run, points = self._request.run, self._state.points
         self._reporter.say("exporting the model")
         self._export()
-        text, statement = self._write_statement(record)
+        text, statement = privacy.write_statement(
+            run,
+            self.session.record(complete=True),
+            self._checked.manifest,
+            allow_large_delta=self._settings.allow_large_delta,
+        )
         metrics = {k: v for k, v in points[-1].items() if k != "step"}
-        metrics = {"examples": "held-out", "method": record.method, **metrics}
+        metrics = {"examples": "held-out", "method": self._settings.method, **metrics}
         metrics |= self._finish_averages()
         for name, value in (
             (run_record.METRICS_NAME, metrics),
             (run_record.CURVE_NAME, {"examples": "held-out", "points": points}),
         ):
             write_atomically(run / name, pretty_json(value))
-        title = f"{record.method}, {self._plan.sampler} batches"
+        title = f"{self._settings.method}, {self._plan.sampler} batches"
         plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
-        self._write_record(complete=True)
+        self.session.write_record(complete=True)
         self._checkpoints.remove()
         return Summary(run=run, metrics=metrics, statement=statement, text=text)
 
@@ -516,26 +440,6 @@ class _Session:
     def _export(self, average: str | None = None) -> None:
         manifest, run = self._checked.manifest, self._request.run
         export(self._model, manifest, run, average=average)
-
-    def _write_statement(self, record: RunRecord) -> tuple[str, dict[str, Any]]:
-        run = self._request.run
-        if record.method == NON_PRIVATE:
-            text = _NOT_PRIVATE
-            fields: dict[str, Any] = {"private": False, "reason": _NOT_PRIVATE}
-        elif record.target_delta is None:
-            text, fields = _NO_DELTA, {"epsilon": None, "reason": _NO_DELTA}
-        else:
-            statement = privacy.run_statement(
-                record,
-                self._checked.manifest,
-                delta=None,
-                allow_large_delta=self._settings.allow_large_delta,
-            )
-            text, fields = statement.to_text(), statement.to_json()
-        write_atomically(run / run_record.PRIVACY_NAME, pretty_json(fields))
-        data = text.rstrip("\n").encode() + b"\n"
-        write_atomically(run / run_record.PRIVACY_TEXT_NAME, data)
-        return text, fields
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:

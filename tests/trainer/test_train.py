@@ -35,6 +35,7 @@ from trainer.report.progress import Silent, Terminal
 from trainer.run import authenticated_arrays, privacy
 from trainer.run.preflight import Request
 from trainer.run.run_record import RUN_NAMES, exported_names, read_run
+from trainer.run.session import Session
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
@@ -751,7 +752,7 @@ def test_a_run_whose_iterate_was_changed_does_not_go_on(
     assert not steps
 
 
-@pytest.mark.parametrize("name", ["export", "pretty_json", "_write_record"])
+@pytest.mark.parametrize("name", ["export", "pretty_json", "write_record"])
 def test_a_crash_while_results_are_written_is_mended(
     name: str, request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -761,11 +762,11 @@ def test_a_crash_while_results_are_written_is_mended(
     request = request_for("broken", run_id=ONE_ID)
 
     def fail(*_: object, **more: Any) -> None:
-        if name != "_write_record" or more["complete"]:
+        if name != "write_record" or more["complete"]:
             raise Planted
 
     with monkeypatch.context() as patch:
-        target = module._Session if name == "_write_record" else module
+        target = Session if name == "write_record" else module
         patch.setattr(target, name, fail)
         with pytest.raises(Planted):
             train(request)

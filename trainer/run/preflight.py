@@ -20,7 +20,6 @@ import pathlib
 import re
 from typing import Any
 
-from accounting.plan import fingerprint
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
@@ -121,11 +120,6 @@ class Checked:
     resumes: bool
     here: origin.Origin = dataclasses.field(repr=False)
     began_under: origin.Origin | None = dataclasses.field(repr=False)
-
-    @property
-    def noise_stddev(self) -> float:
-        """Standard deviation of the noise of one step."""
-        return noise_stddev(self.request.settings, self.noise_multiplier)
 
 
 def check(request: Request) -> Checked:
@@ -262,13 +256,6 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     )
 
 
-def noise_stddev(settings: TrainSettings, noise_multiplier: float | None) -> float:
-    """Returns the standard deviation of the noise on a sum of clipped gradients."""
-    if noise_multiplier is None or settings.l2_norm_clip is None:
-        return 0.0
-    return noise_multiplier * settings.l2_norm_clip
-
-
 def _statement(
     settings: TrainSettings, manifest: Manifest, noise_multiplier: float | None
 ) -> Any:
@@ -295,8 +282,3 @@ def digest_of_batches(directory: str | os.PathLike[str]) -> str:
     """Returns the SHA-256 over the digests of all batch files.  Sensitive."""
     path = pathlib.Path(directory) / PRIVATE_NAME / CHECKSUMS_NAME
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def identity_fingerprint(identity: dict[str, Any], *, model: str, run_id: str) -> str:
-    """Returns the SHA-256 of a run's identity, that of its model, and its random id."""
-    return fingerprint({**identity, "model": model, "run_id": run_id})

@@ -6,18 +6,33 @@ This is the only module of the trainer that calls the accountant.
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import Manifest
-from trainer.run.run_record import RunRecord, check_execution
+from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
+from trainer.run.run_record import (
+    PRIVACY_NAME,
+    PRIVACY_TEXT_NAME,
+    RunRecord,
+    check_execution,
+)
 from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
 
 if TYPE_CHECKING:
     from accounting.model_mix.theorem import Mixing
+
+_NOT_PRIVATE = (
+    "This run is not private: gradients were not clipped and no noise was added. "
+    "No epsilon can be stated."
+)
+_NO_DELTA = (
+    "No epsilon is stated, since no delta was given. "
+    "`dpsgd account RUN --delta D` states one."
+)
 
 
 def mixing_of(
@@ -150,6 +165,43 @@ def run_statement(
         mixing=mixing_of_run(record),
         allow_large_delta=allow_large_delta,
     )
+
+
+def write_statement(
+    run: pathlib.Path,
+    record: RunRecord,
+    manifest: Manifest,
+    *,
+    allow_large_delta: bool = False,
+) -> tuple[str, dict[str, Any]]:
+    """Writes the privacy statement of a run into its folder, or why it has none.
+
+    Args:
+      run: The folder.
+      record: What was executed.
+      manifest: Of the batches.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
+
+    Returns:
+      What was written: for people, and as JSON.
+
+    Raises:
+      InputError: ``check_run`` refuses the run.
+    """
+    if record.method == NON_PRIVATE:
+        text = _NOT_PRIVATE
+        fields: dict[str, Any] = {"private": False, "reason": text}
+    elif record.target_delta is None:
+        text, fields = _NO_DELTA, {"epsilon": None, "reason": _NO_DELTA}
+    else:
+        found = run_statement(
+            record, manifest, delta=None, allow_large_delta=allow_large_delta
+        )
+        text, fields = found.to_text(), found.to_json()
+    write_atomically(run / PRIVACY_NAME, pretty_json(fields))
+    data = text.rstrip("\n").encode() + b"\n"
+    write_atomically(run / PRIVACY_TEXT_NAME, data)
+    return text, fields
 
 
 def mixing_of_run(record: RunRecord) -> Mixing | None:

@@ -35,6 +35,7 @@ import os
 import pathlib
 import re
 import secrets
+import shutil
 from importlib import metadata
 from typing import Any
 
@@ -365,16 +366,32 @@ def read_run(
 def open_run(
     run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
 ) -> bytes:
-    """Makes the folder of a run, unless it resumes, and returns its noise key.
+    """Makes the folder of a run, or tidies it, and returns the noise key.
+
+    Args:
+      run: The folder.
+      noise_key_file: Where the noise key is, or is made; in the folder if None.
+      resumes: Whether the folder is of a run that goes on.
 
     Raises:
       FileExistsError: another process made a run of this folder meanwhile.
       InputError: the key is refused.
     """
-    if not resumes:
+    if resumes:
+        _remove_leftovers(run)
+    else:
         run.mkdir(parents=True, exist_ok=True)
         (run / PRIVATE_NAME).mkdir(mode=0o700)
     return read_or_create_key_file(noise_key_path(run, noise_key_file))
+
+
+def _remove_leftovers(run: pathlib.Path) -> None:
+    """Removes what a run that was killed was writing: names that start with a dot."""
+    for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def noise_key_path(

@@ -32,7 +32,6 @@ class SessionState:
       held_out: Digest of the held-out examples: a curve is of one set of them.
 
     Attributes:
-      num_steps_executed: Steps that are done.
       points: The curve so far: dicts with ``step`` and metrics.
     """
 
@@ -49,14 +48,13 @@ class SessionState:
         self._every = every
         self._held_out = held_out
         self._saved_at = time.monotonic()
-        self.num_steps_executed = 0
         self.points: list[dict[str, Any]] = []
 
-    def restore(self) -> bool:
+    def restore(self) -> int | None:
         """Goes back to the checkpoint; saves the first one where there is none.
 
         Returns:
-          Whether there was one.
+          The steps that it has; None if there was none.
 
         Raises:
           InputError: it is damaged, of another run, or its curve is of other held-out
@@ -64,8 +62,8 @@ class SessionState:
         """
         state = self._checkpoints.load()
         if state is None:
-            self.save()
-            return False
+            self.save(0)
+            return None
         if state.held_out != self._held_out:
             raise InputError(
                 "Expected --eval to hold the examples that the first "
@@ -76,14 +74,13 @@ class SessionState:
         for variable, value in zip(self._variables, state.arrays, strict=True):
             variable.assign(value)
         self.points = list(state.points)
-        self.num_steps_executed = state.num_steps_executed
-        return True
+        return state.num_steps_executed
 
-    def save(self) -> None:
-        """Replaces the checkpoint."""
+    def save(self, num_steps_executed: int) -> None:
+        """Replaces the checkpoint by the state after so many steps."""
         self._checkpoints.save(
             State(
-                num_steps_executed=self.num_steps_executed,
+                num_steps_executed=num_steps_executed,
                 arrays=tuple(variable.numpy() for variable in self._variables),
                 points=tuple(self.points),
                 held_out=self._held_out,
@@ -91,9 +88,8 @@ class SessionState:
         )
         self._saved_at = time.monotonic()
 
-    @property
-    def save_is_due(self) -> bool:
-        """Whether a checkpoint is to be saved after this step."""
+    def save_is_due(self, num_steps_executed: int) -> bool:
+        """Whether a checkpoint is to be saved after so many steps."""
         if self._every is not None:
-            return self.num_steps_executed % self._every == 0
+            return num_steps_executed % self._every == 0
         return time.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS

@@ -1,0 +1,195 @@
+"""The one run loop under ``train`` and ``make_private``."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.gradients.noise import step_noise
+from trainer.keras_model import make_private
+from trainer.run import session as module
+from trainer.run.batches import BatchSource
+from trainer.run.preflight import Request
+from trainer.run.run_record import read_run
+from trainer.run.session import Session
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras, tf
+from trainer.train import train
+
+SETTINGS = TrainSettings(noise_multiplier=0.8, l2_norm_clip=2.0, target_delta=1e-3)
+
+
+class Failed(BaseException):
+    """No handler expects it."""
+
+
+class StepOfTests:
+    """Stands for a ``Step`` of one variable, and remembers what it is given."""
+
+    shapes = ((3,),)
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.noise: list[np.ndarray] = []
+        self.weights: list[list[np.ndarray]] = []
+        self._fails_at = fails_at
+
+    def begin(self, noise: list[np.ndarray], later: Any) -> None:
+        self.noise.append(noise[0])
+        self.weights.append([])
+
+    def add(self, columns: Any, weight: Any) -> None:
+        self.weights[-1].append(weight)
+
+    def finish(self) -> None:
+        if len(self.noise) == self._fails_at:
+            raise Failed
+
+
+@pytest.fixture
+def parts(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
+    """Ten steps of several physical batches."""
+    return batch_folder(
+        small_batches.steps, "parts", physical_batch_size=6, truncated_batch_size=None
+    )
+
+
+@pytest.fixture
+def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
+    """``session(step, name="run")``: one run, by whichever object."""
+    (tmp_path / "noise.key").write_bytes(b"01" * 32 + b"\n")
+    (tmp_path / "noise.key").chmod(0o600)
+
+    def make(step: Any, name: str = "run") -> Session:
+        made = Session(
+            SETTINGS,
+            parts.manifest,
+            noise_multiplier=0.8,
+            batches=parts.path,
+            run=tmp_path / name,
+            noise_key_file=tmp_path / "noise.key",
+        )
+        made.open(resumes=(tmp_path / name).exists())
+        (tmp_path / name / "private" / "run.id").write_text("5" * 32 + "\n")
+        made.identify({"what": "else"}, model="model")
+        made.use(step, optimizer={"name": "sgd"}, model={"name": "small"})
+        return made
+
+    return make
+
+
+def _execute(session: Session, **more: Any) -> None:
+    with session.steps(**more) as steps:
+        for noise, batches in steps:
+            session.execute(noise, batches)
+
+
+def test_the_key_of_a_run_is_the_one_that_earlier_releases_derived(
+    session: Any,
+) -> None:
+    made = session(StepOfTests())
+    key = made.identify({"what": "else"}, model="model").hex()
+    assert key == "f87656f8a701e58e241b5bd7d380cf1e616ec5016504a88dc03720297d24f44f"
+    for identity, model in (({"what": "other"}, "model"), ({"what": "else"}, "other")):
+        assert made.identify(identity, model=model).hex() != key
+
+
+def test_every_step_gets_its_batches_and_the_noise_of_its_number(
+    session: Any, parts: Any
+) -> None:
+    step = StepOfTests()
+    made = session(step)
+    _execute(made)
+    assert made.num_steps_executed == 10
+    key = made.identify({"what": "else"}, model="model")
+    for number, found in enumerate(step.noise):
+        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0)[0]
+        assert np.array_equal(found, wanted)
+    for weights, rows in zip(step.weights, parts.steps, strict=True):
+        assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)
+    assert max(map(len, step.weights)) > 1
+
+
+def test_a_run_in_pieces_is_the_run_at_once(session: Any) -> None:
+    whole, pieces = StepOfTests(), StepOfTests()
+    _execute(session(whole, "whole"))
+    made = session(pieces, "pieces")
+    for end in (1, 4, None):
+        _execute(made, end=end)
+        assert made.num_steps_executed == (end or 10)
+    assert np.array_equal(whole.noise, pieces.noise)
+
+
+def test_a_step_counts_once_it_is_finished(
+    session: Any, tmp_path: pathlib.Path
+) -> None:
+    made = session(StepOfTests(fails_at=4))
+    with pytest.raises(Failed), made.recorded():
+        _execute(made)
+    assert made.num_steps_executed == 3
+    record, _ = read_run(tmp_path / "run", noise_key_file=tmp_path / "noise.key")
+    assert (record.num_steps_executed, record.complete) == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda batches: batches[:-1], "batches end after 9"),
+        (lambda batches: [*batches, {**batches[-1], "step": 10}], "go on with step 10"),
+        (lambda batches: batches[1:], "Expected step 0 next"),
+        (lambda batches: [batches[0], *batches], "Expected step 1 next"),
+    ],
+)
+def test_batches_that_are_not_the_plan_end_the_run(
+    change: Any, message: str, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changed(BatchSource):
+        def __iter__(self) -> Iterator[Any]:
+            one = [b for b in super().__iter__() if b["part"] == 0]
+            return iter(change(one))
+
+    monkeypatch.setattr(module, "BatchSource", Changed)
+    with pytest.raises(InputError, match=message):
+        _execute(session(StepOfTests()))
+
+
+def test_train_and_make_private_keep_the_same_record(
+    small_batches: Any, held_out: Any, tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    (tmp_path / "linear.py").write_text(
+        "import tf_keras as keras\n"
+        "import tensorflow as tf\n"
+        "def make(manifest):\n"
+        "    inputs = keras.Input((13,), name='integers')\n"
+        "    known = tf.where(tf.math.is_nan(inputs), 0.0, inputs) / 8\n"
+        "    return keras.Model(inputs, keras.layers.Dense(1)(known))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    settings = dataclasses.replace(SETTINGS, model="linear:make")
+    request = Request(
+        settings=settings,
+        batches=small_batches.path,
+        held_out=held_out,
+        run=tmp_path / "train",
+    )
+    statement = train(request).statement
+    from linear import make  # type: ignore[import-not-found]
+
+    model = make_private(
+        make(small_batches.manifest), batches=small_batches.path,
+        run=tmp_path / "keras", noise_multiplier=0.8, l2_norm_clip=2.0, delta=1e-3,
+    )  # fmt: skip
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit(verbose=0)
+    records = [read_run(tmp_path / name)[0] for name in ("train", "keras")]
+    theirs = {"optimizer": {}, "model": {}}
+    left, right = (dataclasses.replace(record, **theirs) for record in records)
+    assert left == right
+    sizes = {record.model["num_parameters"] for record in records}
+    assert sizes == {14}
+    assert model.privacy_statement().to_json() == statement

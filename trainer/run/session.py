@@ -1,0 +1,272 @@
+"""One run: its key, its steps with their noise, and its record.
+
+``train`` and ``make_private`` both train by it:
+
+    session.open()
+    session.identify(what_else_the_run_is, model=...)
+    session.use(step, optimizer=..., model=...)
+    with session.steps() as steps:
+        for noise, parts in steps:
+            session.execute(noise, parts)
+    session.write_record(complete=True)
+
+Formal guarantees:
+  - ``steps`` yields every step of the plan that is left, once and in order, or raises.
+  - The key of a run follows from the noise key, the noise multiplier, the model, the
+    random id of the run and all else that its caller names; so two runs share no noise.
+  - The noise of a step follows from the key of the run and the number of the step.
+  - A step counts as executed, also in the record, once the weights have it.
+  - No error of a step quotes an example.
+
+Public: the record.  Sensitive: keys, noise and batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.plan import fingerprint
+from pipelines.batches.manifest import Manifest
+from pipelines.sampling import keys
+from trainer.gradients.dp_step import Step
+from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream
+from trainer.model.user_code import withhold_values
+from trainer.run import run_record
+from trainer.run.batches import BatchSource, Element
+from trainer.run.run_record import RunRecord, StepLedger
+from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+#: What is drawn for a step, and its physical batches.  Sensitive.
+StepInputs = tuple[list[np.ndarray], Iterator[Element]]
+
+
+class Session:
+    """One run, in one process.
+
+    Args:
+      settings: What to train, and how.
+      manifest: Of the batches.
+      noise_multiplier: Noise standard deviation over the clip norm; None without noise.
+      batches: Folder of the batches.
+      run: Folder of the run.
+      noise_key_file: Where the noise key is, or is made; in ``run`` if None.
+
+    Attributes:
+      num_steps_executed: Steps that the weights have; a run that goes on sets it.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        manifest: Manifest,
+        *,
+        noise_multiplier: float | None,
+        batches: pathlib.Path,
+        run: pathlib.Path,
+        noise_key_file: pathlib.Path | None,
+    ) -> None:
+        self._settings = settings
+        self._manifest = manifest
+        self._noise_multiplier = noise_multiplier
+        self._batches = batches
+        self._run = run
+        self._noise_key_file = noise_key_file
+        self._noise_key: bytes | None = None
+        self._run_key: bytes | None = None
+        self._step: Step | None = None
+        self._optimizer: dict[str, Any] = {}
+        self._model: dict[str, Any] = {}
+        self.num_steps_executed = 0
+
+    # -- identity ------------------------------------------------------------------
+
+    def open(self, *, resumes: bool = False) -> None:
+        """Makes the folder of the run, or tidies that of one that goes on.
+
+        Raises:
+          FileExistsError: another process made a run of this folder meanwhile.
+          InputError: the noise key is refused.
+        """
+        self._noise_key = run_record.open_run(
+            self._run, self._noise_key_file, resumes=resumes
+        )
+
+    def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
+        """Returns the key of the run, from which all of its noise follows.  Sensitive.
+
+        Args:
+          identity: What else the run is, as JSON.  A run that may go on in another
+            process names all that its steps follow from.
+          model: ``models.identity`` of its model.
+
+        Raises:
+          InputError: the id of the run was changed.
+        """
+        assert self._noise_key is not None  # the session is open
+        named = {
+            **identity,
+            "noise_multiplier": self._noise_multiplier,
+            "model": model,
+            "run_id": run_record.read_or_create_run_id(self._run),
+        }
+        self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
+        return self._run_key
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the run has its key."""
+        return self._run_key is not None
+
+    # -- steps ---------------------------------------------------------------------
+
+    def use(
+        self, step: Step, *, optimizer: dict[str, Any], model: dict[str, Any]
+    ) -> None:
+        """Says by what the steps from here on are executed.
+
+        Args:
+          step: Takes them.
+          optimizer: Name and settings of its optimizer, for the record.
+          model: Name and sizes of its model, for the record.
+        """
+        self._step, self._optimizer, self._model = step, optimizer, model
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the plan."""
+        return self._manifest.plan.num_steps
+
+    @contextlib.contextmanager
+    def steps(
+        self, *, end: int | None = None, draw: DrawStep | None = None
+    ) -> Iterator[Iterator[StepInputs]]:
+        """Gives an iterator over the steps that are left, each for ``execute``.
+
+        Args:
+          end: Steps after which it ends; all of the plan if None.
+          draw: What is drawn for a step; the noise of its variables if None.
+        """
+        assert self._step is not None
+        assert self._run_key is not None
+        end = self.num_steps if end is None else end
+        with NoiseStream(
+            self._run_key,
+            steps=range(self.num_steps_executed, end),
+            shapes=self._step.shapes,
+            noise_stddev=self._noise_stddev,
+            draw=draw,
+        ) as noise:
+            yield self._with_batches(iter(noise), end)
+
+    def _with_batches(
+        self, noise: Iterator[list[np.ndarray]], end: int
+    ) -> Iterator[StepInputs]:
+        first = self.num_steps_executed
+        ledger = StepLedger(self.num_steps, first_step=first)
+        source = BatchSource(self._batches, self._manifest, first_step=first)
+        for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
+            entered = _entered(parts, ledger)
+            # A step that is refused is refused before anything is done for it.
+            begun = next(entered)
+            yield next(noise), itertools.chain((begun,), entered)
+            if self.num_steps_executed == end < self.num_steps:
+                return
+        ledger.finish()
+
+    def execute(
+        self,
+        noise: list[np.ndarray],
+        parts: Iterable[Element],
+        *,
+        observe: Callable[[Element], None] | None = None,
+    ) -> None:
+        """Takes a step.
+
+        Args:
+          noise: An array for each variable of the step.
+          parts: The physical batches of the step.
+          observe: Sees every one, at the weights from before the step.
+        """
+        assert self._step is not None
+        self._step.begin(noise, self.later_noise())
+        for batch in parts:
+            self._add(batch, observe)
+        withhold_values(self._step.finish)()
+        self.num_steps_executed += 1
+
+    @withhold_values
+    def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
+        assert self._step is not None
+        if observe is not None:
+            observe(batch)
+        self._step.add(batch["columns"], batch["weight"])
+
+    def later_noise(self) -> LaterNoise:
+        """Returns the noise of lazy tables beside that of ``steps``.  Sensitive."""
+        assert self._run_key is not None
+        return LaterNoise(
+            noise_key=self._run_key,
+            step=self.num_steps_executed,
+            noise_stddev=self._noise_stddev,
+        )
+
+    @property
+    def _noise_stddev(self) -> float:
+        """Standard deviation of the noise on a sum of clipped gradients."""
+        clip = self._settings.l2_norm_clip
+        if self._noise_multiplier is None or clip is None:
+            return 0.0
+        return self._noise_multiplier * clip
+
+    # -- record --------------------------------------------------------------------
+
+    def record(self, *, complete: bool) -> RunRecord:
+        """Returns what was executed; ``complete`` if that is all of the run."""
+        settings, manifest = self._settings, self._manifest
+        private = settings.method != NON_PRIVATE
+        return RunRecord(
+            method=settings.method,
+            method_settings=settings.describe_method(),
+            num_steps_executed=self.num_steps_executed,
+            complete=complete,
+            noise_multiplier=self._noise_multiplier if private else None,
+            l2_norm_clip=settings.l2_norm_clip,
+            expected_batch_size=manifest.plan.expected_batch_size,
+            target_delta=settings.target_delta,
+            manifest_fingerprint=manifest.fingerprint,
+            batches_id=manifest.batches_id,
+            optimizer=self._optimizer,
+            model=self._model,
+            versions=run_record.versions(),
+            simulates=settings.simulates,
+        )
+
+    def write_record(self, *, complete: bool) -> None:
+        """Writes the record, with a copy of the manifest, into the folder."""
+        assert self._noise_key is not None  # the session is open
+        run_record.write_run(
+            self._run, self.record(complete=complete), self._manifest, self._noise_key
+        )
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keeps the record of a run that is not complete, also when it ends early."""
+        self.write_record(complete=False)
+        try:
+            yield
+        except BaseException:
+            self.write_record(complete=False)
+            raise
+
+
+def _entered(parts: Iterator[Element], ledger: StepLedger) -> Iterator[Element]:
+    for batch in parts:
+        ledger.enter(int(batch["step"]), part=int(batch["part"]))
+        yield batch
