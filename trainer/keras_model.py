@@ -18,6 +18,7 @@ for callbacks, is a step of the plan.
 Formal guarantees:
   - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
     of the plan is consumed at most once and in order, however often ``fit`` is called.
+  - The record on disk is of all steps that were executed, also when ``fit`` ends early.
   - After an exception within a step the run cannot go on: the noise of that step may
     have been released, and is not used a second time.  Between steps it can.
   - A run folder is used by one object: no noise is drawn twice from one run id.
@@ -36,6 +37,7 @@ Public: weights; logs but for the non-private ones.  Sensitive: the rest.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -306,7 +308,7 @@ class PrivateModel(keras.Model):
         self._open_run()
         self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
-        with self._session.steps(end=last) as steps:
+        with self._recorded(), self._session.steps(end=last) as steps:
             while self.num_steps_executed < last and not self.stop_training:
                 epoch = self.num_steps_executed // size
                 listed.on_epoch_begin(epoch)
@@ -317,7 +319,6 @@ class PrivateModel(keras.Model):
                 if due and validation_data is not None:
                     logs |= self._validate(validation_data)
                 listed.on_epoch_end(epoch, logs)
-        self._session.write_record(complete=self._is_complete)
         listed.on_train_end(logs)
         return self.history
 
@@ -429,6 +430,14 @@ class PrivateModel(keras.Model):
         }
         self._session.identify(identity, model=models.identity(self._compiled()))
         self._session.write_record(complete=False)
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Writes the record of what was executed, also when that ends early."""
+        try:
+            yield
+        finally:
+            self._session.write_record(complete=self._is_complete)
 
     @property
     def _is_complete(self) -> bool:

@@ -126,6 +126,20 @@ def test_the_record_names_the_software_that_clipped_and_drew_the_noise(
         assert record.versions[package] == metadata.version(package)
 
 
+def test_the_record_counts_the_steps_of_a_fit_that_ended_early(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _compiled(private()).fit(callbacks=[Fail()], verbose=0)
+    record, _ = read_run(tmp_path / "run")
+    assert (record.num_steps_executed, record.complete) == (3, False)
+
+
 def test_several_fits_are_one_run(
     private: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
