@@ -21,11 +21,12 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from accounting import sampler_registry
 from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
-from accounting.samplers import base, truncated_poisson
+from accounting.samplers import truncated_poisson
 from accounting.validation import InputError, check_float, check_int
 
 __all__ = [
@@ -47,18 +48,20 @@ MOST_STEPS = 10**9
 
 def samplers() -> tuple[str, ...]:
     """Returns the samplers that can be accounted for."""
-    return base.names()
+    return sampler_registry.names()
 
 
-def _sampler(plan: DpSgdPlan) -> base.Sampler:
+def _sampler(plan: DpSgdPlan) -> sampler_registry.Sampler:
     check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
-    return base.get(plan.sampler)
+    return sampler_registry.get(plan.sampler)
 
 
-def _lower_bound(plan: DpSgdPlan) -> base.LowerBound:
-    found = base.get(plan.sampler).lower_bound
+def _lower_bound(plan: DpSgdPlan) -> sampler_registry.LowerBound:
+    found = sampler_registry.get(plan.sampler).lower_bound
     if found is None:
-        base.refuse(plan.sampler, "a lower bound", "Ask for the upper one: both=False.")
+        sampler_registry.refuse(
+            plan.sampler, "a lower bound", "Ask for the upper one: both=False."
+        )
     return found
 
 
@@ -159,7 +162,7 @@ def delta_by_direction(
     target = check_epsilon(epsilon)
     by_direction = _sampler(plan).delta_by_direction
     if by_direction is None:
-        base.refuse(
+        sampler_registry.refuse(
             plan.sampler,
             "bounds for each direction",
             "Its upper bound holds for both: use delta.",

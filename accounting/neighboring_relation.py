@@ -13,7 +13,7 @@ group of two for the other relations; see `budget.user_epsilon`.
 
 from __future__ import annotations
 
-from accounting.samplers import base
+from accounting import sampler_registry
 from accounting.validation import InputError, check_choice
 
 REPLACE_SPECIAL = "REPLACE_SPECIAL"
@@ -35,7 +35,7 @@ _NO_REPLACE_ONE = (
 
 def _reason(sampler: str, neighboring_relation: str) -> str | None:
     """Returns why the relation is refused; None if it is accounted for."""
-    brought = base.get(sampler)
+    brought = sampler_registry.get(sampler)
     if neighboring_relation in brought.relations:
         return None
     if neighboring_relation in brought.refusals:
@@ -68,7 +68,9 @@ def check_relation(sampler: str, neighboring_relation: str) -> str:
     check_choice("neighboring_relation", neighboring_relation, RELATIONS)
     reason = _reason(sampler, neighboring_relation)
     if reason is not None:
-        proven = " or ".join(repr(name) for name in base.get(sampler).relations)
+        proven = " or ".join(
+            repr(name) for name in sampler_registry.get(sampler).relations
+        )
         raise InputError(
             f"Expected neighboring_relation={neighboring_relation!r} to be "
             f"{proven or 'one that is proven'} for sampler={sampler!r}: {reason}."

@@ -23,7 +23,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
-from accounting.samplers import base
+from accounting import sampler_registry
 from accounting.validation import InputError, check_choice, check_int
 from accounting.versioned_json import header, read_fields
 
@@ -36,8 +36,8 @@ DYNAMIC_SHUFFLE = "dynamic-shuffle"
 POISSON = "poisson"
 TRUNCATED_POISSON = "truncated-poisson"
 BALLS_AND_BINS = "balls-and-bins"
-#: The samplers of this package; `accounting.samplers.base` may know more.
-SAMPLERS = base.BUILT_IN
+#: The samplers of this package; `accounting.sampler_registry` may know more.
+SAMPLERS = sampler_registry.BUILT_IN
 
 
 def canonical_json(value: Any) -> bytes:
@@ -56,7 +56,7 @@ class DpSgdPlan:
     """How the batches of one training run are sampled.  All fields are public.
 
     Attributes:
-      sampler: One of ``SAMPLERS``, or registered with `accounting.samplers.base`.
+      sampler: One of ``SAMPLERS``, or registered with `accounting.sampler_registry`.
       num_examples: Slots of the data set, real or ghost; public under the zero-out
         relation.  At least 1.
       expected_batch_size: Examples per step in expectation, and the constant that
@@ -90,7 +90,7 @@ class DpSgdPlan:
     truncated_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("sampler", self.sampler, base.names())
+        check_choice("sampler", self.sampler, sampler_registry.names())
         check_int("num_examples", self.num_examples, at_least=1)
         _check_batch_size(self.expected_batch_size, self.num_examples)
         check_int("num_steps", self.num_steps, at_least=1)
@@ -103,7 +103,7 @@ class DpSgdPlan:
         self._check_truncation()
 
     def _check_truncation(self) -> None:
-        if not base.rules(self.sampler).truncates:
+        if not sampler_registry.rules(self.sampler).truncates:
             if self.truncated_batch_size is not None:
                 raise InputError(
                     f"Expected truncated_batch_size={self.truncated_batch_size!r} to "
@@ -139,7 +139,7 @@ class DpSgdPlan:
     @property
     def largest_batch_size(self) -> int | None:
         """Most examples of any step; None where chance alone limits it."""
-        return base.rules(self.sampler).largest_batch_size(self)
+        return sampler_registry.rules(self.sampler).largest_batch_size(self)
 
     @property
     def fingerprint(self) -> str:
@@ -163,7 +163,7 @@ class DpSgdPlan:
 
 def goes_through_epochs(sampler: str) -> bool:
     """Whether a sampler uses every example once in every epoch."""
-    return base.rules(sampler).once_per_epoch
+    return sampler_registry.rules(sampler).once_per_epoch
 
 
 def check_epochs(plan: DpSgdPlan) -> None:

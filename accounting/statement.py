@@ -12,10 +12,9 @@ import math
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from accounting import accountant, deltas, intervals
+from accounting import accountant, deltas, intervals, sampler_registry
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
-from accounting.samplers import base
 from accounting.validation import InputError, check_float
 
 if TYPE_CHECKING:
@@ -50,10 +49,10 @@ NOT_COVERED = (
 )
 
 
-def _wording(plan: DpSgdPlan) -> base.Wording:
-    wording = base.get(plan.sampler).wording
+def _wording(plan: DpSgdPlan) -> sampler_registry.Wording:
+    wording = sampler_registry.get(plan.sampler).wording
     if wording is None:
-        base.refuse(
+        sampler_registry.refuse(
             plan.sampler,
             "the wording of its privacy statement",
             "Give its Sampler a Wording, or ask the accountant alone.",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from accounting import sampler_registry
 from accounting.calibration import (
     largest_insufficient_noise,
     lower_epsilon,
@@ -32,7 +33,7 @@ from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.root_finding import log_ratio, threshold
-from accounting.samplers import audit_case, base, deterministic, shuffle
+from accounting.samplers import audit_case, deterministic, shuffle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -265,7 +266,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
 
 
-SAMPLER = base.Sampler(
+SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
@@ -275,7 +276,7 @@ SAMPLER = base.Sampler(
         ADD_OR_REMOVE_ONE: "its theorem replaces the example by one that contributes 0"
     },
     delta_by_direction=delta_by_direction,
-    wording=base.Wording(
+    wording=sampler_registry.Wording(
         sampling=(
             "balls and bins, each example in one uniformly random step of each epoch"
         ),

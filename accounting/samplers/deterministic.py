@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
-from accounting.samplers import audit_case, base
+from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def score(
     return total
 
 
-SAMPLER = base.Sampler(
+SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
@@ -99,7 +100,7 @@ SAMPLER = base.Sampler(
     relations=(REPLACE_SPECIAL,),
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
     delta_by_direction=delta_by_direction,
-    wording=base.Wording(
+    wording=sampler_registry.Wording(
         sampling="fixed batches, every example in one step of each epoch",
         discretization="none, closed form",
     ),

@@ -20,12 +20,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from accounting import sampler_registry
 from accounting.calibration import smallest_noise, smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
-from accounting.samplers import audit_case, base
+from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ def score(
     return total
 
 
-SAMPLER = base.Sampler(
+SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
@@ -269,8 +270,8 @@ SAMPLER = base.Sampler(
     # The pairs are the same as long as q is the same for both data sets.
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=delta_by_direction,
-    lower_bound=base.LowerBound(delta=lower_delta, method=LOWER_METHOD),
-    wording=base.Wording(
+    lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    wording=sampler_registry.Wording(
         sampling="Poisson subsampling, each example in each step independently",
         discretization=DISCRETIZATION,
     ),

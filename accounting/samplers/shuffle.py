@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accounting import plan as plans
+from accounting import sampler_registry
 from accounting.calibration import (
     largest_insufficient_noise,
     lower_epsilon,
@@ -40,7 +41,7 @@ from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
 from accounting.root_finding import log_ratio
-from accounting.samplers import audit_case, base, deterministic
+from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
 
 if TYPE_CHECKING:
@@ -311,14 +312,14 @@ def _log_mean_ratio(
     return total
 
 
-PERSISTENT = base.Sampler(
+PERSISTENT = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
     closed_form=True,
     relations=(REPLACE_SPECIAL,),
     refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
-    wording=base.Wording(
+    wording=sampler_registry.Wording(
         sampling="batches of one shuffle, repeated in every epoch",
         discretization="none, closed forms",
     ),
@@ -326,7 +327,7 @@ PERSISTENT = base.Sampler(
 )
 DYNAMIC = dataclasses.replace(
     PERSISTENT,
-    wording=base.Wording(
+    wording=sampler_registry.Wording(
         sampling="batches of a fresh shuffle in every epoch",
         discretization=(
             "none for the upper bound; for the lower, slices of the largest coordinate "

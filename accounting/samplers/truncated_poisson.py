@@ -24,12 +24,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from accounting import sampler_registry
 from accounting.calibration import smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import POISSON, DpSgdPlan
 from accounting.pld import gaussian
-from accounting.samplers import audit_case, base, poisson
+from accounting.samplers import audit_case, poisson
 from accounting.samplers.audit_case import Case
 
 if TYPE_CHECKING:
@@ -319,7 +320,7 @@ def worst_case(plan: DpSgdPlan) -> Case:
     )
 
 
-SAMPLER = base.Sampler(
+SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
@@ -330,8 +331,8 @@ SAMPLER = base.Sampler(
         "does not make public"
     },
     delta_by_direction=delta_by_direction,
-    lower_bound=base.LowerBound(delta=lower_delta, method=LOWER_METHOD),
-    wording=base.Wording(
+    lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    wording=sampler_registry.Wording(
         sampling="Poisson subsampling, each example in each step independently; a step "
         "with more than truncated_batch_size examples keeps a uniformly random subset",
         discretization=poisson.DISCRETIZATION,

@@ -45,6 +45,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from accounting import sampler_registry
 from accounting.plan import (
     BALLS_AND_BINS,
     DETERMINISTIC,
@@ -54,7 +55,6 @@ from accounting.plan import (
     TRUNCATED_POISSON,
     DpSgdPlan,
 )
-from accounting.samplers import base
 from accounting.validation import InputError
 from pipelines.sampling import shuffle
 from pipelines.sampling.keys import derive
@@ -257,13 +257,13 @@ def register(name: str, assign: Assign) -> None:
     keyed by ``derive(key, label, plan.fingerprint, ...)``, and no other chance.
 
     Args:
-      name: As registered with `accounting.samplers.base`.
+      name: As registered with `accounting.sampler_registry`.
       assign: A pure function; the last argument is None but for shuffles.
 
     Raises:
       InputError: the name is taken, or plans do not know it.
     """
-    base.rules(name)
+    sampler_registry.rules(name)
     if name in _SAMPLERS:
         raise InputError(
             f"Expected sampler={name!r} not to be registered yet. Take another name."
@@ -278,7 +278,7 @@ def check_assigned(plan: DpSgdPlan) -> None:
       InputError: nobody registered how it assigns rows to steps.
     """
     if plan.sampler not in _SAMPLERS:
-        base.refuse(
+        sampler_registry.refuse(
             plan.sampler,
             "an assignment of rows to steps",
             "Register one with pipelines.sampling.samplers.register.",

@@ -49,8 +49,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
-from accounting.samplers import audit_case, base
+from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Audit, Case, Observe
 from pipelines.sampling import samplers
 from pipelines.sampling.keys import KEY_BYTES
@@ -73,9 +74,9 @@ def worst_case(plan: DpSgdPlan) -> Case:
 
 
 def _audit(plan: DpSgdPlan) -> Audit:
-    audit = base.get(plan.sampler).audit
+    audit = sampler_registry.get(plan.sampler).audit
     if audit is None:
-        base.refuse(
+        sampler_registry.refuse(
             plan.sampler,
             "a worst case and a score for audits",
             "Give its Sampler an Audit.",

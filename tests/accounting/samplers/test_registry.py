@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from accounting import accountant, neighboring_relation, statement
+from accounting import accountant, neighboring_relation, sampler_registry, statement
 from accounting.auditing import audit
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.neighboring_relation import (
@@ -23,7 +23,7 @@ from accounting.neighboring_relation import (
 )
 from accounting.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
 from accounting.pld import gaussian
-from accounting.samplers import audit_case, base, poisson
+from accounting.samplers import audit_case, poisson
 from accounting.validation import InputError
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
@@ -75,7 +75,7 @@ def _assign(
     return row, heads[step], order.words(len(row))
 
 
-LEAST = base.Sampler(
+LEAST = sampler_registry.Sampler(
     epsilon=_epsilon,
     delta=_delta,
     noise_multiplier=_noise_multiplier,
@@ -84,13 +84,15 @@ LEAST = base.Sampler(
 )
 WHOLE = dataclasses.replace(
     LEAST,
-    wording=base.Wording(
+    wording=sampler_registry.Wording(
         sampling="one coin per step, for all examples at once",
         discretization="none, closed form",
     ),
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=poisson.score),
 )
-RULES = base.PlanRules(once_per_epoch=False, largest_batch_size=base.by_chance)
+RULES = sampler_registry.PlanRules(
+    once_per_epoch=False, largest_batch_size=sampler_registry.by_chance
+)
 
 Register = Callable[..., DpSgdPlan]
 
@@ -98,11 +100,13 @@ Register = Callable[..., DpSgdPlan]
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     """Registers a toy sampler until the test ends, and returns a plan of it."""
-    monkeypatch.setattr(base, "_ENTRIES", dict(base._ENTRIES))
+    monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
 
-    def register(sampler: base.Sampler = WHOLE, assigns: bool = True) -> DpSgdPlan:
-        base.register(NAME, RULES, lambda: sampler)
+    def register(
+        sampler: sampler_registry.Sampler = WHOLE, assigns: bool = True
+    ) -> DpSgdPlan:
+        sampler_registry.register(NAME, RULES, lambda: sampler)
         if assigns:
             samplers.register(NAME, _assign)
         return DpSgdPlan(**PLAN)  # type: ignore[arg-type]
@@ -275,7 +279,7 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
     registered()
     for taken in (NAME, "poisson"):
         with pytest.raises(InputError, match="not to be registered yet"):
-            base.register(taken, RULES, lambda: WHOLE)
+            sampler_registry.register(taken, RULES, lambda: WHOLE)
         with pytest.raises(InputError, match="not to be registered yet"):
             samplers.register(taken, _assign)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
@@ -284,8 +288,8 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_samplers_of_the_package_bring_what_a_run_needs(name: str) -> None:
-    brought = base.get(name)
-    assert isinstance(brought, base.Sampler)
+    brought = sampler_registry.get(name)
+    assert isinstance(brought, sampler_registry.Sampler)
     assert REPLACE_SPECIAL in brought.relations
     assert brought.wording is not None
     assert brought.audit is not None

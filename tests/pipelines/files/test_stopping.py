@@ -138,7 +138,9 @@ _ENDING = threading.Event()
 
 def long_block(number: int) -> Iterator[int]:
     """Gets the signal, and works on until the main thread has raised what it raises."""
-    from tests.pipelines import test_stopping as this  # as it is here, not as pickled
+    from tests.pipelines.files import (
+        test_stopping as this,  # as it is here, not as pickled
+    )
 
     assert threading.current_thread() is not threading.main_thread()
     this._BEGUN.append(number)

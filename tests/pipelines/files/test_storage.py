@@ -724,8 +724,9 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 # Workers touch no path but through the door.
 
 WORKER_MODULES = (
-    "transforms", "packing", "spill", "parquet_blocks", "sampling", "shuffle",
-    "streams", "batch_format",
+    "job/transforms", "job/packing", "job/spill", "inputs/parquet_blocks",
+    "inputs/known_input", "sampling/samplers", "sampling/shuffle", "sampling/streams",
+    "batches/batch_format",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
 

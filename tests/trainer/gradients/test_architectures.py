@@ -10,7 +10,7 @@ import pytest
 
 from accounting.validation import InputError
 from tests.trainer.architectures import GHOST, REFUSED, VECTORIZED
-from tests.trainer.test_clipping import CLIP, naive_sum
+from tests.trainer.gradients.test_clipping import CLIP, naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients import clipping
 from trainer.gradients.model_check import check_model

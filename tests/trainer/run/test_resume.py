@@ -339,7 +339,7 @@ _CHILD = """
     # As the command does: before TensorFlow is loaded.
     checked = check(pickle.loads(pathlib.Path({request!r}).read_bytes()))
     assert "tensorflow" not in sys.modules
-    from tests.trainer.test_resume import KillAt
+    from tests.trainer.run.test_resume import KillAt
     from trainer.train import run_checked
     try:
         run_checked(checked, KillAt({step}))

@@ -26,8 +26,7 @@ from pipelines.cli.batch_commands import batches
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import make_layout, worker_bytes
-
-from .conftest import write_table
+from tests.pipelines.conftest import write_table
 
 IMAGE = Column(name="image", dtype="float32", shape=(224, 224, 3))
 

@@ -21,8 +21,7 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
 from pipelines.sampling import keys
-
-from .conftest import run_command
+from tests.pipelines.conftest import run_command
 
 MakeLayout = Callable[..., Layout]
 

@@ -16,8 +16,7 @@ import pytest
 from accounting.validation import InputError
 from pipelines.tables import convert
 from pipelines.tables.convert import check_output, staged_folder
-
-from .conftest import run_command, write_table
+from tests.pipelines.conftest import run_command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
 BAD = {
