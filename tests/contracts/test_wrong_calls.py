@@ -396,7 +396,7 @@ ACCOUNT = [
     row("--mix-width 0 --l2-norm-clip 1", "mix_width=0.0 > 0", "- --mix-width"),
     row("--mix-width 0.1 --l2-norm-clip 1 --linf-factor 0", "linf_factor=0 >= 1",
         "- --mix-width - --linf-factor"),
-    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 > 0", "1"),
     row("--noise-key-file x", "no --noise-key-file without a run",
         "- --noise-key-file"),
     row("--nosuch", "No such option '--nosuch'", "- --nosuch"),

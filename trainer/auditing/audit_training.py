@@ -24,7 +24,7 @@ Formal guarantees:
   - The trials of one run are independent as far as the sampler's rows and the noise's
     values are, which their modules guarantee and their tests check.  Under shuffles, of
     fixed batch sizes, and under truncation rows are nearly so.
-  - Each fault that is planted in ``tests/trainer/auditing/test_audit_faults.py`` is found.
+  - Each fault that ``tests/trainer/auditing/test_audit_faults.py`` plants is found.
 
 Public: everything, since nobody's data is in it.
 
