@@ -57,12 +57,17 @@ def simulate(
     num_examples = reference.plan.num_examples
     if warning := deltas.warning(settings.delta, num_examples):
         say(warning)
-    protocol = _protocol(settings, reference, statement)
+    guaranteed = min(statement.epsilon.guarantee, LARGEST_DESIGN_EPSILON)
+    protocol = Protocol(
+        settings=settings,
+        reference=reference,
+        epsilon=settings.training.target_epsilon or guaranteed,
+    )
     say(NOT_PRIVATE)
-    simulator = Simulator(protocol, settings, say, make_batches)
-    found = [simulator.simulate(rate) for rate in protocol.learning_rates]
+    simulator = Simulator(protocol, say, make_batches)
+    found = [simulator.simulate(rate) for rate in settings.learning_rates]
     if settings.run_reference:
-        chosen = best(found, protocol.metric)
+        chosen = best(found, settings.metric)
         found[found.index(chosen)] = simulator.run_reference(chosen)
     return Report(protocol, found, statement)
 
@@ -118,21 +123,4 @@ def _statement(
         delta=settings.delta,
         gradients=gradients_text(training.method, training.describe_method()),
         allow_large_delta=training.allow_large_delta,
-    )
-
-
-def _protocol(
-    settings: SimulationSettings, reference: Configuration, statement: PrivacyStatement
-) -> Protocol:
-    return Protocol(
-        reference=reference,
-        training=settings.training,
-        epsilon=settings.training.target_epsilon
-        or min(statement.epsilon.guarantee, LARGEST_DESIGN_EPSILON),
-        batch_sizes=tuple(sorted(settings.small_batch_sizes)),
-        learning_rates=settings.learning_rates,
-        seeds=settings.seeds,
-        metric=settings.metric,
-        weights=settings.weights,
-        confidence=settings.confidence,
     )

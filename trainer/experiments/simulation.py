@@ -39,7 +39,7 @@ from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.compare import Comparison, Say, Trial
 from trainer.experiments.extrapolation import Line, Prediction, fit_line
 from trainer.model.metrics import metric_names
-from trainer.settings.comparison_settings import LAST, Experiment
+from trainer.settings.comparison_settings import LAST, SimulationSettings
 from trainer.settings.train_settings import TrainSettings
 
 #: Held-out metrics of which less is better; of all others more is.
@@ -53,46 +53,35 @@ class Protocol:
     """What is simulated, and how.  All public.
 
     Attributes:
+      settings: What was asked for.
       reference: What is to be predicted.
-      training: Of the reference; its noise and learning rate are set for each run.
       epsilon: Of the reference; the caps of all batches are safe for it.
-      batch_sizes: Small ones, in ascending order.
-      learning_rates: Each is simulated and predicted apart.
-      seeds: Repetitions.
-      metric: Name of the held-out metric.
-      weights: "last", or the average of iterates that is judged.
-      confidence: Of the prediction.
     """
 
+    settings: SimulationSettings
     reference: Configuration
-    training: TrainSettings
     epsilon: float
-    batch_sizes: tuple[int, ...]
-    learning_rates: tuple[float, ...]
-    seeds: int
-    metric: str = "auc"
-    weights: str = LAST
-    confidence: float = 0.95
 
     @property
-    def delta(self) -> float:
-        """Of the reference."""
-        assert self.training.target_delta is not None  # checked by the settings
-        return self.training.target_delta
+    def batch_sizes(self) -> list[int]:
+        """Of the simulated runs, in ascending order."""
+        return sorted(self.settings.small_batch_sizes)
 
     @property
     def configurations(self) -> list[Configuration]:
         """One for each small batch size."""
         return [
-            self.reference.simulated(size, epsilon=self.epsilon, delta=self.delta)
+            self.reference.simulated(
+                size, epsilon=self.epsilon, delta=self.settings.delta
+            )
             for size in self.batch_sizes
         ]
 
     @property
     def cost(self) -> float:
         """Examples that all simulated runs expect, over those of one reference run."""
-        examples = len(self.learning_rates) * self.seeds * sum(self.batch_sizes)
-        return examples / self.reference.plan.expected_batch_size
+        runs = len(self.settings.learning_rates) * self.settings.seeds
+        return runs * sum(self.batch_sizes) / self.reference.plan.expected_batch_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,11 +172,10 @@ def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation
 
 
 class Simulator:
-    """Carries out a protocol in the folder of an experiment.
+    """Carries out a protocol.
 
     Args:
       protocol: What to do.
-      experiment: Data, folders, and what else all runs have in common.
       say: Takes a line of progress.
       make_batches: As in ``Comparison``.
     """
@@ -195,12 +183,11 @@ class Simulator:
     def __init__(
         self,
         protocol: Protocol,
-        experiment: Experiment,
         say: Say,
         make_batches: str = MAKE_BATCHES,
     ) -> None:
-        self._protocol, self._experiment, self._say = protocol, experiment, say
-        self._make = make_batches
+        self._protocol, self._settings = protocol, protocol.settings
+        self._say, self._make = say, make_batches
 
     def simulate(self, learning_rate: float) -> Simulation:
         """Makes the small runs of one learning rate, unless they are done.
@@ -213,7 +200,7 @@ class Simulator:
         for one in protocol.configurations:
             values = [
                 self._run(one, f"b{one.plan.expected_batch_size}", learning_rate, seed)
-                for seed in range(protocol.seeds)
+                for seed in range(self._settings.seeds)
             ]
             points.append(
                 Point(
@@ -229,7 +216,7 @@ class Simulator:
             line=line,
             prediction=line.predict(
                 protocol.reference.plan.expected_batch_size,
-                confidence=protocol.confidence,
+                confidence=self._settings.confidence,
             ),
         )
 
@@ -242,16 +229,15 @@ class Simulator:
     def _run(
         self, one: Configuration, folder: str, learning_rate: float, seed: int
     ) -> float:
-        experiment = dataclasses.replace(
-            self._experiment, out=self._experiment.out / folder
-        )
+        settings = self._settings
+        experiment = dataclasses.replace(settings, out=settings.out / folder)
         comparison = Comparison(experiment, self._say, self._make)
         self._make_batches(comparison, one.plan, seed)
         trial = Trial(
             sampler=one.plan.sampler,
             epsilon=None,
             seed=seed,
-            settings=self._settings(one, learning_rate, seed),
+            settings=self._training(one, learning_rate, seed),
             label=f"lr{learning_rate:g}",
         )
         self._say(f"{folder}: {trial.name}")
@@ -271,12 +257,12 @@ class Simulator:
                 "for now; they are of another. Give the same command, or another --out."
             )
 
-    def _settings(
+    def _training(
         self, one: Configuration, learning_rate: float, seed: int
     ) -> TrainSettings:
         large = self._protocol.reference
         return dataclasses.replace(
-            self._protocol.training,
+            self._settings.training,
             target_epsilon=None,
             noise_multiplier=one.noise_multiplier,
             learning_rate=learning_rate,
@@ -286,18 +272,18 @@ class Simulator:
         )
 
     def _value(self, metrics: dict[str, Any]) -> float:
-        protocol = self._protocol
+        settings = self._settings
         found = {LAST: metrics, **metrics["aggregates"]}
-        if protocol.weights not in found:
+        if settings.weights not in found:
             raise InputError(
-                f"Expected weights={protocol.weights!r} among those that the runs "
+                f"Expected weights={settings.weights!r} among those that the runs "
                 f"have: {', '.join(found)}. `dpsgd train --help` names the averages."
             )
-        value = found[protocol.weights].get(protocol.metric)
+        value = found[settings.weights].get(settings.metric)
         if not isinstance(value, (int, float)):
             raise InputError(
-                f"Expected metric={protocol.metric!r} among those of held-out examples "
-                f"with a value: {', '.join(_names(found[protocol.weights]))}."
+                f"Expected metric={settings.metric!r} among those of held-out examples "
+                f"with a value: {', '.join(_names(found[settings.weights]))}."
             )
         return float(value)
 

@@ -42,11 +42,12 @@ class Report:
     def __init__(
         self, protocol: Protocol, simulations: Sequence[Simulation], statement: Any
     ) -> None:
-        self._protocol, self._simulations = protocol, simulations
+        self._protocol, self._settings = protocol, protocol.settings
+        self._simulations = simulations
         self._statement = statement
-        self._tan = protocol.reference.estimate(delta=protocol.delta)
-        self._best = best(simulations, protocol.metric)
-        self._best_simulated = best_simulated(simulations, protocol.metric)
+        self._tan = protocol.reference.estimate(delta=self._settings.delta)
+        self._best = best(simulations, self._settings.metric)
+        self._best_simulated = best_simulated(simulations, self._settings.metric)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; of small runs it has no epsilon."""
@@ -63,9 +64,9 @@ class Report:
                     "warning": self._tan.warning,
                 },
             },
-            "method": protocol.training.method,
-            "metric": protocol.metric,
-            "weights": protocol.weights,
+            "method": self._settings.training.method,
+            "metric": self._settings.metric,
+            "weights": self._settings.weights,
             "simulations": [_simulation_json(one) for one in self._simulations],
             "best_learning_rate": self._best.learning_rate,
             "best_learning_rate_simulated": self._best_simulated.learning_rate,
@@ -92,16 +93,15 @@ class Report:
             f"The reference, {plan.expected_batch_size:,} expected rows in "
             f"{plan.num_steps:,} steps at noise multiplier "
             f"{self._protocol.reference.noise_multiplier:.4f}, has epsilon {found} at "
-            f"delta {self._protocol.delta:g}, by the accountant. TAN's closed form "
+            f"delta {self._settings.delta:g}, by the accountant. TAN's closed form "
             f"estimates {self._tan.epsilon:.2f} (eta {self._tan.eta:.4f})."
         )
 
     def _interval_note(self) -> str:
-        protocol = self._protocol
+        sure = 100 * self._settings.confidence
         return (
             f"Rate: learning rate. Predicted: on the line through the simulated runs, "
-            f"with the {100 * protocol.confidence:g} % interval of one more run, if "
-            "that line goes on."
+            f"with the {sure:g} % interval of one more run, if that line goes on."
         )
 
     def _cost_note(self) -> str:
@@ -123,7 +123,7 @@ class Report:
     def _choice_notes(self) -> list[str]:
         if len(self._simulations) == 1:
             return []
-        others = undecided(self._simulations, self._protocol.metric)
+        others = undecided(self._simulations, self._settings.metric)
         rates = ", ".join(f"{one.learning_rate:g}" for one in others)
         return [
             f"Best predicted: learning rate {self._best.learning_rate:g}. The best of "
@@ -147,7 +147,7 @@ class Report:
     # -- table ---------------------------------------------------------------------
 
     def _headings(self) -> list[str]:
-        metric = in_words(self._protocol.metric)
+        metric = in_words(self._settings.metric)
         return ["rate", "batch", "noise", "epsilon", metric]
 
     def _rows(self) -> list[list[str]]:
@@ -221,7 +221,7 @@ class Report:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("expected batch size, at the same total amount of noise")
-        axes.set_ylabel(f"held-out {in_words(self._protocol.metric)}")
+        axes.set_ylabel(f"held-out {in_words(self._settings.metric)}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
         axes.set_title("Simulated runs are not private", fontsize="medium")
@@ -235,7 +235,8 @@ class Report:
             axes.plot(places, point.values, "x", color=color, markersize=6)
         ends = (protocol.batch_sizes[0], large)
         line = [
-            one.line.predict(end, confidence=protocol.confidence).mean for end in ends
+            one.line.predict(end, confidence=self._settings.confidence).mean
+            for end in ends
         ]
         axes.plot(ends, line, "--", color=color, linewidth=1)
         axes.errorbar(

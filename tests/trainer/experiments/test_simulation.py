@@ -33,7 +33,7 @@ from trainer.experiments.simulation import (
 )
 from trainer.run.preflight import Request
 from trainer.run.run_record import read_run
-from trainer.settings.comparison_settings import Experiment
+from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -47,12 +47,16 @@ REFERENCE = Configuration(
 TRAINING = TrainSettings(noise_multiplier=2.5, target_delta=1e-3, l2_norm_clip=1.0)
 
 
-def _protocol(**changes: Any) -> Protocol:
+def _protocol(
+    reference: Configuration = REFERENCE, epsilon: float = 3.0, **changes: Any
+) -> Protocol:
     fields = {
-        "reference": REFERENCE, "training": TRAINING, "epsilon": 3.0,
-        "batch_sizes": (8, 16, 32), "learning_rates": (0.1,), "seeds": 2,
+        "source": "", "held_out": pathlib.Path(), "out": pathlib.Path(), "seeds": 2,
+        "training": TRAINING, "expected_batch_size": 64, "num_steps": 6,
+        "small_batch_sizes": (16, 8, 32),
     }  # fmt: skip
-    return Protocol(**{**fields, **changes})
+    settings = SimulationSettings(**{**fields, **changes})
+    return Protocol(settings=settings, reference=reference, epsilon=epsilon)
 
 
 def _simulation(rate: float, *means: float, shift: float = 0.001) -> Simulation:
@@ -270,11 +274,10 @@ def _check_taken_up_again(
 
 
 def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
-    experiment = Experiment(source="", held_out=pathlib.Path(), out=pathlib.Path())
-    simulator = Simulator(_protocol(weights="ema"), experiment, print)
+    simulator = Simulator(_protocol(weights="ema"), print)
     with pytest.raises(InputError, match=r"weights='ema'.*last, uta"):
         simulator._value({"auc": 0.5, "aggregates": {"uta": {"auc": 0.5}}})
-    simulator = Simulator(_protocol(metric="f1"), experiment, print)
+    simulator = Simulator(_protocol(metric="f1"), print)
     with pytest.raises(InputError, match=r"metric='f1'.*auc"):
         simulator._value({"auc": 0.5, "log_loss": None, "aggregates": {}})
 
