@@ -12,6 +12,8 @@ trained in this one, one after the other.
 Formal guarantees:
   - A comparison that was stopped goes on with the same settings: finished batches and
     runs are not made again, and an unfinished run continues where it was.
+  - Batches that are found finished are taken only if they are of the data set's size,
+    the batch size and the steps that are asked for.
   - A run that is found finished is taken only if it was asked for with the settings
     and folders of the trial, and trained by the user's code as it is now.
   - ``summarise`` reports every group of trials, with mean and sample standard deviation
@@ -24,6 +26,7 @@ no statement of a single run covers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -302,15 +305,9 @@ def compare(
     for each in settings.trained:
         check_experiment(settings, each)
     num_examples = list_blocks(settings.source).num_examples
-    batches = settings.batches
-    steps_and_epochs(
-        num_examples,
-        batches.expected_batch_size,
-        epochs=batches.num_epochs,
-        num_steps=batches.num_steps,
-    )
+    _sizes_asked_for(settings.batches, num_examples)
     comparison = Comparison(settings, say, make_batches)
-    noise = _noise(comparison, settings)
+    noise = _noise(comparison, settings, num_examples)
     for delta in settings.deltas:
         if warning := deltas.warning(delta, num_examples):
             say(warning)
@@ -322,13 +319,42 @@ def compare(
     return summarise(results, metric=settings.metric)
 
 
-def _noise(comparison: Comparison, settings: ComparisonSettings) -> dict[float, float]:
+def _sizes_asked_for(
+    batches: BatchSettings, num_examples: int
+) -> tuple[int, int, int, int]:
+    """Returns what the plans of all samplers have in common; their caps may differ."""
+    size = batches.expected_batch_size
+    num_steps, num_epochs = steps_and_epochs(
+        num_examples, size, epochs=batches.num_epochs, num_steps=batches.num_steps
+    )
+    return num_examples, size, num_steps, num_epochs
+
+
+def _check_sizes(
+    folder: pathlib.Path, batches: BatchSettings, num_examples: int
+) -> None:
+    plan = read_manifest(folder).plan
+    found = plan.num_examples, plan.expected_batch_size, plan.num_steps, plan.num_epochs
+    if found != _sizes_asked_for(batches, num_examples):
+        raise batches_of_another_plan(folder)
+
+
+def batches_of_another_plan(folder: pathlib.Path) -> InputError:
+    """Returns the error for finished batches that were not asked for."""
+    return InputError(
+        f"Expected the batches in {folder} to be of the plan that is asked for now; "
+        "they are of another. Give the same command, or another --out."
+    )
+
+
+def _noise(
+    comparison: Comparison, settings: ComparisonSettings, num_examples: int
+) -> dict[float, float]:
     """Makes all batches; returns the noise multiplier of each target."""
-    folders = [
-        comparison.make_batches(settings.batches_of(sampler), seed)
-        for sampler in settings.samplers
-        for seed in range(settings.seeds)
-    ]
+    folders = []
+    for sampler, seed in itertools.product(settings.samplers, range(settings.seeds)):
+        folders.append(comparison.make_batches(settings.batches_of(sampler), seed))
+        _check_sizes(folders[-1], settings.batches, num_examples)
     plan = read_manifest(folders[0]).plan
     return {
         epsilon: privacy.noise_multiplier(plan, epsilon=epsilon, delta=delta)

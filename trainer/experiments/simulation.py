@@ -36,7 +36,12 @@ from accounting.tan import Configuration
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments.compare import Comparison, Say, Trial
+from trainer.experiments.compare import (
+    Comparison,
+    Say,
+    Trial,
+    batches_of_another_plan,
+)
 from trainer.experiments.extrapolation import Line, Prediction, fit_line
 from trainer.model.metrics import metric_names
 from trainer.settings.comparison_settings import LAST, SimulationSettings
@@ -252,10 +257,7 @@ class Simulator:
         )
         folder = comparison.make_batches(settings, seed)
         if read_manifest(folder).plan != plan:
-            raise InputError(
-                f"Expected the batches in {folder} to be of the plan that is asked "
-                "for now; they are of another. Give the same command, or another --out."
-            )
+            raise batches_of_another_plan(folder)
 
     def _training(
         self, one: Configuration, learning_rate: float, seed: int

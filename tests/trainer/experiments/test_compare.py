@@ -220,6 +220,11 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
         trained=(small,),
     )  # fmt: skip
     assert library.compare(settings) == [poisson, shuffled]
+    # Finished batches of another size are not what is asked for.
+    for batches in ({"expected_batch_size": 40}, {"num_epochs": 2}):
+        changed = dataclasses.replace(settings.batches, **batches)
+        with pytest.raises(InputError, match="to be of the plan that is asked for"):
+            library.compare(dataclasses.replace(settings, batches=changed))
 
 
 @pytest.mark.parametrize(
