@@ -1,0 +1,77 @@
+"""A run writes all results, and a statement of what it executed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import stat
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.run.whole_runs import SMALL, private_settings
+from trainer.run import privacy
+from trainer.run.run_record import RUN_NAMES, exported_names, read_run
+from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
+from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
+
+
+def test_a_run_writes_all_results_and_a_statement_of_what_it_executed(
+    request_for: Any,
+) -> None:
+    request = request_for(noise_key_file=None)
+    summary = train(request)
+    run = request.run
+    averages = {*map(exported_names, WEIGHT_AVERAGES)}
+    unasked = {"iterates", "uncertainty.parquet", *itertools.chain(*averages)}
+    assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - unasked
+    assert {path.name for path in (run / "private").iterdir()} == {
+        "noise.key",
+        "origin.json",
+        "run.id",
+        "run_record.mac",
+    }
+    for path in [run / "private", *(run / "private").iterdir()]:
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
+    record, manifest = read_run(run)
+    assert record.complete
+    assert record.num_steps_executed == manifest.plan.num_steps == 10
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == json.loads((run / "privacy.json").read_text())
+    assert statement.to_json() == summary.statement
+    metrics = json.loads((run / "metrics.json").read_text())
+    points = json.loads((run / "curve.json").read_text())["points"]
+    assert [point["step"] for point in points] == list(range(11))
+    assert points[-1]["auc"] == metrics["auc"]
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_target_is_met_by_the_noise_that_is_recorded(request_for: Any) -> None:
+    settings = private_settings(noise_multiplier=None, target_epsilon=2.0)
+    request = request_for(settings=settings)
+    summary = train(request)
+    assert summary.statement is not None
+    assert 1.9 < summary.statement["epsilon"] <= 2.0
+
+
+def test_a_run_without_delta_says_how_to_get_a_statement(request_for: Any) -> None:
+    request = request_for(settings=private_settings(target_delta=None))
+    summary = train(request)
+    assert "dpsgd account RUN --delta" in summary.text
+    fields = json.loads((request.run / "privacy.json").read_text())
+    assert fields["epsilon"] is None
+    assert fields == summary.statement
+    assert (request.run / "privacy.txt").read_text().strip() == summary.text
+
+
+def test_a_run_without_privacy_says_so(request_for: Any) -> None:
+    settings = TrainSettings(method="non-private", **SMALL)
+    request = request_for(settings=settings)
+    train(request)
+    assert "not private" in (request.run / "privacy.txt").read_text()
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.noise_multiplier is None
+    with pytest.raises(InputError, match="no epsilon"):
+        privacy.run_statement(record, manifest, delta=1e-3)

@@ -1,0 +1,312 @@
+"""A run that was killed ends with the bits of one that was not, or is refused."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from pipelines.sampling.keys import create_key_file
+from tests.trainer.conftest import write_held_out
+from tests.trainer.run.whole_runs import (
+    AVERAGES,
+    ONE_ID,
+    Planted,
+    private_settings,
+    same_results,
+)
+from trainer.averaging.iterates import Iterates
+from trainer.report.progress import Silent
+from trainer.run import authenticated_arrays
+from trainer.run.session import Session
+from trainer.train import StoppedError, train
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "sgd"},
+        {
+            "optimizer": "adam",
+            "learning_rate_schedule": "cosine",
+            "warmup_steps": 2,
+        },
+        {"method": "dp-sat", "sat_radius": 0.1},
+        {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
+        {
+            "method": "model-mix",
+            "mix_width": 0.1,
+            "linf_factor": 4,
+            "optimizer": "sgd",
+            "learning_rate_schedule": "linear",
+            "train_over": None,
+            "aggregate_from": None,
+        },
+    ],
+)
+def test_a_crashed_run_continues_to_bit_identical_results(
+    changes: dict[str, Any], request_for: Any, tmp_path: pathlib.Path, crash: Any
+) -> None:
+    feedback = {"train_over": "uta", "aggregate_from": 4}
+    settings = private_settings(**{**AVERAGES, **feedback, **changes})
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
+    )
+    for step in (0, 8, 1, 0):
+        crash(request, step)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("text", [b"", b"0" * 32, b"xyz\n"])
+def test_a_damaged_id_is_refused(text: bytes, request_for: Any, crash: Any) -> None:
+    request = request_for()
+    crash(request, 2)
+    (request.run / "private" / "run.id").write_bytes(text)
+    with pytest.raises(InputError, match=r"run\.id"):
+        train(request)
+
+
+def test_a_checkpoint_without_its_id_is_refused(request_for: Any, crash: Any) -> None:
+    request = request_for(checkpoint_every=1)
+    crash(request, 2)
+    (request.run / "private" / "run.id").unlink()
+    with pytest.raises(InputError, match="checkpoint of this run"):
+        train(request)
+
+
+def test_a_crash_while_a_checkpoint_is_written_leaves_the_one_before(
+    request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(request_for("whole", run_id=ONE_ID))
+    request = request_for("broken", run_id=ONE_ID, checkpoint_every=2)
+    write, calls = authenticated_arrays.write_atomically, 0
+
+    def write_half(path: pathlib.Path, data: bytes, **more: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            path.with_name(".checkpoint.npz.half").write_bytes(data[: len(data) // 2])
+            raise Planted
+        write(path, data, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(authenticated_arrays, "write_atomically", write_half)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_crash_while_an_iterate_is_kept_is_mended(
+    written: bool,
+    request_for: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = private_settings(keep_last=3, keep_every=2)
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=1
+    )
+    keep = Iterates.keep
+
+    def keep_and_crash(self: Iterates, step: int, weights: Any) -> None:
+        if step == 8:
+            if written:
+                keep(self, step, weights)
+            raise Planted
+        keep(self, step, weights)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Iterates, "keep", keep_and_crash)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_a_run_whose_iterate_was_changed_does_not_go_on(
+    request_for: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for(
+        settings=private_settings(keep_last=3, keep_every=2), checkpoint_every=1
+    )
+    crash(request, 7)
+    path = request.run / "iterates" / "step-00000006.npz"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    steps: list[int] = []
+    reporter = Silent()
+    monkeypatch.setattr(reporter, "advance", steps.append)
+    with pytest.raises(InputError, match=r"step-00000006\.npz.*was changed"):
+        train(request, reporter)
+    assert not steps
+
+
+@pytest.mark.parametrize("name", ["export", "pretty_json", "write_record"])
+def test_a_crash_while_results_are_written_is_mended(
+    name: str, request_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import train as module
+
+    train(request_for("whole", run_id=ONE_ID))
+    request = request_for("broken", run_id=ONE_ID)
+
+    def fail(*_: object, **more: Any) -> None:
+        if name != "write_record" or more["complete"]:
+            raise Planted
+
+    with monkeypatch.context() as patch:
+        target = Session if name == "write_record" else module
+        patch.setattr(target, name, fail)
+        with pytest.raises(Planted):
+            train(request)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_a_damaged_checkpoint_is_refused(
+    place: int, request_for: Any, crash: Any
+) -> None:
+    request = request_for(checkpoint_every=2)
+    crash(request, 5)
+    path = request.run / "private" / "checkpoint.npz"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="damaged"):
+        train(request)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="damaged"):
+        train(request)
+
+
+def test_a_run_does_not_continue_as_another_one(
+    request_for: Any,
+    crash: Any,
+    tmp_path: pathlib.Path,
+    small_batches: Any,
+    batch_folder: Callable[..., Any],
+) -> None:
+    crash(request_for(checkpoint_every=2), 5)
+    other_plan = batch_folder(small_batches.steps, "plan", num_examples=201)
+    other_rows = [*small_batches.steps[:-1], small_batches.steps[0]]
+    other_data = batch_folder(other_rows, "data")
+    create_key_file(tmp_path / "other.key")
+    for changes, message in (
+        (
+            {"settings": private_settings(noise_multiplier=0.9)},
+            r"noise_multiplier=0\.9.*0\.8",
+        ),
+        (
+            {"settings": private_settings(l2_norm_clip=2.0)},
+            r"l2_norm_clip=2\.0 to be 1\.0",
+        ),
+        ({"settings": private_settings(hidden=(5,))}, r"hidden=\[5\] to be \[4\]"),
+        (
+            {"settings": private_settings(optimizer="sgd")},
+            "optimizer='sgd' to be 'momentum'",
+        ),
+        ({"batches": other_plan.path}, "these are others"),
+        ({"batches": other_data.path}, "these are others"),
+        ({"noise_key_file": tmp_path / "other.key"}, "another key"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(request_for(**changes))
+    train(request_for(checkpoint_every=2))
+
+
+def test_a_run_does_not_continue_with_other_held_out_examples(
+    request_for: Any, crash: Any, rows: Any, tmp_path: pathlib.Path, held_out: Any
+) -> None:
+    crash(request_for(checkpoint_every=2), 5)
+    moved = tmp_path / "moved"
+    shutil.copytree(held_out, moved)
+    other = write_held_out(tmp_path / "other", rows(300, seed=98))
+    with pytest.raises(InputError, match=r"--eval .*first 4 steps"):
+        train(request_for(held_out=other))
+    # The same examples elsewhere are the same examples.
+    train(request_for(held_out=moved))
+
+
+def test_a_stop_signal_ends_the_run_after_its_step(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    class StopAtThree(Silent):
+        def advance(self, done: int) -> None:
+            if done == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    request = request_for("stopped", run_id=ONE_ID)
+    with pytest.raises(StoppedError, match="step 3 of 10"):
+        train(request, StopAtThree())
+    assert signal.getsignal(signal.SIGTERM) == before
+    train(request)
+    train(request_for("whole", run_id=ONE_ID))
+    assert same_results(tmp_path / "whole", tmp_path / "stopped")
+
+
+ROOT = pathlib.Path(__file__).parents[3]
+_CHILD = """
+    import os, pathlib, pickle, signal, sys
+    sys.path.insert(0, {root!r})
+    from trainer.report.progress import Silent
+    from trainer.train import train
+
+    class KillAt(Silent):
+        def advance(self, done):
+            if done == {step}:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    train(pickle.loads(pathlib.Path({request!r}).read_bytes()), KillAt())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_killed_twice_ends_bit_identical(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    import pickle
+
+    settings = private_settings(**AVERAGES, train_over="ema")
+    train(request_for("whole", run_id=ONE_ID, settings=settings))
+    killed = request_for("killed", run_id=ONE_ID, settings=settings, checkpoint_every=3)
+    (tmp_path / "request.pickle").write_bytes(pickle.dumps(killed))
+    for step, code in ((1, -signal.SIGKILL), (8, -signal.SIGKILL), (99, 0)):
+        child = _CHILD.format(
+            root=str(ROOT), step=step, request=str(tmp_path / "request.pickle")
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(child)],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == code
+        # The terminal is for progress: TensorFlow writes nothing to it.
+        assert done.stdout + done.stderr == ""
+    assert same_results(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_what_a_kill_cut_short_is_removed_when_the_run_goes_on(
+    request_for: Any,
+) -> None:
+    request = request_for(run_id=ONE_ID)
+    (request.run / ".0a.saved_model").mkdir()
+    for name in (".0a.saved_model/part", ".0b.model.keras", "private/.0c.run.id"):
+        (request.run / name).write_bytes(b"half")
+    train(request)
+    assert not list(request.run.rglob(".*"))

@@ -1,0 +1,199 @@
+"""Every method trains as it says, and states the epsilon of its own theorem."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting import accountant
+from accounting.model_mix import theorem
+from accounting.model_mix.theorem import Mixing
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_checksums, write_manifest
+from tests.trainer.run.whole_runs import (
+    AVERAGES,
+    ONE_ID,
+    load_model,
+    private_settings,
+    same_results,
+    weights_of,
+)
+from trainer.report.progress import Terminal
+from trainer.run import privacy
+from trainer.run.run_record import read_run
+from trainer.train import train
+
+METHODS: list[dict[str, Any]] = [
+    {"method": "bam", "bam_radius": 0.25},
+    {"method": "bam", "bam_radius": 0.25, "bam_variant": "hvp"},
+    {"method": "dp-sat", "sat_radius": 0.25},
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_the_epsilon_of_dp_sgd_and_is_named_with_its_radius(
+    method: dict[str, Any], request_for: Any
+) -> None:
+    plain = train(request_for("plain", run_id=ONE_ID))
+    request = request_for(settings=private_settings(**method))
+    summary = train(request)
+    assert summary.statement is not None
+    assert plain.statement is not None
+    assert summary.statement["epsilon"] == plain.statement["epsilon"]
+    kind = method["method"].replace("-", "").upper()
+    assert kind in summary.statement["mechanism"].replace("-", "").upper()
+    assert "radius=0.25" in summary.statement["mechanism"]
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.method == method["method"]
+    assert 0.25 in record.method_settings.values()
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == summary.statement
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_radius_0_is_the_run_of_dp_sgd(
+    method: dict[str, Any], request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "embedding_noise": "dense"}
+    name = next(key for key in method if key.endswith("radius"))
+    for run, changes in (
+        ("plain", {}),
+        ("zero", {**method, name: 0.0}),
+        ("moved", method),
+    ):
+        train(request_for(run, settings=private_settings(**free, **changes)))
+    plain, zero, moved = (weights_of(tmp_path / n) for n in ("plain", "zero", "moved"))
+    for left, right in zip(plain, zero, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+    assert not all(np.allclose(a, b) for a, b in zip(plain, moved, strict=True))
+
+
+def test_lazy_noise_gives_the_same_run_of_bam(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    # An example's own move touches the rows that it reads, and no other.
+    free = {"noise_multiplier": 0.0, "optimizer": "sgd", "learning_rate": 1.0}
+    for kind in ("lazy", "dense"):
+        settings = private_settings(
+            **free, method="bam", bam_radius=0.25, embedding_noise=kind
+        )
+        train(request_for(kind, settings=settings))
+    lazy, dense = (weights_of(tmp_path / kind) for kind in ("lazy", "dense"))
+    for left, right in zip(lazy, dense, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-6)
+
+
+def test_diagnostics_are_marked_and_private_and_change_nothing(
+    request_for: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    free = {"noise_multiplier": 0.0, "method": "bam", "bam_radius": 0.1}
+    train(request_for("without", settings=private_settings(**free)))
+    settings = private_settings(**free, non_private_diagnostics=True)
+    request = request_for("with", settings=settings)
+    with Terminal() as reporter:
+        train(request, reporter)
+    assert "NON-PRIVATE" in "".join(capfd.readouterr())
+    assert same_results(tmp_path / "without", tmp_path / "with")
+    files = [path.relative_to(request.run) for path in request.run.rglob("*bias*")]
+    assert list(map(str, files)) == ["private/non_private_clipping_bias.csv"]
+    lines = (request.run / files[0]).read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", *map(str, range(1, 11))]
+    assert not list((tmp_path / "without").rglob("*bias*"))
+
+
+MIXED: dict[str, Any] = {
+    "method": "model-mix",
+    "mix_width": 0.5,
+    "linf_factor": 16,
+    "optimizer": "sgd",
+}
+
+
+@pytest.fixture
+def poisson_batches(batch_folder: Any, rows: Any) -> pathlib.Path:
+    """Ten steps without a cap: one this small would cost more than all noise."""
+    steps = [rows(size, seed) for seed, size in enumerate([7, 9, 4, 0, *[8] * 6])]
+    folder = batch_folder(steps, "poisson", truncated_batch_size=None)
+    path: pathlib.Path = folder.path
+    return path
+
+
+def test_model_mix_has_an_epsilon_of_its_own_and_says_by_which_theorem(
+    request_for: Any, poisson_batches: pathlib.Path
+) -> None:
+    settings = private_settings(**{**MIXED, "noise_multiplier": 0.4})
+    request = request_for(settings=settings, batches=poisson_batches)
+    summary = train(request)
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.method_settings == {"mix_width": 0.5, "linf_factor": 16}
+    statement = privacy.run_statement(record, manifest, delta=None)
+    assert statement.to_json() == summary.statement
+    mixed = Mixing(mix_width=0.5, l2_norm_clip=1.0, linf_factor=16)
+    wanted = theorem.epsilon(
+        manifest.plan, mixed, noise_multiplier=0.4, delta=1e-3
+    ).guarantee
+    assert summary.statement["epsilon"] == wanted
+    plain = accountant.epsilon(
+        manifest.plan, noise_multiplier=0.4, delta=1e-3
+    ).guarantee
+    assert wanted < plain
+    assert "Xiao et al. 2023, Corollary 4.1" in summary.statement["theorem"]
+    assert summary.statement["discretization"] == theorem.DISCRETIZATION
+    assert theorem.NOT_COVERED in summary.text
+    for words in ("sqrt(16)", "at least 0.5 times the learning rate apart"):
+        assert words in summary.statement["mechanism"]
+    # A record of another optimizer is no record of the theorem's mechanism.
+    for other in ({"name": "momentum"}, {"name": "sgd", "train_over": "uta"}):
+        changed = dataclasses.replace(record, optimizer=other)
+        found = privacy.run_statement(changed, manifest, delta=None)
+        assert found.epsilon.guarantee == plain
+        assert "ModelMix (" not in found.epsilon.method
+
+
+def test_model_mix_needs_less_gaussian_noise_for_the_same_epsilon(
+    request_for: Any, poisson_batches: pathlib.Path
+) -> None:
+    target = {"noise_multiplier": None, "target_epsilon": 3.0, "target_delta": 1e-3}
+    noise = {}
+    for name, changes in (("plain", {"optimizer": "sgd"}), ("mixed", MIXED)):
+        settings = private_settings(**{**target, **changes})
+        request = request_for(name, settings=settings, batches=poisson_batches)
+        summary = train(request)
+        assert summary.statement["epsilon"] <= 3.0
+        noise[name] = summary.statement["noise_multiplier"]
+    assert noise["mixed"] < noise["plain"] / 1.5
+
+
+def test_kept_iterates_of_model_mix_are_the_released_ones(request_for: Any) -> None:
+    request = request_for(settings=private_settings(**MIXED, **AVERAGES))
+    train(request)
+    kept = np.load(request.run / "iterates/step-00000010.npz")
+    found = load_model(request.run / "model.keras").trainable_variables
+    for index, variable in enumerate(found):
+        assert np.array_equal(kept[f"weight_{index}"], variable.numpy())
+
+
+def test_model_mix_refuses_batches_of_other_samplers_before_any_work(
+    request_for: Any, small_batches: Any
+) -> None:
+    plan = dataclasses.replace(
+        small_batches.manifest.plan, sampler="dynamic-shuffle",
+        truncated_batch_size=None, num_examples=80,
+    )  # fmt: skip
+    manifest = dataclasses.replace(small_batches.manifest, plan=plan)
+    checksums = read_checksums(small_batches.path)
+    shutil.copytree(small_batches.path, small_batches.path.parent / "shuffled")
+    (small_batches.path.parent / "shuffled" / "manifest.json").unlink()
+    write_manifest(small_batches.path.parent / "shuffled", manifest, checksums)
+    request = request_for(
+        settings=private_settings(**MIXED),
+        batches=small_batches.path.parent / "shuffled",
+    )
+    with pytest.raises(InputError, match=r"sampler='dynamic-shuffle'.*no other"):
+        train(request)
+    assert not request.run.exists()

@@ -1,0 +1,57 @@
+"""Settings, keys and results of small whole runs, for the tests beside this file."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras
+
+SMALL: dict[str, Any] = {"embedding_dim": 2, "hidden": (4,)}
+ONE_ID = "5" * 32
+#: All averages and intervals; of ten steps 6, 8 and 10 are kept.
+AVERAGES: dict[str, Any] = {
+    "ema_decay": 0.9,
+    "tail": 3,
+    "keep_last": 3,
+    "keep_every": 2,
+    "uncertainty": 0.9,
+    "export": ("upa",),
+}
+
+
+class Planted(BaseException):
+    """A crash: no handler expects it."""
+
+
+def private_settings(**changes: Any) -> TrainSettings:
+    fields = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "target_delta": 1e-3}
+    return TrainSettings(**{**SMALL, **fields, **changes})
+
+
+def load_model(path: pathlib.Path) -> Any:
+    return keras.models.load_model(path)
+
+
+def weights_of(run: pathlib.Path) -> list[np.ndarray]:
+    """Of all models of the run."""
+    models = map(load_model, sorted(run.glob("*.keras")))
+    return [v.numpy() for model in models for v in model.variables]
+
+
+def same_results(left: pathlib.Path, right: pathlib.Path) -> bool:
+    """Whether two finished runs have bit-identical results."""
+    pairs = zip(weights_of(left), weights_of(right), strict=True)
+    patterns = ("metrics.json", "curve.json", "privacy.*", "*.parquet", "iterates/*")
+    names = [
+        [str(path.relative_to(run)) for name in patterns for path in run.glob(name)]
+        for run in (left, right)
+    ]
+    return (
+        all(a.tobytes() == b.tobytes() for a, b in pairs)
+        and sorted(names[0]) == sorted(names[1])
+        and all((left / n).read_bytes() == (right / n).read_bytes() for n in names[0])
+    )
