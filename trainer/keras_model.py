@@ -161,7 +161,8 @@ class PrivateModel(keras.Model):
             noise_key_file=noise_key_file,
         )
         self._within_step = False
-        self._trainable: TrainableModel | None = None
+        # Not _trainable: that is Keras's word for whether weights are trained.
+        self._checked_model: TrainableModel | None = None
         self.build(None)
 
     # -- what Keras asks of a model ------------------------------------------------
@@ -248,7 +249,7 @@ class PrivateModel(keras.Model):
             optimizer={"name": type(self.optimizer).__name__},
             model={**trainable.description, "num_parameters": num_parameters},
         )
-        self._trainable = trainable
+        self._checked_model = trainable
 
     # -- training ------------------------------------------------------------------
 
@@ -413,9 +414,9 @@ class PrivateModel(keras.Model):
     # -- the run -------------------------------------------------------------------
 
     def _compiled(self) -> TrainableModel:
-        if self._trainable is None:
+        if self._checked_model is None:
             raise InputError("Expected compile before fit.")
-        return self._trainable
+        return self._checked_model
 
     def _open_run(self) -> None:
         if self._session.is_identified:

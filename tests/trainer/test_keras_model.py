@@ -160,6 +160,16 @@ def test_several_fits_are_one_run(
     assert len(set(drawn)) == 20
 
 
+def test_a_model_is_trainable_as_any_of_keras(private: Any) -> None:
+    model = private()
+    assert model.trainable is True
+    model = _compiled(model)
+    assert model.trainable is True
+    model.trainable = True
+    model.fit(epochs=1, verbose=0)
+    assert model.num_steps_executed == 4
+
+
 def test_the_statement_is_of_what_was_executed(
     private: Any, small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
