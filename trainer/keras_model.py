@@ -143,19 +143,18 @@ class PrivateModel(keras.Model):
     ) -> None:
         preflight.check_local(batches=batches, run=run, noise_key_file=noise_key_file)
         super().__init__(name=network.name)
-        self._manifest = read_manifest(batches)
-        preflight.check_files(batches, self._manifest)
+        manifest = read_manifest(batches)
+        preflight.check_files(batches, manifest)
         if preflight.check_run_folder(run):
             raise InputError(
                 f"Expected run={run} to be new or empty; a run of another process "
                 "cannot go on here. Choose another folder, or use `dpsgd train`."
             )
-        self.network = models.as_functional(network, self._manifest)
-        self._settings, self._batches, self._run = settings, batches, run
+        self.network = models.as_functional(network, manifest)
         self._session = Session(
-            settings,
-            self._manifest,
-            noise_multiplier=preflight.noise_multiplier_of(settings, self._manifest),
+            settings=settings,
+            manifest=manifest,
+            noise_multiplier=preflight.noise_multiplier_of(settings, manifest),
             batches=batches,
             run=run,
             noise_key_file=noise_key_file,
@@ -231,16 +230,16 @@ class PrivateModel(keras.Model):
             network=self.network,
             description={"name": self.network.name},
             loss=loss_of_keras(loss),
-            columns=self._manifest.columns,
+            columns=self._session.manifest.columns,
         )
-        models.check_model(trainable, self._manifest)
+        models.check_model(trainable, self._session.manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
         step = Step(
             trainable.variables,
-            registry.gradient_sum(trainable, self._settings),
+            registry.gradient_sum(trainable, self._session.settings),
             self.optimizer,
-            expected_batch_size=self._manifest.plan.expected_batch_size,
+            expected_batch_size=self._session.manifest.plan.expected_batch_size,
             autograph=trainable.needs_autograph,
         )
         num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
@@ -261,7 +260,7 @@ class PrivateModel(keras.Model):
     @property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch; the last may have fewer."""
-        plan = self._manifest.plan
+        plan = self._session.manifest.plan
         return steps_per_epoch(plan.num_examples, plan.expected_batch_size)
 
     def fit(
@@ -331,15 +330,15 @@ class PrivateModel(keras.Model):
         """
         return privacy.run_statement(
             self._session.record(complete=self._is_complete),
-            self._manifest,
+            self._session.manifest,
             delta=None,
-            allow_large_delta=self._settings.allow_large_delta,
+            allow_large_delta=self._session.settings.allow_large_delta,
         )
 
     def _last_step(
         self, x: Any, y: Any, epochs: int | None, initial_epoch: int | None
     ) -> int:
-        plan, size = self._manifest.plan, self.steps_per_epoch
+        plan, size = self._session.manifest.plan, self.steps_per_epoch
         done = self.num_steps_executed
         if x is not None or y is not None:
             raise InputError("Expected fit without data: make_private got the batches.")
@@ -421,13 +420,13 @@ class PrivateModel(keras.Model):
     def _open_run(self) -> None:
         if self._session.is_identified:
             return
-        if preflight.check_run_folder(self._run):
-            raise InputError(f"Expected run={self._run} to be new or empty.")
+        if preflight.check_run_folder(self._session.run):
+            raise InputError(f"Expected run={self._session.run} to be new or empty.")
         self._session.open()
         # Its id alone tells this run from all others: no process goes on with it.
         identity = {
-            "manifest": self._manifest.fingerprint,
-            "batches": preflight.digest_of_batches(self._batches),
+            "manifest": self._session.manifest.fingerprint,
+            "batches": preflight.digest_of_batches(self._session.batches),
         }
         self._session.identify(identity, model=models.identity(self._compiled()))
         self._session.write_record(complete=False)

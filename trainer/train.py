@@ -196,17 +196,7 @@ def _stop_signals() -> Iterator[list[int]]:
 
 
 class _Training:
-    """A session, with checkpoints, evaluation, averages and results.
-
-    Args:
-      checked: The request.
-      model: What is trained.
-      evaluator: Of the model.
-      optimizer: Of the settings.
-      gradient_sum: Of a physical batch.
-      tables: Which of them get lazy noise.
-      reporter: Is told what goes on.
-    """
+    """A session, with checkpoints, evaluation, averages and results."""
 
     def __init__(
         self,
@@ -226,8 +216,8 @@ class _Training:
         self._evaluator = evaluator
         self._reporter = reporter
         self.session = Session(
-            self._settings,
-            checked.manifest,
+            settings=self._settings,
+            manifest=checked.manifest,
             noise_multiplier=checked.noise_multiplier,
             batches=self._request.batches,
             run=self._request.run,

@@ -34,7 +34,7 @@ def private(small_batches: Any, tmp_path: pathlib.Path) -> Any:
             **{**fields, **changes},
         )  # fmt: skip
         # Epochs of four steps: ten steps are three epochs, the last of two.
-        made._manifest.plan.__dict__["num_examples"] = 32
+        made._session.manifest.plan.__dict__["num_examples"] = 32
         return made
 
     return make

@@ -24,6 +24,7 @@ Public: the record.  Sensitive: keys, noise and batches.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,43 +48,32 @@ from trainer.settings.train_settings import TrainSettings
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Session:
     """One run, in one process.
 
-    Args:
+    Attributes:
       settings: What to train, and how.
       manifest: Of the batches.
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
       batches: Folder of the batches.
       run: Folder of the run.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
-
-    Attributes:
       num_steps_executed: Steps that the weights have; a run that goes on sets it.
     """
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        manifest: Manifest,
-        *,
-        noise_multiplier: float | None,
-        batches: pathlib.Path,
-        run: pathlib.Path,
-        noise_key_file: pathlib.Path | None,
-    ) -> None:
-        self._settings = settings
-        self._manifest = manifest
-        self._noise_multiplier = noise_multiplier
-        self._batches = batches
-        self._run = run
-        self._noise_key_file = noise_key_file
-        self._noise_key: bytes | None = None
-        self._run_key: bytes | None = None
-        self._step: Step | None = None
-        self._optimizer: dict[str, Any] = {}
-        self._model: dict[str, Any] = {}
-        self.num_steps_executed = 0
+    settings: TrainSettings
+    manifest: Manifest
+    noise_multiplier: float | None
+    batches: pathlib.Path
+    run: pathlib.Path
+    noise_key_file: pathlib.Path | None
+    num_steps_executed: int = 0
+    _noise_key: bytes = dataclasses.field(init=False)
+    _run_key: bytes | None = dataclasses.field(default=None, init=False)
+    _step: Step = dataclasses.field(init=False)
+    _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+    _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
 
     # -- identity ------------------------------------------------------------------
 
@@ -95,7 +85,7 @@ class Session:
           InputError: the noise key is refused.
         """
         self._noise_key = run_record.open_run(
-            self._run, self._noise_key_file, resumes=resumes
+            self.run, self.noise_key_file, resumes=resumes
         )
 
     def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
@@ -109,12 +99,11 @@ class Session:
         Raises:
           InputError: the id of the run was changed.
         """
-        assert self._noise_key is not None  # the session is open
         named = {
             **identity,
-            "noise_multiplier": self._noise_multiplier,
+            "noise_multiplier": self.noise_multiplier,
             "model": model,
-            "run_id": run_record.read_or_create_run_id(self._run),
+            "run_id": run_record.read_or_create_run_id(self.run),
         }
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
         return self._run_key
@@ -141,7 +130,7 @@ class Session:
     @property
     def num_steps(self) -> int:
         """Steps of the plan."""
-        return self._manifest.plan.num_steps
+        return self.manifest.plan.num_steps
 
     @contextlib.contextmanager
     def steps(
@@ -153,7 +142,6 @@ class Session:
           end: Steps after which it ends; all of the plan if None.
           draw: What is drawn for a step; the noise of its variables if None.
         """
-        assert self._step is not None
         assert self._run_key is not None
         end = self.num_steps if end is None else end
         with NoiseStream(
@@ -170,7 +158,7 @@ class Session:
     ) -> Iterator[StepInputs]:
         first = self.num_steps_executed
         ledger = StepLedger(self.num_steps, first_step=first)
-        source = BatchSource(self._batches, self._manifest, first_step=first)
+        source = BatchSource(self.batches, self.manifest, first_step=first)
         for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
             entered = _entered(parts, ledger)
             # A step that is refused is refused before anything is done for it.
@@ -194,7 +182,6 @@ class Session:
           parts: The physical batches of the step.
           observe: Sees every one, at the weights from before the step.
         """
-        assert self._step is not None
         self._step.begin(noise, self.later_noise())
         for batch in parts:
             self._add(batch, observe)
@@ -203,7 +190,6 @@ class Session:
 
     @withhold_values
     def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
-        assert self._step is not None
         if observe is not None:
             observe(batch)
         self._step.add(batch["columns"], batch["weight"])
@@ -220,23 +206,23 @@ class Session:
     @property
     def _noise_stddev(self) -> float:
         """Standard deviation of the noise on a sum of clipped gradients."""
-        clip = self._settings.l2_norm_clip
-        if self._noise_multiplier is None or clip is None:
+        clip = self.settings.l2_norm_clip
+        if self.noise_multiplier is None or clip is None:
             return 0.0
-        return self._noise_multiplier * clip
+        return self.noise_multiplier * clip
 
     # -- record --------------------------------------------------------------------
 
     def record(self, *, complete: bool) -> RunRecord:
         """Returns what was executed; ``complete`` if that is all of the run."""
-        settings, manifest = self._settings, self._manifest
+        settings, manifest = self.settings, self.manifest
         private = settings.method != NON_PRIVATE
         return RunRecord(
             method=settings.method,
             method_settings=settings.describe_method(),
             num_steps_executed=self.num_steps_executed,
             complete=complete,
-            noise_multiplier=self._noise_multiplier if private else None,
+            noise_multiplier=self.noise_multiplier if private else None,
             l2_norm_clip=settings.l2_norm_clip,
             expected_batch_size=manifest.plan.expected_batch_size,
             target_delta=settings.target_delta,
@@ -250,9 +236,8 @@ class Session:
 
     def write_record(self, *, complete: bool) -> None:
         """Writes the record, with a copy of the manifest, into the folder."""
-        assert self._noise_key is not None  # the session is open
         run_record.write_run(
-            self._run, self.record(complete=complete), self._manifest, self._noise_key
+            self.run, self.record(complete=complete), self.manifest, self._noise_key
         )
 
     @contextlib.contextmanager

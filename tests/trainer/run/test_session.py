@@ -67,8 +67,8 @@ def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
 
     def make(step: Any, name: str = "run") -> Session:
         made = Session(
-            SETTINGS,
-            parts.manifest,
+            settings=SETTINGS,
+            manifest=parts.manifest,
             noise_multiplier=0.8,
             batches=parts.path,
             run=tmp_path / name,
