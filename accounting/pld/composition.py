@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -201,6 +202,31 @@ def compose(
         infinite_mass=_ever(step.infinite_mass, num_steps),
         folded=above < reach,
     )
+
+
+def compose_coarsened(
+    step_on: Callable[[float], LossDistribution],
+    spacing: float,
+    num_steps: int,
+    order: float,
+    max_points: int = MAX_POINTS,
+    fold: bool = False,
+) -> TiltedSum:
+    """Returns `compose` on a grid that is as coarse as it has to be to fit.
+
+    Args:
+      step_on: Returns one step on the grid of a spacing.
+      spacing: Of the finest grid; the first that is tried.
+      num_steps: As for `compose`, like all that follow.
+      order: Of the tilt.
+      max_points: Of one transform.
+      fold: Whether rare sums are folded in.
+    """
+    while True:
+        try:
+            return compose(step_on(spacing), num_steps, order, max_points, fold)
+        except WindowTooLargeError as error:
+            spacing *= 1.1 * error.excess
 
 
 def _ever(probability: float, num_steps: int) -> float:

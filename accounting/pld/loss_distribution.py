@@ -42,6 +42,14 @@ class LossDistribution:
         return (self.first + np.arange(len(self.masses))) * self.spacing
 
 
+def least_spacing(losses: NDArray[np.float64]) -> float:
+    """Returns the spacing of the finest grid that is used for these losses.
+
+    It has at most ``MAX_CELLS`` cells, and counts its points from 0 in 64-bit integers.
+    """
+    return max(float(np.ptp(losses)) / MAX_CELLS, float(np.abs(losses).max()) * 1e-10)
+
+
 def spread(
     masses: NDArray[np.float64],
     losses: NDArray[np.float64],

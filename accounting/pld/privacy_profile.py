@@ -153,24 +153,19 @@ def composed(
     tails = [_share(tail_mass, weight) for weight, _ in step]
     for (_, pair), tail in zip(step, tails, strict=True):
         ends = pair.loss(np.array(pair.support(tail)))
-        spacing = max(spacing, float(ends[1] - ends[0]) / loss_distribution.MAX_CELLS)
-        # Grid points are counted from 0 in 64-bit integers.
-        spacing = max(spacing, float(np.abs(ends).max()) * 1e-10)
-    while True:
-        parts = [
-            (weight, loss_distribution.discretize(pair, spacing, tail))
-            for (weight, pair), tail in zip(step, tails, strict=True)
-        ]
-        try:
-            return composition.compose(
-                loss_distribution.mix(parts),
-                num_steps,
-                order,
-                _max_points(fineness),
-                fold=True,
-            )
-        except composition.WindowTooLargeError as error:
-            spacing *= 1.1 * error.excess
+        spacing = max(spacing, loss_distribution.least_spacing(ends))
+
+    def step_on(spacing: float) -> loss_distribution.LossDistribution:
+        return loss_distribution.mix(
+            [
+                (weight, loss_distribution.discretize(pair, spacing, tail))
+                for (weight, pair), tail in zip(step, tails, strict=True)
+            ]
+        )
+
+    return composition.compose_coarsened(
+        step_on, spacing, num_steps, order, _max_points(fineness), fold=True
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

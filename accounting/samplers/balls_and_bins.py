@@ -68,17 +68,15 @@ class Direction:
         variance = loss.cumulants(order)[2]
         spacing = max(
             min(math.sqrt(6 * privacy_profile.FINE * variance), 0.02 / (1 + order)),
-            float(np.ptp(self.losses)) / loss_distribution.MAX_CELLS,
-            1e-10 * float(np.abs(self.losses).max()),
+            loss_distribution.least_spacing(self.losses),
         )
-        while True:
-            step = loss_distribution.spread(
+
+        def step_on(spacing: float) -> loss_distribution.LossDistribution:
+            return loss_distribution.spread(
                 self.masses, self.losses, spacing, self.infinite_mass
             )
-            try:
-                return composition.compose(step, count, order)
-            except composition.WindowTooLargeError as error:
-                spacing *= 1.1 * error.excess
+
+        return composition.compose_coarsened(step_on, spacing, count, order)
 
 
 def directions(

@@ -115,21 +115,15 @@ def lower_composed_delta(
     loss = privacy_profile.Atoms(masses, losses)
     order = privacy_profile.order_for_epsilon(loss, count, epsilon)
     deviation = math.sqrt(count * loss.cumulants(order)[2])
-    reach = float(losses.max() - losses.min())
     spacing = max(
         min(1e-4 * epsilon, 1e-3 * deviation) / count,
-        reach / loss_distribution.MAX_CELLS,
+        loss_distribution.least_spacing(losses),
         32 * deviation / composition.MAX_POINTS,
-        1e-10 * float(np.abs(losses).max()),
     )
-    while True:
-        floored = round_down(masses, losses, spacing)
-        try:
-            total = composition.compose(floored, count, order)
-        except composition.WindowTooLargeError as error:
-            spacing *= 1.1 * error.excess
-        else:
-            return total.lower_delta(epsilon) * (1 - 1e-8)
+    total = composition.compose_coarsened(
+        lambda spacing: round_down(masses, losses, spacing), spacing, count, order
+    )
+    return total.lower_delta(epsilon) * (1 - 1e-8)
 
 
 def _slices(

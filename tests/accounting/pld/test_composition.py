@@ -103,3 +103,21 @@ def test_infinite_loss_is_never_forgotten():
 def test_too_fine_a_grid_is_refused():
     with pytest.raises(composition.WindowTooLargeError):
         composition.compose(randomized_response(1e-9, 10**6), 10**8, 0.0)
+
+
+def test_a_grid_is_coarsened_until_it_fits_and_no_further():
+    tried = []
+
+    def step_on(spacing):
+        tried.append(spacing)
+        cells = max(1, round(0.1 / spacing))
+        return randomized_response(0.1 / cells, cells)
+
+    exact = float(exact_delta(0.1, 100, 1.0))
+    total = composition.compose_coarsened(step_on, 1e-6, 100, 1.0, max_points=1 << 12)
+    assert tried[0] == 1e-6
+    assert len(tried) > 1
+    assert 1 << 10 < len(total.masses) <= 1 << 12
+    assert total.delta(1.0) == pytest.approx(exact, rel=1e-6)
+    composition.compose_coarsened(step_on, 0.1, 100, 1.0)
+    assert tried[-1] == 0.1
