@@ -14,7 +14,8 @@ import click
 from accounting.cli import shared_options
 from accounting.plan import SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.cli.console import Bars, show
+from pipelines.cli.console import show
+from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import stoppable
 from pipelines.job.batch_settings import BatchSettings
 

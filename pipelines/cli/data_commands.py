@@ -9,7 +9,8 @@ import click
 
 from accounting.cli import shared_options
 from accounting.validation import InputError
-from pipelines.cli.console import Bars, show
+from pipelines.cli.console import show
+from pipelines.files.progress_bars import Bars
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ def audit_command(
 
 
 def _audit(settings: AuditSettings) -> Report:
-    from pipelines.cli.console import Bars
+    from pipelines.files.progress_bars import Bars
     from trainer.auditing.audit import COUNTED, audit
 
     with Bars([COUNTED[settings.level]]) as bars:

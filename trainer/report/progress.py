@@ -6,13 +6,12 @@ times and metrics of held-out examples.
 
 from __future__ import annotations
 
-import sys
-import time
 from types import TracebackType
 from typing import Protocol
 
-#: Seconds between lines where standard error is not a terminal.
-_LINE_SECONDS = 15.0
+from pipelines.files.progress_bars import Bars
+
+_LABEL = "training"
 
 
 class Reporter(Protocol):
@@ -57,28 +56,8 @@ class Terminal:
     """
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("training", total=None, speed="", start=False)
-        self._pace = _Pace()
+        self._bars = Bars([_LABEL], unit="step")
+        self._num_steps = 0
 
     def __enter__(self) -> Terminal:
         return self
@@ -93,52 +72,17 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Reports one line."""
-        self._console.print(text, markup=False)
+        self._bars.say(text)
 
     def start(self, num_steps: int, done: int) -> None:
         """Reports the start of the steps."""
-        self._pace = _Pace(num_steps, done)
-        self._bar.reset(self._task, total=num_steps, completed=done)
-        self._bar.start()
+        self._num_steps = num_steps
+        self._bars.begin(_LABEL, done, num_steps)
 
     def advance(self, done: int) -> None:
         """Reports that ``done`` steps are done."""
-        self._pace.done = done
-        self._bar.update(self._task, completed=done, speed=self._pace.speed)
-        if self._bar.disable and self._pace.line_is_due():
-            print(f"training: {self._pace}", file=sys.stderr, flush=True)
+        self._bars.update(_LABEL, done, self._num_steps)
 
     def stop(self) -> None:
         """Reports the end of the steps."""
-        self._bar.stop()
-
-
-class _Pace:
-    def __init__(self, num_steps: int = 0, done: int = 0) -> None:
-        self.done = done
-        self._num_steps = num_steps
-        self._first = done
-        self._start = self._last_line = time.monotonic()
-
-    @property
-    def _per_second(self) -> float:
-        elapsed = time.monotonic() - self._start
-        return (self.done - self._first) / elapsed if elapsed > 0 else 0.0
-
-    @property
-    def speed(self) -> str:
-        return f"{self._per_second:.1f} steps/s"
-
-    def line_is_due(self) -> bool:
-        now = time.monotonic()
-        due = now - self._last_line >= _LINE_SECONDS or self.done == self._num_steps
-        if due:
-            self._last_line = now
-        return due
-
-    def __str__(self) -> str:
-        left = self._num_steps - self.done
-        seconds = left / self._per_second if self._per_second > 0 else 0.0
-        return (
-            f"step {self.done} of {self._num_steps}, {self.speed}, {seconds:.0f} s left"
-        )
+        self._bars.stop()

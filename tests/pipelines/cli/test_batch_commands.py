@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.cli import batch_commands, console
+from pipelines.cli import batch_commands
 from pipelines.cli.batch_commands import batches
+from pipelines.files import progress_bars
 from tests.pipelines.conftest import write_table
 
 
@@ -128,12 +129,12 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with console.Bars(["steps"]) as bars:
+    with progress_bars.Bars(["steps"]) as bars:
         bars.set_total("steps", 3)
         bars.advance("steps", 1)
-        monkeypatch.setattr(console, "_LINE_SECONDS", 0.0)
+        monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 0.0)
         bars.advance("steps", 1)
-        monkeypatch.setattr(console, "_LINE_SECONDS", 15.0)
+        monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 15.0)
         bars.advance("steps", 1)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == ["steps: 2 of 3", "steps: 3 of 3"]

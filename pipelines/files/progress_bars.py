@@ -1,0 +1,150 @@
+"""Progress that a person can follow: bars on a terminal, elsewhere lines now and then.
+
+Progress goes to standard error, so that a pipe gets results alone.  Public values only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from types import TracebackType
+
+import click
+
+#: Seconds between lines where standard error is not a terminal.
+_LINE_SECONDS = 15.0
+
+
+class Bars:
+    """Progress bars that appear with the first progress; safe to use from threads.
+
+    Example:
+      >>> with Bars(["blocks"]) as bars:
+      ...     bars.set_total("blocks", 1)
+      ...     bars.advance("blocks", 1)
+    """
+
+    def __init__(self, labels: Iterable[str], *, unit: str = "") -> None:
+        """Makes the bars.
+
+        Args:
+          labels: One for each bar.
+          unit: Singular, of what is counted, where speed is to be shown: "step".
+        """
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn() if unit else TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True, highlight=False, soft_wrap=True),
+        )
+        self._unit = unit
+        self._is_terminal = self._progress.console.is_terminal
+        self._last_line = time.monotonic()
+        self._told: dict[str, float] = {}
+        self._tasks = {
+            label: self._progress.add_task(
+                label, total=None, start=False, speed="", first=0
+            )
+            for label in labels
+        }
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        del kind, error, trace  # an error is shown by who catches it
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends the bars as they are."""
+        if self._progress.live.is_started:  # otherwise it would print an empty line
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line, above the bars if there are any."""
+        self._progress.console.print(text, markup=False)
+
+    def begin(self, label: str, done: int, total: int) -> None:
+        """Says that work begins, of which another process has ``done`` some.
+
+        Args:
+          label: Of the bar.
+          done: Counted as done, but not for the speed.
+          total: How much there is to do in all.
+        """
+        self._progress.reset(
+            self._tasks[label], total=total, completed=done, first=done, speed=""
+        )
+        self._told.pop(label, None)
+        self._last_line = time.monotonic()
+        if self._is_terminal:
+            self._progress.start()
+
+    def set_total(self, label: str, total: int) -> None:
+        """Says how much there is to do."""
+        self._progress.update(self._tasks[label], total=total)
+
+    def advance(self, label: str, amount: int) -> None:
+        """Says that ``amount`` more is done."""
+        self._start(label)
+        self._progress.advance(self._tasks[label], amount)
+        self._tell(label)
+
+    def update(self, label: str, done: int, total: int) -> None:
+        """Says that ``done`` of ``total`` is done."""
+        self._start(label)
+        self._progress.update(self._tasks[label], completed=done, total=total)
+        self._progress.update(self._tasks[label], speed=self._speed(label))
+        self._tell(label)
+
+    def _speed(self, label: str) -> str:
+        """Returns the speed since the work began, if it is to be shown."""
+        task = self._progress.tasks[self._tasks[label]]
+        if not self._unit:
+            return ""
+        rate = (task.completed - task.fields["first"]) / max(task.elapsed or 0, 1e-9)
+        return f"{rate:.1f} {self._unit}s/s"
+
+    def _start(self, label: str) -> None:
+        task = self._tasks[label]
+        if self._progress.tasks[task].start_time is None:
+            if self._is_terminal:
+                self._progress.start()  # not before there is something to show
+            self._progress.start_task(task)
+
+    def _tell(self, label: str) -> None:
+        """Where nobody sees a bar move, a line now and then says the same."""
+        now = time.monotonic()
+        task = self._progress.tasks[self._tasks[label]]
+        quiet = now - self._last_line < _LINE_SECONDS and task.completed != task.total
+        if self._is_terminal or quiet or self._told.get(label) == task.completed:
+            return
+        self._last_line, self._told[label] = now, task.completed
+        unit, speed, left = self._unit, self._speed(label), task.time_remaining
+        click.echo(
+            f"{label}: {unit}{' ' if unit else ''}"
+            f"{task.completed:,.0f} of {task.total or 0:,.0f}"
+            + (f", {speed}" if speed else "")
+            + (f", {left:.0f} s left" if left is not None else ""),
+            err=True,
+        )
