@@ -56,6 +56,8 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("dpsgd", HEAVY),
         ("accounting.plan", HEAVY),
         ("accounting.validation", HEAVY),
+        ("accounting.samplers.base", HEAVY),
+        ("trainer.settings.method_settings", HEAVY),
         (
             "accounting.accountant",
             FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"},

@@ -53,8 +53,10 @@ from trainer.gradients.clipping import (
 )
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
 from trainer.gradients.per_example import keep_rows, real_rows
+from trainer.methods.base import Sums
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.method_settings import BAM_SAM, BAM_VARIANTS
+from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
 #: Copies of the weights that an example needs at a time: u_i, where to, and g_i.
@@ -160,3 +162,23 @@ def _penalized(model: TrainableModel, radius: float) -> ExampleGradient:
         return [u + h for u, h in zip(here, bend, strict=True)], counted
 
     return gradient
+
+
+def _path_of(model: TrainableModel, settings: TrainSettings) -> str:
+    return choose_bam_path(model, settings.bam_variant or BAM_SAM)
+
+
+def _sum_of(
+    model: TrainableModel, settings: TrainSettings, clip: float | None
+) -> GradientSum:
+    assert clip is not None  # checked by the settings
+    assert settings.bam_radius is not None
+    return bam_sum(
+        model,
+        l2_norm_clip=clip,
+        radius=settings.bam_radius,
+        variant=settings.bam_variant or BAM_SAM,
+    )
+
+
+SUMS = Sums(choose_path=_path_of, gradient_sum=_sum_of)

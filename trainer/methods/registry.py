@@ -5,21 +5,32 @@ Public: which method, by which path.  Sensitive: the sums.
 
 from __future__ import annotations
 
-import math
-
-from trainer.gradients import clipping
+from accounting.validation import InputError
 from trainer.gradients.clipping import GradientSum
-from trainer.methods import bam
+from trainer.methods.base import Sums
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.method_settings import BAM, BAM_SAM, NON_PRIVATE
+from trainer.settings import method_settings
 from trainer.settings.train_settings import TrainSettings
 
 
+def _sums(settings: TrainSettings) -> Sums:
+    sums = method_settings.get(settings.method).sums()
+    if not isinstance(sums, Sums):
+        raise InputError(
+            f"Expected method={settings.method!r} to bring Sums, not "
+            f"{type(sums).__name__}. Mend what it was registered with."
+        )
+    return sums
+
+
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
-    """Returns how the gradients of single examples are made."""
-    if settings.method == BAM:
-        return bam.choose_bam_path(model, settings.bam_variant or BAM_SAM)
-    return clipping.choose_path(model)
+    """Returns how the gradients of single examples are made.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      settings: The method.
+    """
+    return _sums(settings).choose_path(model, settings)
 
 
 def gradient_sum(
@@ -32,25 +43,11 @@ def gradient_sum(
 
     Args:
       model: Checked by ``models.check_model``.
-      settings: The method; DP-SAT differs from DP-SGD in the weights alone, and
-        ModelMix in the clip of single coordinates.
+      settings: The method.
       l2_norm_clip: Instead of that of ``settings``.
 
     Raises:
-      InputError: the method cannot be had for this model.
+      InputError: the method does not support this model.
     """
-    if settings.method == NON_PRIVATE:
-        return clipping.plain_sum(model)
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    assert clip is not None  # checked by the settings
-    if settings.method != BAM:
-        factor = settings.linf_factor or 1
-        cap = clip / math.sqrt(factor) if factor > 1 else None
-        return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
-    assert settings.bam_radius is not None  # checked by the settings
-    return bam.bam_sum(
-        model,
-        l2_norm_clip=clip,
-        radius=settings.bam_radius,
-        variant=settings.bam_variant or BAM_SAM,
-    )
+    return _sums(settings).gradient_sum(model, settings, clip)

@@ -20,7 +20,12 @@ from trainer.run.run_record import (
     RunRecord,
     check_execution,
 )
-from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, gradients_text
+from trainer.settings import method_settings
+from trainer.settings.method_settings import (
+    MIXED_ITERATES,
+    NON_PRIVATE,
+    gradients_text,
+)
 
 if TYPE_CHECKING:
     from accounting.model_mix.theorem import Mixing
@@ -41,11 +46,14 @@ def mixing_of(
     """Returns how a method mixes iterates; None if it does not.
 
     Args:
-      method: One of ``METHODS``.
+      method: A registered one.
       described: What ``MethodSettings.describe_method`` returns for it.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
+
+    Raises:
+      InputError: the method does not say how it is accounted for.
     """
-    if method != MODEL_MIX:
+    if method_settings.released_by(method) != MIXED_ITERATES:
         return None
     from accounting.model_mix.theorem import Mixing
 
@@ -56,10 +64,14 @@ def mixing_of(
 def check_sampler(method: str, plan: DpSgdPlan) -> None:
     """Accepts a plan for which the method's accounting is known.
 
+    Args:
+      method: A registered one.
+      plan: Of its batches.
+
     Raises:
       InputError: another sampler.
     """
-    if method == MODEL_MIX:
+    if method_settings.get(method).releases == MIXED_ITERATES:
         from accounting.model_mix import theorem
 
         theorem.check_sampler(plan)
