@@ -165,7 +165,7 @@ def delta_by_direction(
         sampler_registry.refuse(
             plan.sampler,
             "bounds for each direction",
-            "Its upper bound holds for both: use delta.",
+            "It gives one upper bound for both, and no dominating pair: use delta.",
         )
     return by_direction(plan, noise, target)
 
