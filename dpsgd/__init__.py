@@ -34,10 +34,15 @@ if TYPE_CHECKING:
     from pipelines.batches.verify import verify as verify
     from pipelines.inputs.parquet_blocks import Dataset as Dataset
     from pipelines.inputs.parquet_blocks import list_blocks as list_blocks
+    from pipelines.job.batch_settings import BatchSettings as BatchSettings
+    from pipelines.job.make_batches import make_batches as make_batches
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import write_batches as write_batches
     from pipelines.job.sizing import make_layout as make_layout
+    from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
+    from trainer.experiments.compare import compare as compare
+    from trainer.experiments.simulate import simulate as simulate
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
     from trainer.run.preflight import Request as Request
@@ -46,6 +51,13 @@ if TYPE_CHECKING:
     from trainer.run.run_record import read_run as read_run
     from trainer.settings.aggregation_settings import (
         AggregationSettings as AggregationSettings,
+    )
+    from trainer.settings.audit_settings import AuditSettings as AuditSettings
+    from trainer.settings.comparison_settings import (
+        ComparisonSettings as ComparisonSettings,
+    )
+    from trainer.settings.comparison_settings import (
+        SimulationSettings as SimulationSettings,
     )
     from trainer.settings.train_settings import TrainSettings as TrainSettings
     from trainer.train import Summary as Summary
@@ -56,8 +68,11 @@ __version__ = "0.1.0"
 #: Public name -> the module that has it.
 _HOMES = {
     "AggregationSettings": "trainer.settings.aggregation_settings",
+    "AuditSettings": "trainer.settings.audit_settings",
     "AverageWeights": "trainer.averaging.averaging_callback",
+    "BatchSettings": "pipelines.job.batch_settings",
     "Bounds": "accounting.intervals",
+    "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",
     "DpSgdPlan": "accounting.plan",
     "InputError": "accounting.validation",
@@ -69,14 +84,18 @@ _HOMES = {
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.run.run_record",
+    "SimulationSettings": "trainer.settings.comparison_settings",
     "Summary": "trainer.train",
     "TrainSettings": "trainer.settings.train_settings",
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",
+    "audit": "trainer.auditing.audit",
     "budget": "accounting",
     "cli": "dpsgd.command_line",
+    "compare": "trainer.experiments.compare",
     "list_blocks": "pipelines.inputs.parquet_blocks",
     "main": "dpsgd.command_line",
+    "make_batches": "pipelines.job.make_batches",
     "make_layout": "pipelines.job.sizing",
     "make_private": "trainer.keras_model",
     "privacy_statement": "accounting.statement",
@@ -84,6 +103,7 @@ _HOMES = {
     "read_manifest": "pipelines.batches.manifest",
     "read_run": "trainer.run.run_record",
     "run_statement": "trainer.run.privacy",
+    "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
     "train": "trainer.train",
     "verify": "pipelines.batches.verify",

@@ -40,7 +40,7 @@ from importlib import metadata
 from typing import Any
 
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError, check_choice, check_float, check_int
+from accounting.validation import InputError, check_float, check_int
 from accounting.versioned_json import header, read_fields
 from pipelines.batches.manifest import (
     MANIFEST_NAME,
@@ -52,7 +52,7 @@ from pipelines.batches.manifest import (
 )
 from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
-from trainer.settings.method_settings import METHODS, NON_PRIVATE, check_described
+from trainer.settings.method_settings import NON_PRIVATE, check_described
 
 #: Bump when the meaning of a field changes or a field is added or removed.
 RUN_RECORD_VERSION = 3
@@ -116,7 +116,7 @@ class RunRecord:
     """What was executed.  All fields are public.
 
     Attributes:
-      method: One of ``METHODS``.
+      method: One of ``METHODS``, or registered from outside.
       method_settings: What belongs to the method alone, as its radius.
       num_steps_executed: Steps consumed, from step 0 on, each once and in order.
       complete: Whether these were all steps of the plan.
@@ -153,7 +153,6 @@ class RunRecord:
     simulates: str = ""
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, METHODS)
         check_described(self.method, self.method_settings)
         check_int("num_steps_executed", self.num_steps_executed, at_least=0)
         check_int("expected_batch_size", self.expected_batch_size, at_least=1)
