@@ -23,8 +23,10 @@ import os
 import pathlib
 import queue
 import re
+import signal
 import tempfile
 import threading
+import types
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
+from apache_beam.runners.portability import job_server
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
@@ -133,9 +136,8 @@ def _run_to_end(pipeline: beam.Pipeline) -> None:
         except BaseException:
             given_up.set()
             _cancel(jobs)
-            if (
-                thread.is_alive()
-            ):  # otherwise it ended, or will find that it is given up
+            # Otherwise it ended, or will find that it is given up.
+            if thread.is_alive():
                 wait()
             raise
     for error in filter(None, outcome):
@@ -148,11 +150,29 @@ def _run_jobs(
 ) -> None:
     """Enters the job of a pipeline into ``jobs``, and waits for its end."""
     if not given_up.is_set():
-        jobs.append(pipeline.run())
+        with _no_signals_for_beam():
+            jobs.append(pipeline.run())
     if given_up.is_set():  # while an engine took the job
         _cancel(jobs)
     for job in jobs:
         job.wait_until_finish()
+
+
+@contextlib.contextmanager
+def _no_signals_for_beam() -> Iterator[None]:
+    """Keeps the job server that Beam starts for an engine from asking for SIGINT.
+
+    Only the main thread may, and ``stoppable`` has it.  The server also stops when the
+    process exits.
+    """
+    theirs: Any = types.SimpleNamespace(
+        SIGINT=signal.SIGINT, getsignal=signal.getsignal, signal=lambda *_: None
+    )
+    before, job_server.signal = job_server.signal, theirs
+    try:
+        yield
+    finally:
+        job_server.signal = before
 
 
 def _cancel(jobs: list[Any]) -> None:

@@ -56,7 +56,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("dpsgd", HEAVY),
         ("accounting.plan", HEAVY),
         ("accounting.validation", HEAVY),
-        ("accounting.samplers.base", HEAVY),
+        ("accounting.sampler_registry", HEAVY),
         ("trainer.settings.method_settings", HEAVY),
         (
             "accounting.accountant",

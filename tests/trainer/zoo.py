@@ -14,6 +14,9 @@ from trainer.tf_compat import clip_grads, keras, tf
 
 NUM_ROWS = 8
 
+# As every run of `train`: some losses are other operations then.
+tf.config.experimental.enable_op_determinism()
+
 
 def numbers() -> tuple[Any, Any]:
     integers = keras.Input((13,), name="integers")

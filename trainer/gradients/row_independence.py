@@ -64,6 +64,12 @@ class _Sizes:
         """Whether this is the number of rows, or a vector that begins with it."""
         return self.entries is not None and self.entries[:1] == (_BATCH,)
 
+    @property
+    def known(self) -> bool:
+        """Whether these are sizes of one example, whatever the number of rows."""
+        entries = self.entries
+        return entries is not None and all(isinstance(x, int) for x in entries)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Unknown:
@@ -152,10 +158,13 @@ def _of_constants(op: Any) -> _Kind:
 
 
 def _of_sizes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
-    if op.type == "Fill":
+    if op.type in _UNIFORM:
         # The same value everywhere: whichever axis is the batch, rows are apart.
-        uniform = isinstance(kinds[1], _Constant) and _leads_with_batch(op.outputs[0])
-        return _ROWS if uniform else None
+        place = _UNIFORM[op.type]
+        scalar = (
+            isinstance(kinds[place], _Constant) and op.inputs[place].shape.rank == 0
+        )
+        return _ROWS if scalar and _leads_with_batch(op.outputs[0]) else None
     if op.type in _SIZE_ARITHMETIC:
         return _Sizes()
     rule = _SIZE_RULES.get(op.type)
@@ -218,6 +227,9 @@ def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     return tuple(entries[index] for index in indices)
 
 
+#: Operations that repeat a scalar, and which of their inputs it is.
+_UNIFORM = {"BroadcastTo": 0, "Fill": 1}
+
 _SIZE_ARITHMETIC = {
     "Add", "AddV2", "FloorDiv", "Maximum", "Minimum", "Mul", "Neg", "Prod", "Sub",
 }  # fmt: skip
@@ -276,9 +288,12 @@ def _aligned(op: Any, kinds: Sequence[_Kind]) -> _Rows | None:
         return None
     (rank,) = ranks
     for value, kind in zip(op.inputs, kinds, strict=True):
-        if isinstance(kind, _Sizes):
-            return None
-        if isinstance(kind, _Constant) and not _is_within(value, rank):
+        if isinstance(kind, _Rows):
+            continue
+        constant = isinstance(kind, _Constant) or (
+            isinstance(kind, _Sizes) and kind.known
+        )
+        if not constant or not _is_within(value, rank):
             return None
     return next(iter(rows))
 

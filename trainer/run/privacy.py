@@ -1,6 +1,6 @@
 """The privacy of a run, asked of ``accounting`` with what was executed.
 
-This is the only module of the trainer that calls the accountant.
+What a run says of its own privacy comes from here.
 """
 
 from __future__ import annotations

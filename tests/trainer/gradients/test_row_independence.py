@@ -56,6 +56,11 @@ APART: dict[str, Callable[[Any], Any]] = {
     "one hot": lambda v: tf.one_hot(tf.cast(v[:, 0] > 0, tf.int32), 2),
     "choice": lambda v: tf.where(v > 0, v, 0.1 * v),
     "zeros of the batch size": lambda v: tf.zeros((tf.shape(v)[0], 4, 3)) + v,
+    "a number for all": lambda v: v + tf.broadcast_to(2.0, tf.shape(v)),
+    "size of a row": lambda v: v / tf.cast(tf.shape(v)[1], v.dtype),
+    "labels below a size": lambda v: tf.cast(
+        tf.cast(v[:, 0, 0], tf.int32) < tf.shape(v)[-1], tf.float32
+    ),
     "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
     "cross-entropy": lambda v: tf.nn.softmax_cross_entropy_with_logits(
         tf.nn.softmax(v[:, 0]), v[:, 1]
@@ -85,6 +90,10 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "every second row": lambda v: v + tf.repeat(v[::2], 2, 0),
     "places": lambda v: v + tf.cast(tf.range(tf.shape(v)[0]), v.dtype)[:, None, None],
     "batch size": lambda v: v / tf.cast(tf.shape(v)[0], v.dtype),
+    "numbers for places": lambda v: (
+        tf.broadcast_to(tf.ones((4, 4, 3)), tf.shape(v)) + v
+    ),
+    "batch size among sizes": lambda v: v / tf.cast(tf.shape(v)[:1], v.dtype),
     "batch size by a sum": lambda v: v / tf.reduce_sum(tf.ones_like(v[:, 0, 0])),
     "all pairs": lambda v: tf.matmul(
         tf.reshape(v, (-1, 12)), tf.reshape(v, (-1, 12)), transpose_b=True
@@ -107,7 +116,7 @@ MIXING: dict[str, Callable[[Any], Any]] = {
     "matching batches": lambda v: tf.einsum("bij,bij->ij", v, v),
     "norm of the batch": lambda v: v / tf.norm(v),
     "constant for each place": lambda v: v * tf.reshape(tf.range(8.0), (8, 1, 1)),
-    "chance": lambda v: v + tf.random.normal(tf.shape(v)),
+    "chance": lambda v: v + tf.random.normal(tf.shape(v), seed=1),
     "loop": lambda v: tf.map_fn(lambda row: row * 2.0, v),
     "python": lambda v: tf.numpy_function(lambda a: a - a.mean(0), [v], tf.float32),
     "gradient that mixes": _gradient_that_mixes,
