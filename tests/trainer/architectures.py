@@ -29,21 +29,21 @@ def _of_numbers(body: Callable[[Any], Any]) -> Make:
 
 
 def _of_sequence(body: Callable[[Any], Any]) -> Make:
-    """A model of (batch, 13, 4) values; ``body`` gives (batch, ..., units)."""
+    """A model of (batch, 6, 4) values; ``body`` gives (batch, ..., units)."""
 
     def sequence(values: Any) -> Any:
-        steps = layers.Dense(4)(tf.expand_dims(values, -1))
+        steps = layers.Dense(4)(tf.expand_dims(values[:, :6], -1))
         return layers.Flatten()(body(steps))
 
     return _of_numbers(sequence)
 
 
 def _of_ids(body: Callable[[Any], Any], **table: Any) -> Make:
-    """A model of (batch, 26, 3) embedded ids."""
+    """A model of (batch, 8, 3) embedded ids."""
 
     def make() -> Any:
         ids = keras.Input((26,), dtype="int32", name="categories")
-        rows = layers.Embedding(7, 3, **table)(ids)
+        rows = layers.Embedding(7, 3, **table)(ids[:, :8])
         return keras.Model(ids, layers.Dense(1)(layers.Flatten()(body(rows))))
 
     return make
