@@ -44,13 +44,10 @@ def is_plain_sgd(optimizer: Any) -> bool:
     )
 
 
-def obstacle(
-    model: TrainableModel, optimizer: Any, settings: TrainSettings
+def _obstacle(
+    reads: TableReads | None, optimizer: Any, settings: TrainSettings
 ) -> str | None:
     """Returns why no table of this run can have lazy noise; None if some can."""
-    reads = None
-    if registry.choose_path(model, settings) == clipping.BOOKKEEPING:
-        reads = traced_model.table_reads(model)
     if settings.lazy_obstacle is not None:
         return settings.lazy_obstacle
     if not is_plain_sgd(optimizer):
@@ -121,7 +118,11 @@ def choose(
     """
     if settings.method == NON_PRIVATE or settings.embedding_noise == DENSE_NOISE:
         return Choice()
-    found = obstacle(model, optimizer, settings)
+    # A trace of the model: made once for all that asks for it.
+    known = traced_model.table_reads(model) if ghost_clipping.is_exact(model) else None
+    fast = registry.choose_path(model, settings) == clipping.BOOKKEEPING
+    reads = known if fast else None
+    found = _obstacle(reads, optimizer, settings)
     if settings.embedding_noise == LAZY_NOISE and found is not None:
         raise InputError(
             f"Expected --embedding-noise lazy only where it is exact; here {found}. "
@@ -132,8 +133,7 @@ def choose(
     )
     step_rows = parts * manifest.physical_batch_size
     if found is not None:
-        return Choice(message=_dense_message(model, step_rows, found))
-    reads = traced_model.table_reads(model)
+        return Choice(message=_dense_message(known, step_rows, found))
     assert reads is not None  # else there is an obstacle
     if settings.embedding_noise != LAZY_NOISE:
         reads = _worthwhile(reads, step_rows)
@@ -190,8 +190,7 @@ def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> in
     return max(1, _ceil(_DRAWS_PER_FLUSH_DRAW * lazy, drawn))
 
 
-def _dense_message(model: TrainableModel, step_rows: int, found: str) -> str:
-    reads = traced_model.table_reads(model) if ghost_clipping.is_exact(model) else None
+def _dense_message(reads: TableReads | None, step_rows: int, found: str) -> str:
     large = _worthwhile(reads, step_rows).tables if reads is not None else ()
     if not large:
         return ""
