@@ -23,6 +23,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.warm_processes import warm_python
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BLOCK = re.compile(
     r"^(<!-- not run: [^\n]+ -->\n)?```(sh|python|text)\n(.*?)^```$", re.M | re.S
@@ -83,29 +85,27 @@ def test_the_readme_is_a_front_door() -> None:
     assert sum(block.run for block in blocks(ROOT / "README.md")) >= 2
 
 
-def environment(folder: pathlib.Path) -> dict[str, str]:
-    """Variables under which ``dpsgd`` is the command of this checkout."""
-    (folder / "bin").mkdir()
-    command = folder / "bin" / "dpsgd"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpsgd "$@"\n')
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder of ``dpsgd``, that of this checkout."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "dpsgd"
+    command.write_text(f'#!/bin/sh\nexec "{warm_python()}" -m dpsgd "$@"\n')
     command.chmod(0o755)
-    path = f"{folder / 'bin'}:{pathlib.Path(sys.executable).parent}"
-    return {
-        **os.environ,
-        "PATH": f"{path}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
+    return folder
 
 
-def run(block: Block, folder: pathlib.Path, variables: dict[str, str]) -> str:
+def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> str:
     """What a block prints in ``folder``, which must be without an error."""
     text = block.text
     for large, small in SMALLER.items():
         text = text.replace(large, small)
     shell = ["bash", "-euo", "pipefail", "-c", text]
+    path = f"{commands}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
-        shell if block.language == "sh" else [sys.executable, "-c", text],
-        cwd=folder, env=variables, capture_output=True, text=True, check=False,
+        shell if block.language == "sh" else [warm_python(), "-c", text],
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     where = f"{named(block.page)}:\n{text}"
     assert result.returncode == 0, f"{where}\n{result.stdout}\n{result.stderr}"
@@ -113,10 +113,11 @@ def run(block: Block, folder: pathlib.Path, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
-def test_blocks_of_readme_and_pages_run(tmp_path: pathlib.Path) -> None:
+def test_blocks_of_readme_and_pages_run(
+    commands: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     sample = ROOT.parent / "shared" / "data" / "criteo_sample.txt"
     sample = pathlib.Path(os.environ.get("DPSGD_CRITEO_SAMPLE", sample))
-    variables = environment(tmp_path)
     printed = [""]
     for block in blocks(*PAGES):
         if not block.run:
@@ -129,7 +130,7 @@ def test_blocks_of_readme_and_pages_run(tmp_path: pathlib.Path) -> None:
         if "train.txt" in block.text and not (tmp_path / "train.txt").exists():
             source = sample if sample.is_file() else tmp_path / "text/part-00000.txt"
             shutil.copy(source, tmp_path / "train.txt")
-        printed.append(run(block, tmp_path, variables))
+        printed.append(run(block, tmp_path, commands))
     assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
     verdicts = re.findall(r"^verdict: (\w+)", "".join(printed), re.M)
     assert verdicts == ["consistent", "VIOLATED", "consistent"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 
+from tests.warm_processes import warm_python
+
 pytestmark = pytest.mark.slow
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 BUDGET = ("--epsilon=3", "--delta=1e-4")
 TRAIN = (
     "train", "--batches=batches", "--eval=data/test", "--l2-norm-clip=1", *BUDGET,
@@ -26,13 +25,9 @@ TRAIN = (
 def dpsgd(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line in ``folder``."""
     return subprocess.run(
-        [sys.executable, "-m", "dpsgd", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [warm_python(), "-m", "dpsgd", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def succeed(folder: pathlib.Path, *arguments: str) -> str:

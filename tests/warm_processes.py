@@ -1,0 +1,142 @@
+"""Processes that start with the libraries imported: forks of one that imported them.
+
+Importing TensorFlow takes longer than most commands that the documentation shows.  A
+server imports once and forks for every request; the fork has the request's arguments,
+folder, environment, standard streams and exit status, so to the shell it is a process
+like any other.  The libraries must be imported only, not used: TensorFlow that has
+computed does not survive a fork.
+
+Not for tests of what happens at import: those start a Python of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import pathlib
+import runpy
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parent.parent
+#: What commands and blocks of documentation import, by way of what imports it.
+_IMPORTED = (
+    "dpsgd.command_line", "matplotlib.figure", "pipelines.job.make_batches",
+    "scipy.stats", "trainer.keras_model", "trainer.train",
+)  # fmt: skip
+#: Sends its arguments and streams to the server, and ends as the fork ends.
+_CLIENT = """
+    import json, os, signal, socket, sys
+    server = socket.socket(socket.AF_UNIX)
+    server.connect({path!r})
+    request = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(request)
+    answers = server.makefile()
+    child = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    status = int(answers.readline())
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+"""
+
+
+@functools.cache
+def warm_python() -> pathlib.Path:
+    """Returns a program that takes ``-c CODE`` or ``-m MODULE``, and arguments.
+
+    Its server ends with this process.
+    """
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="warm-"))
+    atexit.register(shutil.rmtree, folder)
+    python, path = folder / "python", folder / "socket"
+    client = textwrap.dedent(_CLIENT).format(path=os.fspath(path))
+    python.write_text(f"#!{sys.executable} -IS\n{client}")
+    python.chmod(0o755)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm_processes", path],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    atexit.register(server.communicate)  # closes its input, and waits
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return python
+
+
+def _serve(path: str) -> None:
+    """Forks for every connection, until standard input ends; returns in forks too."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    print("ready", flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _answer(connection)
+            return
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    """Reports the process identifier and exit status of a fork; returns in the fork."""
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as sent:
+        arguments, folder, environment = json.loads(
+            sent.read(int.from_bytes(size, "big"))
+        )
+    if child := os.fork():
+        connection.sendall(b"%d\n" % child)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.sendall(b"%d\n" % status)
+        os._exit(0)
+    connection.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    _become(arguments)
+
+
+def _become(arguments: list[str]) -> None:
+    """Does what ``python ARGUMENTS`` does.
+
+    Raises:
+      ValueError: arguments of another form.
+    """
+    option, what, *rest = arguments
+    sys.argv = [option, *rest]
+    sys.path.insert(0, "")
+    if option == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    elif option == "-c":
+        module: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(what, "<string>", "exec"), module)
+    else:
+        raise ValueError(f"Expected -c or -m, not {option!r}.")
+
+
+if __name__ == "__main__":
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # no fork looks through what it shares
+    _serve(sys.argv[1])
