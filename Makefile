@@ -36,11 +36,11 @@ docs: $(INSTALLED)
 
 # What is fetched and built stays in build/engines.
 engines-embedded: $(INSTALLED)
-	$(RUN)python -m deploy.engines build
+	$(RUN)python -m tests.engines.harness build
 	$(RUN)python -m pytest -q tests/engines
 
 engines: $(INSTALLED)
-	$(RUN)python -m deploy.engines all
+	$(RUN)python -m tests.engines.harness all
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.10 or 3.11 on the PATH; \

@@ -15,7 +15,7 @@ PACKAGES = ("accounting", "pipelines", "trainer")
 SOURCES = [
     *sorted((ROOT / "dpsgd").glob("*.py")),
     *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))),
-    *sorted((ROOT / "deploy" / "engines").glob("*.py")),
+    *sorted((ROOT / "tests" / "engines" / "harness").glob("*.py")),
 ]
 
 

@@ -42,7 +42,7 @@ PAGES = [
 OF_PACKAGES = [
     ROOT / "accounting" / "README.md",
     ROOT / "pipelines" / "README.md",
-    ROOT / "deploy" / "engines" / "README.md",
+    ROOT / "tests" / "engines" / "harness" / "README.md",
 ]
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 

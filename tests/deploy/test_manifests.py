@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from deploy.engines import spark
-from deploy.engines.embedded import OPENS
+from tests.engines.harness import spark
+from tests.engines.harness.embedded import OPENS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

@@ -16,15 +16,15 @@ from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
 from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
-from deploy.engines import parts
-from deploy.engines.comparing import keep_checksums, same_bytes, same_checksums
-from deploy.engines.conditions import wait_for
-from deploy.engines.embedded import RUNNERS
 from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from tests.benchmarks.prepared_rows import write_table
+from tests.engines.harness import parts
+from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
+from tests.engines.harness.embedded import RUNNERS
+from tests.engines.harness.polling import wait_for
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(

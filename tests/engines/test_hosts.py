@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from accounting.validation import InputError
-from deploy.engines import hosts as module
-from deploy.engines.cluster import children
-from deploy.engines.conditions import wait_for
-from deploy.engines.hosts import HEAD, Hosts, make_hosts, remove_stale
+from tests.engines.harness import hosts as module
+from tests.engines.harness.cluster import children
+from tests.engines.harness.hosts import HEAD, Hosts, make_hosts, remove_stale
+from tests.engines.harness.polling import wait_for
 
 SERVE = [sys.executable, "-m", "http.server", "8000"]
 #: Starts a process of its own group, which nobody waits for, and stays.

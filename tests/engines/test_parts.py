@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from accounting.validation import InputError
-from deploy.engines import parts, spark
-from deploy.engines.flink import CONFIG, memory_options
+from tests.engines.harness import parts, spark
+from tests.engines.harness.flink import CONFIG, memory_options
 
 
 def test_without_maven_the_error_says_how_to_get_it(

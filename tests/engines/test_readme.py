@@ -5,15 +5,15 @@ from __future__ import annotations
 import pathlib
 import re
 
-from deploy.engines.__main__ import cli
+from tests.engines.harness.__main__ import cli
 
 
 def test_commands_of_the_page_exist(root: pathlib.Path) -> None:
-    page = (root / "deploy" / "engines" / "README.md").read_text()
-    commands = set(re.findall(r"python -m deploy\.engines (\w+)", page))
+    page = (root / "tests" / "engines" / "harness" / "README.md").read_text()
+    commands = set(re.findall(r"python -m tests\.engines\.harness (\w+)", page))
     assert commands == set(cli.commands)
     for command, option in re.findall(
-        r"deploy\.engines (\w+) [^-`\n]*(--[\w-]+)", page
+        r"tests\.engines\.harness (\w+) [^-`\n]*(--[\w-]+)", page
     ):
         options = [name for each in cli.commands[command].params for name in each.opts]
         assert option in options

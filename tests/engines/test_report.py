@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from accounting.validation import InputError
-from deploy.engines.__main__ import _refuse_differences, _refuse_waste
-from deploy.engines.cluster import Share
-from deploy.engines.faults import Record
-from deploy.engines.jobs import Outcome
-from deploy.engines.report import Row, Speed, show_rows, show_speed
+from tests.engines.harness.__main__ import _refuse_differences, _refuse_waste
+from tests.engines.harness.cluster import Share
+from tests.engines.harness.faults import Record
+from tests.engines.harness.jobs import Outcome
+from tests.engines.harness.report import Row, Speed, show_rows, show_speed
 
 
 def row(identical: bool, survived: bool, peak_bytes: int = 1 << 20) -> Row:

@@ -34,8 +34,8 @@ import click
 
 from accounting.validation import InputError
 
-DEPLOY = pathlib.Path(__file__).parent.parent
-ROOT = DEPLOY.parent
+ROOT = pathlib.Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
 FOLDER = ROOT / "build" / "engines"
 
 ENGINES = ("flink", "spark")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from deploy.engines.cluster import Share
-from deploy.engines.faults import Record
+from tests.engines.harness.cluster import Share
+from tests.engines.harness.faults import Record
 
 
 @dataclasses.dataclass(kw_only=True)

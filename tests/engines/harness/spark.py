@@ -8,11 +8,11 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.engines import parts
-from deploy.engines.cluster import Cluster, Share, environment
-from deploy.engines.conditions import wait_for
-from deploy.engines.embedded import OPENS
-from deploy.engines.hosts import HEAD, Process
+from tests.engines.harness import parts
+from tests.engines.harness.cluster import Cluster, Share, environment
+from tests.engines.harness.embedded import OPENS
+from tests.engines.harness.hosts import HEAD, Process
+from tests.engines.harness.polling import wait_for
 
 CONFIG = parts.DEPLOY / "spark" / "spark-defaults.conf"
 _PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040

@@ -28,8 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from deploy.engines import parts
-from deploy.engines.conditions import wait_for
+from tests.engines.harness import parts
+from tests.engines.harness.polling import wait_for
 
 HEAD = "head"
 _PREFIX = "dpsgd"

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from accounting.validation import InputError
-from deploy.engines import embedded, faults, jobs, parts, report
-from deploy.engines.cluster import Cluster, Share, environment
-from deploy.engines.flink import FlinkCluster
-from deploy.engines.hosts import HEAD, make_hosts, why_no_namespaces
-from deploy.engines.spark import SparkCluster
+from tests.engines.harness import embedded, faults, jobs, parts, report
+from tests.engines.harness.cluster import Cluster, Share, environment
+from tests.engines.harness.flink import FlinkCluster
+from tests.engines.harness.hosts import HEAD, make_hosts, why_no_namespaces
+from tests.engines.harness.spark import SparkCluster
 
 CLUSTERS: dict[str, Callable[..., Cluster]] = {
     "flink": FlinkCluster,
@@ -105,7 +105,7 @@ def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
 
     \b
     Example:
-      python -m deploy.engines run flink -- --input data/train --out batches \\
+      python -m tests.engines.harness run flink -- --input data/train --out batches \\
           --batch-size 1024 --epochs 1
     """
     parts.provide(engine)

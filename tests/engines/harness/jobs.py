@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 
 from accounting.plan import SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
-from deploy.engines import parts
-from deploy.engines.cluster import Cluster, environment
-from deploy.engines.comparing import keep_checksums, same_checksums
-from deploy.engines.conditions import wait_for
-from deploy.engines.hosts import HEAD, Process
 from pipelines.batches.verify import verify
 from pipelines.job.spill import BLOCK_PREFIX
 from tests.benchmarks import prepared_rows
+from tests.engines.harness import parts
+from tests.engines.harness.cluster import Cluster, environment
+from tests.engines.harness.comparing import keep_checksums, same_checksums
+from tests.engines.harness.hosts import HEAD, Process
+from tests.engines.harness.polling import wait_for
 
 BATCH_SIZE = 1024
 _LONGEST = 900.0
@@ -160,7 +160,7 @@ def _several(
     commands = [
         job.arguments(out, options) for job, out in zip(small, outs, strict=True)
     ]
-    return ["python", "-m", "deploy.engines.several", json.dumps(commands)]
+    return ["python", "-m", "tests.engines.harness.run_commands", json.dumps(commands)]
 
 
 def _identical(small: Sequence[Job], outs: Sequence[pathlib.Path]) -> list[bool]:

@@ -1,6 +1,6 @@
 """Several commands of ``dpsgd`` in one process: importing Beam outlasts a small job.
 
-python -m deploy.engines.several '[["batches", "--input", ...], ["batches", ...]]'
+python -m tests.engines.harness.run_commands '[["batches", "--out", ...], [...]]'
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import pathlib
 from collections.abc import Callable
 
 from accounting.validation import InputError
-from deploy.engines.cluster import Cluster
-from deploy.engines.conditions import wait_for
-from deploy.engines.hosts import Process
-from deploy.engines.jobs import (
+from pipelines.batches.manifest import MANIFEST_NAME
+from tests.engines.harness.cluster import Cluster
+from tests.engines.harness.hosts import Process
+from tests.engines.harness.jobs import (
     Job,
     Outcome,
     last_line,
@@ -28,7 +28,7 @@ from deploy.engines.jobs import (
     run_on,
     start_on,
 )
-from pipelines.batches.manifest import MANIFEST_NAME
+from tests.engines.harness.polling import wait_for
 
 SAMPLING, WRITING = "sampling", "writing"
 

@@ -14,10 +14,10 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from deploy.engines import parts
-from deploy.engines.conditions import wait_for
-from deploy.engines.embedded import RUNNERS, job_server_command
-from deploy.engines.hosts import HEAD, Hosts, Process
+from tests.engines.harness import parts
+from tests.engines.harness.embedded import RUNNERS, job_server_command
+from tests.engines.harness.hosts import HEAD, Hosts, Process
+from tests.engines.harness.polling import wait_for
 
 POOL_PORT = 50000
 JOB_PORT = 8099

@@ -13,8 +13,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 
 from accounting.validation import InputError
-from deploy.engines import parts
-from deploy.engines.conditions import wait_for
+from tests.engines.harness import parts
+from tests.engines.harness.polling import wait_for
 
 RUNNERS = {"flink": "FlinkRunner", "spark": "SparkRunner"}
 #: What Java 17 must allow Spark; Beam gives its own job servers the same.
