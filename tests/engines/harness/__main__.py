@@ -1,4 +1,4 @@
-"""The command line of the engines on this machine."""
+"""Command line of the engine harness."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _speed_rows = click.option(
 
 @click.group()
 def cli() -> None:
-    """Real Flink and Spark on this machine, to test and to try the batch job on."""
+    """Run the batch job on Flink and Spark on this machine."""
 
 
 @cli.command()
-@click.option("--clusters", is_flag=True, help="Also the jars of clusters, 500 MB.")
+@click.option("--clusters", is_flag=True, help="Also fetch cluster jars (500 MB).")
 def build(clusters: bool) -> None:
-    """Fetch and build what engines are made of, unless it is there."""
+    """Fetch and build the missing parts of the engines."""
     for engine in parts.ENGINES:
         parts.provide(engine, cluster=clusters)
 
@@ -49,7 +49,7 @@ def build(clusters: bool) -> None:
 @_rows
 @_speed_rows
 def run_all(rows: int, speed_rows: int) -> None:
-    """Embedded engines, clusters, faults and speed, in one table."""
+    """Run embedded engines, clusters, faults and the speed test; print one table."""
     parts.provide_tools()
     if not all(map(parts.present, parts.ENGINES)):
         _tell("engines are built while others run: the first rows/s are too low")
@@ -74,7 +74,7 @@ def run_all(rows: int, speed_rows: int) -> None:
 @_engine
 @_rows
 def cluster(engine: str, rows: int) -> None:
-    """One cluster of two workers: every sampler, and every fault."""
+    """Run every sampler and every fault on one cluster of two workers."""
     parts.provide(engine)
     with _workspace() as folder:
         large, small = _make_jobs(folder, rows)
@@ -88,7 +88,7 @@ def cluster(engine: str, rows: int) -> None:
 @_engine
 @_speed_rows
 def speed(engine: str, speed_rows: int) -> None:
-    """One job on one worker and on two, each pinned to a core of its own."""
+    """Time one job on one worker and on two, each pinned to its own core."""
     parts.provide(engine)
     with _workspace() as folder:
         measured = _speed(engine, *_speed_jobs(folder, speed_rows), folder)
@@ -98,10 +98,10 @@ def speed(engine: str, speed_rows: int) -> None:
 
 @cli.command(context_settings={"ignore_unknown_options": True})
 @_engine
-@click.option("--workers", default=2, show_default=True, help="Worker hosts.")
+@click.option("--workers", default=2, show_default=True, help="Number of worker hosts.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
-    """Run a `dpsgd batches` command on a cluster that is started and stopped for it.
+    """Start a cluster, run one `dpsgd batches` command on it, and stop it.
 
     \b
     Example:
@@ -119,7 +119,7 @@ def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def _providing() -> Iterator[dict[str, concurrent.futures.Future[None]]]:
-    """Engine -> what ends when all that it is made of is here, one after the other."""
+    """Yields engine -> future that is done when all its parts are present."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
         yield {engine: pool.submit(parts.provide, engine) for engine in parts.ENGINES}
@@ -129,7 +129,7 @@ def _providing() -> Iterator[dict[str, concurrent.futures.Future[None]]]:
 
 @contextlib.contextmanager
 def _workspace() -> Iterator[pathlib.Path]:
-    """A folder that is removed at the end; its logs stay after a failure."""
+    """Yields a folder that is removed at the end; keeps its logs after a failure."""
     parts.FOLDER.mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(dir=parts.FOLDER, prefix="run-"))
     try:
@@ -150,7 +150,7 @@ def _workspace() -> Iterator[pathlib.Path]:
 def _started(
     engine: str, workers: int, folder: pathlib.Path, cores: Sequence[int] = ()
 ) -> Iterator[Cluster]:
-    """A running cluster, with its own folder and logs."""
+    """Yields a running cluster with its own folder and logs."""
     home = folder / f"{engine}-{workers}"
     if not shutil.which("ip"):
         parts.install("iproute2")
@@ -228,7 +228,7 @@ def _cluster(
 
 
 def _speed_jobs(folder: pathlib.Path, rows: int) -> tuple[jobs.Job, jobs.Job]:
-    """The job to be timed, whose runs are held against the first, and a small one."""
+    """Returns the job to be timed and a small one that warms a cluster up."""
     _tell(f"making {rows:,} rows")
     large, (small, *_) = jobs.make_jobs(folder / "speed-input", rows)
     return large, small
@@ -245,7 +245,7 @@ def _speed(
     for workers in (1, 2):
         _tell(f"{engine}, {workers} worker(s): {large.rows:,} rows")
         with _started(engine, workers, folder / "speed", cores) as cluster:
-            # A cluster that is used has Java's compilers behind it.
+            # The small job lets Java compile what the timed job uses.
             jobs.run_on(cluster, small, cluster.folder / "small")
             outcomes[workers] = jobs.run_on(cluster, large, cluster.folder / "out")
             if workers == 2:

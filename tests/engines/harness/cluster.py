@@ -1,7 +1,7 @@
-"""A standalone cluster: what Flink's and Spark's have in common.
+"""What the standalone clusters of Flink and Spark have in common.
 
-Each worker host runs the engine's worker and a pool of Python workers.  A client on the
-head gives jobs to it, as ``dpsgd batches`` with the options of ``options``.
+Each worker host runs one worker of the engine and one pool of Python workers.  A client
+on the head submits jobs: ``dpsgd batches`` with ``Cluster.options``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ JOB_PORT = 8099
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
-    """What the engine says that one worker did.
+    """One worker's share of a job, by the engine's own metrics.
 
     Attributes:
-      read: Share of the blocks that were read and sampled there.
-      written: Share of the step groups that were written there.
+      read: Fraction of the blocks that it read and sampled, in [0, 1].
+      written: Fraction of the step groups that it wrote, in [0, 1].
     """
 
     read: float
@@ -37,7 +37,12 @@ class Share:
 
 
 class Cluster(abc.ABC):
-    """A master and a job server on the head, workers and pools on the other hosts."""
+    """A master and a job server on the head; workers and pools on the other hosts.
+
+    Args:
+      hosts: Where the parts run.
+      folder: For configuration, logs and temporary files; made if missing.
+    """
 
     engine: str
 
@@ -51,38 +56,38 @@ class Cluster(abc.ABC):
 
     @abc.abstractmethod
     def start_master(self) -> None:
-        """Starts the master and waits until it answers."""
+        """Starts the master; returns when it answers."""
 
     @abc.abstractmethod
     def start_engine(self, host: str) -> None:
-        """Starts the engine's worker on a host, also in place of one that died."""
+        """Starts the engine's worker on a host, or replaces one that died."""
 
     @abc.abstractmethod
     def num_engines(self) -> int:
-        """Returns how many workers the master counts as alive."""
+        """Returns the number of workers that the master counts as alive."""
 
     @abc.abstractmethod
     def shares(self) -> dict[str, Share]:
-        """Returns what each worker did of the last job, by the engine's own metrics."""
+        """Returns worker host -> its share of the last job."""
 
     @abc.abstractmethod
     def job_server_options(self) -> list[str]:
-        """Options of the job server that name the master."""
+        """Returns the job server's options that name the master."""
 
     @abc.abstractmethod
     def cancel_jobs(self) -> None:
-        """Ends the jobs that a dead client or job server left on the cluster."""
+        """Cancels jobs whose client or job server died."""
 
     def java_options(self) -> Sequence[str]:
-        """Options of the job server's Java."""
+        """Returns options of the job server's Java."""
         return ()
 
     def job_server_environment(self) -> dict[str, str]:
-        """Variables of the job server."""
+        """Returns the environment variables of the job server."""
         return environment()
 
     def start(self) -> None:
-        """Starts all parts; returns when the master counts every worker."""
+        """Starts all parts; returns when the master counts every worker as alive."""
         self.start_master()
         for host in self.hosts.workers:
             self.start_pool(host)
@@ -92,7 +97,7 @@ class Cluster(abc.ABC):
         wait_for(f"{count} workers of {self.engine}", lambda: self.all_there())
 
     def all_there(self) -> bool:
-        """Whether the master counts every worker."""
+        """Returns whether the master counts every worker as alive."""
         return self.num_engines() == len(self.hosts.workers)
 
     def start_pool(self, host: str) -> None:
@@ -115,24 +120,24 @@ class Cluster(abc.ABC):
         )
 
     def options(self) -> list[str]:
-        """Options with which ``dpsgd batches`` gives its job to this cluster."""
+        """Returns the options with which ``dpsgd batches`` submits to this cluster."""
         return [
             f"--runner={RUNNERS[self.engine]}",
             f"--job_endpoint=localhost:{JOB_PORT}",
             "--environment_type=EXTERNAL",
             f"--environment_config=localhost:{POOL_PORT}",
-            # Python workers outlive a stage: starting one takes seconds.
+            # Starting a Python worker takes seconds, so that it outlives a stage.
             "--environment_cache_millis=600000",
             f"--parallelism={len(self.hosts.workers)}",
         ]
 
     def python_workers(self) -> list[int]:
-        """Process ids of the Python workers that the pools started."""
+        """Returns the process ids of the Python workers that the pools started."""
         return [pid for pool in self.pools.values() for pid in children(pool.pid)]
 
 
 def children(pid: int) -> list[int]:
-    """Returns the processes that a process started and that still run."""
+    """Returns the process ids of the running children of a process."""
     found = []
     for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):  # of each thread
         with contextlib.suppress(OSError):
@@ -141,7 +146,7 @@ def children(pid: int) -> list[int]:
 
 
 def environment() -> dict[str, str]:
-    """Variables under which ``python`` and ``java`` are those of this program.
+    """Returns variables with this program's ``python`` and ``java`` first on the PATH.
 
     A pool starts its workers as plain ``python``.
     """

@@ -1,4 +1,4 @@
-"""Whether two folders of batches hold the same bytes."""
+"""Compares two folders of batches byte by byte."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ _CHECKSUMS = (MANIFEST_NAME, f"{PRIVATE_NAME}/{CHECKSUMS_NAME}")
 
 
 def same_bytes(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Whether batches, manifest and checksums are the same, file by file.
+    """Returns whether batches, manifest and checksums are equal, file by file.
 
-    Keys that a job made for itself are left out: batches that are the same without the
-    same key would be a fault, and the manifest tells.
+    Key files are not compared; the manifests tell whether the keys were the same.
+
+    Args:
+      one: A folder of batches.
+      other: Another.
     """
     names = _names(one)
     if names != _names(other) or not any(n.endswith(".tfrecord") for n in names):
@@ -24,9 +27,13 @@ def same_bytes(one: pathlib.Path, other: pathlib.Path) -> bool:
 
 
 def same_checksums(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Whether the SHA-256 of every file, and the manifest, are the same.
+    """Returns whether the manifests and the SHA-256 of every file are equal.
 
-    Of verified folders it says what ``same_bytes`` says, and reads next to nothing.
+    For verified folders this equals ``same_bytes``, without reading the batches.
+
+    Args:
+      one: A folder of batches.
+      other: Another, or one that ``keep_checksums`` filled.
     """
     return all(
         (one / name).read_bytes() == (other / name).read_bytes() for name in _CHECKSUMS
@@ -34,7 +41,12 @@ def same_checksums(one: pathlib.Path, other: pathlib.Path) -> bool:
 
 
 def keep_checksums(out: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies of ``out`` what ``same_checksums`` needs."""
+    """Copies the files that ``same_checksums`` reads.
+
+    Args:
+      out: A folder of batches.
+      folder: Where the copies go; must not exist.
+    """
     (folder / PRIVATE_NAME).mkdir(parents=True)
     for name in _CHECKSUMS:
         shutil.copy(out / name, folder / name)

@@ -1,7 +1,7 @@
-"""Engines inside of their job server: a whole Flink or Spark in one Java process.
+"""Engines embedded in their job server: a whole Flink or Spark in one Java process.
 
-This is what ``dpsgd batches --runner=FlinkRunner`` starts by itself.  Here it is kept
-between jobs, which saves most of the time of a small one.
+``dpsgd batches --runner=FlinkRunner`` starts the same by itself.  Here one job server
+serves many jobs, which saves most of the time of a small one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.engines.harness import parts
 from tests.engines.harness.polling import wait_for
 
 RUNNERS = {"flink": "FlinkRunner", "spark": "SparkRunner"}
-#: What Java 17 must allow Spark; Beam gives its own job servers the same.
+#: Spark needs these on Java 17; Beam gives its own job servers the same.
 OPENS = [
     f"--add-opens=java.base/{name}=ALL-UNNAMED"
     for name in (
@@ -31,11 +31,11 @@ OPENS = [
 
 @contextlib.contextmanager
 def job_server(engine: str, log: pathlib.Path) -> Iterator[list[str]]:
-    """Runs a job server; yields the options with which ``dpsgd batches`` uses it.
+    """Runs a job server; yields the options of ``dpsgd batches`` for it.
 
     Args:
       engine: One of ``parts.ENGINES``.
-      log: What the engine says.
+      log: File for the output of the engine.
 
     Raises:
       InputError: it does not start.
@@ -63,7 +63,14 @@ def job_server(engine: str, log: pathlib.Path) -> Iterator[list[str]]:
 def job_server_command(
     engine: str, port: int, artifacts: pathlib.Path, java_options: Sequence[str] = ()
 ) -> list[str]:
-    """Returns the command line of a job server; other ports are chosen by it."""
+    """Returns the command line of a job server.
+
+    Args:
+      engine: One of ``parts.ENGINES``.
+      port: For jobs; the job server chooses its other ports.
+      artifacts: Folder for the files that jobs bring.
+      java_options: Further options of its Java.
+    """
     jar = parts.job_server(engine)
     return [
         "java", *OPENS, *java_options, "-jar", str(jar),
@@ -73,7 +80,7 @@ def job_server_command(
 
 
 def free_port() -> int:
-    """Returns a port of this machine that nobody listens on."""
+    """Returns a free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         return listener.getsockname()[1]

@@ -1,11 +1,11 @@
-"""Killing parts of a cluster in mid-job, and what becomes of the job.
+"""Kills one part of a cluster in mid-job, and checks that the job survives.
 
-A part is killed by its process id with SIGKILL, together with what it started, as when
-its container dies; then it is replaced, as Kubernetes would.  The moment follows from a
-condition, never from a time:
+The part gets SIGKILL by its process id, together with its children, as when a container
+dies.  It is then replaced, as Kubernetes would.  It is killed when a condition holds,
+never at a time:
 
     sampling    some blocks are sampled, others are not
-    writing     some batch files are there, others are not
+    writing     some batch files exist, others do not
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SAMPLING, WRITING = "sampling", "writing"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is killed, and when.
+    """Which part is killed, and when.
 
     Attributes:
       part: "engine" (a TaskManager; a Spark worker with its executor), "pool" (with its
         Python workers) or "job server".
-      phase: Of the job.
+      phase: ``SAMPLING`` or ``WRITING``.
     """
 
     part: str
@@ -49,7 +49,18 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """What was killed when, and what became of the job."""
+    """One fault and the job's outcome.
+
+    Attributes:
+      engine: One of ``parts.ENGINES``.
+      part: Name and host of the process.
+      pid: Its process id.
+      phase: ``SAMPLING`` or ``WRITING``.
+      time: When it was killed, as hours:minutes:seconds (UTC).
+      files: Number of batch files that were finished at that moment.
+      total_files: Number of batch files of the whole job.
+      outcome: Of the job.
+    """
 
     engine: str
     part: str
@@ -71,10 +82,16 @@ FAULTS = (
 def run_with_fault(
     cluster: Cluster, job: Job, fault: Fault, out: pathlib.Path
 ) -> Record:
-    """Runs a job, kills a part of the cluster in the middle, and sees the job through.
+    """Runs a job to its end, and kills a part of the cluster in the middle.
+
+    Args:
+      cluster: Where the job runs.
+      job: What runs.
+      fault: What is killed, and when.
+      out: A new folder for the batches.
 
     Raises:
-      InputError: the job did not survive, or ended before it could be disturbed.
+      InputError: the job failed, or ended before the fault.
     """
     killed: list[tuple[Process, str, int]] = []
 
@@ -110,7 +127,7 @@ def run_with_fault(
 def _resume(
     cluster: Cluster, job: Job, out: pathlib.Path, disturb: Callable[[Process], None]
 ) -> Outcome:
-    """The first run dies with the job server; the same command finishes its work."""
+    """The first client fails with its job server; the second resumes its work."""
     client = start_on(cluster, job, out)
     disturb(client)
     wait_for("the client to give up", lambda: not client.running(), 300)
@@ -133,7 +150,7 @@ def _await_phase(phase: str, out: pathlib.Path, client: Process) -> None:
 
 
 def _victim(cluster: Cluster, part: str) -> tuple[Process, Callable[[], None]]:
-    """What is to be killed, and how it is replaced."""
+    """Returns the process to kill, and the function that replaces it."""
     host = cluster.hosts.workers[-1]
     if part == "engine":
         return cluster.engines[host], lambda: cluster.start_engine(host)

@@ -20,7 +20,7 @@ _UNITS = {"k": 10, "m": 20, "g": 30}
 
 
 def memory_options(config: dict[str, Any]) -> list[str]:
-    """Returns the limits of a TaskManager's Java that its configuration implies."""
+    """Returns the memory limits of a TaskManager's Java, from its configuration."""
     memory = config["taskmanager"]["memory"]
     task, framework = memory["task"], memory["framework"]
     heap = _bytes(task["heap"]["size"]) + _bytes(framework["heap"]["size"])
@@ -36,7 +36,12 @@ def memory_options(config: dict[str, Any]) -> list[str]:
 
 
 def java_options(config: dict[str, Any], name: str) -> list[str]:
-    """Returns the options that a configuration gives a jobmanager or taskmanager."""
+    """Returns the Java options of one kind of process.
+
+    Args:
+      config: Flink's configuration.
+      name: "jobmanager" or "taskmanager".
+    """
     return config["env"]["java"]["opts"][name].split()
 
 
@@ -45,7 +50,7 @@ def _bytes(text: str) -> int:
 
 
 class FlinkCluster(Cluster):
-    """See the module."""
+    """One JobManager on the head, and a TaskManager on every worker host."""
 
     engine = "flink"
     _starts = itertools.count()
@@ -105,7 +110,7 @@ class FlinkCluster(Cluster):
         wait_for("Flink to cancel what is left of a job", none_left)
 
     def _by_worker(self, step: str, metric: str) -> dict[str, int]:
-        """Worker -> a count of Flink's for the tasks of a step of the newest job."""
+        """Returns worker -> a metric of Flink's, over one step of the newest job."""
         jobs = (self._get("jobs/overview") or {"jobs": []})["jobs"]
         done = dict.fromkeys(self.hosts.workers, 0)
         if not jobs:

@@ -1,15 +1,15 @@
-"""Hosts of a cluster on one machine, and what runs on them.
+"""Hosts of a cluster on one machine, and the processes on them.
 
-A host is a network namespace: its own loopback, and so its own ``localhost:50000``, on
-which a pool serves the Python workers of that host alone (two hosts that shared a pool
-would wait for each other for ever).  A switch, one more namespace with a bridge, joins
-them.  File systems are shared.  The head holds masters and clients.  Without the right
-to make namespaces there is one worker, and the machine itself is head and worker.
+A host is a network namespace with its own loopback.  Each has its own pool of Python
+workers at ``localhost:50000``: two hosts that share a pool deadlock.  One more
+namespace, the switch, has a bridge that connects the hosts.  All share one file system.
+The head runs masters and clients.  Without the right to make namespaces, the machine
+itself is both the head and the only worker.
 
 Formal guarantees:
-  - When the context ends, however it ends, no process that was started on a host runs,
-    nor what it started there, and no namespace is left.
-  - What an interrupted program left is removed by the next one.
+  - When the context ends, also by an error, no process of a host still runs, nor its
+    children, and no namespace is left.
+  - The next program removes what an interrupted one left.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Process:
-    """A program on a host, and what it started in the same group.
+    """A program on a host, and its children in the same process group.
 
     Attributes:
-      name: What it is, for people and for the name of its log.
+      name: For messages and for the name of its log.
       host: Where it runs.
       pid: Its process id.
+      log: File of its output.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class Process:
         self._process = process
 
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Returns whether it has not ended."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kills it and its group with SIGKILL, and waits for its end."""
+        """Kills its process group with SIGKILL, and waits for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -70,12 +71,12 @@ class Process:
 
 
 class Hosts:
-    """The head and some workers, each of them this very machine.
+    """The head and one worker, both of them this machine itself.
 
     Args:
-      num_workers: Worker hosts; must be 1, see ``make_hosts``.
-      logs: A folder for what processes write.
-      cores: Core number of each worker, to which it is pinned; free by default.
+      num_workers: Number of worker hosts; must be 1, see ``make_hosts``.
+      logs: Folder for the output of processes.
+      cores: Core number to which each worker is pinned; empty to pin none.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Hosts:
         self._processes: list[Process] = []
 
     def address(self, host: str) -> str:
-        """Where other hosts reach ``host``."""
+        """Returns the address of ``host`` for other hosts."""
         del host
         return "127.0.0.1"
 
@@ -98,7 +99,14 @@ class Hosts:
         command: Sequence[str],
         env: Mapping[str, str],
     ) -> Process:
-        """Starts a program on a host, as the head of a process group."""
+        """Starts a program on a host, as the leader of a process group.
+
+        Args:
+          host: The head or a worker.
+          name: For messages and for the name of its log.
+          command: Program and arguments.
+          env: All its environment variables.
+        """
         log = self._logs / f"{host}-{name}.log"
         prefix = [*self._enter(host), *self._pin(host)]
         with open(log, "ab") as file:
@@ -116,7 +124,13 @@ class Hosts:
         return started
 
     def get(self, url: str, method: str = "GET", data: bytes | None = None) -> Any:
-        """Returns the JSON that a server answers the head, or None if it does not."""
+        """Returns a server's JSON answer to the head, or None without one.
+
+        Args:
+          url: Of the server.
+          method: Of HTTP.
+          data: Body of the request.
+        """
         request = urllib.request.Request(url, data=data, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
@@ -125,7 +139,7 @@ class Hosts:
             return None
 
     def close(self) -> None:
-        """Ends all that runs on the hosts."""
+        """Kills every process on the hosts."""
         for process in reversed(self._processes):
             process.kill()
 
@@ -140,7 +154,7 @@ class Hosts:
 
 
 class Namespaces(Hosts):
-    """The head and some workers, each a network namespace."""
+    """The head and the workers, each a network namespace; see ``Hosts``."""
 
     def __init__(
         self, num_workers: int, logs: pathlib.Path, cores: Sequence[int] = ()
@@ -160,7 +174,7 @@ class Namespaces(Hosts):
         return f"10.77.0.{self._numbers[host]}"
 
     def get(self, url: str, method: str = "GET", data: bytes | None = None) -> Any:
-        # Another thread: a namespace is entered by a thread, for good.
+        # In a thread of its own: a thread cannot leave a namespace that it entered.
         return self._client.submit(super().get, url, method, data).result()
 
     def close(self) -> None:
@@ -193,7 +207,7 @@ class Namespaces(Hosts):
 
 
 def why_no_namespaces() -> str | None:
-    """Why this machine cannot make hosts, or None where it can."""
+    """Returns why this machine cannot make namespaces, or None if it can."""
     if os.geteuid():
         return "namespaces need root"
     if not shutil.which("ip"):
@@ -213,7 +227,13 @@ def why_no_namespaces() -> str | None:
 def make_hosts(
     num_workers: int, logs: pathlib.Path, cores: Sequence[int] = ()
 ) -> Iterator[Hosts]:
-    """Makes hosts, and removes them at the end; one worker without namespaces."""
+    """Yields hosts, and removes them at the end.
+
+    Args:
+      num_workers: Number of worker hosts; it is 1 where namespaces cannot be made.
+      logs: Folder for the output of processes; made if missing.
+      cores: Core number to which each worker is pinned; empty to pin none.
+    """
     reason = why_no_namespaces()
     logs.mkdir(parents=True, exist_ok=True)
     hosts = Hosts(1, logs, cores) if reason else Namespaces(num_workers, logs, cores)
@@ -226,7 +246,7 @@ def make_hosts(
 
 
 def remove_stale() -> None:
-    """Removes the namespaces of programs that no longer run, and what runs in them."""
+    """Removes namespaces whose program has ended, and the processes in them."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     for line in listed.stdout.splitlines():
         name = line.split()[0]
@@ -255,7 +275,7 @@ def _inhabitants(namespace: str) -> list[int]:
 
 
 def _remove(namespace: str) -> None:
-    """Removes a namespace and all that still runs in it."""
+    """Removes a namespace and the processes in it."""
 
     def empty() -> bool:
         for pid in (pids := _inhabitants(namespace)):
@@ -268,7 +288,7 @@ def _remove(namespace: str) -> None:
 
 
 def _enter_thread(namespace: str) -> None:
-    """Moves the thread that calls it into a network namespace."""
+    """Moves the calling thread into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):

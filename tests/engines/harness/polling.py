@@ -1,4 +1,4 @@
-"""Waiting for something to be so, never for a time."""
+"""Polls until a condition holds."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TypeVar
 from accounting.validation import InputError
 
 _Value = TypeVar("_Value")
-#: Between two looks.
+#: Between two polls.
 _SECONDS = 0.1
 
 
 def wait_for(
     what: str, condition: Callable[[], _Value | None], seconds: float = 120
 ) -> _Value:
-    """Returns the first value of ``condition`` that is true.
+    """Returns the first true value of ``condition``.
 
     Args:
-      what: What is waited for, for the error.
-      condition: Looked at again and again.
-      seconds: The longest wait.
+      what: Names the condition in the error.
+      condition: Called until its value is true.
+      seconds: The timeout.
 
     Raises:
-      InputError: it did not become true.
+      InputError: it was not true in time.
     """
     end = time.monotonic() + seconds
     while not (value := condition()):

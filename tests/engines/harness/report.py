@@ -1,4 +1,4 @@
-"""What was measured, as tables for people."""
+"""Prints the measurements as tables."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.engines.harness.faults import Record
 
 @dataclasses.dataclass(kw_only=True)
 class Row:
-    """One engine in one mode.
+    """Measurements of one engine in one mode.
 
     Attributes:
       engine: "local", "flink" or "spark".
-      mode: How it ran.
+      mode: "in process", "embedded" or "cluster" with its number of workers.
       rows_per_second: Of the large job, from the start of the command to its end.
-      identical: Of every job: whether its bytes are those of the local runner.
-      faults: What was killed.
-      shares: Worker -> what it did of the large job.
-      peak_bytes: Largest memory of a Python worker.
-      allowed_bytes: What the job says that it may be.
+      identical: For each job, whether its bytes equal the local runner's.
+      faults: One record for each killed process.
+      shares: Worker -> its share of the large job.
+      peak_bytes: Largest memory of a Python worker, in bytes.
+      allowed_bytes: The bound that the job itself states, in bytes.
     """
 
     engine: str
@@ -39,16 +39,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One job on one worker and on two, each pinned to a core of its own.
+    """Times of one job on one worker and on two, each pinned to its own core.
 
     Attributes:
-      engine: Which.
-      rows: Of the job.
+      engine: "flink" or "spark".
+      rows: Number of rows of the job.
       one: Seconds with one worker.
       two: Seconds with two.
-      shares: Worker -> what it did of the job, where there were two.
-      peak_bytes: Largest memory of a Python worker in either run.
-      allowed_bytes: What the job says that it may be.
+      shares: Worker -> its share of the job with two workers.
+      peak_bytes: Largest memory of a Python worker in either run, in bytes.
+      allowed_bytes: The bound that the job itself states, in bytes.
     """
 
     engine: str
@@ -61,13 +61,13 @@ class Speed:
 
 
 def _console() -> Console:
-    """Where the tables go; a file gets them in full width."""
+    """Returns the terminal, or a console of fixed width if output goes to a file."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
 def show_rows(rows: Sequence[Row]) -> None:
-    """Prints the table of engines, with what its last column stands for."""
+    """Prints faults, shares, and the table of engines."""
     console = _console()
     if any(row.faults for row in rows):
         console.print(_fault_table(rows))
@@ -129,7 +129,7 @@ def _share_table(rows: Sequence[Row]) -> Table:
 
 
 def show_speed(speeds: Sequence[Speed]) -> None:
-    """Prints what a second worker brings."""
+    """Prints the speed-up of a second worker."""
     table = Table(title="two workers against one, each pinned to one core")
     columns = ("engine", "rows", "1 worker", "2 workers", "speed-up", "each sampled",
                "each wrote", "largest Python worker")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Several commands of ``dpsgd`` in one process: importing Beam outlasts a small job.
+"""Runs several ``dpsgd`` commands in one process, which imports Beam only once.
 
 python -m tests.engines.harness.run_commands '[["batches", "--out", ...], [...]]'
 """
@@ -12,7 +12,7 @@ from dpsgd import cli
 
 
 def main() -> None:
-    """Runs the commands one after another; ends with the first that fails."""
+    """Runs the commands in order; stops at the first that fails."""
     for arguments in json.loads(sys.argv[1]):
         if status := cli.main(arguments, standalone_mode=False):
             sys.exit(status)

@@ -19,14 +19,14 @@ _PORT, _UI_PORT, _DRIVER_PORT = 7077, 8080, 4040
 
 
 def read_settings(text: str) -> dict[str, str]:
-    """Returns the settings of a file in the format of ``spark-defaults.conf``."""
+    """Returns name -> value of a text in the format of ``spark-defaults.conf``."""
     lines = [line.split(None, 1) for line in text.splitlines()]
     return {name: value for name, value in (x for x in lines if len(x) == 2)
             if not name.startswith("#")}  # fmt: skip
 
 
 class SparkCluster(Cluster):
-    """See the module."""
+    """One master on the head, and a worker on every worker host."""
 
     engine = "spark"
 
@@ -56,8 +56,8 @@ class SparkCluster(Cluster):
         return (self._master() or {}).get("aliveworkers", 0)
 
     def options(self) -> list[str]:
-        # Beam's classes are on the workers: otherwise every job would bring 300 MB that
-        # each executor fetches, copies and opens.
+        # The workers already have Beam's classes; otherwise every executor would fetch
+        # 300 MB for every job.
         return [*super().options(), f"--files_to_stage={self._empty_jar}"]
 
     def job_server_options(self) -> list[str]:
@@ -67,7 +67,7 @@ class SparkCluster(Cluster):
         # The job server is Spark's driver, and these are Spark's own settings.
         settings = {
             **read_settings(CONFIG.read_text()),
-            # Small tasks: what is lost with a worker is little.
+            # With small tasks a dead worker loses little work.
             "spark.default.parallelism": str(4 * len(self.hosts.workers)),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": self._events.as_uri(),
@@ -83,7 +83,7 @@ class SparkCluster(Cluster):
         return self._environment(HEAD)
 
     def cancel_jobs(self) -> None:
-        """Leaves nothing to do: a Spark job ends with its driver, the job server."""
+        """Does nothing: a Spark job ends with its driver, the job server."""
 
     def shares(self) -> dict[str, Share]:
         log = max(self._events.iterdir(), key=lambda path: path.stat().st_mtime)
@@ -120,7 +120,7 @@ class SparkCluster(Cluster):
             "SPARK_HOME": str(parts.cluster_jars("spark").parent),
             "SPARK_LOCAL_IP": self.hosts.address(host),
             "SPARK_LOCAL_DIRS": str(self.folder),
-            # Or every executor dies over a missing folder of Spark's own build.
+            # Without it every executor looks for a folder of Spark's own build.
             "SPARK_SCALA_VERSION": "2.12",
         }
 
@@ -135,7 +135,7 @@ class SparkCluster(Cluster):
 
 
 def _java_options() -> list[str]:
-    """Options of every Java of the cluster."""
+    """Returns options for every Java process of the cluster."""
     common = read_settings(CONFIG.read_text())
     return [*OPENS, *common["spark.executor.extraJavaOptions"].split()]
 
@@ -143,13 +143,13 @@ def _java_options() -> list[str]:
 def records_by_stage(
     events: Sequence[dict[str, Any]],
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns address -> blocks sampled, and address -> groups written there.
+    """Returns address -> number of blocks sampled, and -> number of groups written.
 
     A block, and then a group, is a record that a task reads from Spark's shuffle.  The
     stage that samples ends in the job's only GroupByKey; the last stage writes.
 
     Args:
-      events: Of Spark's event log.
+      events: The entries of Spark's event log.
     """
     stages = [e["Stage Info"] for e in events if "Stage Info" in e]
     names = {stage["Stage ID"]: stage["Stage Name"] for stage in stages}
@@ -159,7 +159,7 @@ def records_by_stage(
 
 
 def _by_host(ended: list[dict[str, Any]], stages: list[int]) -> dict[str, int]:
-    """Address -> records read by the tasks of some stages that ended well there."""
+    """Returns address -> records read by the successful tasks of some stages."""
     done: dict[str, int] = {}
     for task in ended:
         good = task["Task End Reason"]["Reason"] == "Success"
