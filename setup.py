@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 ROOT = pathlib.Path(__file__).parent
 
 # A Beam worker samples, packs and writes: it needs no TensorFlow.
-BASE = ["click>=8.1", "numpy>=1.26,<2", "rich>=13"]
+BASE = ["click>=8.1", "numpy>=1.26,<3", "rich>=13"]
 PIPELINES = [
     "apache-beam>=2.75,<3",
     "google-crc32c>=1.5",
@@ -17,13 +17,13 @@ PIPELINES = [
 ]
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [
-    # TF Privacy 0.9.0 needs Keras 2; TensorFlow 2.21 has it as tf-keras.
     "tensorflow>=2.21,<2.22",
-    "tensorflow-privacy==0.9.0",
+    # It refuses later Pythons, and with it their NumPy 2 and dp-accounting 0.6.
+    'tensorflow-privacy==0.9.0; python_version < "3.12"',
     "tf-keras>=2.21,<2.22",
 ]
-# Other trainers on the same batches (see pipelines/README.md), not beside "train": JAX
-# Privacy needs a newer dp-accounting than TensorFlow Privacy allows.
+# Other trainers on the same batches (see pipelines/README.md).  On Python 3.10 and 3.11
+# not beside "train": JAX Privacy needs a newer dp-accounting than TF Privacy allows.
 JAX = ["jax-privacy>=2,<3"]
 OPACUS = ["opacus>=1.5,<2"]
 # Batches in an object store; gs:// needs apache-beam[gcp], hdfs:// apache-beam[hadoop].
@@ -53,7 +53,15 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10,<3.12",
+    python_requires=">=3.10,<3.14",
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Typing :: Typed",
+    ],
     packages=find_packages(include=["accounting*", "dpsgd*", "pipelines*", "trainer*"]),
     # Marks the types of all of them as those of users, too.
     package_data={"": ["py.typed"]},

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, intervals, sampler_registry
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
+from accounting.versioned_json import installed_version
 
 if TYPE_CHECKING:
     from accounting.model_mix.theorem import Mixing
@@ -58,13 +58,6 @@ def _wording(plan: DpSgdPlan) -> sampler_registry.Wording:
             "Give its Sampler a Wording, or ask the accountant alone.",
         )
     return wording
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,7 +180,7 @@ class PrivacyStatement:
             "sampling_probability": str(self.plan.sampling_probability),
             "noise_multiplier": self.noise_multiplier,
             "l2_norm_clip": self.l2_norm_clip,
-            "accountant": f"dpsgd {_version('dpsgd')}",
+            "accountant": f"dpsgd {installed_version('dpsgd')}",
             "reference_accountant": REFERENCE_ACCOUNTANT,
             "discretization": self.discretization,
             "pessimism": _PESSIMISM,

@@ -7,6 +7,7 @@ Formal guarantees:
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib import metadata
 from typing import Any
 
 from accounting.validation import InputError
@@ -21,6 +22,14 @@ def header(version: int, format_name: str | None = None) -> dict[str, Any]:
     """
     named = {} if format_name is None else {"format": format_name}
     return {**named, "version": version}
+
+
+def installed_version(package: str) -> str:
+    """Returns the version of a package, or "not installed"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def read_fields(

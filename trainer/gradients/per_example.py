@@ -9,6 +9,7 @@ Formal guarantees:
   - ``cap_coordinates`` gives values of at most the cap, with their signs.
   - ``clip_scale`` gives a factor s with ``s * norm <= l2_norm_clip`` (up to float32
     rounding) to real rows of finite norm, and exactly 0 to all others.
+  - ``clip_weights`` gives the same bits with and without TF Privacy.
 
 Sensitive: everything here.
 """
@@ -126,12 +127,26 @@ def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
     return tf.where(longer, tf.sqrt(ratio), 1.0)
 
 
+def clip_weights(l2_norm_clip: float, norms: Any) -> Any:
+    """Returns the factors that bring gradients of these norms within the clip.
+
+    By TF Privacy where it is installed; otherwise by its formula.
+
+    Args:
+      l2_norm_clip: Positive and finite.
+      norms: L2 norm of each example's gradient, of shape (batch,).
+    """
+    if clip_grads is None:
+        return l2_norm_clip / tf.math.maximum(l2_norm_clip, norms)
+    return clip_grads.compute_clip_weights(l2_norm_clip, norms)
+
+
 def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
     """Returns which rows contribute, and the factor of each."""
     counted = real & tf.math.is_finite(norms)
     scale = (
         tf.ones_like(norms)
         if math.isinf(l2_norm_clip)
-        else clip_grads.compute_clip_weights(float(l2_norm_clip), norms)
+        else clip_weights(float(l2_norm_clip), norms)
     )
     return counted, tf.where(counted, scale, 0.0)

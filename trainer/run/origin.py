@@ -88,7 +88,7 @@ def here(settings: Any, *batches: str) -> Origin:
         "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
         "batches": fingerprint(batches),
         "release": _release(),
-        "versions": {**run_record.versions(), "libc": _libc()},
+        "versions": _versions(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -106,6 +106,13 @@ def _release() -> str:
         for path in sorted((root / package).glob("**/*.py")):
             sources.update(hashlib.sha256(path.read_bytes()).digest())
     return sources.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    versions = {**run_record.versions(), "libc": _libc()}
+    # Clip weights have the same bits with and without it.
+    del versions["tensorflow-privacy"]
+    return versions
 
 
 def _libc() -> str:

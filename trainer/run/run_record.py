@@ -36,12 +36,11 @@ import pathlib
 import re
 import secrets
 import shutil
-from importlib import metadata
 from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
-from accounting.versioned_json import header, read_fields
+from accounting.versioned_json import header, installed_version, read_fields
 from pipelines.batches.manifest import (
     MANIFEST_NAME,
     PRIVATE_NAME,
@@ -202,8 +201,11 @@ class RunRecord:
 
 
 def versions() -> dict[str, str]:
-    """Returns name and version of the software that trains."""
-    return {name: metadata.version(name) for name in _PACKAGES}
+    """Returns name and version of the software that trains.
+
+    TF Privacy is optional: it declares Python 3.11 or earlier.
+    """
+    return {name: installed_version(name) for name in _PACKAGES}
 
 
 class StepLedger:

@@ -24,7 +24,9 @@ from tests.trainer.zoo import (
     one_id,
     registry_sum,
 )
+from trainer.gradients import per_example
 from trainer.gradients.clipping import GradientSum, clipped_sum
+from trainer.tf_compat import tf
 
 CLIP = 1e-3  # below every norm: each row is clipped
 
@@ -47,6 +49,18 @@ def test_one_function_of_tf_privacy_is_called(root: pathlib.Path) -> None:
                     called.add(node.attr)
     assert importing == {"trainer/tf_compat.py": ["clip_grads"]}
     assert called == {"compute_clip_weights"}
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1.0, 7e5])
+def test_clip_weights_gives_the_same_bits_with_and_without_tf_privacy(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = np.random.default_rng(5).lognormal(0, 8, 10_000)
+    norms = tf.constant([0.0, 1e-45, clip, *drawn], tf.float32)
+    with_it = per_example.clip_weights(clip, norms)
+    monkeypatch.setattr(per_example, "clip_grads", None)
+    without = per_example.clip_weights(clip, norms)
+    assert with_it.numpy().tobytes() == without.numpy().tobytes()
 
 
 def largest_contribution(gradient_sum: GradientSum, rows: np.ndarray) -> float:

@@ -7,10 +7,12 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accounting.validation import InputError
 from tests.trainer.conftest import make_record, write_run_folder
+from trainer.run import origin, run_record
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import (
     MAC_NAME,
@@ -21,6 +23,7 @@ from trainer.run.run_record import (
     check_execution,
     read_run,
 )
+from trainer.settings.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -31,6 +34,27 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
 def _edit(path: pathlib.Path, **changes: Any) -> None:
     fields = json.loads(path.read_text())
     path.write_text(json.dumps({**fields, **changes}, indent=2, sort_keys=True) + "\n")
+
+
+def test_versions_say_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_record, "_PACKAGES", ("numpy", "no-such-package"))
+    found = run_record.versions()
+    assert found == {"numpy": np.__version__, "no-such-package": "not installed"}
+
+
+def test_a_run_goes_on_with_or_without_tf_privacy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That clip weights have the same bits is in test_tf_privacy."""
+    found = run_record.versions()
+    settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0)
+    recorded = origin.here(settings, "batches")
+    monkeypatch.setattr(
+        run_record, "versions", lambda: {**found, "tensorflow-privacy": "another"}
+    )
+    assert origin.here(settings, "batches") == recorded
+    monkeypatch.setattr(run_record, "versions", lambda: {**found, "numpy": "another"})
+    assert origin.here(settings, "batches") != recorded
 
 
 def test_json_round_trip(small_batches: Any) -> None:
