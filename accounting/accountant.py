@@ -22,9 +22,9 @@ import math
 from collections.abc import Iterable
 
 from accounting import sampler_registry
-from accounting.calibration import lower_epsilon, round_up
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
+from accounting.numerics.calibration import lower_epsilon, round_up
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.samplers import truncated_poisson
 from accounting.validation import InputError, check_float, check_int

@@ -10,7 +10,7 @@ from accounting.neighboring_relation import NAMES
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
-    from accounting.comparison import Answer, Point, Question
+    from accounting.planning.comparison import Answer, Point, Question
 
 _COLOR = "#31688e"
 _PALETTE = ("#440154", "#31688e", "#35b779", "#d95f02", "#7570b3", "#666666")

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 # `as` tells type checkers that the name is handed on.
 if TYPE_CHECKING:
     from accounting import accountant as accountant
-    from accounting import budget as budget
     from accounting.intervals import Bounds as Bounds
     from accounting.intervals import NoiseBounds as NoiseBounds
     from accounting.plan import DpSgdPlan as DpSgdPlan
     from accounting.plan import steps_per_epoch as steps_per_epoch
+    from accounting.planning import budget as budget
     from accounting.statement import PrivacyStatement as PrivacyStatement
     from accounting.statement import privacy_statement as privacy_statement
     from accounting.validation import InputError as InputError
@@ -90,7 +90,7 @@ _HOMES = {
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",
     "audit": "trainer.auditing.audit",
-    "budget": "accounting",
+    "budget": "accounting.planning",
     "cli": "dpsgd.command_line",
     "compare": "trainer.experiments.compare",
     "list_blocks": "pipelines.inputs.parquet_blocks",

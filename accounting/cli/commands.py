@@ -15,7 +15,7 @@ from accounting.cli import shared_options
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
-    from accounting.comparison import Answer, Point, Question
+    from accounting.planning.comparison import Answer, Point, Question
 
 
 @click.command(name="plan")
@@ -64,7 +64,7 @@ def plan_command(**flags: Any) -> None:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8
     """
-    from accounting import comparison
+    from accounting.planning import comparison
 
     question = _question(flags)
     shared_options.warn(question.delta, question.num_examples)
@@ -103,7 +103,7 @@ def _supported(question: Question, samplers: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
-    from accounting import comparison
+    from accounting.planning import comparison
 
     axis = flags["sweep"]
     samplers = flags["samplers"] or _supported(question, comparison.SWEEP_SAMPLERS)
@@ -159,7 +159,7 @@ def _range(row: Answer) -> str:
 
 
 def _question(flags: dict[str, Any]) -> Question:
-    from accounting.comparison import Question
+    from accounting.planning.comparison import Question
 
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")

@@ -63,9 +63,9 @@ from scipy import special
 
 from accounting import accountant
 from accounting import plan as plans
-from accounting.calibration import round_up, smallest_noise
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.model_mix.worst_case_gradient import SLACK, equal_coordinates_lose_most
+from accounting.numerics.calibration import round_up, smallest_noise
 from accounting.plan import DpSgdPlan
 from accounting.pld.uniform_gaussian import LEAST_SHIFT, log_excess_moments, log_expm1
 from accounting.samplers import poisson

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accounting.root_finding import log_ratio, threshold
+from accounting.numerics.root_finding import log_ratio, threshold
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from accounting.root_finding import log_ratio, threshold
+from accounting.numerics.root_finding import log_ratio, threshold
 
 if TYPE_CHECKING:
     import numpy as np

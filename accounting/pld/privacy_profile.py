@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from accounting.numerics.root_finding import threshold
 from accounting.pld import composition, loss_distribution
-from accounting.root_finding import threshold
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

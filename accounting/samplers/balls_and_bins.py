@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accounting import sampler_registry
-from accounting.calibration import (
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.numerics.calibration import (
     largest_insufficient_noise,
     lower_epsilon,
     smallest_noise_in_two,
 )
-from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.plan import DpSgdPlan
-from accounting.root_finding import log_ratio, threshold
 from accounting.samplers import audit_case, deterministic, shuffle
 
 if TYPE_CHECKING:

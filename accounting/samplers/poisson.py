@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from accounting import sampler_registry
-from accounting.calibration import smallest_noise, smallest_noise_in_two
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.numerics.calibration import smallest_noise, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
 from accounting.samplers import audit_case

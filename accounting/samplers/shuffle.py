@@ -32,15 +32,15 @@ import numpy as np
 
 from accounting import plan as plans
 from accounting import sampler_registry
-from accounting.calibration import (
+from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.numerics.calibration import (
     largest_insufficient_noise,
     lower_epsilon,
 )
-from accounting.intervals import Bounds, NoiseBounds, below
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.numerics.root_finding import log_ratio
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian
-from accounting.root_finding import log_ratio
 from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
 

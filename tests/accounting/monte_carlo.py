@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accounting import plan as plans
+from accounting.numerics.root_finding import threshold
 from accounting.plan import DpSgdPlan
-from accounting.root_finding import threshold
 from accounting.validation import InputError, check_float, check_int
 
 if TYPE_CHECKING:

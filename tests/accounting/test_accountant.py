@@ -171,7 +171,8 @@ def test_calibrated_noise_of_many_epochs_never_overshoots(epsilon):
 def test_import_is_light():
     code = (
         "import sys; import accounting.accountant, accounting.statement, "
-        "accounting.cli.commands, accounting.comparison, accounting.budget; "
+        "accounting.cli.commands, accounting.planning.comparison, "
+        "accounting.planning.budget; "
         "heavy = {'scipy', 'dp_accounting', 'matplotlib', 'rich', 'numpy', "
         "'apache_beam', 'tensorflow'}; print(sorted(heavy & set(sys.modules)))"
     )

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accounting import deltas
-from accounting.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.plan import steps_and_epochs
+from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
+from accounting.planning.tan import Configuration
 from accounting.statement import PrivacyStatement
-from accounting.tan import Configuration
 from accounting.validation import check_choice
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES

@@ -5,9 +5,9 @@
     OUT/simulation.json, .md, .png          the answer, for machines, people and eyes
 
 All runs have the steps, the learning rate and the noise of a mean gradient in common,
-hence the total amount of noise (``accounting.tan``).  Every run has batches, initial
-weights and noise of its own, on which the interval of ``extrapolation`` relies; runs
-that differ in their learning rate alone share batches and initial weights.
+hence the total amount of noise (``accounting.planning.tan``).  Every run has batches,
+initial weights and noise of its own, on which the interval of ``extrapolation`` relies;
+runs that differ in their learning rate alone share batches and initial weights.
 
 Formal guarantees:
   - Batches and runs are made as those of a comparison; a simulation that was stopped
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from accounting.plan import DpSgdPlan
-from accounting.tan import Configuration
+from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings

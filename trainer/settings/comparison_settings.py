@@ -6,8 +6,8 @@ import dataclasses
 import pathlib
 
 from accounting import plan as plans
-from accounting import tan
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
+from accounting.planning import tan
 from accounting.validation import InputError, check_choice, check_float, check_int
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.method_settings import DP_SGD_RELEASES, MODEL_MIX, NON_PRIVATE

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from accounting.cli import commands
 from accounting.cli.commands import plan_command
-from accounting.comparison import Answer
 from accounting.intervals import Bounds, NoiseBounds
+from accounting.planning.comparison import Answer
 from accounting.validation import InputError
 
 QUESTION = [

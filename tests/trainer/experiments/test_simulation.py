@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from accounting import accountant
 from accounting.plan import DpSgdPlan
-from accounting.tan import Configuration
+from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account

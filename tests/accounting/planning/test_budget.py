@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from accounting import accountant, budget
+from accounting import accountant
+from accounting.planning import budget
 from accounting.validation import InputError
 
 TARGET = {"noise_multiplier": 1.0, "epsilon": 2.0, "delta": 1e-5}

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import accountant, tan
+from accounting import accountant
 from accounting.plan import DpSgdPlan
-from accounting.tan import Configuration
+from accounting.planning import tan
+from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 
 

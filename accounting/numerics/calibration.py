@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from accounting.root_finding import log_ratio, threshold
+from accounting.numerics.root_finding import log_ratio, threshold
 
 #: Relative distance of what suffices and what does not, where a search ends.
 TOLERANCE = 1e-4

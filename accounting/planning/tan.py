@@ -26,8 +26,8 @@ import math
 
 from accounting import accountant
 from accounting import plan as plans
-from accounting.comparison import Question
 from accounting.plan import DpSgdPlan
+from accounting.planning.comparison import Question
 from accounting.validation import InputError, check_choice, check_float, check_int
 
 #: Below this noise multiplier epsilon is not a function of the total noise.

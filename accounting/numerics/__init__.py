@@ -1,0 +1,1 @@
+"""Searches that end on the private side."""

@@ -1,0 +1,1 @@
+"""Questions before a run: comparisons of samplers, budgets, and cheap simulations."""
