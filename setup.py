@@ -10,13 +10,14 @@ ROOT = pathlib.Path(__file__).parent
 BASE = ["click>=8.1", "numpy>=1.26,<3", "rich>=13"]
 PIPELINES = [
     "apache-beam>=2.75,<3",
+    "cryptography>=41",
     "google-crc32c>=1.5",
     "protobuf>=5",
     "pyarrow>=18",
-    "randomgen>=2.1",
 ]
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [
+    "randomgen>=2.1",
     "tensorflow>=2.21,<2.22",
     # It refuses later Pythons, and with it their NumPy 2 and dp-accounting 0.6.
     'tensorflow-privacy==0.9.0; python_version < "3.12"',

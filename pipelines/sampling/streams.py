@@ -1,33 +1,77 @@
 """Streams of uniform numbers from a cryptographic generator, one per secret key.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
-  - words are independent and uniform in [0, 2**64), the same on every machine;
-  - integers are exactly uniform: what would favour some of them is rejected.
+  - Words are independent and uniform in [0, 2**64), the same on every machine.
+  - A stream does not repeat: its n-th 64 bytes are those of the 64-bit counter n, also
+    beyond the 2**32 blocks of the counter of RFC 8439.
+  - Integers are exactly uniform: words that would favour some of them are rejected.
 
 Sensitive: keys and everything that is drawn.
+
+References:
+  Bernstein, ChaCha, a variant of Salsa20 (2008): 20 rounds, a 64-bit counter, a 64-bit
+    nonce, which is 0 here, since no key is used for two streams.
+  RFC 8439: the same function with a 32-bit counter; the first word of its nonce is the
+    upper half of the counter above.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 _WORD = 1 << 64
+_BLOCK_BYTES = 64
+#: Blocks that the cipher makes before its 32-bit counter would overflow.
+_COUNTER_BLOCKS = 1 << 32
+#: A key stream is what zeros are encrypted to.  These stay in the processor's cache.
+_ZEROS = memoryview(bytes(1 << 16))
 
 
 class Stream:
     """Uniform 64-bit words of ChaCha20 with 20 rounds.  Sensitive."""
 
-    def __init__(self, key: bytes) -> None:
-        from randomgen import ChaCha
+    def __init__(self, key: bytes, *, first_block: int = 0) -> None:
+        """Starts a stream.
 
-        self._generator = ChaCha(key=int.from_bytes(key, "little"), rounds=20)
+        Args:
+          key: Secret, 32 bytes.
+          first_block: Blocks of 8 words to leave out.
+        """
+        self._key = key
+        self._next_block = first_block
+        self._bytes_left = 0  # of the cipher's counter
 
     def words(self, count: int) -> np.ndarray:
-        """Returns the next ``count`` words, uint64."""
-        return self._generator.random_raw(count)
+        """Returns the next ``count`` words, uint64: the key stream in little-endian."""
+        words = np.empty(count, "<u8")
+        buffer, filled = words.view(np.uint8).data, 0
+        while filled < len(buffer):
+            if not self._bytes_left:
+                self._start_cipher()
+            size = min(len(buffer) - filled, self._bytes_left, len(_ZEROS))
+            self._cipher.update_into(_ZEROS[:size], buffer[filled : filled + size])
+            self._bytes_left -= size
+            filled += size
+        return words.astype(np.uint64, copy=False)
+
+    def _start_cipher(self) -> None:
+        """Starts the cipher at the next block, for as long as its counter lasts."""
+        counter = self._next_block.to_bytes(8, "little")
+        cipher = Cipher(ChaCha20(self._key, counter + bytes(8)), mode=None)
+        self._cipher = cipher.encryptor()
+        blocks = _COUNTER_BLOCKS - self._next_block % _COUNTER_BLOCKS
+        self._next_block += blocks
+        self._bytes_left = blocks * _BLOCK_BYTES
 
     def integers(self, bound: int, count: int) -> np.ndarray:
-        """Returns ``count`` exactly uniform integers in [0, bound), int64."""
+        """Returns ``count`` exactly uniform integers in [0, bound), int64.
+
+        Args:
+          bound: In [1, 2**63].
+          count: How many.
+        """
         words = self.words(count)
         # The last, incomplete run of ``bound`` words would favour small integers.
         limit = np.uint64(_WORD - _WORD % bound - 1)

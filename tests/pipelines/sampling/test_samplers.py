@@ -25,6 +25,7 @@ from pipelines.sampling import samplers
 from pipelines.sampling.keys import insecure_key
 from pipelines.sampling.samplers import BlockRows, Participations, arrange_steps
 from pipelines.sampling.streams import Stream
+from tests.pipelines.sampling.test_streams import FakeStream
 
 ERROR_RATE = 1e-6
 ROWS, STEPS, KEYS = 60, 20, 2000
@@ -239,33 +240,6 @@ def test_separation() -> None:
     other_plan = DpSgdPlan(**{**vars(PLAN), "num_epochs": 2})
     draws = {draw(), draw(seed=1), draw(block="x#1"), draw(other_plan)}
     assert len(draws) == 4
-
-
-def test_the_generator_is_chacha20() -> None:
-    """First block of the key stream for a zero key and nonce (RFC 8439, A.1, 1)."""
-    words = Stream(bytes(32)).words(8).astype("<u8").tobytes().hex()
-    assert words == (
-        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
-        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
-    )
-
-
-class FakeStream(Stream):
-    """A stream whose words are given."""
-
-    def __init__(self, words: list[int]) -> None:
-        self._words = list(words)
-
-    def words(self, count: int) -> np.ndarray:
-        taken, self._words = self._words[:count], self._words[count:]
-        return np.array(taken, np.uint64)
-
-
-def test_integers_reject_the_incomplete_run() -> None:
-    # 2**64 = 3 * k + 1: only the largest word is rejected, and redrawn in its place.
-    stream = FakeStream([2**64 - 1, 5, 2**64 - 1, 7])
-    assert stream.integers(3, 2).tolist() == [7 % 3, 5 % 3]
-    assert FakeStream([2**64 - 1]).integers(4, 1).tolist() == [3]
 
 
 def test_ties_are_decided_by_64_more_bits() -> None:
