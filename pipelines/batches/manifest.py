@@ -28,13 +28,8 @@ from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from accounting.versioned_json import header, read_fields
 from pipelines.batches.batch_format import FORMAT_VERSION, Column, check_record
-from pipelines.files.storage import (
-    StrPath,
-    join,
-    make_folder,
-    read_bytes,
-    write_atomically,
-)
+from pipelines.files.paths import StrPath, join
+from pipelines.files.storage import make_folder, read_bytes, write_atomically
 
 MANIFEST_NAME = "manifest.json"
 _HEADER: Any = {"format_name": "dpsgd-batches", "version": FORMAT_VERSION}

@@ -36,7 +36,8 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
-from pipelines.files.storage import FileBuffer, StrPath, join
+from pipelines.files.file_buffer import FileBuffer
+from pipelines.files.paths import StrPath, join
 from pipelines.files.threads import in_order
 
 

@@ -29,7 +29,9 @@ from pipelines.batches.manifest import (
     read_manifest,
 )
 from pipelines.batches.reader import check_file, read_file
-from pipelines.files.storage import FileBuffer, StrPath, is_remote, sizes
+from pipelines.files.file_buffer import FileBuffer
+from pipelines.files.paths import StrPath, is_remote
+from pipelines.files.storage import sizes
 from pipelines.files.threads import in_order, num_cores
 
 #: More threads than this wait for Python.

@@ -224,7 +224,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     from pipelines.job.make_batches import quiet_beam
 
     quiet_beam()
-    from pipelines.files import storage
+    from pipelines.files import paths, storage
     from pipelines.inputs.parquet_blocks import list_blocks
     from pipelines.job import poisson_batching as job
     from pipelines.job.job_folder import check_out
@@ -240,7 +240,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     cost = estimate(layout)
     runner = job.runner_of(beam_options)
     place = job.spill_place(
-        storage.absolute(out), options["scratch"], local=runner == job.LOCAL
+        paths.absolute(out), options["scratch"], local=runner == job.LOCAL
     )
     shuffle = job.choose_shuffle(options["shuffle"], runner, place)
     by_value = shuffle == job.ENGINE

@@ -33,7 +33,7 @@ import stat
 
 from accounting.validation import InputError
 from pipelines.files import storage
-from pipelines.files.storage import is_remote, join
+from pipelines.files.paths import is_remote, join
 
 _ANY_FOLDERS = "**"
 

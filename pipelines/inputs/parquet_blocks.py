@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 from accounting.validation import InputError
 from pipelines.batches.batch_format import DTYPES, Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.files.storage import is_remote, open_file
+from pipelines.files.paths import is_remote
+from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
 from pipelines.sampling.samplers import BlockRows
 

@@ -45,14 +45,9 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipelines.files import storage
-from pipelines.files.storage import (
-    StrPath,
-    is_remote,
-    join,
-    read_bytes,
-    write_atomically,
-)
+from pipelines.files import folders, storage
+from pipelines.files.paths import StrPath, is_remote, join
+from pipelines.files.storage import read_bytes, write_atomically
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
 from pipelines.sampling.keys import commitment, read_or_create_key_file
@@ -139,8 +134,8 @@ def check_out(out: StrPath) -> None:
     Raises:
       InputError: what the folder holds.
     """
-    storage.check_folder(out, "--out")
-    with storage.usable_folder(out, "--out"):
+    folders.check_folder(out, "--out")
+    with folders.usable_folder(out, "--out"):
         if storage.exists(join(out, PRIVATE_NAME, JOB_NAME)):
             return  # unfinished: open_job compares it with this job
         if storage.exists(join(out, MANIFEST_NAME)):
@@ -228,9 +223,9 @@ def _make_folders(out: StrPath) -> None:
     Batches are sensitive, and so is the size of a file where a step is not capped.
     """
     private = join(out, PRIVATE_NAME)
-    with storage.usable_folder(out, "--out"):
+    with folders.usable_folder(out, "--out"):
         for folder in (out, private, join(private, FILES_NAME)):
-            storage.make_private_folder(
+            folders.make_private_folder(
                 folder, remedy=f"Name a new folder, such as --out {join(out, 'new')}."
             )
 

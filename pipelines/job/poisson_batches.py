@@ -16,7 +16,7 @@ import apache_beam as beam
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
 from accounting.validation import InputError, check_choice
 from pipelines.batches.manifest import PRIVATE_NAME, Manifest
-from pipelines.files.storage import StrPath, absolute, join
+from pipelines.files.paths import StrPath, absolute, join
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job.job_folder import (
     SPILL_NAME,

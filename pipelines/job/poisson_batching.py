@@ -39,8 +39,8 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
 from pipelines.batches.manifest import PRIVATE_NAME, Manifest
-from pipelines.files import storage
-from pipelines.files.storage import StrPath, absolute, is_remote, join
+from pipelines.files import folders, storage
+from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
@@ -354,7 +354,7 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
 
 def _own_folder(folder: str) -> None:
     """Makes a folder of this user alone, also where others may make some."""
-    storage.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
+    folders.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def _open_shuffle(

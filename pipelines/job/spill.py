@@ -23,7 +23,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipelines.files.storage import StrPath, join, new_file, slices
+from pipelines.files.paths import StrPath, join
+from pipelines.files.storage import new_file, slices
 
 _OFFSET = np.dtype("<i8")
 BLOCK_PREFIX = "block-"

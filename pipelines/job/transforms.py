@@ -49,12 +49,8 @@ from apache_beam.metrics import Metrics
 
 from accounting.validation import InputError
 from pipelines.files import storage
-from pipelines.files.storage import (
-    is_remote,
-    join,
-    new_file,
-    write_atomically,
-)
+from pipelines.files.paths import is_remote, join
+from pipelines.files.storage import new_file, write_atomically
 from pipelines.inputs.known_input import KnownInput, know_input, not_blocks
 from pipelines.inputs.parquet_blocks import Block, Dataset
 from pipelines.job import progress

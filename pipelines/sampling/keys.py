@@ -22,13 +22,8 @@ import secrets
 import stat
 
 from accounting.validation import InputError
-from pipelines.files.storage import (
-    StrPath,
-    is_remote,
-    make_folder,
-    read_bytes,
-    read_secret,
-)
+from pipelines.files.paths import StrPath, is_remote
+from pipelines.files.storage import make_folder, read_bytes, read_secret
 
 #: Bytes of a key and of a sub-key.
 KEY_BYTES = 32

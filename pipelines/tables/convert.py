@@ -43,8 +43,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError, check_int
+from pipelines.files.folders import usable_folder
 from pipelines.files.stopping import on_signals
-from pipelines.files.storage import usable_folder
 from pipelines.files.threads import in_order, num_cores
 from pipelines.inputs.input_files import find_files
 from pipelines.tables.criteo import (

@@ -72,6 +72,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.batches.manifest", FRAMEWORKS),
         ("pipelines.sampling.keys", FRAMEWORKS),
         ("pipelines.files.storage", HEAVY),
+        ("pipelines.files.folders", HEAVY),
         ("pipelines.batches.reader", FRAMEWORKS),
         ("pipelines.batches.verify", FRAMEWORKS),
         ("pipelines.cli.data_commands", FRAMEWORKS),

@@ -30,7 +30,7 @@ from pipelines.batches.manifest import (
     read_json,
     read_manifest,
 )
-from pipelines.files.storage import check_folder
+from pipelines.files.folders import check_folder
 from pipelines.sampling.keys import read_key_file
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER

@@ -32,7 +32,8 @@ from pipelines.batches.manifest import (
 )
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.files.storage import FileBuffer, StrPath
+from pipelines.files.file_buffer import FileBuffer
+from pipelines.files.paths import StrPath
 
 Fault = Callable[[pathlib.Path], None]
 

@@ -34,7 +34,9 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.files import storage
+from pipelines.files import folders, storage
+from pipelines.files.file_buffer import FileBuffer
+from pipelines.files.paths import StrPath
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import job_folder, poisson_batching
 from pipelines.job.packing import Layout
@@ -299,7 +301,7 @@ def test_slices_of_a_store_ask_for_no_byte_beside_them(
 
 
 def test_one_buffer_holds_file_after_file(place: str, tmp_path: pathlib.Path) -> None:
-    buffer = storage.FileBuffer()
+    buffer = FileBuffer()
     for folder in (place, str(tmp_path)):
         storage.make_folder(folder)
         files = {f"{folder}/{n}": os.urandom(n) for n in (5000, 70, 1, 90_000, 4999)}
@@ -389,6 +391,12 @@ def test_a_file_of_this_machine_is_flushed_renamed_and_private_if_asked(
     assert os.listdir(tmp_path) == ["a"]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="Linux alone has it")
+def test_an_error_of_this_machine_is_told_as_the_system_tells_it() -> None:
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.read_bytes("/proc/self/mem")  # its first page is nobody's
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="Linux alone has it")
 def test_what_is_not_read_again_leaves_memory_once_it_is_on_the_disk(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -409,11 +417,11 @@ def test_what_is_not_read_again_leaves_memory_once_it_is_on_the_disk(
 
 def test_a_scheme_whose_client_is_missing_is_refused_with_the_remedy() -> None:
     with pytest.raises(InputError, match=r"apache-beam\[gcp\]|bucket"):
-        storage.check_folder("gs://nowhere", "--out")
+        folders.check_folder("gs://nowhere", "--out")
     with pytest.raises(InputError, match="see Beam's list"):
-        storage.check_folder("nosuch://bucket/o", "--out")
+        folders.check_folder("nosuch://bucket/o", "--out")
     with pytest.raises(InputError, match="without any of"):
-        storage.check_folder("memory://bucket/o*", "--out")
+        folders.check_folder("memory://bucket/o*", "--out")
 
 
 # The job.
@@ -651,7 +659,7 @@ def test_the_shuffle_is_gone_before_the_job_counts_as_finished(
     layout, dataset = make_small_layout(8), list_blocks(str(input_folder))
     scratch, delete = tmp_path / "scratch", storage.delete_folder
 
-    def killed(path: storage.StrPath) -> None:
+    def killed(path: StrPath) -> None:
         if str(path).startswith(str(scratch)):
             raise KeyboardInterrupt
         delete(path)

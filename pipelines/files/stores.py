@@ -1,0 +1,246 @@
+"""Files of every store that Beam knows: what ``storage`` does there.
+
+Errors are OSErrors that quote nothing but the path and a type.
+
+References:
+  Strong consistency of what was written: Amazon S3 since 2020-12, Google Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.value_provider import RuntimeValueProvider
+from apache_beam.utils.secret import GcpSecret
+
+from accounting.validation import InputError
+from pipelines.files.paths import SCHEME, WILDCARDS, absolute, hidden_path
+
+#: What has to be installed beside Beam for a scheme.
+_EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
+#: Never by the ending of a name.
+_AS_IT_IS = CompressionTypes.UNCOMPRESSED
+
+
+def use_options(options: PipelineOptions) -> None:
+    """Lets the stores use Beam's ``options``, such as ``--s3_endpoint_url``."""
+    FileSystems.set_options(options)
+
+
+def file_system(path: str) -> Any:
+    """Returns Beam's file system for a path.
+
+    Raises:
+      InputError: what it needs is not installed.
+    """
+    # A worker's options arrive as runtime options and must win.
+    if not (FileSystems._pipeline_options or RuntimeValueProvider.runtime_options):
+        FileSystems.set_options(PipelineOptions([]))
+    try:
+        return FileSystems.get_filesystem(path)
+    except ValueError:
+        scheme = path.split(SCHEME)[0]
+        extra = _EXTRAS.get(scheme)
+        remedy = f"pip install 'apache-beam[{extra}]'" if extra else "see Beam's list"
+        raise InputError(
+            f"Expected {scheme}:// of {path} to be a file system that Beam has here: "
+            f"{remedy}."
+        ) from None
+
+
+@contextlib.contextmanager
+def plain_errors(path: str) -> Iterator[None]:
+    """Turns what a store's client raises into an OSError that quotes nothing."""
+    try:
+        yield
+    except (InputError, FileNotFoundError):
+        raise
+    except Exception as error:
+        code = getattr(error, "code", "")
+        reason = f"the store answered {type(error).__name__} {code}".strip()
+        raise OSError(errno.EIO, reason, path) from None
+
+
+def read_secret(version: str) -> bytes:
+    """Returns a version of a secret of Google's Secret Manager.  Sensitive."""
+    with plain_errors(version):
+        return GcpSecret(version).get_secret_bytes()
+
+
+def open_file(path: str) -> IO[bytes]:
+    """Returns an object open for reading, with ``seek``."""
+    with plain_errors(path):
+        try:
+            return file_system(path).open(path, compression_type=_AS_IT_IS)
+        except Exception:
+            if not file_system(path).exists(path):
+                raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
+            raise
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
+    """Writes an object; where there are folders, a temporary file that is renamed."""
+    with plain_errors(path):
+        files = file_system(path)
+        target = hidden_path(path) if files.has_dirs() else path
+    with _create(files, target) as write:
+        yield write
+    if target == path:
+        return
+    with plain_errors(path):
+        if files.exists(path):  # a rename on Hadoop replaces nothing
+            files.delete([path])
+        files.rename([target], [path])
+
+
+@contextlib.contextmanager
+def _create(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
+    def write(data: bytes) -> None:
+        with plain_errors(path):
+            file.write(data)
+
+    with plain_errors(path):
+        file = files.create(path, compression_type=_AS_IT_IS)
+    try:
+        yield write
+    except BaseException:
+        # Closing, now or by the garbage collector, may publish what was written so far.
+        for undo in (file.close, lambda: files.delete([path])):
+            with contextlib.suppress(Exception):
+                undo()
+        raise
+    with plain_errors(path):
+        file.close()
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file at ``path``."""
+    with plain_errors(path):
+        return file_system(path).exists(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether ``path`` is a folder; in an object store, whether it is no object."""
+    with plain_errors(path):
+        files = file_system(path)
+        if path.endswith("/") or not files.exists(path):
+            return not files.has_dirs() or files.exists(absolute(path))
+    return files.has_dirs() and _children(path) is not None
+
+
+def walk(
+    folder: str, enter: Callable[[tuple[str, ...]], bool]
+) -> Iterator[tuple[str, ...]]:
+    """Yields the path of every file below a folder, in parts.
+
+    Args:
+      folder: Where to start.
+      enter: Whether to look into a folder, by its path in parts.  An object store has
+        no folders and is listed as a whole.
+    """
+    root = absolute(folder)
+    if file_system(root).has_dirs():
+        return _walk(root, _children(root) or [], (), enter)
+    paths = (tuple(path.split("/")) for path in _listing(root))
+    return (names for names in paths if names[-1])  # some tools make objects "folder/"
+
+
+def _walk(
+    folder: str,
+    children: list[Any],
+    above: tuple[str, ...],
+    enter: Callable[[tuple[str, ...]], bool],
+) -> Iterator[tuple[str, ...]]:
+    for metadata in children:
+        path = metadata.path
+        names = (*above, path.removeprefix(f"{folder}/"))
+        # A folder has 0 bytes, and so has an empty file.
+        below = None if metadata.size_in_bytes else _children(path)
+        if below is None:
+            yield names
+        elif enter(names):
+            yield from _walk(path, below, names, enter)
+
+
+def _children(folder: str) -> list[Any] | None:
+    """What is directly in a folder of a store with folders; None if it is a file."""
+    if any(character in folder for character in WILDCARDS):
+        raise OSError(errno.EINVAL, "its name holds a wildcard", folder)
+    try:
+        with plain_errors(folder):
+            return file_system(folder).match([f"{folder}/*"])[0].metadata_list
+    except OSError:
+        open_file(folder).close()  # a folder, which could not be listed, cannot be read
+        return None
+
+
+def _listing(folder: str) -> dict[str, int]:
+    """Path below a store's folder -> size, at any depth where there are no folders."""
+    with plain_errors(folder):
+        files = file_system(folder)
+        if files.has_dirs() and not files.exists(folder):
+            return {}
+        found = files.match([f"{folder}/**"])[0].metadata_list
+    return {
+        metadata.path.removeprefix(f"{folder}/"): metadata.size_in_bytes
+        for metadata in found
+    }
+
+
+def names(folder: str) -> set[str]:
+    """Returns the names directly in a folder; none where there is no folder."""
+    return {path.split("/")[0] for path in _listing(absolute(folder))}
+
+
+def sizes(folder: str) -> dict[str, int]:
+    """Returns name -> bytes of the files directly in a folder, as ``names`` does.
+
+    Hadoop lists folders too, with 0 bytes.
+    """
+    listing = _listing(absolute(folder))
+    return {path: size for path, size in listing.items() if "/" not in path}
+
+
+def size(path: str) -> int | None:
+    """Returns the bytes of a file, or None where there is none."""
+    with plain_errors(path):
+        files = file_system(path)
+        return files.size(path) if files.exists(path) else None
+
+
+def make_folder(path: str) -> bool:
+    """Makes a folder where a store has folders, and returns whether it is new."""
+    with plain_errors(path):
+        files = file_system(path)
+        new = files.has_dirs() and not files.exists(path)
+        if new:
+            files.mkdirs(path)
+        return new
+
+
+def delete(path: str) -> None:
+    """Removes a file, if there is one."""
+    with plain_errors(path):
+        files = file_system(path)
+        if files.exists(path):
+            files.delete([path])
+
+
+def delete_folder(path: str) -> None:
+    """Removes a folder with all that is in it, if there is one."""
+    name = absolute(path)
+    with plain_errors(name):
+        files = file_system(name)
+        if not files.has_dirs():
+            objects = [f"{name}/{path}" for path in _listing(name)]
+            if objects:
+                files.delete(objects)
+        elif files.exists(name):
+            files.delete([name])
