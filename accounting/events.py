@@ -28,7 +28,7 @@ from accounting.samplers import poisson, truncated_poisson
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
-    from accounting.model_mix.theorem import Mixing
+    from accounting.theorem import Theorem
 
 #: The grid of privacy losses, relative to epsilon above 10.  dp_accounting's epsilon is
 #: an upper bound on any; a grid much finer than epsilon takes minutes.
@@ -81,20 +81,20 @@ class CrossCheck:
         )
 
 
-def check_plan(plan: DpSgdPlan, mixing: Mixing | None = None) -> None:
+def check_plan(plan: DpSgdPlan, theorem: Theorem | None = None) -> None:
     """Accepts a plan that dp_accounting can account for.
 
     Args:
       plan: How batches are made.
-      mixing: How iterates are mixed, of ModelMix; None if they are not.
+      theorem: Of a method with accounting of its own; None for DP-SGD's.
 
     Raises:
       InputError: it cannot; the message gives the reason.
     """
-    if mixing is not None:
+    if theorem is not None:
         raise InputError(
-            f"Expected no --cross-check with mix_width={mixing.mix_width!r}: "
-            "dp_accounting has no event for ModelMix. Omit --cross-check."
+            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
+            f"for {theorem.name}. Omit --cross-check."
         )
     if plan.sampler not in _WITH_EVENT:
         remedy = "Omit --cross-check."

@@ -18,7 +18,8 @@ from accounting.validation import InputError, check_float
 from accounting.versioned_json import installed_version
 
 if TYPE_CHECKING:
-    from accounting.model_mix.theorem import Mixing
+    from accounting.theorem import Theorem
+    from accounting.theorem import Wording as TheoremWording
 
 STATEMENT_VERSION = 1
 #: What the tests hold the accountant against, whichever dp-accounting is installed.
@@ -72,7 +73,7 @@ class PrivacyStatement:
       epsilon: Bounds at ``delta``.
       gradients: The method and what it clips; functions of one example and of what was
         released before.
-      mixing: How iterates are mixed, of ModelMix; None if they are not.
+      theorem: Of a method with accounting of its own; None of DP-SGD's.
     """
 
     plan: DpSgdPlan
@@ -81,7 +82,7 @@ class PrivacyStatement:
     delta: float
     epsilon: accountant.Bounds
     gradients: str = DP_SGD_GRADIENTS
-    mixing: Mixing | None = None
+    theorem: Theorem | None = None
 
     @property
     def is_guarantee(self) -> bool:
@@ -96,38 +97,30 @@ class PrivacyStatement:
     @property
     def mechanism(self) -> str:
         """The mechanism in words."""
-        cap = mixture = ""
-        if self.mixing is not None:
-            cap, mixture = _mixing_text(self.mixing)
+        words = self._own_words
+        clipped, released = (words.clipped, words.released) if words else ("", "")
         return (
-            f"{self.gradients} clipped to l2_norm_clip,{cap} summed, Gaussian "
+            f"{self.gradients} clipped to l2_norm_clip,{clipped} summed, Gaussian "
             "noise of standard deviation noise_multiplier * l2_norm_clip added once "
-            f"per step, divided by the constant expected_batch_size{mixture}"
+            f"per step, divided by the constant expected_batch_size{released}"
         )
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """Outputs of the run that the claim does not cover."""
-        if self._by_mixing is None:
-            return NOT_COVERED
-        return (*NOT_COVERED, self._by_mixing.NOT_COVERED)
+        words = self._own_words
+        return (*NOT_COVERED, *words.not_covered) if words else NOT_COVERED
 
     @property
     def discretization(self) -> str:
         """How the numbers come about."""
-        if self._by_mixing is None:
-            return _wording(self.plan).discretization
-        text: str = self._by_mixing.DISCRETIZATION
-        return text
+        words = self._own_words
+        own = words.discretization if words else None
+        return _wording(self.plan).discretization if own is None else own
 
     @property
-    def _by_mixing(self) -> Any:
-        """The module of ModelMix's theorem, if epsilon is by it."""
-        if self.mixing is None:
-            return None
-        from accounting.model_mix import theorem
-
-        return theorem if theorem.METHOD in self.epsilon.method else None
+    def _own_words(self) -> TheoremWording | None:
+        return None if self.theorem is None else self.theorem.wording(self.epsilon)
 
     @property
     def claim(self) -> str:
@@ -216,18 +209,6 @@ class PrivacyStatement:
         return "" if size is None else f", at most B={size:,}"
 
 
-def _mixing_text(mixing: Mixing) -> tuple[str, str]:
-    """Returns what is done before gradients are summed, and after."""
-    cap = ""
-    if mixing.linf_factor > 1:
-        cap = f" then each coordinate to l2_norm_clip / sqrt({mixing.linf_factor}),"
-    return cap, (
-        "; that, times the learning rate, is taken from a hidden mixture of the two "
-        "latest iterates, uniformly random in each coordinate between two points at "
-        f"least {mixing.mix_width!r} times the learning rate apart"
-    )
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -248,7 +229,7 @@ def privacy_statement(
     delta: float,
     l2_norm_clip: float | None = None,
     gradients: str = DP_SGD_GRADIENTS,
-    mixing: Mixing | None = None,
+    theorem: Theorem | None = None,
     allow_large_delta: bool = False,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
@@ -258,11 +239,10 @@ def privacy_statement(
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
       delta: Of the claim.
       l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said;
-        with mixing it has to be, and is that of ``mixing``.
+        with a theorem it has to be, and is that of ``theorem``.
       gradients: The method and what it clips, in words: it must be a function of one
         example and of what was released before.
-      mixing: How iterates were mixed, of ModelMix.  The statement gives the better of
-        the bounds with and without mixing, and says which.
+      theorem: Of a method with accounting of its own; None for DP-SGD's.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
 
     Raises:
@@ -272,28 +252,19 @@ def privacy_statement(
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
-    # The width of the mixing is in clip norms: its epsilon is of that clip norm alone.
-    if mixing is not None and mixing.l2_norm_clip != l2_norm_clip:
+    # A theorem's parameters are in clip norms: its epsilon is of that clip norm alone.
+    if theorem is not None and theorem.l2_norm_clip != l2_norm_clip:
         raise InputError(
-            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of the mixing, "
-            f"{mixing.l2_norm_clip!r}. Give both the clip norm of the run."
+            f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
+            f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
         )
+    bound = accountant.epsilon if theorem is None else theorem.epsilon
     return PrivacyStatement(
         plan=plan,
         noise_multiplier=float(noise_multiplier),
         l2_norm_clip=l2_norm_clip,
         delta=float(delta),
-        epsilon=_epsilon(plan, mixing, noise_multiplier, delta),
+        epsilon=bound(plan, noise_multiplier=noise_multiplier, delta=delta),
         gradients=gradients,
-        mixing=mixing,
+        theorem=theorem,
     )
-
-
-def _epsilon(
-    plan: DpSgdPlan, mixing: Mixing | None, noise_multiplier: float, delta: float
-) -> accountant.Bounds:
-    if mixing is None:
-        return accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
-    from accounting.model_mix import theorem
-
-    return theorem.epsilon(plan, mixing, noise_multiplier=noise_multiplier, delta=delta)

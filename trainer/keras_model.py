@@ -59,7 +59,7 @@ from trainer.model.user_code import withhold_values
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
-from trainer.settings.method_settings import DP_SAT, DP_SGD, MODEL_MIX
+from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
@@ -77,8 +77,8 @@ def make_private(
     delta: float | None = None,
     allow_large_delta: bool = False,
     method: str = DP_SGD,
-    bam_radius: float | None = None,
     noise_key_file: str | os.PathLike[str] | None = None,
+    **method_settings: Any,
 ) -> PrivateModel:
     """Returns a Keras model that trains privately on ``batches``.
 
@@ -92,14 +92,15 @@ def make_private(
       epsilon: target of the whole plan, from which the noise follows; with
       delta: which the statement is for, too.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
-      method: "dp-sgd", "bam" or "non-private".
-      bam_radius: For "bam".
+      method: "dp-sgd", "bam", "non-private", or another that is registered and takes
+        the optimizer of ``compile``.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
+      **method_settings: Of the method alone, as ``bam_radius=0.02``.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
-    if method in (DP_SAT, MODEL_MIX):
+    if registry.hooks_of(method).optimizer is not None:
         raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
     if not isinstance(model, keras.Model):
         raise InputError(
@@ -118,7 +119,7 @@ def make_private(
         allow_large_delta=allow_large_delta,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,
-        bam_radius=bam_radius,
+        method_settings=method_settings,
     )
     key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
     return PrivateModel(

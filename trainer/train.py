@@ -42,11 +42,9 @@ from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
 from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.noise import step_noise_and_coefficients
 from trainer.methods import lazy_tables, registry
-from trainer.methods.dp_sat import SharpnessAwareOptimizer
-from trainer.methods.model_mix import MixingOptimizer
-from trainer.methods.optimizers import learning_rate, make_optimizer
+from trainer.methods.base import Hooks
+from trainer.methods.optimizers import make_optimizer
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
 from trainer.report import curve_files, plots
@@ -58,7 +56,7 @@ from trainer.run.export import check_export, export
 from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
-from trainer.settings.method_settings import DP_SAT, MODEL_MIX, NON_PRIVATE
+from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import CLICK_MODEL
 from trainer.tf_compat import keras, tf
 
@@ -110,7 +108,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
-    optimizer = _make_optimizer(checked, model)
+    hooks = registry.hooks_of(settings.method)
+    optimizer = _make_optimizer(checked, model, hooks)
     tables = lazy_tables.choose(
         model,
         optimizer,
@@ -126,7 +125,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         path = registry.choose_path(model, settings)
         reporter.say(f"per-example gradients: {path}")
     training = _Training(
-        checked, model, evaluator, optimizer, gradient_sum, tables, reporter
+        checked, model, evaluator, optimizer, hooks, gradient_sum, tables, reporter
     )
     with training.session.recorded(), _stop_signals() as stop:
         training.run_steps(stop)
@@ -158,17 +157,13 @@ def _make_model(checked: Checked) -> models.TrainableModel:
     )
 
 
-def _make_optimizer(checked: Checked, model: models.TrainableModel) -> Any:
+def _make_optimizer(
+    checked: Checked, model: models.TrainableModel, hooks: Hooks
+) -> Any:
     settings, num_steps = checked.request.settings, checked.manifest.plan.num_steps
-    if settings.method != MODEL_MIX:
+    if hooks.optimizer is None:
         return make_optimizer(settings, num_steps)
-    assert settings.mix_width is not None  # checked by the settings
-    return MixingOptimizer(
-        learning_rate(settings, num_steps),
-        model.variables,
-        mix_width=settings.mix_width,
-        init_seed=settings.init_seed,
-    )
+    return hooks.optimizer(settings, num_steps, model.variables)
 
 
 def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator:
@@ -204,6 +199,7 @@ class _Training:
         model: models.TrainableModel,
         evaluator: Evaluator,
         optimizer: Any,
+        hooks: Hooks,
         gradient_sum: GradientSum,
         tables: lazy_tables.Choice,
         reporter: Reporter,
@@ -224,9 +220,8 @@ class _Training:
             noise_key_file=self._request.noise_key_file,
         )
         self.session.open(resumes=checked.resumes)
-        self._ascent = self._sharpness_aware(optimizer)
-        self._mixing = optimizer if isinstance(optimizer, MixingOptimizer) else None
-        self._optimizer = self._ascent or optimizer
+        self._optimizer = optimizer
+        self._hooks = hooks
         self._lazy = self._lazy_noise(tables)
         kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
@@ -287,14 +282,6 @@ class _Training:
     def _done(self) -> int:
         return self.session.num_steps_executed
 
-    def _sharpness_aware(self, optimizer: Any) -> SharpnessAwareOptimizer | None:
-        if self._settings.method != DP_SAT:
-            return None
-        assert self._settings.sat_radius is not None  # checked by the settings
-        return SharpnessAwareOptimizer(
-            optimizer, self._model.variables, radius=self._settings.sat_radius
-        )
-
     def _clipping_bias(self, clipped: GradientSum) -> NonPrivateClippingBias | None:
         if not self._settings.non_private_diagnostics:
             return None
@@ -329,8 +316,7 @@ class _Training:
             # Also finds held-out rows that cannot be used before any step is done.
             self._evaluate()
         self._reporter.start(self._plan.num_steps, done=self._done)
-        draw = None if self._mixing is None else step_noise_and_coefficients
-        with self.session.steps(draw=draw) as steps:
+        with self.session.steps(draw=self._hooks.draw) as steps:
             for drawn, parts in steps:
                 noise = self._before_step(drawn)
                 self.session.execute(noise, parts, observe=self._observe)
@@ -340,11 +326,9 @@ class _Training:
     def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
         """Returns the noise among what was drawn."""
         self._averages.before_step(self._done)
-        if self._ascent is not None:
-            self._ascent.ascend()
         num_variables = len(self._model.variables)
-        if self._mixing is not None:
-            self._mixing.mix_by(drawn[num_variables:])
+        if self._hooks.optimizer is not None:
+            self._optimizer.before_step(drawn[num_variables:])
         return drawn[:num_variables]
 
     def _observe(self, batch: Element) -> None:

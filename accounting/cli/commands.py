@@ -11,7 +11,7 @@ import click
 
 from accounting import accountant, neighboring_relation
 from accounting import plan as plans
-from accounting.cli import shared_options
+from accounting.cli import registered, shared_options
 from accounting.validation import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--sampler",
     "samplers",
     multiple=True,
-    type=click.Choice(plans.SAMPLERS),
+    type=registered.SAMPLER,
     help="One or more; all by default.",
 )
 @click.option(

@@ -70,6 +70,7 @@ from accounting.plan import DpSgdPlan
 from accounting.pld.uniform_gaussian import LEAST_SHIFT, log_excess_moments, log_expm1
 from accounting.samplers import poisson
 from accounting.samplers import truncated_poisson as truncation
+from accounting.theorem import Wording
 from accounting.validation import InputError, check_float, check_int
 
 if TYPE_CHECKING:
@@ -124,6 +125,46 @@ class Mixing:
         """
         width = self.mix_width * plan.expected_batch_size / self.l2_norm_clip
         return width * (1 - 1e-6)
+
+    # -- as an `accounting.theorem.Theorem` --------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What the mechanism is called."""
+        return "ModelMix"
+
+    def check_plan(self, plan: DpSgdPlan) -> None:
+        """As `check_sampler`."""
+        check_sampler(plan)
+
+    def epsilon(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
+    ) -> Bounds:
+        """As the function `epsilon`."""
+        return epsilon(plan, self, noise_multiplier=noise_multiplier, delta=delta)
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, *, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        """As the function `noise_multiplier`."""
+        return noise_multiplier(plan, self, epsilon=epsilon, delta=delta)
+
+    def wording(self, bounds: Bounds) -> Wording:
+        """Returns the words for a statement, also where mixing does not help."""
+        bound = f"l2_norm_clip / sqrt({self.linf_factor})"
+        by_mixing = METHOD in bounds.method
+        return Wording(
+            clipped=f" then each coordinate to {bound},"
+            if self.linf_factor > 1
+            else "",
+            released=(
+                "; that, times the learning rate, is taken from a hidden mixture of "
+                "the two latest iterates, uniformly random in each coordinate between "
+                f"two points at least {self.mix_width!r} times the learning rate apart"
+            ),
+            discretization=DISCRETIZATION if by_mixing else None,
+            not_covered=(NOT_COVERED,) if by_mixing else (),
+        )
 
 
 def check_sampler(plan: DpSgdPlan) -> None:

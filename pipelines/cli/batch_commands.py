@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from accounting.cli import shared_options
-from accounting.plan import SAMPLERS, TRUNCATED_POISSON
+from accounting.cli import registered, shared_options
+from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
@@ -161,7 +161,7 @@ def _first(lines: Sequence[str]) -> list[str]:
     "--sampler",
     default=TRUNCATED_POISSON,
     show_default=True,
-    type=click.Choice(SAMPLERS),
+    type=registered.SAMPLER,
 )
 @shared_options.batch_size("Expected rows per step.", required=True)
 @shared_options.epochs("Steps are epochs x rows / batch size.")

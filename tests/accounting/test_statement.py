@@ -109,5 +109,5 @@ def test_what_was_proven_is_printed_with_all_its_digits(small_plan):
 def test_the_clip_norm_that_is_stated_is_the_one_of_the_mixing(small_plan, stated):
     mixing = Mixing(mix_width=0.2, l2_norm_clip=1.0)
     with pytest.raises(InputError, match=f"l2_norm_clip={stated!r} .* 1.0"):
-        make(small_plan, "poisson", l2_norm_clip=stated, mixing=mixing)
-    assert make(small_plan, "poisson", mixing=mixing).l2_norm_clip == 1.0
+        make(small_plan, "poisson", l2_norm_clip=stated, theorem=mixing)
+    assert make(small_plan, "poisson", theorem=mixing).l2_norm_clip == 1.0

@@ -41,9 +41,9 @@ import numpy as np
 
 from pipelines.sampling.keys import create_key_file
 from tests.trainer.conftest import make_rows, write_batches, write_held_out
+from tests.trainer.flat_settings import train_settings
 from trainer.report.progress import Silent
 from trainer.run.preflight import Request
-from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
 _FORK = multiprocessing.get_context("fork")
@@ -122,7 +122,7 @@ def make_inputs(folder: pathlib.Path) -> None:
 def request(folder: pathlib.Path, name: str, run: pathlib.Path) -> Request:
     """Returns the request of a configuration, for a run with the one id of all."""
     changes, parts = CONFIGURATIONS[name]
-    settings = TrainSettings(
+    settings = train_settings(
         embedding_dim=2, hidden=(4,), noise_multiplier=0.8, l2_norm_clip=1.0,
         target_delta=1e-3, eval_every=70, **changes,
     )  # fmt: skip

@@ -24,12 +24,12 @@ import click
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.batches.manifest import pretty_json, read_manifest, write_atomically
 from pipelines.job.batch_settings import BatchSettings
+from tests.trainer.flat_settings import train_settings
 from trainer.experiments import compare_report
 from trainer.experiments.compare import Comparison, Outcome, Trial, summarise
 from trainer.run import privacy
 from trainer.settings.comparison_settings import Experiment
-from trainer.settings.method_settings import BAM, DP_SAT, DP_SGD, MODEL_MIX, NON_PRIVATE
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 
 #: Of ``TrainSettings``, by name.
 Fields = dict[str, Any]
@@ -39,6 +39,7 @@ EPSILONS = (1.0, 3.0, 10.0)
 GRID_EPSILON = 3.0
 LEARNING_RATES = (0.03, 0.1, 0.3)
 CLIPS = (3.0, 10.0)
+BAM, DP_SAT, MODEL_MIX = "bam", "dp-sat", "model-mix"
 METHODS = (NON_PRIVATE, DP_SGD, BAM, DP_SAT)
 #: Plain SGD, whose rates are about ten times those of momentum.
 MIX_RATES = (0.3, 1.0, 3.0)
@@ -110,7 +111,7 @@ class Data:
     ) -> tuple[Trial, dict[str, Any]]:
         """Returns a trial and what its run published."""
         privacy_fields = self._privacy(fields["method"], epsilon)
-        settings = TrainSettings(**MODEL, **privacy_fields, **fields, init_seed=seed)
+        settings = train_settings(**MODEL, **privacy_fields, **fields, init_seed=seed)
         trial = Trial(
             sampler=TRUNCATED_POISSON, epsilon=epsilon, seed=seed, settings=settings,
             label=label,

@@ -58,6 +58,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("accounting.validation", HEAVY),
         ("accounting.sampler_registry", HEAVY),
         ("trainer.settings.method_settings", HEAVY),
+        ("trainer.settings.request", HEAVY),
         (
             "accounting.accountant",
             FRAMEWORKS | {"scipy", "dp_accounting", "matplotlib"},

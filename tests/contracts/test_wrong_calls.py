@@ -392,7 +392,7 @@ ACCOUNT = [
     row("- --epochs + --num-steps 7 --sampler deterministic", "steps_per_epoch=7 to be",
         "- --num-steps + --epochs 1"),
     row("--mix-width 0.1", "--l2-norm-clip beside mix_width=0.1", "- --mix-width"),
-    row("--linf-factor 4", "--mix-width beside linf_factor=4", "- --linf-factor"),
+    row("--linf-factor 4", "--mix-width for method='model-mix'", "- --linf-factor"),
     row("--mix-width 0 --l2-norm-clip 1", "mix_width=0.0 > 0", "- --mix-width"),
     row("--mix-width 0.1 --l2-norm-clip 1 --linf-factor 0", "linf_factor=0 >= 1",
         "- --mix-width - --linf-factor"),

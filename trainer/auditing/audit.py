@@ -24,8 +24,9 @@ from trainer.auditing import audit_mechanism, audit_training
 from trainer.auditing.audit_report import CANNOT_SEE, Report
 from trainer.run import privacy
 from trainer.run.run_record import RunRecord
+from trainer.settings import methods
 from trainer.settings.audit_settings import MECHANISM, TRAINER, AuditSettings
-from trainer.settings.method_settings import DP_SGD_RELEASES, NON_PRIVATE
+from trainer.settings.method_settings import NON_PRIVATE
 
 #: What is counted while an audit of each level goes on.
 COUNTED = {MECHANISM: "trials", TRAINER: "runs"}
@@ -74,10 +75,11 @@ def settings_of_run(
     Raises:
       InputError: the run is not private, or does not release what DP-SGD does.
     """
-    if record.method not in (*DP_SGD_RELEASES, NON_PRIVATE):
+    audited = methods.with_dp_sgd_accounting()
+    if record.method not in (*audited, NON_PRIVATE):
         raise InputError(
-            f"Expected method={record.method!r} to be one of "
-            f"{', '.join(DP_SGD_RELEASES)}: only what DP-SGD releases is audited."
+            f"Expected method={record.method!r} to be one of {', '.join(audited)}: "
+            "only what DP-SGD releases is audited."
         )
     noise, delta = privacy.check_run(
         record, manifest, delta=delta, allow_large_delta=allow_large_delta

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from accounting import plan as plans
-from accounting.cli import shared_options
-from accounting.validation import InputError
+from accounting.cli import registered, shared_options
 from trainer.cli import plan_flags
-from trainer.settings.audit_settings import (
-    LEVELS,
-    MECHANISM,
-    TRAINER,
-    TRIALS,
-    AuditSettings,
-    claimed_plan,
-)
-
-if TYPE_CHECKING:
-    from trainer.auditing.audit_report import Report
-
-#: Flags that say how to audit, whether a run or a plan.
-_HOW = ("claim", "level", "trials", "confidence")
+from trainer.settings.audit_settings import LEVELS, MECHANISM, TRAINER, TRIALS
 
 
 @click.command(name="audit")
 @plan_flags.options
 @click.option(
     "--claim",
-    type=click.Choice(plans.SAMPLERS),
+    type=registered.SAMPLER,
     help="Hold it against the epsilon of this sampler at the same noise.  Default: of "
     "the sampler itself.",
 )
@@ -89,60 +74,12 @@ def audit_command(
       dpsgd audit --sampler dynamic-shuffle --claim poisson --num-examples 10000 \\
           --batch-size 100 --epochs 1 --epsilon 1.5 --delta 1e-5 --plot audit.png
     """
-    if plot is not None:
-        _check_plot(plot)
-    settings = _of_plan(flags) if run is None else _of_run(run, flags)
-    shared_options.warn(settings.delta, settings.plan.num_examples)
-    report = _audit(settings)
-    if plot is not None:
-        from accounting.auditing import audit_plot
+    from trainer.cli import audit_body
 
-        audit_plot.draw(report.verdict.closest, report.title, plot)
+    report = audit_body.report(run, flags, plot)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
         report.print()
     if report.verdict.violated:
         ctx.exit(1)
-
-
-def _audit(settings: AuditSettings) -> Report:
-    from pipelines.files.progress_bars import Bars
-    from trainer.auditing.audit import COUNTED, audit
-
-    with Bars([COUNTED[settings.level]]) as bars:
-        return audit(settings, progress=bars.update)
-
-
-def _of_run(run: Path, flags: dict[str, Any]) -> AuditSettings:
-    from trainer.auditing.audit import settings_of_run
-
-    record, manifest = plan_flags.read_run(run, flags, allowed=_HOW)
-    names = ("delta", "allow_large_delta", *_HOW)
-    return settings_of_run(record, manifest, **{name: flags[name] for name in names})
-
-
-def _of_plan(flags: dict[str, Any]) -> AuditSettings:
-    from accounting import accountant
-
-    needed = ("sampler", "num_examples", "batch_size", "delta")
-    plan_flags.check_complete(flags, needed, command="audit")
-    if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
-        raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
-    plan = plan_flags.plan(flags)
-    noise = flags["noise_multiplier"]
-    if noise is None:
-        noise = accountant.noise_multiplier(
-            claimed_plan(plan, flags["claim"]),
-            epsilon=flags["epsilon"],
-            delta=flags["delta"],
-        ).guarantee
-    how = {name: flags[name] for name in _HOW}
-    return AuditSettings(plan=plan, noise_multiplier=noise, delta=flags["delta"], **how)
-
-
-def _check_plot(path: Path) -> None:
-    """Refuses before minutes of trials what would be refused after them."""
-    from accounting.plots import check_path
-
-    check_path(path)

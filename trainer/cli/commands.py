@@ -1,4 +1,4 @@
-"""``dpsgd train`` and ``dpsgd account``; the latter runs without TensorFlow."""
+"""``dpsgd train`` and ``dpsgd account``: their flags, and the former's request."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ import click
 
 from accounting.cli import shared_options
 from accounting.validation import InputError
-from trainer.cli import aggregation_commands, plan_flags
+from trainer.cli import aggregation_commands, method_flags, plan_flags
 from trainer.model.metrics import LOSSES
-from trainer.settings.method_settings import (
-    BAM_VARIANTS,
-    DP_SGD,
-    METHODS,
-    MODEL_MIX,
-    check_described,
-    gradients_text,
-)
+from trainer.report.progress import Terminal
+from trainer.settings.request import Request
 from trainer.settings.train_settings import (
     EMBEDDING_NOISES,
     OPTIMIZERS,
@@ -35,6 +29,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     """Returns integers that are separated by commas; empty parts are skipped.
 
+    Args:
+      name: Of the flag, for the error.
+      text: What was given.
+      example: A text that is accepted, for the error.
+
     Raises:
       InputError: name, value, and an example.
     """
@@ -47,7 +46,7 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
         ) from None
 
 
-@click.command(name="train")
+@click.command(name="train", cls=method_flags.TrainsByMethods)
 @click.option(
     "--batches",
     type=_FOLDER,
@@ -64,47 +63,6 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "that were sampled from are refused; training rows in other files are not noticed.",
 )
 @click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=DP_SGD,
-    show_default=True,
-    help="bam: gradients a small step uphill, each example its own way; dp-sat: uphill "
-    "along the previous noisy gradient; same epsilon.  model-mix: less Gaussian noise, "
-    "and hidden mixing of iterates instead.  non-private: no clip, no noise.",
-)
-@click.option(
-    "--bam-radius",
-    type=float,
-    metavar="LAMBDA",
-    help="Length of the step of bam, 0.005 to 0.02 in the paper.",
-)
-@click.option(
-    "--bam-variant",
-    type=click.Choice(BAM_VARIANTS),
-    help="sam: a second gradient (default); hvp: exact, by Hessians, slower.",
-)
-@click.option(
-    "--sat-radius",
-    type=float,
-    metavar="RHO",
-    help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
-)
-@click.option(
-    "--mix-width",
-    type=float,
-    metavar="TAU",
-    help="Least distance of the two iterates that model-mix mixes, in each coordinate, "
-    "over the learning rate: in the unit of a mean gradient, as clip norm over batch "
-    "size.  0.05 to 0.15 in the paper, at clip norm 20 and batch size 1,500.",
-)
-@click.option(
-    "--linf-factor",
-    type=int,
-    metavar="P",
-    help="Of model-mix: coordinates of one example's gradient are clipped to the clip "
-    "norm over the root of P.  100 in the paper; 1, which clips nothing, by default.",
-)
 @click.option(
     "--non-private-diagnostics",
     is_flag=True,
@@ -227,7 +185,6 @@ def train_command(**flags: Any) -> None:
     """
     as_json = flags.pop("as_json")
     request = _request(flags)
-    from trainer.report.progress import Terminal
     from trainer.run.preflight import check
 
     with Terminal() as reporter:
@@ -248,37 +205,42 @@ def train_command(**flags: Any) -> None:
     click.echo(f"results in {summary.run}")
 
 
-def train_request(arguments: Sequence[str]) -> Any:
-    """Returns the request that ``dpsgd train`` makes of ``arguments``.
+def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
+    """Returns the request that ``dpsgd train`` makes.
+
+    Args:
+      arguments: Of its command line.
+      **set_here: Values of flags that are not among ``arguments``, by parameter.
 
     Raises:
       InputError: what the command would refuse before it reads any file.
     """
     try:
-        flags = train_command.make_context("train", list(arguments)).params
+        flags = train_command.make_context(
+            "train", list(arguments), default_map=set_here
+        ).params
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
     flags.pop("as_json")
     return _request(flags)
 
 
-def _request(flags: dict[str, Any]) -> Any:
-    from trainer.run.preflight import Request
-
+def _request(flags: dict[str, Any]) -> Request:
     folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
     others = ("noise_key_file", "checkpoint_every", "tensorboard", "csv")
     rest = {name: flags.pop(name) for name in others}
     settings = TrainSettings(
-        target_epsilon=flags.pop("epsilon"), target_delta=flags.pop("delta"), **flags
+        target_epsilon=flags.pop("epsilon"),
+        target_delta=flags.pop("delta"),
+        method_settings=method_flags.take(flags),
+        **flags,
     )
     return Request(settings=settings, **folders, **rest)
 
 
-@click.command(name="account")
+@click.command(name="account", cls=method_flags.AccountsForMethods)
 @plan_flags.options
-@click.option("--mix-width", type=float, help="Of ModelMix: see `dpsgd train --help`.")
-@click.option("--linf-factor", type=int, help="Of ModelMix, beside --mix-width.")
-@shared_options.l2_norm_clip("Beside --mix-width.")
+@shared_options.l2_norm_clip("Beside the settings of ModelMix.")
 @click.option(
     "--cross-check",
     is_flag=True,
@@ -294,76 +256,10 @@ def account(run: Path | None, as_json: bool, cross_check: bool, **flags: Any) ->
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check
     """
+    from trainer.cli import account_body
+
     if run is None:
-        statement = _account_plan(flags, cross_check)
+        fields, text = account_body.of_plan(flags, cross_check=cross_check)
     else:
-        statement = _account_run(run, flags, cross_check)
-    fields, text = statement.to_json(), statement.to_text().rstrip("\n")
-    if cross_check:
-        from accounting import events
-
-        check = events.cross_check(
-            statement.plan,
-            noise_multiplier=statement.noise_multiplier,
-            delta=statement.delta,
-            ours=statement.epsilon.guarantee,
-        )
-        fields["cross_check"] = check.to_json()
-        text += f"\n{check.to_text()}"
+        fields, text = account_body.of_run(run, flags, cross_check=cross_check)
     click.echo(json.dumps(fields, indent=2) if as_json else text)
-
-
-def _account_run(run: Path, flags: dict[str, Any], cross_check: bool) -> Any:
-    from trainer.run import privacy
-
-    record, manifest = plan_flags.read_run(run, flags)
-    if cross_check:
-        from accounting import events
-
-        events.check_plan(manifest.plan, privacy.mixing_of_run(record))
-    return privacy.run_statement(
-        record,
-        manifest,
-        delta=flags["delta"],
-        allow_large_delta=flags["allow_large_delta"],
-    )
-
-
-def _account_plan(flags: dict[str, Any], cross_check: bool) -> Any:
-    from trainer.run import privacy
-
-    needed = ("sampler", "num_examples", "batch_size", "noise_multiplier", "delta")
-    plan_flags.check_complete(flags, needed, command="account")
-    described = _mixing(flags)
-    method = MODEL_MIX if described else DP_SGD
-    plan = plan_flags.plan(flags)
-    mixing = privacy.mixing_of(method, described, flags["l2_norm_clip"])
-    if cross_check:
-        from accounting import events
-
-        events.check_plan(plan, mixing)
-    return privacy.plan_statement(
-        plan,
-        noise_multiplier=flags["noise_multiplier"],
-        l2_norm_clip=flags["l2_norm_clip"],
-        delta=flags["delta"],
-        gradients=gradients_text(method, {}),
-        mixing=mixing,
-        allow_large_delta=flags["allow_large_delta"],
-    )
-
-
-def _mixing(flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of ModelMix; none if the plan is of DP-SGD."""
-    width, factor, clip = (
-        flags[name] for name in ("mix_width", "linf_factor", "l2_norm_clip")
-    )
-    if width is None and factor is not None:
-        raise InputError(f"Expected --mix-width beside linf_factor={factor}.")
-    if width is None:
-        return {}
-    if clip is None:
-        raise InputError(f"Expected --l2-norm-clip beside mix_width={width}.")
-    mixing = {"mix_width": width, "linf_factor": 1 if factor is None else factor}
-    check_described(MODEL_MIX, mixing)
-    return mixing

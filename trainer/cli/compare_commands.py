@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from accounting.cli import shared_options
-from accounting.plan import DYNAMIC_SHUFFLE, SAMPLERS, TRUNCATED_POISSON
+from accounting.cli import registered, shared_options
+from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import experiment_flags
+from trainer.cli import experiment_flags, method_flags
 from trainer.settings.comparison_settings import ComparisonSettings, check_comparable
-from trainer.settings.method_settings import DP_SGD, METHODS, NON_PRIVATE
+from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
-
-if TYPE_CHECKING:
-    from trainer.run.preflight import Request
-
-_TITLE = "Same noise, other batches"
 
 
 @click.command(
@@ -34,7 +29,7 @@ _TITLE = "Same noise, other batches"
     multiple=True,
     default=(TRUNCATED_POISSON, DYNAMIC_SHUFFLE),
     show_default=True,
-    type=click.Choice(SAMPLERS),
+    type=registered.SAMPLER,
     help="May be repeated.  The noise is what the first one needs.",
 )
 @click.option(
@@ -43,7 +38,7 @@ _TITLE = "Same noise, other batches"
     multiple=True,
     default=(DP_SGD, NON_PRIVATE),
     show_default=True,
-    type=click.Choice(METHODS),
+    type=method_flags.METHOD,
     help="May be repeated.",
 )
 @shared_options.epsilon(
@@ -80,19 +75,9 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --l2-norm-clip 10 --hidden 32,16
     """
     settings = _settings(flags, tuple(ctx.args))
-    from trainer.experiments import compare as experiment
-    from trainer.experiments import compare_report
+    from trainer.cli import experiment_body
 
-    experiment_flags.take_over(settings.out)
-    outcomes = experiment.compare(
-        settings, experiment_flags.say, experiment_flags.MAKE_BATCHES
-    )
-    fields = compare_report.write(outcomes, settings.out, title=_TITLE)
-    if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
-    compare_report.show(outcomes, title=_TITLE)
-    click.echo(f"table and plot in {settings.out}/comparison.md")
+    experiment_body.compare(settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
@@ -161,10 +146,9 @@ def _request(
     own: dict[str, tuple[str, ...]],
 ) -> Request:
     """Returns what `dpsgd train` would be asked to do for the first target."""
-    private = (
-        f"--epsilon={flags['epsilons'][0]!r}",
-        *shared_options.arguments(flags),
-        f"--l2-norm-clip={flags['l2_norm_clip']!r}",
-    )
-    set_here = (f"--method={method}", *(() if method == NON_PRIVATE else private))
+    set_here: dict[str, Any] = {"method": method}
+    if method != NON_PRIVATE:
+        names = ("delta", "allow_large_delta", "l2_norm_clip")
+        set_here |= {name: flags[name] for name in names}
+        set_here["epsilon"] = flags["epsilons"][0]
     return experiment_flags.request(flags, set_here, (*rest, *own.get(method, ())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,9 +12,8 @@ from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli.commands import train_request
 from trainer.settings.comparison_settings import Experiment
+from trainer.settings.request import Request
 
-#: Makes batches, with bars, in a process of its own: Beam stays out of this one.
-MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
 #: Flags of `dpsgd train` that are set for every run; a second value would win.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
@@ -51,23 +50,18 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def say(line: str) -> None:
-    """Prints a line of progress."""
-    click.echo(line, err=True)
-
-
 def request(
     flags: dict[str, Any],
-    set_here: Sequence[str],
+    set_here: Mapping[str, Any],
     rest: Sequence[str],
     *,
     also_set: Sequence[str] = (),
-) -> Any:
+) -> Request:
     """Returns what `dpsgd train` is asked to do, but for the folder of batches.
 
     Args:
       flags: Of the command, with ``held_out`` and ``out``.
-      set_here: Flags that the command sets.
+      set_here: Values of flags that the command sets, by parameter.
       rest: What the user adds.
       also_set: Names that this command sets for every run, too.
 
@@ -81,26 +75,11 @@ def request(
                 f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
                 "it out."
             )
-    folders = ("--batches=.", f"--eval={flags['held_out']}", f"--out={flags['out']}")
-    return train_request([*folders, *set_here, *rest])
+    folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
+    return train_request(rest, **folders, **set_here)
 
 
-def beside(request: Any) -> dict[str, Any]:
+def beside(request: Request) -> dict[str, Any]:
     """Returns what all runs have in common beside their settings."""
     names = ("noise_key_file", "checkpoint_every")
     return {name: getattr(request, name) for name in names}
-
-
-def take_over(out: pathlib.Path) -> None:
-    """Says in settings what earlier releases said in flags of `dpsgd train`.
-
-    Args:
-      out: Of a comparison: the folder with ``runs``.
-    """
-    from pipelines.batches.manifest import pretty_json, read_json, write_atomically
-    from trainer.experiments.compare import describe, settings_path
-
-    for path in (out / "runs").glob("*.flags.json"):
-        new = settings_path(path.with_name(path.name.removesuffix(".flags.json")))
-        if not new.exists():
-            write_atomically(new, pretty_json(describe(train_request(read_json(path)))))

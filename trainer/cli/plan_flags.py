@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from accounting import plan as plans
-from accounting.cli import shared_options
+from accounting.cli import registered, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-
-if TYPE_CHECKING:
-    from pipelines.batches.manifest import Manifest
-    from trainer.run.run_record import RunRecord
+from pipelines.batches.manifest import Manifest
+from trainer.run import run_record
+from trainer.run.run_record import RunRecord
 
 _OPTIONS = (
     click.argument(
@@ -27,7 +26,7 @@ _OPTIONS = (
         type=click.Path(dir_okay=False, path_type=Path),
         help="If it is not in the run.",
     ),
-    click.option("--sampler", type=click.Choice(plans.SAMPLERS), help="Of a plan."),
+    click.option("--sampler", type=registered.SAMPLER, help="Of a plan."),
     shared_options.num_examples("Slots of the data set."),
     shared_options.batch_size("Expected examples of a step."),
     click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),
@@ -60,8 +59,6 @@ def read_run(
     Raises:
       InputError: other flags are given, or the run is unfinished or was edited.
     """
-    from trainer.run import run_record
-
     for name, value in flags.items():
         if value is not None and name not in (*_BESIDE_A_RUN, *allowed):
             raise InputError(
@@ -82,7 +79,12 @@ def read_run(
 def check_complete(
     flags: dict[str, Any], names: Sequence[str], *, command: str
 ) -> None:
-    """Accepts the flags of a plan, of which ``names`` must be given.
+    """Accepts the flags of a plan.
+
+    Args:
+      flags: Of the command.
+      names: Of those that must be given.
+      command: Its name.
 
     Raises:
       InputError: one of them is missing, or there is a key without a run.

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from accounting import plan as plans
 from accounting.cli import shared_options
+from accounting.cli.registered import Registered
 from accounting.validation import InputError
 from trainer.cli import experiment_flags
 from trainer.cli.commands import integers
+from trainer.settings import methods
 from trainer.settings.comparison_settings import SimulationSettings
-from trainer.settings.method_settings import DP_SGD, DP_SGD_RELEASES
+from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
 
 
@@ -48,7 +49,7 @@ from trainer.settings.train_settings import TrainSettings
 )
 @click.option(
     "--method",
-    type=click.Choice(DP_SGD_RELEASES),
+    type=Registered(methods.with_dp_sgd_accounting),
     default=DP_SGD,
     show_default=True,
 )
@@ -90,19 +91,9 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.1 --learning-rate 0.3
     """
     settings = _settings(flags, tuple(ctx.args))
-    from trainer.experiments import simulate as experiment
+    from trainer.cli import experiment_body
 
-    for folder in settings.out.glob("*/runs"):
-        experiment_flags.take_over(folder.parent)
-    report = experiment.simulate(
-        settings, experiment_flags.say, experiment_flags.MAKE_BATCHES
-    )
-    fields = report.write(settings.out)
-    if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
-    report.show()
-    click.echo(f"table and plot in {settings.out}/simulation.md")
+    experiment_body.simulate(settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSettings:
@@ -110,9 +101,13 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSetting
     sizes = integers(name, flags[name], example="64,128,256")
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
+    of_reference = (
+        "method", "epsilon", "noise_multiplier", "delta", "allow_large_delta",
+        "l2_norm_clip",
+    )  # fmt: skip
     request = experiment_flags.request(
         flags,
-        _of_reference(flags),
+        {name: flags[name] for name in of_reference},
         rest,
         also_set=("--learning-rate", "--l2-norm-clip"),
     )
@@ -127,17 +122,4 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> SimulationSetting
         expected_batch_size=flags["batch_size"],
         small_batch_sizes=sizes,
         num_epochs=flags["epochs"],
-    )
-
-
-def _of_reference(flags: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the flags of `dpsgd train` for the run that is predicted."""
-    given = ("epsilon", "noise_multiplier", "method", "l2_norm_clip")
-    return (
-        *(
-            f"--{name.replace('_', '-')}={flags[name]}"
-            for name in given
-            if flags[name] is not None
-        ),
-        *shared_options.arguments(flags),
     )

@@ -121,6 +121,6 @@ def _statement(
         noise_multiplier=reference.noise_multiplier,
         l2_norm_clip=training.l2_norm_clip,
         delta=settings.delta,
-        gradients=gradients_text(training.method, training.describe_method()),
+        gradients=gradients_text(training.method, training.method_settings),
         allow_large_delta=training.allow_large_delta,
     )

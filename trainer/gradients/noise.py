@@ -110,14 +110,19 @@ def step_noise(
     ]
 
 
-def step_noise_and_coefficients(
-    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
+def mixing_coefficients(
+    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns ``step_noise``, then the mixing coefficients of every variable."""
-    coefficients = [
+    """Returns the mixing coefficients of one step for every variable.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      shapes: Of the variables.
+    """
+    return [
         uniform(noise_key, step, index, shape) for index, shape in enumerate(shapes)
     ]
-    return [*step_noise(noise_key, step, shapes, noise_stddev), *coefficients]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,17 +155,14 @@ class LaterNoise:
         )
 
 
-#: (noise key, step, shapes, deviation) -> what one step draws.
-DrawStep = Callable[
-    [bytes, int, Sequence[Sequence[int]], float],
-    list[np.ndarray],
-]
+#: (noise key, step, shapes) -> what one step draws beside its noise.
+DrawStep = Callable[[bytes, int, Sequence[Sequence[int]]], list[np.ndarray]]
 
 
 class NoiseStream:
     """Draws the noise of the next steps in a thread, while the current one trains.
 
-    ``draw`` is ``step_noise`` if None, or ``step_noise_and_coefficients``.
+    Yields ``step_noise``, followed by what ``draw`` returns if it is given.
 
     Example:
       >>> key = bytes(range(32))
@@ -179,7 +181,7 @@ class NoiseStream:
         noise_stddev: float,
         draw: DrawStep | None = None,
     ) -> None:
-        self._draw_step = draw or step_noise
+        self._draw_more = draw
         self._arguments = (noise_key, shapes, noise_stddev)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
@@ -210,7 +212,9 @@ class NoiseStream:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = self._draw_step(noise_key, step, shapes, noise_stddev)
+                values = step_noise(noise_key, step, shapes, noise_stddev)
+                if self._draw_more is not None:
+                    values += self._draw_more(noise_key, step, shapes)
                 self._queue.put(values)
             self._queue.put(None)
         except BaseException as error:

@@ -23,7 +23,7 @@ Formal guarantees:
   - ``radius`` 0 gives DP-SGD.
   - All paths agree with a loop over the examples.
 
-Two paths.  ``book-keeping`` (see ``bookkeeping``) moves no weights: along its own
+Two paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights: along its own
 gradient a layer's outputs change by inner products that are at hand.  ``vectorized``
 gives every example its own copy of the weights, as many at a time as fit a fixed
 memory; "hvp" always takes it.
@@ -53,9 +53,9 @@ from trainer.gradients.clipping import (
 )
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
 from trainer.gradients.per_example import keep_rows, real_rows
-from trainer.methods.base import Sums
+from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.method_settings import BAM_SAM, BAM_VARIANTS
+from trainer.settings.built_in_methods import BAM_SAM, BAM_VARIANTS
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
@@ -64,7 +64,12 @@ _COPIES = 3
 
 
 def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
-    """Returns the fastest path that is exact for ``model`` and ``variant``."""
+    """Returns the fastest path that is exact.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      variant: "sam" or "hvp".
+    """
     return choose_path(model) if variant == BAM_SAM else VECTORIZED
 
 
@@ -105,9 +110,16 @@ def bam_sum(
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
-    """Returns which rows have a direction to go, or none to go, and ``radius / norm``.
+    """Returns which rows count, and by what their gradients are scaled to a step.
 
-    The scale is 0 where the norm is 0 or not finite.
+    Args:
+      norms: Of the gradients of all rows, shape (rows,); or of one, a scalar.
+      real: Which rows hold an example, of the same shape.
+      radius: Length of the step, ``lambda``.
+
+    Returns:
+      Which rows are real with a finite norm; and ``radius / norm`` for those, 0 where
+      the norm is 0 or the row does not count.
     """
     counted = real & tf.math.is_finite(norms)
     scale = tf.math.divide_no_nan(tf.cast(radius, norms.dtype), norms)
@@ -165,20 +177,19 @@ def _penalized(model: TrainableModel, radius: float) -> ExampleGradient:
 
 
 def _path_of(model: TrainableModel, settings: TrainSettings) -> str:
-    return choose_bam_path(model, settings.bam_variant or BAM_SAM)
+    return choose_bam_path(model, settings.method_settings["bam_variant"])
 
 
 def _sum_of(
     model: TrainableModel, settings: TrainSettings, clip: float | None
 ) -> GradientSum:
     assert clip is not None  # checked by the settings
-    assert settings.bam_radius is not None
     return bam_sum(
         model,
         l2_norm_clip=clip,
-        radius=settings.bam_radius,
-        variant=settings.bam_variant or BAM_SAM,
+        radius=settings.method_settings["bam_radius"],
+        variant=settings.method_settings["bam_variant"],
     )
 
 
-SUMS = Sums(choose_path=_path_of, gradient_sum=_sum_of)
+HOOKS = Hooks(choose_path=_path_of, gradient_sum=_sum_of)

@@ -26,7 +26,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from accounting.validation import check_float
+from trainer.methods import dp_sgd
+from trainer.methods.base import Hooks
+from trainer.methods.optimizers import make_optimizer
+from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
 #: Added to the norm, as the authors do: the first step has no gradient before it.
@@ -34,7 +40,7 @@ _LEAST_NORM = 1e-16
 
 
 class SharpnessAwareOptimizer:
-    """A Keras optimizer whose gradients are taken uphill; ``ascend`` before each step.
+    """A Keras optimizer whose gradients are taken uphill; a `base.MethodOptimizer`.
 
     Args:
       optimizer: Updates the weights.
@@ -64,8 +70,13 @@ class SharpnessAwareOptimizer:
         """Makes the state of the optimizer."""
         self._optimizer.build(variables)
 
-    def ascend(self) -> None:
-        """Moves the weights, until ``apply_gradients`` puts them back."""
+    def before_step(self, drawn: Sequence[np.ndarray] = ()) -> None:
+        """Moves the weights, until ``apply_gradients`` puts them back.
+
+        Args:
+          drawn: Nothing.
+        """
+        del drawn
         self._move()
 
     def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -90,3 +101,20 @@ class SharpnessAwareOptimizer:
             # A copy: what is added and taken away again leaves rounding behind.
             saved.assign(weight)
             weight.assign_add(scale * previous)
+
+
+def _optimizer_of(
+    settings: TrainSettings, num_steps: int, variables: Sequence[Any]
+) -> SharpnessAwareOptimizer:
+    return SharpnessAwareOptimizer(
+        make_optimizer(settings, num_steps),
+        variables,
+        radius=settings.method_settings["sat_radius"],
+    )
+
+
+HOOKS = Hooks(
+    choose_path=dp_sgd.choose_path,
+    gradient_sum=dp_sgd.clipped_sum,
+    optimizer=_optimizer_of,
+)

@@ -1,41 +1,49 @@
 """Sums of clipped per-example gradients at the weights, and of unclipped ones.
 
-DP-SAT differs from DP-SGD in the weights alone, and ModelMix in the clip of single
-coordinates.
-
 Public: the path.  Sensitive: the sums.
 """
 
 from __future__ import annotations
 
-import math
-
 from trainer.gradients import clipping
 from trainer.gradients.clipping import GradientSum
-from trainer.methods.base import Sums
+from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 
 
-def _path(model: TrainableModel, _: TrainSettings) -> str:
+def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
+    """Returns the fastest path that is exact for the model.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      settings: Of the run; none of them changes the path.
+    """
+    del settings
     return clipping.choose_path(model)
 
 
-def _clipped_sum(
+def clipped_sum(
     model: TrainableModel, settings: TrainSettings, clip: float | None
 ) -> GradientSum:
+    """Returns DP-SGD's sum of the clipped gradients of a physical batch.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      settings: Of the run.
+      clip: Bound on the L2 norm of one example's gradient.
+    """
+    del settings
     assert clip is not None  # checked by the settings
-    factor = settings.linf_factor or 1
-    cap = clip / math.sqrt(factor) if factor > 1 else None
-    return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
+    return clipping.clipped_sum(model, l2_norm_clip=clip)
 
 
 def _plain_sum(
-    model: TrainableModel, _: TrainSettings, clip: float | None
+    model: TrainableModel, settings: TrainSettings, clip: float | None
 ) -> GradientSum:
-    del clip  # nothing is clipped
+    del settings, clip  # nothing is clipped
     return clipping.plain_sum(model)
 
 
-CLIPPED = Sums(choose_path=_path, gradient_sum=_clipped_sum)
-UNCLIPPED = Sums(choose_path=_path, gradient_sum=_plain_sum)
+DP_SGD_HOOKS = Hooks(choose_path=choose_path, gradient_sum=clipped_sum)
+NON_PRIVATE_HOOKS = Hooks(choose_path=choose_path, gradient_sum=_plain_sum)

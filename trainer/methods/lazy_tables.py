@@ -126,7 +126,7 @@ def choose(
     if settings.embedding_noise == LAZY_NOISE and found is not None:
         raise InputError(
             f"Expected --embedding-noise lazy only where it is exact; here {found}. "
-            "Leave it away for dense noise."
+            "Omit it for dense noise."
         )
     parts = manifest.parts_per_step or _ceil(
         manifest.plan.expected_batch_size, manifest.physical_batch_size

@@ -37,17 +37,26 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from accounting.validation import InputError, check_float
+from trainer.gradients import clipping
+from trainer.gradients.clipping import GradientSum
+from trainer.gradients.noise import mixing_coefficients
+from trainer.methods import dp_sgd
+from trainer.methods.base import Hooks
+from trainer.methods.optimizers import learning_rate
+from trainer.model.trainable_model import TrainableModel
+from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
 
 class MixingOptimizer:
-    """Plain SGD from mixtures of the last two iterates; ``mix_by`` before each step.
+    """Plain SGD from mixtures of the last two iterates; a `base.MethodOptimizer`.
 
     Keras's own SGD would keep the last noisy gradient, as a momentum that it never
     uses; the theorem is about releasing iterates alone.
@@ -92,9 +101,13 @@ class MixingOptimizer:
     def build(self, variables: Sequence[Any]) -> None:
         """Does nothing, as all state was made with the object."""
 
-    def mix_by(self, coefficients: Sequence[np.ndarray]) -> None:
-        """Sets the mixing coefficients of the next step.  Sensitive."""
-        for variable, value in zip(self._coefficients, coefficients, strict=True):
+    def before_step(self, drawn: Sequence[np.ndarray]) -> None:
+        """Sets the mixing coefficients of the next step.
+
+        Args:
+          drawn: An array for each variable, of its shape.  Sensitive.
+        """
+        for variable, value in zip(self._coefficients, drawn, strict=True):
             variable.assign(value)
 
     def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
@@ -120,7 +133,13 @@ class MixingOptimizer:
 
 
 def separated_gap(latest: Any, previous: Any, width: Any) -> Any:
-    """Returns ``latest - previous`` after both moved apart to ``width`` or more."""
+    """Returns ``latest - previous`` after both moved apart to ``width`` or more.
+
+    Args:
+      latest: The last iterate of a variable, of its shape.
+      previous: The one before.
+      width: tau, a scalar.
+    """
     gap = latest - previous
     return tf.where(gap >= 0, tf.maximum(gap, width), tf.minimum(gap, -width))
 
@@ -132,9 +151,37 @@ def _check_unconstrained(variables: Sequence[Any]) -> None:
             name = variable.name.partition(":")[0]
             raise InputError(
                 f"Expected no constraint on {name} for method='model-mix', whose "
-                "mixtures would not keep it. Leave it out, or take another --method."
+                "mixtures would not keep it. Omit it, or take another --method."
             )
 
 
 def _signs(generator: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
     return generator.choice(np.array([-1.0, 1.0], np.float32), tuple(shape))
+
+
+def _clipped_sum(
+    model: TrainableModel, settings: TrainSettings, clip: float | None
+) -> GradientSum:
+    assert clip is not None  # checked by the settings
+    factor = settings.method_settings["linf_factor"]
+    cap = clip / math.sqrt(factor) if factor > 1 else None
+    return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
+
+
+def _optimizer_of(
+    settings: TrainSettings, num_steps: int, variables: Sequence[Any]
+) -> MixingOptimizer:
+    return MixingOptimizer(
+        learning_rate(settings, num_steps),
+        variables,
+        mix_width=settings.method_settings["mix_width"],
+        init_seed=settings.init_seed,
+    )
+
+
+HOOKS = Hooks(
+    choose_path=dp_sgd.choose_path,
+    gradient_sum=_clipped_sum,
+    optimizer=_optimizer_of,
+    draw=mixing_coefficients,
+)

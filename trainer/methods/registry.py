@@ -1,4 +1,4 @@
-"""The sum of gradients that each training method makes of a physical batch.
+"""What the method of a run does in its steps.
 
 Public: which method, by which path.  Sensitive: the sums.
 """
@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from accounting.validation import InputError
 from trainer.gradients.clipping import GradientSum
-from trainer.methods.base import Sums
+from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings import method_settings
+from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
 
 
-def _sums(settings: TrainSettings) -> Sums:
-    sums = method_settings.get(settings.method).sums()
-    if not isinstance(sums, Sums):
+def hooks_of(method: str) -> Hooks:
+    """Returns what a method does in a step.
+
+    Raises:
+      InputError: no such method, or it does not say.
+    """
+    found = methods.get(method).hooks()
+    if not isinstance(found, Hooks):
         raise InputError(
-            f"Expected method={settings.method!r} to bring Sums, not "
-            f"{type(sums).__name__}. Mend what it was registered with."
+            f"Expected method={method!r} to bring Hooks, not "
+            f"{type(found).__name__}. Register it with them."
         )
-    return sums
+    return found
 
 
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
@@ -30,7 +35,7 @@ def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
       model: Checked by ``models.check_model``.
       settings: The method.
     """
-    return _sums(settings).choose_path(model, settings)
+    return hooks_of(settings.method).choose_path(model, settings)
 
 
 def gradient_sum(
@@ -50,4 +55,4 @@ def gradient_sum(
       InputError: the method does not support this model.
     """
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    return _sums(settings).gradient_sum(model, settings, clip)
+    return hooks_of(settings.method).gradient_sum(model, settings, clip)

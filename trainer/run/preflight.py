@@ -17,10 +17,9 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-import re
 from typing import Any
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
     PRIVATE_NAME,
@@ -37,63 +36,9 @@ from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.run import origin, privacy
 from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
+from trainer.settings.request import Request as Request
+from trainer.settings.request import check_local as check_local
 from trainer.settings.train_settings import TrainSettings
-
-
-def check_local(**paths: pathlib.Path | None) -> None:
-    """Accepts paths of this machine, by their names; None is no path.
-
-    Raises:
-      InputError: a path in a store.
-    """
-    for name, path in paths.items():
-        # A path object has lost one of the two slashes after the scheme.
-        if path and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
-            raise InputError(
-                f"Expected {name}={path} on this machine: training reads and writes "
-                "local paths alone. Copy it here, or mount the store."
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What ``dpsgd train`` is asked to do.
-
-    Attributes:
-      settings: What to train, and how.
-      batches: Folder that ``dpsgd batches`` wrote.
-      held_out: Folder of Parquet files with the columns of the batches.
-      run: Folder for the results; new or empty, or of this run, unfinished.
-      noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
-        None.
-      checkpoint_every: Steps between checkpoints; by time if None.
-      tensorboard: Folder for TensorBoard's event file of the curve, or None.
-      csv: File for the curve, or None.
-
-    Raises:
-      InputError: name, value, bound, remedy.
-    """
-
-    settings: TrainSettings
-    batches: pathlib.Path
-    held_out: pathlib.Path
-    run: pathlib.Path
-    noise_key_file: pathlib.Path | None = None
-    checkpoint_every: int | None = None
-    tensorboard: pathlib.Path | None = None
-    csv: pathlib.Path | None = None
-
-    def __post_init__(self) -> None:
-        check_local(
-            batches=self.batches,
-            eval=self.held_out,
-            out=self.run,
-            noise_key_file=self.noise_key_file,
-            tensorboard=self.tensorboard,
-            csv=self.csv,
-        )
-        if self.checkpoint_every is not None:
-            check_int("checkpoint_every", self.checkpoint_every, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +76,7 @@ def check(request: Request) -> Checked:
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
     request.settings.check_steps(manifest.plan.num_steps)
-    privacy.check_sampler(request.settings.method, manifest.plan)
+    _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
     input_digests = read_input_digests(request.batches)
     held_out = HeldOut(request.held_out, manifest, input_digests)
@@ -154,6 +99,15 @@ def check(request: Request) -> Checked:
         here=here,
         began_under=began_under,
     )
+
+
+def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
+    """Accepts a plan for which the method's accounting is known."""
+    if settings.method == NON_PRIVATE:
+        return
+    theorem = privacy.theorem_of_settings(settings)
+    if theorem is not None:
+        theorem.check_plan(manifest.plan)
 
 
 def _check_columns(manifest: Manifest, task: str) -> None:
@@ -252,7 +206,7 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         manifest.plan,
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
-        mixing=_mixing(settings),
+        theorem=privacy.theorem_of_settings(settings),
     )
 
 
@@ -266,15 +220,9 @@ def _statement(
         noise_multiplier=noise_multiplier,
         l2_norm_clip=settings.l2_norm_clip,
         delta=settings.target_delta,
-        gradients=gradients_text(settings.method, settings.describe_method()),
-        mixing=_mixing(settings),
+        gradients=gradients_text(settings.method, settings.method_settings),
+        theorem=privacy.theorem_of_settings(settings),
         allow_large_delta=settings.allow_large_delta,
-    )
-
-
-def _mixing(settings: TrainSettings) -> Any:
-    return privacy.mixing_of(
-        settings.method, settings.describe_method(), settings.l2_norm_clip
     )
 
 

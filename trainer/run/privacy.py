@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, statement
@@ -20,15 +19,12 @@ from trainer.run.run_record import (
     RunRecord,
     check_execution,
 )
-from trainer.settings import method_settings
-from trainer.settings.method_settings import (
-    MIXED_ITERATES,
-    NON_PRIVATE,
-    gradients_text,
-)
+from trainer.settings import methods
+from trainer.settings.method_settings import NON_PRIVATE, gradients_text
+from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
-    from accounting.model_mix.theorem import Mixing
+    from accounting.theorem import Theorem
 
 _NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
@@ -40,58 +36,49 @@ _NO_DELTA = (
 )
 
 
-def mixing_of(
-    method: str, described: Mapping[str, Any], l2_norm_clip: float | None
-) -> Mixing | None:
-    """Returns how a method mixes iterates; None if it does not.
-
-    Args:
-      method: A registered one.
-      described: What ``MethodSettings.describe_method`` returns for it.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient.
+def theorem_of_settings(settings: TrainSettings) -> Theorem | None:
+    """Returns the theorem of a run that is asked for; None if DP-SGD's holds.
 
     Raises:
       InputError: the method does not say how it is accounted for.
     """
-    if method_settings.released_by(method) != MIXED_ITERATES:
-        return None
-    from accounting.model_mix.theorem import Mixing
+    assert settings.l2_norm_clip is not None  # checked, of a private run
+    return methods.theorem_of(
+        settings.method,
+        settings.method_settings,
+        settings.l2_norm_clip,
+        settings.describe_optimizer(),
+    )
 
-    assert l2_norm_clip is not None  # checked by settings and record
-    return Mixing(l2_norm_clip=l2_norm_clip, **described)
 
-
-def check_sampler(method: str, plan: DpSgdPlan) -> None:
-    """Accepts a plan for which the method's accounting is known.
-
-    Args:
-      method: A registered one.
-      plan: Of its batches.
+def theorem_of_run(record: RunRecord) -> Theorem | None:
+    """Returns the theorem of a private run that was executed; None if DP-SGD's holds.
 
     Raises:
-      InputError: another sampler.
+      InputError: the method does not say how it is accounted for.
     """
-    if method_settings.get(method).releases == MIXED_ITERATES:
-        from accounting.model_mix import theorem
-
-        theorem.check_sampler(plan)
+    assert record.l2_norm_clip is not None  # checked by the record
+    return methods.theorem_of(
+        record.method, record.method_settings, record.l2_norm_clip, record.optimizer
+    )
 
 
 def noise_multiplier(
-    plan: DpSgdPlan, *, epsilon: float, delta: float, mixing: Mixing | None = None
+    plan: DpSgdPlan, *, epsilon: float, delta: float, theorem: Theorem | None = None
 ) -> float:
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
+
+    Args:
+      plan: How batches are made.
+      epsilon: Target, above 0.
+      delta: Of the target, in (0, 1).
+      theorem: Of a method with accounting of its own; None for DP-SGD's.
 
     Raises:
       InputError: nothing is proven for the plan's sampler, or no noise suffices.
     """
-    if mixing is not None:
-        from accounting.model_mix import theorem
-
-        return theorem.noise_multiplier(
-            plan, mixing, epsilon=epsilon, delta=delta
-        ).guarantee
-    return accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
+    least = accountant.noise_multiplier if theorem is None else theorem.noise_multiplier
+    return least(plan, epsilon=epsilon, delta=delta).guarantee
 
 
 @functools.lru_cache
@@ -102,12 +89,24 @@ def plan_statement(
     l2_norm_clip: float | None,
     delta: float,
     gradients: str = statement.DP_SGD_GRADIENTS,
-    mixing: Mixing | None = None,
+    theorem: Theorem | None = None,
     allow_large_delta: bool = False,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
-    Kept for each question: a run asks before its first step and after its last.
+    Cached per argument tuple: a run asks before its first step and after its last.
+
+    Args:
+      plan: What is executed.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+      l2_norm_clip: Bound on the norm of one example's gradient; None if not said.
+      delta: Of the claim, in (0, 1).
+      gradients: What is clipped, in words.
+      theorem: Of a method with accounting of its own; None for DP-SGD's.
+      allow_large_delta: Whether a delta that protects next to nothing is meant.
+
+    Raises:
+      InputError: a value out of range, or a sampler without wording.
     """
     return statement.privacy_statement(
         plan,
@@ -115,7 +114,7 @@ def plan_statement(
         l2_norm_clip=l2_norm_clip,
         delta=delta,
         gradients=gradients,
-        mixing=mixing,
+        theorem=theorem,
         allow_large_delta=allow_large_delta,
     )
 
@@ -174,7 +173,7 @@ def run_statement(
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
         gradients=gradients_text(record.method, record.method_settings),
-        mixing=mixing_of_run(record),
+        theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
     )
 
@@ -214,15 +213,3 @@ def write_statement(
     data = text.rstrip("\n").encode() + b"\n"
     write_atomically(run / PRIVACY_TEXT_NAME, data)
     return text, fields
-
-
-def mixing_of_run(record: RunRecord) -> Mixing | None:
-    """Returns how the iterates of a run were mixed, if ModelMix's theorem is about it.
-
-    What else a run does to iterates may depend on coefficients that the theorem hides;
-    then the bound of DP-SGD is left, for which they are randomness like any other.
-    """
-    name, aggregated = record.optimizer.get("name"), "train_over" in record.optimizer
-    if name != "sgd" or aggregated:
-        return None
-    return mixing_of(record.method, record.method_settings, record.l2_norm_clip)

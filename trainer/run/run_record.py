@@ -115,7 +115,7 @@ class RunRecord:
     """What was executed.  All fields are public.
 
     Attributes:
-      method: One of ``METHODS``, or registered from outside.
+      method: One of ``methods.names()``.
       method_settings: What belongs to the method alone, as its radius.
       num_steps_executed: Steps consumed, from step 0 on, each once and in order.
       complete: Whether these were all steps of the plan.

@@ -140,7 +140,7 @@ class Session:
 
         Args:
           end: Steps after which it ends; all of the plan if None.
-          draw: What is drawn for a step; the noise of its variables if None.
+          draw: What is drawn for a step beside the noise of its variables.
         """
         assert self._run_key is not None
         end = self.num_steps if end is None else end
@@ -219,7 +219,7 @@ class Session:
         private = settings.method != NON_PRIVATE
         return RunRecord(
             method=settings.method,
-            method_settings=settings.describe_method(),
+            method_settings=dict(settings.method_settings),
             num_steps_executed=self.num_steps_executed,
             complete=complete,
             noise_multiplier=self.noise_multiplier if private else None,

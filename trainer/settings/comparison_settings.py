@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from accounting import plan as plans
+from accounting import sampler_registry
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.planning import tan
 from accounting.validation import InputError, check_choice, check_float, check_int
 from pipelines.job.batch_settings import BatchSettings
-from trainer.settings.method_settings import DP_SGD_RELEASES, MODEL_MIX, NON_PRIVATE
+from trainer.settings import methods
+from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
 #: Of the last weights, beside the names of averages.
@@ -65,7 +66,7 @@ class ComparisonSettings(Experiment):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.samplers:
-            check_choice("sampler", name, plans.SAMPLERS)
+            check_choice("sampler", name, sampler_registry.names())
         if not (self.samplers and self.trained):
             raise InputError("Expected samplers and methods to compare; got none.")
         for each in self.trained:
@@ -155,7 +156,7 @@ class SimulationSettings(Experiment):
     def _check_training(self) -> None:
         training = self.training
         _check_seed(training)
-        check_choice("method", training.method, DP_SGD_RELEASES)
+        check_choice("method", training.method, methods.with_dp_sgd_accounting())
         if training.target_delta is None:
             raise InputError("Expected target_delta of the run that is predicted.")
         if training.noise_multiplier is not None:
@@ -181,9 +182,9 @@ def check_comparable(method: str) -> None:
     Raises:
       InputError: it has noise of its own.
     """
-    if method == MODEL_MIX:
+    if methods.get(method).has_theorem:
         raise InputError(
-            f"Expected no --method {MODEL_MIX}: methods are compared at one noise, and "
+            f"Expected no --method {method}: methods are compared at one noise, and "
             "its noise is its own. Train it by `dpsgd train --epsilon`."
         )
 

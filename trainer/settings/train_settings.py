@@ -9,8 +9,9 @@ from accounting import deltas
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.model.metrics import BINARY, LOSSES, OTHER
 from trainer.model.user_code import check_name
+from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
-from trainer.settings.method_settings import MODEL_MIX, NON_PRIVATE, MethodSettings
+from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
 
 #: The project's own model; any other is "module:function".
 CLICK_MODEL = "criteo"
@@ -118,12 +119,11 @@ class TrainSettings(MethodSettings, AggregationSettings):
             self._check_non_private()
         else:
             self._check_private()
-        if self.method == MODEL_MIX:
-            self._check_model_mix()
+        methods.get(self.method).check(self)
         if self.embedding_noise == LAZY_NOISE and self.lazy_obstacle is not None:
             raise InputError(
                 "Expected --embedding-noise lazy only where it is exact; here "
-                f"{self.lazy_obstacle}. Leave it away for dense noise."
+                f"{self.lazy_obstacle}. Omit it for dense noise."
             )
 
     @property
@@ -136,7 +136,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
             )
         if self.averages_every_step:
             return "--ema-decay and --tail read every row at every step"
-        return self.whole_tables_obstacle
+        obstacle = methods.get(self.method).whole_tables(self)
+        if obstacle is None and self.non_private_diagnostics:
+            return "--non-private-diagnostics reads rows beside the step"
+        return obstacle
 
     def _check_optimizer(self) -> None:
         if ":" not in self.optimizer:
@@ -188,20 +191,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
             )
         check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
-
-    def _check_model_mix(self) -> None:
-        # Hidden coefficients: state that depends on them is no function of iterates.
-        why = "ModelMix's theorem is about plain SGD from the last two iterates"
-        if self.optimizer != "sgd":
-            raise InputError(
-                f"Expected --optimizer sgd for method={self.method!r}, not "
-                f"{self.optimizer}: {why}."
-            )
-        if self.train_over is not None:
-            raise InputError(
-                f"Expected no train_over={self.train_over!r} for method="
-                f"{self.method!r}: {why}. Averages of iterates are possible without."
-            )
 
     @property
     def task(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.flat_settings import train_settings
 from trainer import models
 from trainer.averaging import averages
 from trainer.averaging.averages import MovingAverage, TailAverage, TrainingAverages
@@ -81,7 +82,7 @@ def run_and_check(
 
     def run(**changes: Any) -> None:
         folder = tmp_path / "run"
-        settings = TrainSettings(**{**SETTINGS, **changes})
+        settings = train_settings(**{**SETTINGS, **changes})
         train(
             Request(
                 settings=settings, batches=small_batches.path, held_out=held_out,

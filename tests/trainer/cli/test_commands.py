@@ -164,7 +164,7 @@ def test_account_of_a_plan_knows_model_mix() -> None:
     ("arguments", "message"),
     [
         (MIXING[:2], "--l2-norm-clip beside mix_width=0.15"),
-        (MIXING[1:], "--mix-width beside linf_factor=100"),
+        (MIXING[1:], "--mix-width for method='model-mix'"),
         ([*MIXING, "--mix-width=-1"], "mix_width=-1"),
         ([*MIXING, "--sampler=balls-and-bins", "--num-steps=330"], "no other"),
     ],

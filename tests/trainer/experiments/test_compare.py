@@ -20,7 +20,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
-from trainer.cli import experiment_flags
+from trainer.cli import experiment_body
 from trainer.cli.compare_commands import compare
 from trainer.experiments import compare as library
 from trainer.experiments import compare_report
@@ -152,7 +152,7 @@ def test_what_an_earlier_release_was_asked_in_flags_is_known(
         f"--out={run}", "--method=dp-sgd", "--init-seed=0", *FLAGS,
     ]  # fmt: skip
     run.with_name(f"{run.name}.flags.json").write_text(json.dumps(arguments))
-    experiment_flags.take_over(out)
+    experiment_body._take_over(out)
     assert comparison.run(_trial()) == first
     with pytest.raises(InputError, match="settings that are asked for"):
         comparison.run(_trial(noise_multiplier=2.0))

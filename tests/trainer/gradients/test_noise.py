@@ -14,9 +14,9 @@ from pipelines.sampling.keys import derive, insecure_key
 from trainer.gradients.noise import (
     LaterNoise,
     NoiseStream,
+    mixing_coefficients,
     normal,
     step_noise,
-    step_noise_and_coefficients,
     uniform,
 )
 
@@ -85,6 +85,11 @@ def test_mixing_coefficients_are_uniform() -> None:
     assert distance < math.sqrt(math.log(2 / 1e-7) / (2 * n))
 
 
+def _all_drawn(key: bytes, step: int, shapes: list[tuple[int]]) -> list[np.ndarray]:
+    noise = step_noise(key, step, shapes, 1.0)
+    return [*noise, *mixing_coefficients(key, step, shapes)]
+
+
 def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> None:
     n = 20_000
     shapes = [(n,), (n,)]
@@ -92,13 +97,13 @@ def test_mixing_coefficients_are_independent_of_noise_and_of_each_other() -> Non
         [
             stream
             for key, step in itertools.product((KEY, OTHER_KEY), (0, 1))
-            for stream in step_noise_and_coefficients(key, step, shapes, 1.0)
+            for stream in _all_drawn(key, step, shapes)
         ]
     )
     correlation = np.corrcoef(streams) - np.eye(len(streams))
     # 120 pairs, each about N(0, 1/n): 5.5 deviations fail with probability < 1e-5.
     assert np.abs(correlation).max() < 5.5 / math.sqrt(n)
-    again = step_noise_and_coefficients(KEY, 0, shapes, 1.0)
+    again = _all_drawn(KEY, 0, shapes)
     assert all(map(np.array_equal, again, streams[:4]))
     assert all(map(np.array_equal, again[:2], step_noise(KEY, 0, shapes, 1.0)))
     # Another label: not the bits of the noise in another form.

@@ -32,7 +32,7 @@ from trainer.gradients.functional_weights import replaced_weights
 from trainer.methods.bam import bam_sum, choose_bam_path
 from trainer.model.losses import loss_by_name
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.method_settings import BAM_HVP, BAM_SAM
+from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
 from trainer.tf_compat import keras, tf
 
 CLIP = 0.3

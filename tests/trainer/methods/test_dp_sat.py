@@ -45,7 +45,7 @@ def _train(rows: Any, radius: float, num_parts: int = 1) -> list[np.ndarray]:
     )
     step = _steps(model, optimizer)
     for t in range(4):
-        optimizer.ascend()
+        optimizer.before_step()
         step.begin(_noise(model, t))
         for part in np.array_split(rows(12, seed=t), num_parts):
             step.add(*batch(part, padding=12 - len(part)))
@@ -92,7 +92,7 @@ def test_the_move_has_the_radius_and_is_undone_bit_for_bit(rows: Any) -> None:
     )
     step, before = _steps(model, optimizer), _weights(model)
     for t in range(3):
-        optimizer.ascend()
+        optimizer.before_step()
         moves = [a - b for a, b in zip(_weights(model), before, strict=True)]
         length = np.sqrt(sum(float((move**2).sum()) for move in moves))
         assert length == pytest.approx(RHO if t else 0.0, rel=1e-5)
@@ -112,7 +112,7 @@ def test_its_state_has_the_previous_gradient(rows: Any) -> None:
     assert not any(array.any() for array in arrays(previous))
     step.begin(_noise(model, 0))
     step.add(*batch(rows(0), padding=5))  # nothing but noise
-    optimizer.ascend()
+    optimizer.before_step()
     step.finish()
     for found, noise in zip(arrays(previous), _noise(model, 0), strict=True):
         np.testing.assert_allclose(found, noise / DIVISOR, rtol=1e-6)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.flat_settings import train_settings
 from tests.trainer.zoo import arrays, batch, both_inputs, make_model
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import step_noise_and_coefficients
-from trainer.methods.model_mix import MixingOptimizer, separated_gap
-from trainer.methods.optimizers import learning_rate, learning_rates
+from trainer.gradients.noise import mixing_coefficients, step_noise
+from trainer.methods.model_mix import HOOKS, MixingOptimizer, separated_gap
+from trainer.methods.optimizers import learning_rates
 from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
@@ -40,26 +41,26 @@ def _settings(**changes: Any) -> TrainSettings:
         "method": "model-mix", "mix_width": WIDTH, "optimizer": "sgd",
         "learning_rate": 0.4, "noise_multiplier": 0.0, "l2_norm_clip": CLIP,
     }  # fmt: skip
-    return TrainSettings(**{**fields, **changes})
+    return train_settings(**{**fields, **changes})
 
 
 def _optimizer(model: TrainableModel, settings: TrainSettings) -> MixingOptimizer:
-    assert settings.mix_width is not None
-    return MixingOptimizer(
-        learning_rate(settings, NUM_STEPS),
-        model.variables,
-        mix_width=settings.mix_width,
-        init_seed=settings.init_seed,
-    )
+    assert HOOKS.optimizer is not None
+    made = HOOKS.optimizer(settings, NUM_STEPS, model.variables)
+    assert isinstance(made, MixingOptimizer)
+    return made
 
 
 def _drawn(model: TrainableModel, step: int, stddev: float) -> list[np.ndarray]:
     shapes = [tuple(variable.shape) for variable in model.variables]
-    return step_noise_and_coefficients(insecure_key(1), step, shapes, stddev)
+    key = insecure_key(1)
+    noise = step_noise(key, step, shapes, stddev)
+    return [*noise, *mixing_coefficients(key, step, shapes)]
 
 
 def _cap(settings: TrainSettings) -> float | None:
-    return CLIP / settings.linf_factor**0.5 if settings.linf_factor else None
+    factor = settings.method_settings["linf_factor"]
+    return CLIP / factor**0.5 if factor > 1 else None
 
 
 def _weights(model: TrainableModel) -> list[np.ndarray]:
@@ -79,7 +80,7 @@ def _train(
     )
     for t in range(NUM_STEPS):
         drawn = _drawn(model, t, stddev)
-        optimizer.mix_by(drawn[len(model.variables) :])
+        optimizer.before_step(drawn[len(model.variables) :])
         step.begin(drawn[: len(model.variables)])
         for part in np.array_split(rows(12, seed=t), num_parts):
             step.add(*batch(part, padding=12 - len(part)))
@@ -93,14 +94,13 @@ def _train_in_numpy(rows: Any, settings: TrainSettings, stddev: float) -> list[A
     cap = _cap(settings)
     gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
     rates = learning_rates(settings, NUM_STEPS)
-    assert settings.mix_width is not None
     latest = [w.astype("f8") for w in _weights(model)]
     start = _optimizer(model, settings).variables[-len(latest) :]
     previous = [v.numpy().astype("f8") for v in start]
     for t, rate in enumerate(rates):
         sums = arrays(gradient_sum(*batch(rows(12, seed=t))))  # at the unmixed w_{k-1}
         drawn = _drawn(model, t, stddev)
-        tau = settings.mix_width * rate
+        tau = settings.method_settings["mix_width"] * rate
         following = []
         for j, (near, far) in enumerate(zip(latest, previous, strict=True)):
             gap = near - far
@@ -191,7 +191,7 @@ def test_every_coordinate_is_mixed_by_a_coefficient_of_its_own() -> None:
     before, size = _weights(model), len(model.variables)
     earlier = [v.numpy() for v in optimizer.variables[-size:]]
     drawn = _drawn(model, 0, 0.0)[size:]
-    optimizer.mix_by(drawn)
+    optimizer.before_step(drawn)
     optimizer.apply_gradients([(tf.zeros_like(v), v) for v in model.variables])
     for after, w, v, alpha in zip(_weights(model), before, earlier, drawn, strict=True):
         np.testing.assert_allclose(after, alpha * w + (1 - alpha) * v, atol=1e-5)
@@ -204,7 +204,7 @@ def test_the_state_is_the_last_two_iterates_and_nothing_that_is_hidden() -> None
     size = len(model.variables)
     for t in range(3):
         before = _weights(model)
-        optimizer.mix_by(_drawn(model, t, 0.0)[size:])
+        optimizer.before_step(_drawn(model, t, 0.0)[size:])
         optimizer.apply_gradients([(tf.ones_like(v), v) for v in model.variables])
         kept = [v.numpy() for v in optimizer.variables[-size:]]
         assert all(map(np.array_equal, kept, before))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras
 
@@ -29,7 +30,7 @@ class Planted(BaseException):
 
 def private_settings(**changes: Any) -> TrainSettings:
     fields = {"noise_multiplier": 0.8, "l2_norm_clip": 1.0, "target_delta": 1e-3}
-    return TrainSettings(**{**SMALL, **fields, **changes})
+    return train_settings(**{**SMALL, **fields, **changes})
 
 
 def load_model(path: pathlib.Path) -> Any:

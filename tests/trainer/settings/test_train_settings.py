@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from accounting.validation import InputError
+from tests.trainer.flat_settings import train_settings
 from trainer.settings.train_settings import TrainSettings
 
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 1.0}
@@ -83,7 +84,7 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
 )
 def test_impossible_requests_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as found:
-        TrainSettings(**{**PRIVATE, **changes})
+        train_settings(**{**PRIVATE, **changes})
     assert "\n" not in str(found.value)
 
 
@@ -91,7 +92,7 @@ def test_averages_of_iterates_go_with_model_mix() -> None:
     averages = {"ema_decay": 0.9, "tail": 3, "keep_last": 2, "export": ("upa",)}
     for schedule in ("constant", "cosine"):
         more = {"learning_rate_schedule": schedule, "warmup_steps": 2}
-        TrainSettings(**{**PRIVATE, **MIXED, **averages, **more})
+        train_settings(**{**PRIVATE, **MIXED, **averages, **more})
 
 
 def test_the_curve_has_ten_points_unless_told_otherwise() -> None:

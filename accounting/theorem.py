@@ -1,0 +1,73 @@
+"""The contract of a mechanism with accounting of its own, and its words.
+
+Most training methods release noisy sums of clipped gradients: `accounting.accountant`
+bounds their epsilon.  A method that releases something else brings a `Theorem`, which
+answers the same questions.  ModelMix's is `accounting.model_mix.theorem.Mixing`.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from accounting.intervals import Bounds, NoiseBounds
+    from accounting.plan import DpSgdPlan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wording:
+    """What a privacy statement says of a mechanism beside DP-SGD's.
+
+    Attributes:
+      clipped: What else is clipped before gradients are summed; empty for nothing.
+      released: What becomes of the noisy mean.
+      discretization: How epsilon is computed; None if it is DP-SGD's.
+      not_covered: Further outputs that the claim does not cover.
+    """
+
+    clipped: str
+    released: str
+    discretization: str | None
+    not_covered: tuple[str, ...] = ()
+
+
+class Theorem(Protocol):
+    """A mechanism, with its parameters, that has bounds of its own.  Hashable.
+
+    Every bound holds for both directions of the zero-out relation and errs on the
+    private side.  All raise InputError for a value out of range.
+    """
+
+    def __hash__(self) -> int:
+        """Statements are cached by the parameters of the theorem."""
+
+    @property
+    def name(self) -> str:
+        """What the mechanism is called."""
+
+    @property
+    def l2_norm_clip(self) -> float:
+        """Bound on the L2 norm of one example's gradient."""
+
+    def check_plan(self, plan: DpSgdPlan) -> None:
+        """Accepts a plan that the theorem is about.
+
+        Raises:
+          InputError: nothing is proven for its sampler.
+        """
+
+    def epsilon(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
+    ) -> Bounds:
+        """Returns bounds on epsilon at ``delta``."""
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, *, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+
+    def wording(self, bounds: Bounds) -> Wording:
+        """Returns the words for a statement of ``bounds``, which ``epsilon`` gave."""

@@ -1,0 +1,68 @@
+"""What ``dpsgd audit`` does.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from accounting import accountant
+from accounting.auditing import audit_plot
+from accounting.cli import shared_options
+from accounting.plots import check_path
+from accounting.validation import InputError
+from pipelines.files.progress_bars import Bars
+from trainer.auditing.audit import COUNTED, audit, settings_of_run
+from trainer.auditing.audit_report import Report
+from trainer.cli import plan_flags
+from trainer.settings.audit_settings import AuditSettings, claimed_plan
+
+#: Flags that say how to audit, whether a run or a plan.
+_HOW = ("claim", "level", "trials", "confidence")
+
+
+def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> Report:
+    """Audits, with bars.
+
+    Args:
+      run: A folder that ``dpsgd train`` wrote; None for the plan of the flags.
+      flags: Of the command.
+      plot: Where to draw what was found; None for nowhere.
+
+    Raises:
+      InputError: what is asked for is refused, before any trial; or a small run was.
+    """
+    if plot is not None:
+        check_path(plot)
+    settings = _of_plan(flags) if run is None else _of_run(run, flags)
+    shared_options.warn(settings.delta, settings.plan.num_examples)
+    with Bars([COUNTED[settings.level]]) as bars:
+        found = audit(settings, progress=bars.update)
+    if plot is not None:
+        audit_plot.draw(found.verdict.closest, found.title, plot)
+    return found
+
+
+def _of_run(run: Path, flags: dict[str, Any]) -> AuditSettings:
+    record, manifest = plan_flags.read_run(run, flags, allowed=_HOW)
+    names = ("delta", "allow_large_delta", *_HOW)
+    return settings_of_run(record, manifest, **{name: flags[name] for name in names})
+
+
+def _of_plan(flags: dict[str, Any]) -> AuditSettings:
+    needed = ("sampler", "num_examples", "batch_size", "delta")
+    plan_flags.check_complete(flags, needed, command="audit")
+    if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
+        raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
+    plan = plan_flags.plan(flags)
+    noise = flags["noise_multiplier"]
+    if noise is None:
+        noise = accountant.noise_multiplier(
+            claimed_plan(plan, flags["claim"]),
+            epsilon=flags["epsilon"],
+            delta=flags["delta"],
+        ).guarantee
+    how = {name: flags[name] for name in _HOW}
+    return AuditSettings(plan=plan, noise_multiplier=noise, delta=flags["delta"], **how)

@@ -1,0 +1,99 @@
+"""The flags of training methods, from their settings: `trainer.settings.methods`.
+
+Formal guarantees:
+  - every setting of every method that is registered when the command runs has its flag;
+    a flag of a method that is not trained by is refused.
+  - a flag has one meaning: a setting whose flag the command has already is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from accounting.cli.registered import Registered
+from accounting.validation import InputError
+from trainer.settings import methods
+from trainer.settings.methods import DP_SGD, Setting
+
+METHOD = Registered(methods.names)
+
+
+class TrainsByMethods(click.Command):
+    """A command that takes ``--method``, and the settings of every method."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns all parameters, with those of the methods after the required ones."""
+        params = super().get_params(ctx)
+        own = [_method_option(methods.names()), *map(_option, methods.own_settings())]
+        first = sum(param.required for param in params)
+        return [*params[:first], *_apart(own, params), *params[first:]]
+
+
+class AccountsForMethods(click.Command):
+    """A command that takes the settings of methods with accounting of their own."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns all parameters, with those of the methods at the end."""
+        params = super().get_params(ctx)
+        return [*params, *_apart(list(map(_option, _of_theorems())), params)]
+
+
+def _of_theorems() -> Iterator[tuple[str, Setting]]:
+    for name in methods.names():
+        method = methods.get(name)
+        if method.has_theorem:
+            yield from method.settings.items()
+
+
+def take(flags: dict[str, Any]) -> dict[str, Any]:
+    """Removes the settings of methods from ``flags``, and returns those given."""
+    owners = methods.owners()
+    found = {name: flags.pop(name) for name in list(flags) if name in owners}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of methods that are given among ``flags``."""
+    return take(dict(flags))
+
+
+@functools.cache
+def _method_option(names: tuple[str, ...]) -> click.Option:
+    summaries = (f"{name}: {methods.get(name).summary}" for name in names)
+    return click.Option(
+        ["--method"],
+        type=METHOD,
+        default=DP_SGD,
+        show_default=True,
+        help=f"{'; '.join(summaries)}.",
+    )
+
+
+@functools.cache
+def _option(named: tuple[str, Setting]) -> click.Option:
+    name, setting = named
+    return click.Option(
+        [f"--{name.replace('_', '-')}", name],
+        type=click.Choice(setting.choices) if setting.choices else setting.kind,
+        metavar=setting.metavar,
+        help=setting.help,
+    )
+
+
+def _apart(
+    own: list[click.Option], params: list[click.Parameter]
+) -> list[click.Option]:
+    """Returns the options of methods, of which no other option has the flag."""
+    taken = {flag: param for param in params for flag in (param.name, *param.opts)}
+    for option in own:
+        for flag in (option.name, *option.opts):
+            if flag in taken:
+                raise InputError(
+                    f"Expected no setting {option.name!r} of a method: "
+                    f"{option.opts[0]} means something else here. Rename the setting."
+                )
+    return own

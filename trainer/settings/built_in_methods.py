@@ -1,0 +1,228 @@
+"""The training methods of this package.
+
+Three private methods release the same thing, noisy sums of clipped per-example
+gradients, and have the same accounting.  They differ in where gradients are taken:
+
+    dp-sgd        at the weights theta
+    bam           uphill of theta, by ``bam_radius`` along each example's own gradient
+    dp-sat        uphill of theta, by ``sat_radius`` along the previous noisy gradient
+    model-mix     at theta; releases iterates alone, which start at hidden random
+                  mixtures of the two latest ones, and has accounting of its own
+    non-private   at theta, without clip and noise
+
+References:
+  BAM: Knolle et al. (2023), arXiv:2308.12018; DP-SAT: Park et al. (2023),
+  arXiv:2306.05651; ModelMix: Xiao, Wan and Devadas (2023), arXiv:2210.03843.  The
+  radius is lambda of the one paper and rho of the other, and of sharpness-aware
+  minimisation; ``mix_width`` is tau / eta, and ``linf_factor`` is p.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from accounting.validation import InputError, check_float, check_int
+from trainer.settings.methods import (
+    DP_SGD,
+    NON_PRIVATE,
+    Method,
+    Setting,
+    as_dp_sgd,
+    register,
+)
+
+if TYPE_CHECKING:
+    from accounting.theorem import Theorem
+    from trainer.settings.train_settings import TrainSettings
+
+#: A second gradient, or the exact derivative by a product with the Hessian.
+BAM_SAM = "sam"
+BAM_HVP = "hvp"
+BAM_VARIANTS = (BAM_SAM, BAM_HVP)
+
+_RADIUS = functools.partial(check_float, at_least=0)
+
+
+def _load(place: str) -> Callable[[], Any]:
+    """Returns a function that imports "module:attribute" when it is called."""
+    module, attribute = place.split(":")
+    return lambda: getattr(importlib.import_module(module), attribute)
+
+
+def _reads_rows(settings: TrainSettings) -> None:
+    """Of a method whose step reads the rows of its examples alone."""
+    del settings
+
+
+register(
+    DP_SGD,
+    Method(
+        summary="gradients at the weights",
+        hooks=_load("trainer.methods.dp_sgd:DP_SGD_HOOKS"),
+        whole_tables=_reads_rows,
+        accounting=as_dp_sgd,
+        sentence=lambda settings: "DP-SGD: per-example gradients",
+    ),
+)
+
+
+# -- BAM -------------------------------------------------------------------------------
+
+
+def _bam_sentence(settings: Mapping[str, Any]) -> str:
+    radius = f"bam_radius={settings['bam_radius']!r}"
+    if settings["bam_variant"] == BAM_HVP:
+        return (
+            "BAM, variant hvp: per-example gradients of the loss plus "
+            f"{radius} times its gradient's norm"
+        )
+    return (
+        "BAM, variant sam: per-example gradients at the weights moved by "
+        f"{radius} along the same example's gradient"
+    )
+
+
+def _bam_tables(settings: TrainSettings) -> str | None:
+    if settings.method_settings["bam_variant"] == BAM_HVP:
+        return "--bam-variant hvp has gradients of whole tables"
+    return None
+
+
+register(
+    "bam",
+    Method(
+        summary="gradients a small step uphill, each example its own way; same epsilon",
+        hooks=_load("trainer.methods.bam:HOOKS"),
+        whole_tables=_bam_tables,
+        accounting=as_dp_sgd,
+        sentence=_bam_sentence,
+        settings={
+            "bam_radius": Setting(
+                kind=float,
+                metavar="LAMBDA",
+                help="Length of the step of bam, 0.005 to 0.02 in the paper.",
+                check=_RADIUS,
+                needed="Published runs use 0.005 to 0.02.",
+            ),
+            "bam_variant": Setting(
+                kind=str,
+                help="sam: a second gradient (default); hvp: exact, by Hessians, "
+                "slower.",
+                choices=BAM_VARIANTS,
+                default=BAM_SAM,
+            ),
+        },
+    ),
+)
+
+
+# -- DP-SAT ----------------------------------------------------------------------------
+
+
+def _sat_sentence(settings: Mapping[str, Any]) -> str:
+    return (
+        "DP-SAT: per-example gradients at the weights moved by "
+        f"sat_radius={settings['sat_radius']!r} along the previous noisy gradient"
+    )
+
+
+register(
+    "dp-sat",
+    Method(
+        summary="uphill along the previous noisy gradient; same epsilon",
+        hooks=_load("trainer.methods.dp_sat:HOOKS"),
+        whole_tables=lambda settings: "--method dp-sat moves every row at every step",
+        accounting=as_dp_sgd,
+        sentence=_sat_sentence,
+        settings={
+            "sat_radius": Setting(
+                kind=float,
+                metavar="RHO",
+                help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
+                check=_RADIUS,
+                needed="Published runs use 0.03 to 0.086.",
+            ),
+        },
+    ),
+)
+
+
+# -- ModelMix --------------------------------------------------------------------------
+
+
+def _check_mixing(settings: TrainSettings) -> None:
+    # Hidden coefficients: state that depends on them is no function of iterates.
+    why = "ModelMix's theorem is about plain SGD from the last two iterates"
+    if settings.optimizer != "sgd":
+        raise InputError(
+            f"Expected --optimizer sgd for method={settings.method!r}, not "
+            f"{settings.optimizer}: {why}."
+        )
+    if settings.train_over is not None:
+        raise InputError(
+            f"Expected no train_over={settings.train_over!r} for method="
+            f"{settings.method!r}: {why}. Averages of iterates are possible without."
+        )
+
+
+def _mixing(
+    settings: Mapping[str, Any], clip: float, optimizer: Mapping[str, Any] | None
+) -> Theorem | None:
+    # What else a run does to iterates may depend on coefficients that the theorem
+    # hides; for DP-SGD's bound they are randomness like any other.
+    if optimizer is not None and (
+        optimizer.get("name") != "sgd" or "train_over" in optimizer
+    ):
+        return None
+    made: Theorem = _load("accounting.model_mix.theorem:Mixing")()(
+        l2_norm_clip=clip, **settings
+    )
+    return made
+
+
+register(
+    "model-mix",
+    Method(
+        summary="less Gaussian noise, and hidden mixing of iterates instead",
+        hooks=_load("trainer.methods.model_mix:HOOKS"),
+        whole_tables=lambda settings: (
+            "--method model-mix mixes every row at every step"
+        ),
+        accounting=_mixing,
+        sentence=lambda settings: "ModelMix: per-example gradients",
+        check=_check_mixing,
+        settings={
+            "mix_width": Setting(
+                kind=float,
+                metavar="TAU",
+                help="Least distance of the two iterates that model-mix mixes, in each "
+                "coordinate, over the learning rate: in the unit of a mean gradient, "
+                "as clip norm over batch size.  0.05 to 0.15 in the paper, at clip "
+                "norm 20 and batch size 1,500.",
+                check=functools.partial(check_float, above=0),
+                needed="It is compared with a mean gradient: published runs use 0.05 "
+                "to 0.15 at a clip norm of 20 and 1,500 expected examples.",
+            ),
+            "linf_factor": Setting(
+                kind=int,
+                metavar="P",
+                help="Of model-mix: coordinates of one example's gradient are clipped "
+                "to the clip norm over the root of P.  100 in the paper; 1, which "
+                "clips nothing, by default.",
+                check=functools.partial(check_int, at_least=1),
+                default=1,
+            ),
+        },
+    ),
+)
+register(
+    NON_PRIVATE,
+    Method(
+        summary="no clip, no noise",
+        hooks=_load("trainer.methods.dp_sgd:NON_PRIVATE_HOOKS"),
+        whole_tables=_reads_rows,
+    ),
+)
