@@ -24,11 +24,19 @@ from trainer.tf_compat import tf
 
 #: Attributes of a layer that list its weights, and are not what it computes with.
 _KERAS_LISTS = ("_trainable_weights", "_non_trainable_weights")
+_OTHER_METHOD = "Take another --method."
 
 
 @contextlib.contextmanager
-def replaced_weights(model: TrainableModel, weights: Sequence[Any]) -> Iterator[None]:
-    """Lets ``model`` compute with ``weights``, one for each of its variables.
+def replaced_weights(
+    model: TrainableModel, weights: Sequence[Any], *, remedy: str = _OTHER_METHOD
+) -> Iterator[None]:
+    """Lets ``model`` compute with other weights.
+
+    Args:
+      model: Called before, or functional.
+      weights: A tensor for each of its variables, of its shape.
+      remedy: What to do about a model that cannot, for the error.
 
     Raises:
       InputError: in the end, if one of its variables was read nevertheless.
@@ -46,17 +54,18 @@ def replaced_weights(model: TrainableModel, weights: Sequence[Any]) -> Iterator[
                     vars(layer)[name] = other
         with tf.GradientTape() as tape:
             yield
-        _check_unread(tape.watched_variables(), others)
+        _check_unread(tape.watched_variables(), others, remedy)
     finally:
         for layer, name, value in saved:
             vars(layer)[name] = value
 
 
-def check_replaceable(model: TrainableModel) -> None:
+def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> None:
     """Accepts a model whose weights ``replaced_weights`` can replace.
 
     Args:
       model: Called before, or functional.
+      remedy: What to do about one whose weights it cannot, for the error.
 
     Raises:
       InputError: a layer reads a weight in another way.
@@ -65,7 +74,8 @@ def check_replaceable(model: TrainableModel) -> None:
     zeros = tf.nest.map_structure(
         lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), inputs
     )
-    with replaced_weights(model, [tf.identity(v) for v in model.variables]):
+    weights = [tf.identity(v) for v in model.variables]
+    with replaced_weights(model, weights, remedy=remedy):
         model.network(zeros)
 
 
@@ -79,11 +89,10 @@ def _replace(value: Any, others: dict[Any, Any]) -> Any:
     return value
 
 
-def _check_unread(read: Sequence[Any], others: dict[Any, Any]) -> None:
+def _check_unread(read: Sequence[Any], others: dict[Any, Any], remedy: str) -> None:
     for variable in read:
         if variable.ref() in others:
             raise InputError(
                 f"Expected weight {variable.name} to be an attribute of its layer that "
-                "the layer reads in every call, for method='bam'; it is read in "
-                "another way. Give --bam-variant hvp."
+                f"the layer reads in every call; it is read in another way. {remedy}"
             )

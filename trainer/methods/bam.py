@@ -104,7 +104,7 @@ def bam_sum(
     if path == BOOKKEEPING:
         return _bookkeeping_sum(model, l2_norm_clip, radius)
     if variant == BAM_SAM:
-        check_replaceable(model)
+        check_replaceable(model, remedy="Give --bam-variant hvp.")
     gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
     return vectorized_sum(model, l2_norm_clip, gradient, copies=_COPIES)
 

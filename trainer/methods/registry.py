@@ -28,6 +28,18 @@ def hooks_of(method: str) -> Hooks:
     return found
 
 
+def modules_of(method: str) -> set[str]:
+    """Returns the modules of the functions that a step of the method calls.
+
+    Raises:
+      InputError: no such method, or it does not say.
+    """
+    hooks = hooks_of(method)
+    called = (hooks.choose_path, hooks.gradient_sum, hooks.optimizer, hooks.draw)
+    found = (getattr(function, "__module__", None) for function in called)
+    return {module for module in found if module is not None}
+
+
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
     """Returns how the gradients of single examples are made.
 

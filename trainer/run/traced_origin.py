@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.gradients.dp_step import Step
+from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
 from trainer.run import graph_digest, origin, threads, user_sources
 from trainer.run.batches import element_spec
@@ -44,7 +45,11 @@ def settle(
         "devices": _devices(),
         "threads": threads.current(),
         "code": user_sources.digests(
-            {*_named(checked.request.settings), *_made(model, optimizer)}
+            {
+                *_named(checked.request.settings),
+                *registry.modules_of(checked.request.settings.method),
+                *_made(model, optimizer),
+            }
         ),
         "step": graph_digest.digest(traced),
     }

@@ -2,81 +2,140 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from accounting import accountant
 from accounting.plan import DpSgdPlan
-from accounting.validation import InputError
+from accounting.theorem import Wording
+from accounting.validation import InputError, check_float
+from pipelines.sampling.keys import create_key_file
 from tests.trainer.zoo import arrays, batch, linear, make_model
+from trainer.cli.commands import account, train_command
 from trainer.gradients import clipping
 from trainer.gradients.clipping import GradientSum
-from trainer.methods import registry
-from trainer.methods.base import Sums
+from trainer.keras_model import make_private
+from trainer.methods import dp_sgd, registry
+from trainer.methods.base import Hooks
+from trainer.methods.optimizers import make_optimizer
 from trainer.model.trainable_model import TrainableModel
+from trainer.report.progress import Silent
 from trainer.run import privacy
-from trainer.settings import method_settings
+from trainer.run.preflight import Request
+from trainer.run.run_record import read_run
+from trainer.settings import methods
+from trainer.settings.comparison_settings import check_comparable
 from trainer.settings.method_settings import (
-    METHODS,
-    MIXED_ITERATES,
-    NOISY_SUMS,
     NON_PRIVATE,
-    Method,
     MethodSettings,
-    Setting,
     check_described,
     gradients_text,
 )
+from trainer.settings.methods import Method, Setting, as_dp_sgd
 from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
 
-NAME = "half-clip"
+NAME = "small-clip"
 PRIVATE = {"noise_multiplier": 1.0, "l2_norm_clip": 0.4}
+OWN = {"clip_share": 0.5}
 PLAN = DpSgdPlan(
     sampler="poisson", num_examples=1000, expected_batch_size=10, num_steps=100
 )
 
 
-def _half(model: TrainableModel, _: TrainSettings, clip: float | None) -> GradientSum:
+def _small(
+    model: TrainableModel, settings: TrainSettings, clip: float | None
+) -> GradientSum:
     """Within the clip norm, and so as private as DP-SGD."""
     assert clip is not None
-    return clipping.clipped_sum(model, l2_norm_clip=clip / 2)
+    share = settings.method_settings["clip_share"]
+    return clipping.clipped_sum(model, l2_norm_clip=share * clip)
 
 
-SUMS = Sums(
-    choose_path=lambda model, _: clipping.choose_path(model), gradient_sum=_half
+class Told:
+    """A Keras optimizer that notes what it is told before each step."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.seen = inner, list[int]()
+        self.build, self.apply_gradients = inner.build, inner.apply_gradients
+        MADE.append(self)
+
+    @property
+    def variables(self) -> list[Any]:
+        return list(self._inner.variables)
+
+    def before_step(self, drawn: Sequence[np.ndarray]) -> None:
+        [step] = drawn
+        self.seen.append(int(step))
+
+
+MADE: list[Told] = []
+
+
+def _told(settings: TrainSettings, num_steps: int, _: Sequence[Any]) -> Told:
+    return Told(make_optimizer(settings, num_steps))
+
+
+def _draw(_: bytes, step: int, shapes: Iterable[Any]) -> list[np.ndarray]:
+    del shapes
+    return [np.array(step)]
+
+
+def _sentence(settings: Mapping[str, Any]) -> str:
+    return f"SMALL: per-example gradients, to clip_share={settings['clip_share']!r}"
+
+
+HOOKS = Hooks(choose_path=dp_sgd.choose_path, gradient_sum=_small)
+SHARE = Setting(
+    kind=float,
+    help="Share of the clip norm that is used.",
+    check=functools.partial(check_float, above=0, at_most=1),
+    needed="Try 0.5.",
 )
-LEAST = Method(sums=lambda: None, whole_tables=lambda _: None)
+LEAST = Method(summary="nothing", hooks=lambda: None, whole_tables=lambda _: None)
 WHOLE = Method(
-    sums=lambda: SUMS,
+    summary="a smaller clip",
+    hooks=lambda: HOOKS,
     whole_tables=lambda _: None,
-    releases=NOISY_SUMS,
-    sentence=lambda _: "HALF: per-example gradients, halved",
+    accounting=as_dp_sgd,
+    sentence=_sentence,
+    settings={"clip_share": SHARE},
 )
 
-Register = Callable[[Method], TrainSettings]
+Register = Callable[[Method], None]
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
-    """Registers a toy method until the test ends, and returns settings that name it."""
-    monkeypatch.setattr(method_settings, "_ENTRIES", dict(method_settings._ENTRIES))
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    """Registers a toy method until the test ends."""
+    monkeypatch.setattr(methods, "_ENTRIES", dict(methods._ENTRIES))
+    MADE.clear()
+    return functools.partial(methods.register, NAME)  # type: ignore[return-value]
 
-    def register(method: Method) -> TrainSettings:
-        method_settings.register(NAME, method)
-        return TrainSettings(method=NAME, **PRIVATE)  # type: ignore[arg-type]
 
-    return register
+def _settings(**more: Any) -> TrainSettings:
+    return TrainSettings(method=NAME, method_settings=OWN, **{**PRIVATE, **more})
+
+
+# -- from settings to gradients --------------------------------------------------------
 
 
 def test_a_method_from_outside_sums_its_own_gradients(
-    registered: Register, rows: Any
+    register: Register, rows: Any
 ) -> None:
     with pytest.raises(InputError, match=f"method='{NAME}' to be one of"):
-        TrainSettings(method=NAME, **PRIVATE)  # type: ignore[arg-type]
-    settings, model = registered(WHOLE), make_model(linear)
+        _settings()
+    register(WHOLE)
+    settings, model = _settings(), make_model(linear)
     data = batch(rows(4))
     found = arrays(registry.gradient_sum(model, settings)(*data))
     ours = TrainSettings(noise_multiplier=1.0, l2_norm_clip=0.2)
@@ -84,65 +143,279 @@ def test_a_method_from_outside_sums_its_own_gradients(
     for one, other in zip(found, same, strict=True):
         np.testing.assert_array_equal(one, other)
     assert registry.choose_path(model, settings) == clipping.choose_path(model)
+    assert __name__ in registry.modules_of(NAME)
 
 
-def test_a_method_from_outside_is_accounted_for_and_stated(
-    registered: Register,
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({}, "--clip-share for method='small-clip'. Try 0.5"),
+        ({"clip_share": 2.0}, "clip_share=2.0 <= 1"),
+        ({**OWN, "bam_radius": 0.1}, "no bam_radius=0.1 .* --method bam"),
+        ({**OWN, "clip_shar": 0.1}, "no clip_shar=0.1 .* no method has it. Omit it"),
+    ],
+)
+def test_a_setting_is_of_its_method(
+    own: dict[str, float], message: str, register: Register
 ) -> None:
-    settings = registered(WHOLE)
-    described = settings.describe_method()
-    check_described(NAME, described)
-    privacy.check_sampler(NAME, PLAN)
-    mixing = privacy.mixing_of(NAME, described, settings.l2_norm_clip)
+    register(WHOLE)
+    with pytest.raises(InputError, match=message):
+        MethodSettings(method=NAME, method_settings=own)
+    with pytest.raises(InputError, match=r"no clip_share=0\.5 .*--method small-clip"):
+        MethodSettings(method="bam", method_settings={"bam_radius": 0.1, **OWN})
+
+
+def test_a_method_refuses_settings_of_a_run(register: Register) -> None:
+    def no_adam(settings: TrainSettings) -> None:
+        if settings.optimizer == "adam":
+            raise InputError("Expected no adam.")
+
+    register(dataclasses.replace(WHOLE, check=no_adam))
+    _settings()
+    with pytest.raises(InputError, match="no adam"):
+        _settings(optimizer="adam")
+
+
+def test_whether_a_method_reads_whole_tables_is_its_own_word(
+    register: Register,
+) -> None:
+    lazy = {"optimizer": "sgd", "embedding_noise": "lazy"}
+    register(dataclasses.replace(WHOLE, whole_tables=lambda _: "it reads all rows"))
+    with pytest.raises(InputError, match="here it reads all rows"):
+        _settings(**lazy)
+
+
+# -- a run -----------------------------------------------------------------------------
+
+
+class KillAt(Silent):
+    """Ends the run after a step, as a kill does."""
+
+    class Killed(BaseException):
+        """No handler expects it."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def advance(self, done: int) -> None:
+        if done == self._step:
+            raise self.Killed
+
+
+def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
+    register: Register, small_batches: Any, held_out: Any, tmp_path: pathlib.Path
+) -> None:
+    hooks = dataclasses.replace(HOOKS, optimizer=_told, draw=_draw)
+    register(dataclasses.replace(WHOLE, hooks=lambda: hooks))
+    create_key_file(tmp_path / "noise.key")
+    request = Request(
+        settings=_settings(embedding_dim=2, hidden=(4,), target_delta=1e-3),
+        batches=small_batches.path,
+        held_out=held_out,
+        run=tmp_path / "run",
+        noise_key_file=tmp_path / "noise.key",
+        checkpoint_every=1,
+    )
+    with pytest.raises(KillAt.Killed):
+        train(request, KillAt(4))
+    # What began with one setting does not go on with another: all noise is of one run.
+    origin = json.loads((request.run / "private" / "origin.json").read_text())
+    assert origin["settings"]["method_settings"] == OWN
+    assert __name__ in origin["code"]
+    other = dataclasses.replace(request.settings, method_settings={"clip_share": 0.25})
+    with pytest.raises(InputError, match=r"method_settings=.*0\.25.*as when this run"):
+        train(dataclasses.replace(request, settings=other))
+    done = CliRunner().invoke(
+        train_command,
+        [
+            f"--batches={request.batches}", f"--eval={held_out}",
+            f"--out={request.run}", f"--method={NAME}", "--clip-share=0.5",
+            "--noise-multiplier=1",
+            "--l2-norm-clip=0.4", "--delta=1e-3", "--embedding-dim=2", "--hidden=4",
+            f"--noise-key-file={request.noise_key_file}", "--checkpoint-every=1",
+        ],
+    )  # fmt: skip
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert MADE[-1].seen == list(range(MADE[-1].seen[0], 10))
+    assert MADE[-1].seen[0] > 0  # it went on
+    record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert (record.method, record.method_settings) == (NAME, OWN)
+    said = json.loads((request.run / "privacy.json").read_text())
+    assert "SMALL: per-example gradients, to clip_share=0.5" in said["mechanism"]
+    dp_sgd_epsilon = accountant.epsilon(manifest.plan, noise_multiplier=1, delta=1e-3)
+    assert said["epsilon"] == dp_sgd_epsilon.guarantee
+
+
+def test_flags_are_those_of_the_methods_that_are_registered(register: Register) -> None:
+    def said(command: Any, *arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(command, list(arguments))
+        return done.exit_code, done.output + str(done.exception)
+
+    asked = ("--batches=b", "--eval=e", "--out=o", f"--method={NAME}")
+    assert "--clip-share" not in said(train_command, "--help")[1]
+    assert f"'{NAME}' is not one of 'dp-sgd'" in said(train_command, *asked)[1]
+    register(WHOLE)
+    status, text = said(train_command, "--help")
+    assert status == 0
+    for words in ("--clip-share FLOAT", "Share of the clip norm", f"|{NAME}]"):
+        assert words in text
+    assert f"{NAME}: a smaller clip" in " ".join(text.split())
+    assert "--clip-share for method" in said(train_command, *asked)[1]
+    # It has DP-SGD's epsilon: the account of a plan does not ask for it.
+    assert "--clip-share" not in said(account, "--help")[1]
+    assert "--mix-width" in said(account, "--help")[1]
+
+
+def test_a_flag_has_one_meaning(register: Register) -> None:
+    register(dataclasses.replace(WHOLE, settings={"csv": SHARE}))
+    done = CliRunner().invoke(train_command, ["--help"])
+    assert "no setting 'csv' of a method: --csv means something" in str(done.exception)
+
+
+def test_a_model_of_ones_own_takes_the_settings_of_its_method(
+    register: Register, tmp_path: pathlib.Path
+) -> None:
+    folders = {"batches": tmp_path / "none", "run": tmp_path / "run"}
+    model = make_model(linear).network
+    register(WHOLE)
+    with pytest.raises(InputError, match="clip_share=2"):
+        make_private(model, **folders, **PRIVATE, method=NAME, clip_share=2.0)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"no l2_norm_clp=1 .* no method has it"):
+        make_private(model, **folders, **PRIVATE, l2_norm_clp=1)  # type: ignore[arg-type]
+    for own in ("dp-sat", "model-mix"):
+        with pytest.raises(InputError, match=f"no method='{own}'; `dpsgd train` has"):
+            make_private(model, **folders, method=own)  # type: ignore[arg-type]
+
+
+# -- what is not brought ---------------------------------------------------------------
+
+
+def test_a_method_from_outside_is_accounted_for_and_stated(register: Register) -> None:
+    register(WHOLE)
+    settings = _settings()
+    check_described(NAME, settings.method_settings)
     said = privacy.plan_statement(
         PLAN,
         noise_multiplier=1.0,
         l2_norm_clip=settings.l2_norm_clip,
         delta=1e-5,
-        gradients=gradients_text(NAME, described),
-        mixing=mixing,
+        gradients=gradients_text(NAME, settings.method_settings),
+        theorem=privacy.theorem_of_settings(settings),
     )
-    assert "HALF: per-example gradients, halved" in said.to_text()
+    assert "SMALL: per-example gradients, to clip_share=0.5" in said.to_text()
     ours = privacy.plan_statement(
         PLAN, noise_multiplier=1.0, l2_norm_clip=0.4, delta=1e-5
     )
     assert said.epsilon == ours.epsilon
 
 
-QUESTIONS: dict[str, tuple[Callable[[TrainSettings], Any], str]] = {
+@dataclasses.dataclass(frozen=True)
+class Twice:
+    """A theorem: twice the epsilon of DP-SGD, for Poisson batches alone."""
+
+    l2_norm_clip: float
+    name: str = "Twice"
+
+    def check_plan(self, plan: DpSgdPlan) -> None:
+        if plan.sampler != "poisson":
+            raise InputError("Expected poisson, for Twice.")
+
+    def epsilon(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
+    ) -> accountant.Bounds:
+        plain = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
+        return accountant.Bounds(upper=2 * plain.guarantee, method="Twice")
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, *, epsilon: float, delta: float
+    ) -> accountant.NoiseBounds:
+        return accountant.noise_multiplier(plan, epsilon=epsilon / 2, delta=delta)
+
+    def wording(self, bounds: accountant.Bounds) -> Wording:
+        assert bounds.method == "Twice"
+        return Wording(
+            clipped=" twice,", released="; released twice", discretization="doubled",
+            not_covered=("a third release",),
+        )  # fmt: skip
+
+
+def test_a_method_brings_a_theorem_of_its_own(register: Register) -> None:
+    register(
+        dataclasses.replace(WHOLE, accounting=lambda _, clip, optimizer: Twice(clip))
+    )
+    asked = _settings(noise_multiplier=None, target_epsilon=2.0, target_delta=1e-5)
+    theorem = privacy.theorem_of_settings(asked)
+    assert theorem == Twice(0.4)
+    noise = privacy.noise_multiplier(PLAN, epsilon=2.0, delta=1e-5, theorem=theorem)
+    assert noise == privacy.noise_multiplier(PLAN, epsilon=1.0, delta=1e-5)
+    said = privacy.plan_statement(
+        PLAN, noise_multiplier=1.0, l2_norm_clip=0.4, delta=1e-5, theorem=theorem
+    )
+    plain = accountant.epsilon(PLAN, noise_multiplier=1.0, delta=1e-5).guarantee
+    assert said.epsilon.guarantee == 2 * plain
+    for words in ("l2_norm_clip, twice, summed", "; released twice", "doubled"):
+        assert words in said.to_text()
+    assert "a third release" in said.not_covered
+    # Its epsilon is not that of DP-SGD: it is neither compared nor audited as such.
+    assert NAME not in methods.with_dp_sgd_accounting()
+    with pytest.raises(InputError, match=f"no --method {NAME}"):
+        check_comparable(NAME)
+    help_text = CliRunner().invoke(account, ["--help"]).output
+    assert "--clip-share" in help_text
+
+
+QUESTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "accounting": (
-        lambda settings: privacy.mixing_of(NAME, {}, 0.4),
-        "to say what it releases: no epsilon is known",
+        lambda: methods.theorem_of(NAME, {}, 0.4),
+        "to say how it is accounted for: no epsilon is known",
     ),
     "statement": (
-        lambda settings: gradients_text(NAME, {}),
+        lambda: gradients_text(NAME, {}),
         "to say what it clips: no privacy statement",
     ),
     "gradients": (
-        lambda settings: registry.gradient_sum(make_model(linear), settings),
-        "to bring Sums, not NoneType",
+        lambda: registry.gradient_sum(
+            make_model(linear),
+            TrainSettings(method=NAME, **PRIVATE),  # type: ignore[arg-type]
+        ),
+        "to bring Hooks, not NoneType",
     ),
 }
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_what_a_method_does_not_bring_is_refused(
-    registered: Register, question: str
+    register: Register, question: str
 ) -> None:
     ask, reason = QUESTIONS[question]
-    settings = registered(LEAST)
+    register(LEAST)
     with pytest.raises(InputError, match=reason) as error:
-        ask(settings)
+        ask()
     assert f"method={NAME!r}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_method_without_accounting_is_refused_before_any_work(
+    register: Register, small_batches: Any, held_out: Any, tmp_path: pathlib.Path
+) -> None:
+    register(dataclasses.replace(WHOLE, accounting=None))
+    request = Request(
+        settings=_settings(),
+        batches=small_batches.path,
+        held_out=held_out,
+        run=tmp_path / "run",
+    )
+    with pytest.raises(InputError, match="no epsilon is known"):
+        train(request)
+    assert not request.run.exists()
 
 
 def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
     for ask in (
         lambda: gradients_text("unheard-of", {}),
-        lambda: privacy.mixing_of("unheard-of", {}, 1.0),
-        lambda: privacy.check_sampler("unheard-of", PLAN),
+        lambda: methods.theorem_of("unheard-of", {}, 1.0),
         lambda: check_described("unheard-of", {}),
+        lambda: registry.hooks_of("unheard-of"),
     ):
         with pytest.raises(InputError, match="method='unheard-of' to be one of"):
             ask()
@@ -150,40 +423,57 @@ def test_an_unknown_method_is_not_taken_for_dp_sgd() -> None:
 
 def test_training_without_privacy_has_no_epsilon_and_no_statement() -> None:
     with pytest.raises(InputError, match="no epsilon is known"):
-        privacy.mixing_of(NON_PRIVATE, {}, None)
+        methods.theorem_of(NON_PRIVATE, {}, 1.0)
     with pytest.raises(InputError, match="no privacy statement"):
         gradients_text(NON_PRIVATE, {})
 
 
 def test_a_name_means_one_method_and_a_setting_has_one_owner(
-    registered: Register,
+    register: Register,
 ) -> None:
-    registered(WHOLE)
+    register(WHOLE)
     for taken in (NAME, "dp-sgd"):
         with pytest.raises(InputError, match="not to be registered yet"):
-            method_settings.register(taken, WHOLE)
-    for setting in ("bam_radius", "no_field"):
-        owner = dataclasses.replace(
-            WHOLE, settings={setting: Setting(check=lambda name, value: None)}
-        )
+            methods.register(taken, WHOLE)
+    for setting in ("bam_radius", "clip_share", "no identifier"):
+        owner = dataclasses.replace(WHOLE, settings={setting: SHARE})
         with pytest.raises(
             InputError, match=f"setting {setting!r} of method='another'"
         ):
-            method_settings.register("another", owner)
+            methods.register("another", owner)
 
 
-def test_a_method_releases_what_the_accountant_knows() -> None:
-    with pytest.raises(InputError, match="releases='everything' to be one of"):
-        dataclasses.replace(WHOLE, releases="everything")
-    with pytest.raises(InputError, match="beside the settings linf_factor, mix_width"):
-        dataclasses.replace(WHOLE, releases=MIXED_ITERATES)
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods.names())
 def test_the_methods_of_the_package_bring_what_a_run_needs(name: str) -> None:
-    method = method_settings.get(name)
-    assert isinstance(method.sums(), Sums)
+    method = methods.get(name)
+    assert isinstance(registry.hooks_of(name), Hooks)
     private = name != NON_PRIVATE
-    assert (method.releases is not None) == (method.sentence is not None) == private
-    fields = {field.name for field in dataclasses.fields(MethodSettings)}
-    assert set(method.settings) <= fields
+    assert (method.accounting is not None) == (method.sentence is not None) == private
+
+
+def test_no_other_module_goes_by_the_name_of_a_method(root: pathlib.Path) -> None:
+    """But for the default, and for training without privacy."""
+    named = {f'"{name}"' for name in methods.names()} - {'"dp-sgd"', '"non-private"'}
+    settings = {f'"{setting}"' for setting in methods.owners()}
+    for package in ("accounting", "dpsgd", "pipelines", "trainer"):
+        for path in (root / package).rglob("*.py"):
+            code = _code(path.read_text())
+            if not _MODULES & {path.stem, path.parent.name}:
+                assert not [word for word in named | settings if word in code], path
+
+
+#: Where a method is said to be what it is: the table, its steps, and its theorem.
+_MODULES = {
+    "built_in_methods",
+    *(name.replace("-", "_") for name in methods.names()),
+}
+
+
+def _code(source: str) -> str:
+    """The source without docstrings and comments."""
+    return ast.unparse(_Bare().visit(ast.parse(source))).replace("'", '"')
+
+
+class _Bare(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else node
