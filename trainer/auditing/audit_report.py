@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from accounting.auditing import audit, noise_bounds
 from accounting.auditing.audit import Verdict
@@ -128,9 +130,6 @@ class Report:
         return [dataclasses.asdict(found) for found in self._noise(verdict)]
 
     def _print_trials(self, name: str, verdict: Verdict) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
         kind = "" if name == self.level else f", {name} noise"
         table = Table(title=f"{verdict.trials:,} trials{kind}")
         table.add_column("found, with confidence", no_wrap=True)
@@ -154,9 +153,6 @@ class Report:
         )
 
     def _print_checks(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
         judged = [one for one in self.verdict.judged if one.checks]
         table = Table(title="releases, less what their batches hold")
         table.add_column("farthest from what is claimed")

@@ -27,6 +27,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.stats import t
 
 from accounting.validation import check_float
 from pipelines.batches.manifest import write_atomically
@@ -51,7 +54,19 @@ STATEMENT = (
 def student_interval(
     mean: np.ndarray, stddev: np.ndarray, *, num_iterates: int, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of the interval, shapes of ``mean``, within [0, 1].
+    """Returns the lower and the upper ends of the intervals, within [0, 1].
+
+    Args:
+      mean: Mean probability over iterates, shape (examples,).
+      stddev: Standard deviation of one iterate's, shape (examples,).
+      num_iterates: k, at least 2.
+      level: Of the intervals, in (0, 1).
+
+    Returns:
+      Two arrays of the shape of ``mean``.
+
+    Raises:
+      InputError: ``level`` is out of range.
 
     Example:
       >>> low, high = student_interval(
@@ -59,8 +74,6 @@ def student_interval(
       >>> round(float(high[0] - 0.5), 6)  # 3.182446 * 0.02 / 2
       0.031824
     """
-    from scipy.stats import t
-
     check_float("uncertainty", level, above=0, below=1)
     quantile = float(t.ppf((1 + level) / 2, num_iterates - 1))
     half = quantile * stddev / np.sqrt(num_iterates)
@@ -78,9 +91,6 @@ def write_uncertainty(
       steps: After how many steps the iterates are those of.
       level: Of the intervals, in (0, 1).
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     stddev = outputs.stddev
     low, high = student_interval(
         outputs.mean, stddev, num_iterates=outputs.num_iterates, level=level

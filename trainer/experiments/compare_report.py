@@ -6,10 +6,14 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.experiments.compare import Outcome
+from trainer.report import tables
 from trainer.report.plots import write_png
 from trainer.settings.aggregation_settings import OMV
 
@@ -48,11 +52,14 @@ def _note(outcomes: Sequence[Outcome]) -> str:
 
 
 def markdown(outcomes: Sequence[Outcome], *, title: str, picture: str) -> str:
-    """Returns the table as Markdown, with a link to the plot."""
-    rows = [_headings(outcomes), *map(_cells, outcomes)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    table = "\n".join(lines)
+    """Returns the table as Markdown, with a link to the plot.
+
+    Args:
+      outcomes: Lines of the table.
+      title: Above it.
+      picture: File of the plot, beside that of the table.
+    """
+    table = tables.markdown(_headings(outcomes), map(_cells, outcomes))
     return f"# {title}\n\n{table}\n\n{_note(outcomes)}\n\n![{title}]({picture})\n"
 
 
@@ -75,26 +82,19 @@ def write(
 
 
 def show(outcomes: Sequence[Outcome], *, title: str) -> None:
-    """Prints the table."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    """Prints the table.
 
-    table = Table(
-        title=title,
-        padding=(0, 1, 0, 0),
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
+    Args:
+      outcomes: Lines of the table.
+      title: Above it.
+    """
+    tables.show(
+        title,
+        _headings(outcomes),
+        map(_cells, outcomes),
+        left=range(3),
+        notes=[_note(outcomes)],
     )
-    for index, heading in enumerate(_headings(outcomes)):
-        justify: Literal["left", "right"] = "left" if index < 3 else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)
-    for outcome in outcomes:
-        table.add_row(*_cells(outcome))
-    console = Console()
-    console.print(table)
-    console.print(_note(outcomes), highlight=False)
 
 
 def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None:
@@ -104,10 +104,12 @@ def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None
     lines the runs without privacy on the same kind of batches.  Where nothing is proven
     the point stands at the epsilon that no proof can go below.  Majority votes are in
     the table alone.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
+    Args:
+      outcomes: Lines of the table.
+      path: Where the PNG goes.
+      title: Above the panels.
+    """
     # Votes have few levels, and an AUC so low that it would flatten all other lines.
     shown = [outcome for outcome in outcomes if outcome.weights != OMV]
     panels = list(dict.fromkeys(_panel(o) for o in shown if _place(o) is not None))

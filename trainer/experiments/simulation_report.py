@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from accounting.plots import new_figure
 from pipelines.batches.manifest import pretty_json, write_atomically
@@ -17,6 +17,7 @@ from trainer.experiments.simulation import (
     undecided,
 )
 from trainer.model.metrics import in_words
+from trainer.report import tables
 from trainer.report.plots import write_png
 
 TITLE = "Small batches for large: the same total amount of noise"
@@ -171,29 +172,20 @@ class Report:
 
     def markdown(self, *, picture: str) -> str:
         """Returns table and notes as Markdown, with a link to the plot."""
-        rows = [self._headings(), *self._rows()]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        lines.insert(1, "|" + "---|" * len(rows[0]))
+        table = tables.markdown(self._headings(), self._rows())
         notes = "\n".join(f"- {note}" for note in self.notes())
-        table = "\n".join(lines)
         return f"# {TITLE}\n\n{table}\n\n{notes}\n\n![{TITLE}]({picture})\n"
 
     def show(self) -> None:
         """Prints table and notes."""
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title=TITLE, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for index, heading in enumerate(self._headings()):
-            justify: Literal["left", "right"] = "right" if index < 4 else "left"
-            table.add_column(heading, justify=justify, no_wrap=True)
-        for row in self._rows():
-            table.add_row(*row)
-        console = Console()
-        console.print(table)
-        for note in self.notes():
-            console.print(note, highlight=False)
+        headings = self._headings()
+        tables.show(
+            TITLE,
+            headings,
+            self._rows(),
+            left=range(4, len(headings)),
+            notes=self.notes(),
+        )
 
     def write(self, out: pathlib.Path) -> dict[str, Any]:
         """Writes simulation.json, simulation.md and simulation.png; returns the first.

@@ -18,7 +18,7 @@ import pytest
 
 from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
-from trainer.auditing import audit_training
+from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
 from trainer.gradients import dp_step, ghost_clipping, noise
 from trainer.gradients.dp_step import Step
@@ -53,8 +53,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]
     found = {}
     for run in RUNS:
         found[run.name] = folder = tmp_path_factory.mktemp("audit")
-        audit_training.write_table(folder, run, _is_real(run))
-        audit_training.make_batches(folder, run)
+        audit_run.write_table(folder, run, _is_real(run))
+        audit_run.make_batches(folder, run)
     return found
 
 
@@ -65,7 +65,7 @@ def examine(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Examine
         folder.mkdir()
         for name in ("batches", "held-out"):
             (folder / name).symlink_to(folders[run.name] / name)
-        return audit_training.examine(folder, run, _is_real(run))
+        return audit_run.examine(folder, run, _is_real(run))
 
     return examine
 

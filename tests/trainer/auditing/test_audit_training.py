@@ -15,7 +15,7 @@ from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from trainer import models
-from trainer.auditing import audit_model, audit_release, audit_training
+from trainer.auditing import audit_model, audit_release, audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer.gradients import clipping, lazy_noise, noise
 
@@ -36,8 +36,8 @@ IS_REAL = np.arange(NUM_CANARIES) % 2 == 0
 def batches(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Canaries and their batches, in a folder that runs can be added to."""
     folder = tmp_path_factory.mktemp("audit")
-    audit_training.write_table(folder, LAZY, IS_REAL)
-    audit_training.make_batches(folder, LAZY)
+    audit_run.write_table(folder, LAZY, IS_REAL)
+    audit_run.make_batches(folder, LAZY)
     return folder
 
 
@@ -63,7 +63,7 @@ def test_what_is_released_is_noise_and_clipped_canaries(
     monkeypatch.setattr(noise, "normal", _no_noise)
     manifest = read_manifest(folder / "batches")
     canaries = audit_release.Canaries(is_real=IS_REAL)
-    changes = list(audit_training._changes(folder, run, manifest))
+    changes = list(audit_run._changes(folder, run, manifest))
     assert len(changes) == 8 // run.steps_per_release
     sums = np.stack([canaries.project(change) for change in changes])
     parts = audit_release.read_parts(folder / "batches")
@@ -89,7 +89,7 @@ def test_trials_alone_find_a_run_without_noise(
 ) -> None:
     """At an epsilon that claims nothing: a bound that assumes nothing."""
     monkeypatch.setattr(noise, "normal", _no_noise)
-    outcome = audit_training.examine(folder, run, IS_REAL)
+    outcome = audit_run.examine(folder, run, IS_REAL)
     claim = audit.claim(outcome.plan, 1.0, DELTA)
     verdict = audit.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
     assert verdict.violated
@@ -154,13 +154,13 @@ def test_canaries_are_of_all_kinds() -> None:
 def test_labels_are_fair_coins(monkeypatch: pytest.MonkeyPatch) -> None:
     """One run from end to end; the coins within five standard deviations of half."""
     tables = []
-    write = audit_training.write_table
+    write = audit_run.write_table
 
     def written(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> None:
         tables.append(is_real)
         write(folder, run, is_real)
 
-    monkeypatch.setattr(audit_training, "write_table", written)
+    monkeypatch.setattr(audit_run, "write_table", written)
     outcome = audit_training.carry_out(
         dataclasses.replace(LAZY, sampler="balls-and-bins")
     )
@@ -210,5 +210,5 @@ def test_trials_are_shared_by_the_kinds_that_have_any() -> None:
 def test_a_job_that_fails_says_why_in_one_line(tmp_path: pathlib.Path) -> None:
     (tmp_path / "data").mkdir()
     with pytest.raises(InputError, match="Expected files at --input") as raised:
-        audit_training.make_batches(tmp_path, DENSE)
+        audit_run.make_batches(tmp_path, DENSE)
     assert "\n" not in str(raised.value)
