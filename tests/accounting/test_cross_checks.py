@@ -2,13 +2,25 @@
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.rdp import rdp_privacy_accountant
 
 from accounting import accountant
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from tests.accounting import cross_checks
+
+#: dp_accounting 0.4 adds the terms of a fractional order with their signs; 0.6 adds
+#: their absolute values, which is an upper bound.
+ADDS_SIGNED_TERMS = hasattr(rdp_privacy_accountant, "_log_sub")
+
+
+def assert_is_theirs(found, theirs, *, slack):
+    """``found`` agrees with dp_accounting, or is at most ``slack`` below its bound."""
+    assert found <= theirs * (1 + 1e-6)
+    assert found >= theirs * (1 - (1e-6 if ADDS_SIGNED_TERMS else slack))
 
 
 def plan(size, num_examples, steps):
@@ -57,9 +69,6 @@ RENYI_DELTA = {
 
 @pytest.mark.parametrize("epsilon", RENYI_DELTA)
 def test_published_renyi_delta(epsilon):
-    import dp_accounting
-    from dp_accounting.rdp import rdp_privacy_accountant
-
     example = plan(1, 1000, 1000)
     arguments = {"noise_multiplier": 0.35, "epsilon": epsilon}
     found = cross_checks.renyi_delta(example, **arguments)
@@ -72,7 +81,7 @@ def test_published_renyi_delta(epsilon):
     theirs = rdp_privacy_accountant.RdpAccountant(list(orders))
     gaussian = dp_accounting.GaussianDpEvent(0.35)
     theirs.compose(dp_accounting.PoissonSampledDpEvent(1e-3, gaussian), 1000)
-    assert found == pytest.approx(theirs.get_delta(epsilon), rel=1e-6)
+    assert_is_theirs(found, theirs.get_delta(epsilon), slack=0.05)
 
 
 def test_renyi_delta_and_epsilon_agree():
@@ -108,18 +117,17 @@ def test_published_epsilon_of_simulated_runs(size, order, published):
     assert 18 < accountant.epsilon(example, **arguments).upper <= found
 
 
-@pytest.mark.parametrize("order", [1.5, 4.0, 32.0])
-def test_renyi_divergence_agrees_with_dp_accounting(order):
-    import dp_accounting
-    from dp_accounting.rdp import rdp_privacy_accountant
-
+@pytest.mark.parametrize(
+    ("order", "slack"), [(1.5, 0.06), (2.0, 1e-6), (4.0, 1e-6), (32.0, 1e-6)]
+)
+def test_renyi_divergence_agrees_with_dp_accounting(order, slack):
     theirs = rdp_privacy_accountant.RdpAccountant([order])
     gaussian = dp_accounting.GaussianDpEvent(1.3)
     theirs.compose(dp_accounting.PoissonSampledDpEvent(0.02, gaussian), 50)
     found = cross_checks.renyi_divergence(
         plan(20, 1000, 50), noise_multiplier=1.3, order=order
     )
-    assert found == pytest.approx(theirs._rdp[0], rel=1e-6)
+    assert_is_theirs(found, theirs._rdp[0], slack=slack)
 
 
 def test_only_for_poisson(small_plan):

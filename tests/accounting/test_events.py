@@ -163,11 +163,12 @@ def test_a_statement_names_the_dp_accounting_that_these_tests_ran_against(small_
     said = statement.privacy_statement(
         small_plan("poisson"), noise_multiplier=1.0, delta=1e-5
     )
-    named = said.to_json()["reference_accountant"]
-    assert named == f"dp-accounting {metadata.version('dp-accounting')}"
-    for lock in (ROOT / "deploy/lock").glob("py*.txt"):
-        [pinned] = re.findall(r"^dp-accounting==(\S+)", lock.read_text(), re.MULTILINE)
-        assert named == f"dp-accounting {pinned}"
+    named = re.findall(r"\d[.\d]+", said.to_json()["reference_accountant"])
+    assert metadata.version("dp-accounting") in named
+    locks = (ROOT / "deploy/lock").glob("py*.txt")
+    text = "".join(lock.read_text() for lock in locks)
+    pinned = re.findall(r"^dp-accounting==(\S+)", text, re.MULTILINE)
+    assert set(pinned) == set(named)
 
 
 def test_a_statement_names_no_other_dp_accounting_than_the_tested(
