@@ -27,9 +27,13 @@ from typing import Any
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError, check_int
 from accounting.versioned_json import header, read_fields
-from pipelines.batches.batch_format import FORMAT_VERSION, Column, check_record
+from pipelines.batches.columns import Column, check_record
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import make_folder, read_bytes, write_atomically
+
+#: Bump when a reader of the old version would misread the new one, or when the same
+#: key and input would give other batches.
+FORMAT_VERSION = 2
 
 MANIFEST_NAME = "manifest.json"
 _HEADER: Any = {"format_name": "dpsgd-batches", "version": FORMAT_VERSION}

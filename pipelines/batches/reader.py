@@ -23,12 +23,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.batch_format import (
-    CorruptRecordError,
-    PhysicalBatch,
-    decode_batch,
-    iterate_records,
-)
+from pipelines.batches.batch_format import PhysicalBatch, decode_batch
 from pipelines.batches.manifest import (
     BatchFile,
     FileChecksum,
@@ -36,6 +31,7 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
+from pipelines.batches.tfrecord import CorruptRecordError, iterate_records
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, join
 from pipelines.files.threads import in_order

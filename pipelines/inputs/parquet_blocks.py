@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import DTYPES, Column
+from pipelines.batches.columns import DTYPES, Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file

@@ -32,9 +32,9 @@ from typing import Any
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches.batch_format import FORMAT_VERSION
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
+    FORMAT_VERSION,
     KEY_NAME,
     MANIFEST_NAME,
     PRIVATE_NAME,

@@ -23,15 +23,10 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.batch_format import (
-    Column,
-    as_items,
-    check_record,
-    encode_batch,
-    row_bytes,
-    write_record,
-)
+from pipelines.batches.batch_format import as_items, encode_batch
+from pipelines.batches.columns import Column, check_record, row_bytes
 from pipelines.batches.manifest import BatchFile, FileChecksum
+from pipelines.batches.tfrecord import write_record
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 

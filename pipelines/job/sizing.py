@@ -13,7 +13,7 @@ import math
 
 from accounting.plan import DpSgdPlan, check_epochs
 from accounting.validation import InputError, check_int
-from pipelines.batches.batch_format import record_bytes, row_bytes
+from pipelines.batches.columns import record_bytes, row_bytes
 from pipelines.files.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes

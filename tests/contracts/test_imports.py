@@ -70,7 +70,8 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("accounting.statement", FRAMEWORKS | {"matplotlib"}),
         ("pipelines.sampling.samplers", FRAMEWORKS),
         ("pipelines.batches.batch_format", FRAMEWORKS),
-        ("pipelines.batches.manifest", FRAMEWORKS),
+        # An accountant reads manifests, and installs nothing that reads batches.
+        ("pipelines.batches.manifest", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
         ("pipelines.sampling.keys", FRAMEWORKS),
         ("pipelines.files.storage", HEAVY),
         ("pipelines.files.folders", HEAVY),
@@ -80,7 +81,7 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("pipelines.cli.batch_commands", FRAMEWORKS),
         ("pipelines.job.transforms", {"tensorflow", "tf_keras", "tensorflow_privacy"}),
         ("pipelines.job.poisson_batching", {"tensorflow", "tf_keras", "trainer"}),
-        ("trainer.run.run_record", FRAMEWORKS),
+        ("trainer.run.run_record", FRAMEWORKS | {"google_crc32c", "pyarrow"}),
         ("trainer.cli.commands", FRAMEWORKS),
         (
             "trainer.cli.audit_commands",

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from accounting.plan import POISSON, TRUNCATED_POISSON, DpSgdPlan
-from pipelines.batches.batch_format import Column, encode_batch, write_record
+from pipelines.batches.batch_format import encode_batch
+from pipelines.batches.columns import Column
 from pipelines.batches.manifest import (
     DATASET_METADATA_KEY,
     BatchFile,
@@ -24,6 +25,7 @@ from pipelines.batches.manifest import (
     Manifest,
     write_manifest,
 )
+from pipelines.batches.tfrecord import write_record
 from pipelines.sampling.keys import create_key_file
 from trainer.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 

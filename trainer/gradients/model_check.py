@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column, row_bytes
+from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
 from trainer.gradients.traced_model import ghost_obstacle

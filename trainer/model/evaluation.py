@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
+from pipelines.batches.columns import Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import footer_digest

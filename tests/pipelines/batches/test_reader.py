@@ -17,13 +17,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.batches import reader
-from pipelines.batches.batch_format import (
-    PhysicalBatch,
-    decode_batch,
-    encode_batch,
-    iterate_records,
-    write_record,
-)
+from pipelines.batches.batch_format import PhysicalBatch, decode_batch, encode_batch
 from pipelines.batches.manifest import (
     Manifest,
     read_checksums,
@@ -31,6 +25,7 @@ from pipelines.batches.manifest import (
     write_manifest,
 )
 from pipelines.batches.reader import read_batches
+from pipelines.batches.tfrecord import iterate_records, write_record
 from pipelines.batches.verify import verify
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath

@@ -14,13 +14,8 @@ from hypothesis import strategies as st
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.batch_format import (
-    DTYPES,
-    MOST_RECORD_BYTES,
-    Column,
-    encode_batch,
-    record_bytes,
-)
+from pipelines.batches.batch_format import encode_batch
+from pipelines.batches.columns import DTYPES, MOST_RECORD_BYTES, Column, record_bytes
 from pipelines.batches.manifest import read_manifest
 from pipelines.cli.batch_commands import batches
 from pipelines.inputs.parquet_blocks import Block, Dataset

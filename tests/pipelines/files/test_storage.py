@@ -734,7 +734,7 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 WORKER_MODULES = (
     "job/transforms", "job/packing", "job/spill", "inputs/parquet_blocks",
     "inputs/known_input", "sampling/samplers", "sampling/shuffle", "sampling/streams",
-    "batches/batch_format",
+    "batches/batch_format", "batches/tf_example", "batches/tfrecord",
 )  # fmt: skip
 _FORBIDDEN = {"open", "pathlib", "write_bytes", "write_text", "makedirs", "rename"}
 

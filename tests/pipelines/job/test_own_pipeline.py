@@ -17,7 +17,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.batch_format import Column
+from pipelines.batches.columns import Column
 from pipelines.batches.manifest import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
