@@ -9,6 +9,8 @@ import json
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 
 def format_size(num_bytes: float) -> str:
@@ -26,13 +28,16 @@ def format_size(num_bytes: float) -> str:
 
 
 def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
-    """Prints ``fields`` as JSON, or as a table with a line for each."""
+    """Prints fields as JSON, or as a table with a line for each.
+
+    Args:
+      title: Of the table.
+      fields: Name -> a value that JSON has.
+      as_json: Whether to print JSON.
+    """
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")

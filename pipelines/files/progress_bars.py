@@ -10,6 +10,16 @@ from collections.abc import Iterable
 from types import TracebackType
 
 import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 #: Seconds between lines where standard error is not a terminal.
 _LINE_SECONDS = 15.0
@@ -31,17 +41,6 @@ class Bars:
           labels: One for each bar.
           unit: Singular, of what is counted, where speed is to be shown: "step".
         """
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -8,7 +8,7 @@ from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
 from accounting.validation import InputError, check_float
 
 #: What ``separate_process.call`` makes batches with, of source, folder and settings.
-MAKE_BATCHES = "pipelines.job.make_batches:make_batches_quietly"
+MAKE_BATCHES = "pipelines.job.quiet_beam:make_batches_quietly"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

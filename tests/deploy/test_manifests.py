@@ -156,13 +156,14 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
 
 def test_the_commands_of_the_manifests_are_understood() -> None:
     """All that ``dpsgd batches`` does before it looks at the input."""
-    from pipelines.cli.batch_commands import _beam_options, batches
+    from pipelines.cli.batch_commands import batches
+    from pipelines.cli.batch_job import beam_options
 
     own = {name for option in batches.params for name in option.opts}
     for path in MANIFESTS:
         (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
         given = submit["containers"][0]["args"]
-        _beam_options([a for a in given if a.partition("=")[0] not in own])
+        beam_options([a for a in given if a.partition("=")[0] not in own])
         assert sum(a.partition("=")[0] in own for a in given) == 6
 
 

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
-from pipelines.cli import batch_commands
+from pipelines.cli import batch_job
 from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
-from tests.pipelines.conftest import write_table
+from tests.pipelines.conftest import run_command, write_table
 
 
 @pytest.fixture
@@ -66,13 +66,6 @@ def test_a_signal_is_one_line_and_the_same_command_goes_on(
     assert out.stat().st_mode & 0o077 == 0
 
 
-def run(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dpsgd", *arguments],
-        cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -90,32 +83,32 @@ def run(root: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]
     ],
 )  # fmt: skip
 def test_bad_options_are_one_line_and_leave_nothing(
-    root: pathlib.Path,
     input_folder: pathlib.Path,
     tmp_path: pathlib.Path,
     options: tuple[str, ...],
     message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "o"
     arguments = ("batches", "--input", str(input_folder), "--out", str(out), *options)
-    result = run(root, *arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert message in result.stderr
+    code, printed = run_command(monkeypatch, capfd, *arguments)
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
     assert not os.path.lexists(out)
 
 
 def test_dry_run_says_what_it_would_cost_and_writes_nothing(
-    root: pathlib.Path, input_folder: pathlib.Path, tmp_path: pathlib.Path
+    input_folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    result = run(
-        root, "batches", "--input", str(input_folder), "--out", str(tmp_path / "o"),
-        "--batch-size=10", "--epochs=4", "--truncated-batch-size=14",
-        "--physical-batch-size=7", "--dry-run", "--json",
-    )  # fmt: skip
-    said = json.loads(result.stdout)
+    arguments = [
+        "--input", str(input_folder), "--out", str(tmp_path / "o"), "--batch-size=10",
+        "--epochs=4", "--truncated-batch-size=14", "--physical-batch-size=7",
+        "--dry-run", "--json",
+    ]  # fmt: skip
+    said = json.loads(CliRunner().invoke(batches, arguments).stdout)
     assert said["num_steps"] == 40
     # 17 bytes a row; 12 more on the way, 4 more of weight; two records of 7 rows.
     assert said["shuffle_bytes"] == 40 * 10 * (17 + 12)
@@ -185,7 +178,7 @@ def test_a_job_that_engines_could_wait_for_for_ever_is_announced(
     ]  # fmt: skip
     shuffle = json.loads(CliRunner().invoke(batches, arguments).stdout)["shuffle_bytes"]
     # Three workers are enough, two are not.
-    monkeypatch.setattr(batch_commands, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
+    monkeypatch.setattr(batch_job, "MOST_BUNDLE_BYTES", shuffle // 3 + 1)
     result = CliRunner().invoke(batches, arguments)
     assert result.exit_code == 0
     assert ("have 3 workers or more" in result.stderr) == noted

@@ -1,0 +1,195 @@
+"""What ``dpsgd batches`` does: Beam's options, a summary, the job with its progress."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import click
+from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
+
+from accounting.cli import shared_options
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest
+from pipelines.cli.console import show
+from pipelines.files import storage
+from pipelines.files.paths import absolute
+from pipelines.files.progress_bars import Bars
+from pipelines.files.stopping import stoppable
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.job import poisson_batching, progress
+from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.job_folder import check_out
+from pipelines.job.make_batches import open_input
+from pipelines.job.packing import Layout
+from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
+from pipelines.sampling.shuffle import num_block_passes
+
+__all__ = ["beam_options", "open_input", "run", "write"]
+
+#: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
+MOST_BUNDLE_BYTES = 850 << 20
+_JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
+
+#: Files that a dry run lists for people.
+_LISTED = 20
+
+_STOPPED = (
+    "Stopped by a signal. Give the same command again: it goes on where it stopped."
+)
+
+
+def beam_options(arguments: list[str]) -> PipelineOptions:
+    """Beam's options from what is left of the command line; refuses unknown ones."""
+
+    class Parser(_BeamArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise InputError(f"Expected options of Beam: {message}.")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for options in PipelineOptions.__subclasses__():
+        with contextlib.suppress(argparse.ArgumentError):
+            options._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise InputError(
+            f"Expected {unknown[0]} to be an option of dpsgd batches or of Beam. "
+            "See `dpsgd batches --help`."
+        )
+    return PipelineOptions(arguments)
+
+
+def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
+    """What to know before Flink or Spark shuffle rows, which may never end; else empty.
+
+    A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
+    apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
+    memory, and read them when the bundle is done: with more, both sides wait for ever.
+    """
+    if runner not in _JAVA_RUNNERS:
+        return ""
+    needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
+    # Spark has no such option, and does not tell how many workers it has.
+    told = runner != "SparkRunner" and options.get_all_options().get("parallelism")
+    if (told or 1) >= needed:
+        return ""
+    return (
+        f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
+        "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: have "
+        f"{needed} workers or more (on Flink also --parallelism), or --shuffle files "
+        "with a --scratch that every worker mounts."
+    )
+
+
+def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any]:
+    plan = layout.plan
+    return {
+        "sampler": plan.sampler,
+        "num_examples": plan.num_examples,
+        "expected_batch_size": plan.expected_batch_size,
+        "num_steps": plan.num_steps,
+        "truncated_batch_size": plan.truncated_batch_size,
+        "physical_batch_size": layout.physical_batch_size,
+        "files": layout.num_groups,
+        "expected_padding": round(cost.padding, 4),
+        "shuffle_bytes": cost.shuffle_bytes,
+        "output_bytes": cost.output_bytes,
+        "bytes_per_worker": worker_bytes,
+    }
+
+
+def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
+    """Returns what was found at ``--input``, for people no more than they read."""
+    if as_json:
+        return {"input_files": dataset.files, "hidden_files": list(dataset.hidden)}
+    lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
+    found = {"input_files": _first(lines), "hidden_files": _first(dataset.hidden)}
+    return {name: listed for name, listed in found.items() if listed}
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _LISTED
+    told = [f"and {more:,} more; --json lists them"] if more > 0 else []
+    return [*lines[:_LISTED], *told]
+
+
+def run(
+    source: str,
+    out: str,
+    settings: BatchSettings,
+    arguments: list[str],
+    *,
+    dry_run: bool,
+    as_json: bool,
+    **job: Any,
+) -> None:
+    """Makes batches, or says what would be made.
+
+    Args:
+      source: Parquet: a folder, a file or a glob.
+      out: An empty or new folder, or that of the same job, unfinished.
+      settings: How to sample.
+      arguments: Options of Beam.
+      dry_run: Whether to write nothing.
+      as_json: Whether to print JSON instead of a table.
+      **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``, as
+        ``poisson_batching.write_batches`` takes them.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    options = beam_options(arguments)
+    storage.use_options(options)
+    dataset = list_blocks(source)
+    plan = settings.plan(dataset.num_examples)
+    shared_options.warn(settings.delta, plan.num_examples)
+    layout = make_layout(plan, dataset, settings.physical_batch_size)
+    cost = estimate(layout)
+    runner = poisson_batching.runner_of(options)
+    local = runner == poisson_batching.LOCAL
+    place = poisson_batching.spill_place(absolute(out), job["scratch"], local)
+    shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner, place)
+    by_value = shuffle == poisson_batching.ENGINE
+    needed = worker_bytes(layout, dataset, by_value=by_value)
+    summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
+    if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
+        click.echo(note, err=True)
+    if dry_run:
+        show("Would write", {**_listing(dataset, as_json), **summary}, as_json)
+        return
+    check_out(out)
+    manifest = write(dataset, layout, out, **job, options=options)
+    found = {**summary, "manifest_fingerprint": manifest.fingerprint}
+    show(f"Batches in {out}", found, as_json)
+
+
+def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
+    """Writes batches, with a bar for each kind of progress.
+
+    Args:
+      dataset: From ``list_blocks``.
+      layout: From ``make_layout``.
+      out: An empty or new folder, or that of the same job, unfinished.
+      **others: As ``poisson_batching.write_batches`` takes them.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    totals = {
+        progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
+        progress.BLOCKS: len(dataset.blocks),
+        progress.STEPS: layout.plan.num_steps,
+    }
+    totals = {label: total for label, total in totals.items() if total}
+    with (
+        stoppable(_STOPPED),
+        Bars(totals) as bars,
+        progress.listen(bars.advance),
+    ):
+        for label, total in totals.items():
+            bars.set_total(label, total)
+        return poisson_batching.write_batches(
+            dataset=dataset, layout=layout, out=out, **others
+        )

@@ -1,0 +1,44 @@
+"""Errors alone on the terminal, each of them once, in a process that runs Beam.
+
+This module does not load Beam, since what Beam says while it is loaded is quieted too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pipelines.job.batch_settings import BatchSettings
+
+
+def quiet_beam() -> None:
+    """Lets errors alone reach the terminal, each of them once.
+
+    Beam warns of every cloud whose client is not installed, and its workers reset the
+    level of the root logger: so the handler filters.  The exception of a worker is
+    logged with its traceback and then raised; the command line shows what is raised.
+    Threads that served an engine end with an exception when it hangs up.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    handler = logging.getLogger().handlers[0]
+    handler.setLevel(logging.ERROR)
+    handler.addFilter(lambda record: not record.exc_info)
+    handler.addFilter(lambda record: "Traceback (most" not in record.getMessage())
+    threading.excepthook = lambda _: None
+
+
+def make_batches_quietly(source: str, out: str, settings: BatchSettings) -> None:
+    """Makes batches in a process that nothing else logs to.
+
+    Args:
+      source: Parquet: a folder, a file or a glob.
+      out: An empty or new folder, or that of the same job, unfinished.
+      settings: How to sample.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    quiet_beam()
+    from pipelines.job.make_batches import make_batches
+
+    make_batches(source, out, settings)
