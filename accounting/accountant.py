@@ -26,7 +26,6 @@ from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
 from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
 from accounting.numerics.calibration import lower_epsilon, round_up
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
-from accounting.samplers import truncated_poisson
 from accounting.validation import InputError, check_float, check_int
 
 __all__ = [
@@ -95,9 +94,8 @@ def epsilon(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      both: Also compute a lower bound for Poisson and truncated Poisson, which shows
-        how much of the upper one is slack and takes seconds; all others have one
-        anyway.
+      both: Also compute a lower bound where it takes seconds, as for Poisson and
+        truncated Poisson; it shows the slack of the upper one.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
@@ -124,7 +122,14 @@ def delta(
     both: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
 ) -> Bounds:
-    """Returns bounds on delta at ``epsilon``; other arguments as for `epsilon`.
+    """Returns bounds on delta at ``epsilon``; a point of the privacy profile.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+      both: Also compute a lower bound, as for `epsilon`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
@@ -149,9 +154,14 @@ def delta_by_direction(
 ) -> ByDirection:
     """Returns bounds on delta when an example is removed, and when one is added.
 
-    The larger of both is the guarantee, as `delta` returns it.  For Poisson sampling
-    that is the one of removing, at any epsilon; for deterministic batches they are
-    equal.
+    The larger one is the guarantee, as `delta` returns it: for Poisson sampling that of
+    removing, at any epsilon.  For deterministic batches they are equal.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: a value out of range; a relation that is not accounted for; or a
@@ -177,7 +187,17 @@ def epsilon_curve(
     deltas: Iterable[float],
     neighboring_relation: str = REPLACE_SPECIAL,
 ) -> list[Bounds]:
-    """Returns bounds on epsilon at each of ``deltas``."""
+    """Returns bounds on epsilon at each of ``deltas``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      deltas: Each in (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
     return [
         epsilon(
             plan,
@@ -196,7 +216,17 @@ def delta_curve(
     epsilons: Iterable[float],
     neighboring_relation: str = REPLACE_SPECIAL,
 ) -> list[Bounds]:
-    """Returns bounds on delta at each of ``epsilons``: the privacy profile."""
+    """Returns bounds on delta at each of ``epsilons``: the privacy profile.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilons: Each at least 0.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+
+    Raises:
+      InputError: a value out of range, or a relation that is not accounted for.
+    """
     return [
         delta(
             plan,
@@ -219,6 +249,12 @@ def noise_multiplier(
 
     ``sufficient`` is at most 0.01 % above what the bounds used here can prove, rounded
     up, and verified to meet the target before it is returned.
+
+    Args:
+      plan: How batches are made.
+      epsilon: Target, at least 0.
+      delta: Target, in (0, 1).
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: a value out of range, a relation that is not accounted for, or a
@@ -255,18 +291,13 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
-    if plan.sampler != TRUNCATED_POISSON:
+    truncation = _sampler(plan).truncation
+    if truncation is None:
         return (
             f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "
             "noise multiplier. Raise epsilon or delta."
         )
-    least = smallest_truncated_batch_size(
-        num_examples=plan.num_examples,
-        expected_batch_size=plan.expected_batch_size,
-        num_steps=plan.num_steps,
-        epsilon=epsilon,
-        delta=delta,
-    )
+    least = truncation.smallest_cap(truncation.without(plan), epsilon, delta)
     return (
         f"Expected truncated_batch_size={plan.truncated_batch_size} to be large enough "
         f"for epsilon={epsilon!r}, delta={delta!r}. Use {least} or more."
@@ -280,22 +311,47 @@ def smallest_truncated_batch_size(
     num_steps: int,
     epsilon: float,
     delta: float,
+    sampler: str = TRUNCATED_POISSON,
 ) -> int:
     """Returns the least cap on a step's examples that costs next to nothing.
 
-    The least B with ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``; what a
-    smaller one costs is ``epsilon(plan, ...)`` of a plan with that B.
+    For truncated Poisson the least B with
+    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  The cost of a smaller cap is
+    in ``epsilon(plan, ...)`` of a plan with that cap.
+
+    Args:
+      num_examples: n, slots of the data set.
+      expected_batch_size: Examples per step in expectation; q is this over n.
+      num_steps: T.
+      epsilon: Target, at least 0.
+      delta: Target, in (0, 1).
+      sampler: One whose plans have a cap.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value out of range, or a sampler that brings no truncation.
     """
     check_epsilon(epsilon)
     check_delta(delta)
     check_int("num_steps", num_steps, at_least=1, at_most=MOST_STEPS)
-    return truncated_poisson.smallest_truncated_batch_size(
+    truncation = truncation_of(sampler)
+    untruncated = DpSgdPlan(
+        sampler=truncation.untruncated,
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         num_steps=num_steps,
-        epsilon=float(epsilon),
-        delta=float(delta),
     )
+    return truncation.smallest_cap(untruncated, float(epsilon), float(delta))
+
+
+def truncation_of(sampler: str) -> sampler_registry.Truncation:
+    """Returns what caps the steps of a sampler.
+
+    Raises:
+      InputError: it brings none.
+    """
+    found = sampler_registry.get(sampler).truncation
+    if found is None:
+        sampler_registry.refuse(
+            sampler, "a smallest cap", "Give truncated_batch_size as a number."
+        )
+    return found

@@ -1,15 +1,14 @@
-"""What a delta is worth: refused where it protects nobody, warned of near that.
+"""Checks of delta: large values are refused, values from 1/n on are warned of.
 
 A mechanism that publishes each example in the clear with probability delta satisfies
 (0, delta)-differential privacy.  With n examples it publishes n * delta of them on
 average, so that delta has to be well below 1/n.
 
 Formal guarantees:
-  - A delta of ``LARGEST_DELTA`` or more is refused unless the user says that it is
-    meant: by every command that takes one, by the settings of a run, and by the
-    privacy statement.
-  - ``weakness`` is said exactly where delta >= 1 / num_examples; of the delta that
-    ``remedy`` names nothing is said.
+  - Every command that takes a delta, the settings of a run, and the privacy statement
+    refuse ``LARGEST_DELTA`` or more unless the user allows it.
+  - ``weakness`` returns a sentence exactly where delta >= 1 / num_examples, and never
+    for the delta that ``remedy`` names.
 
 Public: everything.
 """
@@ -29,7 +28,7 @@ def check(delta: float, *, allow_large: bool = False) -> float:
 
     Args:
       delta: In (0, 1).
-      allow_large: Whether the user says that ``LARGEST_DELTA`` or more is meant.
+      allow_large: Whether to accept ``LARGEST_DELTA`` or more.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -45,7 +44,7 @@ def check(delta: float, *, allow_large: bool = False) -> float:
 
 
 def weakness(delta: float, num_examples: int) -> str | None:
-    """Returns why a claim at ``delta`` protects next to nothing; None if it does not.
+    """Returns why a claim at ``delta`` protects next to nothing; None if it protects.
 
     Args:
       delta: Of the claim.
@@ -65,7 +64,7 @@ def weakness(delta: float, num_examples: int) -> str | None:
 
 
 def remedy(num_examples: int) -> str:
-    """Returns which delta to use: a power of ten, at most a tenth of 1/n."""
+    """Returns the advice for n examples: a power of ten, at most a tenth of 1/n."""
     delta = float(f"1e-{max(3, len(str(10 * num_examples)))}")
     return f"Use --delta {delta!r} or less."
 

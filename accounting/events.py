@@ -15,29 +15,25 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dp_accounting
 from dp_accounting import pld
 
-from accounting import plan as plans
+from accounting import sampler_registry
+from accounting.numerics.calibration import epsilon_after_cost
 from accounting.plan import DpSgdPlan
-from accounting.samplers import poisson, truncated_poisson
+from accounting.sampler_registry import Event
+from accounting.theorem import Theorem
 from accounting.validation import InputError
-
-if TYPE_CHECKING:
-    from accounting.theorem import Theorem
 
 #: The grid of privacy losses, relative to epsilon above 10.  dp_accounting's epsilon is
 #: an upper bound on any; a grid much finer than epsilon takes minutes.
 _INTERVAL = 1e-4
-_WITH_EVENT = (plans.DETERMINISTIC, plans.POISSON, plans.TRUNCATED_POISSON)
-_SHUFFLES = (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE)
-#: Of dp_accounting 0.6 and later.
-_TRUNCATED = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
-_RELATIONS = dp_accounting.NeighboringRelation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,17 +92,23 @@ def check_plan(plan: DpSgdPlan, theorem: Theorem | None = None) -> None:
             f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
             f"for {theorem.name}. Omit --cross-check."
         )
-    if plan.sampler not in _WITH_EVENT:
-        remedy = "Omit --cross-check."
-        if plan.sampler in _SHUFFLES:
-            remedy = (
-                "The epsilon stated is that of deterministic batches: cross-check "
-                "--sampler deterministic."
-            )
-        raise InputError(
-            f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
-            f"no event for it. {remedy}"
+    _event(plan)
+
+
+def _event(plan: DpSgdPlan) -> Event:
+    brought = sampler_registry.get(plan.sampler)
+    if brought.event is not None:
+        return brought.event
+    remedy = "Omit --cross-check."
+    if (stated := brought.guarantee_of) is not None:
+        remedy = (
+            f"The epsilon stated is that of {stated} batches: cross-check --sampler "
+            f"{stated}."
         )
+    raise InputError(
+        f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
+        f"no event for it. {remedy}"
+    )
 
 
 def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
@@ -123,25 +125,14 @@ def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
     Raises:
       InputError: the installed dp_accounting has no event for the plan.
     """
-    check_plan(plan)
-    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if plan.sampler == plans.DETERMINISTIC:
-        # An example is used once in every epoch, in whichever step.
-        return dp_accounting.SelfComposedDpEvent(gaussian, plan.num_epochs)
-    rate = poisson.probability(plan)
-    if plan.sampler == plans.POISSON:
-        step = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-    elif _TRUNCATED is not None:
-        step = _TRUNCATED(
-            plan.num_examples, rate, plan.truncated_batch_size, noise_multiplier
-        )
-    else:
+    found = _event(plan).build(dp_accounting, plan, noise_multiplier)
+    if found is None:
         raise InputError(
             f"Expected sampler={plan.sampler!r} to be one that the installed "
             f"{_accountant_name()} has an event for. Install dp-accounting 0.6, or ask "
             "cross_check, which adds the truncation."
         )
-    return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
+    return found
 
 
 def cross_check(
@@ -158,33 +149,34 @@ def cross_check(
     Raises:
       InputError: dp_accounting has no event for the plan.
     """
-    adds_truncation = plan.sampler == plans.TRUNCATED_POISSON and _TRUNCATED is None
-    asked = plan
-    if adds_truncation:
-        asked = dataclasses.replace(
-            plan, sampler=plans.POISSON, truncated_batch_size=None
-        )
-    event = dp_event(asked, noise_multiplier=noise_multiplier)
+    found, relation, cost = _find(plan, noise_multiplier)
     interval = _INTERVAL * (max(1.0, ours / 10) if math.isfinite(ours) else 1.0)
-    accountant = pld.PLDAccountant(_relation(asked), interval).compose(event)
-    needed_at = accountant.get_epsilon
-    if adds_truncation:
-        epsilon = truncated_poisson.with_truncation(plan, delta, needed_at)
+    accountant = pld.PLDAccountant(relation, interval).compose(found)
+    if cost is None:
+        epsilon = accountant.get_epsilon(delta)
     else:
-        epsilon = needed_at(delta)
-    added = " plus (1 + e^epsilon) T Pr[Bin(n, q) > B]" if adds_truncation else ""
+        epsilon = epsilon_after_cost(cost, accountant.get_epsilon, delta)
+    added = "" if cost is None else " plus (1 + e^epsilon) T Pr[Bin(n, q) > B]"
     return CrossCheck(
         accountant=_accountant_name(),
-        event=f"{event}{added}",
+        event=f"{found}{added}",
         epsilon=float(epsilon),
         ours=ours,
     )
 
 
-def _relation(plan: DpSgdPlan) -> Any:
-    if plan.sampler == plans.TRUNCATED_POISSON:
-        return _RELATIONS.REPLACE_SPECIAL
-    return _RELATIONS.ADD_OR_REMOVE_ONE
+def _find(
+    plan: DpSgdPlan, noise_multiplier: float
+) -> tuple[Any, Any, Callable[[float], float] | None]:
+    """Returns an event, its relation, and what must be added to its delta."""
+    event, cost = _event(plan), None
+    found = event.build(dp_accounting, plan, noise_multiplier)
+    truncation = sampler_registry.get(plan.sampler).truncation
+    if found is None and truncation is not None:
+        untruncated = truncation.without(plan)
+        event, cost = _event(untruncated), functools.partial(truncation.delta, plan)
+        found = dp_event(untruncated, noise_multiplier=noise_multiplier)
+    return found, dp_accounting.NeighboringRelation[event.relation], cost
 
 
 def _accountant_name() -> str:

@@ -24,6 +24,10 @@ _ROUNDING = 1e-8
 def below(lower: float, upper: float) -> float:
     """Returns ``lower``, cut to ``upper`` where they differ by rounding alone.
 
+    Args:
+      lower: A lower bound.
+      upper: An upper bound on the same value, at least 0.
+
     Raises:
       ArithmeticError: they cross, so that one of them is wrong: nothing may be claimed.
     """
@@ -92,6 +96,16 @@ class Bounds:
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; infinite values are null."""
         return _to_json(self, self.kind)
+
+
+def least(*options: tuple[float, str]) -> Bounds:
+    """Returns the smallest of several upper bounds, the first among equals.
+
+    Args:
+      options: Each an upper bound and its method.
+    """
+    value, method = min(options, key=lambda option: option[0])
+    return Bounds(upper=value, method=method)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

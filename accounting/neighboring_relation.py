@@ -1,7 +1,8 @@
 """Neighbouring relations: which is accounted for, and why the others are refused.
 
 Zero-out (``REPLACE_SPECIAL``): an example is replaced by a ghost that keeps its slot
-and contributes zero.  The number of slots is public; every sampler is accounted for.
+and contributes zero.  The number of slots is public.  Every sampler of this package is
+accounted for.
 
 Add-or-remove (``ADD_OR_REMOVE_ONE``): Poisson sampling alone is accounted for.  Its
 dominating pairs are those of zero-out as long as the sampling probability is the same

@@ -142,6 +142,11 @@ class DpSgdPlan:
         return sampler_registry.rules(self.sampler).largest_batch_size(self)
 
     @property
+    def num_shuffles(self) -> int:
+        """Uniformly random orders of all rows that a run draws; 0 if none."""
+        return sampler_registry.rules(self.sampler).num_shuffles(self)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON of this plan, 64 hexadecimal digits."""
         return fingerprint(self.to_json())
@@ -199,6 +204,13 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
     Halves round up, as in the paper's 35,938 steps for 36.8M examples and batches of
     1,024.
 
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Examples per step in expectation.
+
+    Raises:
+      InputError: a value out of range.
+
     Example:
       >>> steps_per_epoch(36_800_000, 1024)
       35938
@@ -219,6 +231,12 @@ def steps_and_epochs(
 
     Steps that are no whole number of epochs count as one epoch, which the samplers that
     go through the data refuse.
+
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Examples per step in expectation.
+      epochs: Rounds over the data; None if steps are given.
+      num_steps: Steps in all; None if epochs are given.
 
     Example:
       >>> steps_and_epochs(1000, 10, epochs=3, num_steps=None)

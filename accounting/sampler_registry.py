@@ -1,12 +1,12 @@
 """What a sampler brings to be planned, accounted for, stated and audited.
 
-A sampler is registered under a name, with the `PlanRules` that every plan needs, and a
-function that loads the rest, its `Sampler`, at the first question.  The pipeline keeps
-the function that assigns rows to steps, see `pipelines.sampling.samplers.register`.
+A sampler is registered under a name with two things: the `PlanRules` that every plan
+needs, and a `Sampler`, or where it is, loaded at the first question.  The rest of the
+project asks for these capabilities and never for a name.  The function that assigns
+rows to steps is registered with `pipelines.sampling.samplers.register`.
 
 Formal guarantees:
-  - nothing by default: a neighbouring relation, the directions, a lower bound, the
-    wording of a statement or an audit that a sampler does not bring is refused.
+  - nothing by default: what a sampler does not bring is refused.
   - one meaning per name: a name cannot be registered twice.
   - a plan loads the standard library alone: registering loads no sampler's module.
 
@@ -20,10 +20,9 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from accounting.validation import InputError, check_choice
 
@@ -31,6 +30,27 @@ if TYPE_CHECKING:
     from accounting.intervals import Bounds, ByDirection, NoiseBounds
     from accounting.plan import DpSgdPlan
     from accounting.samplers.audit_case import Audit
+
+
+def by_chance(plan: DpSgdPlan) -> None:
+    """The largest batch size of samplers that choose rows independently: none."""
+    del plan
+
+
+def equal_batches(plan: DpSgdPlan) -> int:
+    """Returns the largest of an epoch's batches, whose sizes differ by at most one."""
+    return -(-plan.num_examples // plan.steps_per_epoch)
+
+
+def truncated_batches(plan: DpSgdPlan) -> int | None:
+    """Returns the plan's cap."""
+    return plan.truncated_batch_size
+
+
+def no_shuffle(plan: DpSgdPlan) -> int:
+    """Returns 0: no order is drawn over all rows together."""
+    del plan
+    return 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +62,14 @@ class PlanRules:
       largest_batch_size: Plan -> most examples of any step; None where chance alone
         limits it.
       truncates: Whether the plan must have a ``truncated_batch_size``.
+      num_shuffles: Plan -> uniformly random orders of all rows that a run draws, each
+        cut into steps; epoch e has order ``e % num_shuffles``.  0 without shuffling.
     """
 
     once_per_epoch: bool
     largest_batch_size: Callable[[DpSgdPlan], int | None]
     truncates: bool = False
+    num_shuffles: Callable[[DpSgdPlan], int] = no_shuffle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +99,43 @@ class LowerBound:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Truncation:
+    """A cap on the examples of a step, and its price for any mechanism.
+
+    Attributes:
+      untruncated: The sampler without the cap.
+      delta: (plan, epsilon) -> what the cap adds to delta at most.
+      smallest_cap: (untruncated plan, epsilon, delta) -> the least cap that adds next
+        to nothing to ``delta``.
+    """
+
+    untruncated: str
+    delta: Callable[[DpSgdPlan, float], float]
+    smallest_cap: Callable[[DpSgdPlan, float, float], int]
+
+    def without(self, plan: DpSgdPlan) -> DpSgdPlan:
+        """Returns ``plan`` without its cap."""
+        return dataclasses.replace(
+            plan, sampler=self.untruncated, truncated_batch_size=None
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """dp_accounting's description of a plan.
+
+    Attributes:
+      build: (the package dp_accounting, plan, noise multiplier) -> the ``DpEvent`` of
+        the run; None if the installed release has none.
+      relation: dp_accounting's neighbouring relation whose dominating pairs are those
+        of zero-out.
+    """
+
+    build: Callable[[Any, DpSgdPlan, float], Any]
+    relation: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
     """What a sampler brings.  Whatever is None is refused when it is asked for.
 
@@ -91,6 +151,13 @@ class Sampler:
       refusals: Why other relations are refused, by relation.
       delta_by_direction: Bounds on delta when an example is removed, and added.
       lower_bound: For bounds that come without a lower one.
+      guarantee_of: The sampler whose guarantee this one has, where no amplification
+        is proven.
+      poisson_rate: Plan -> q, rounded up, where each example is in each step
+        independently with probability q before truncation: theorems on Poisson
+        subsampling apply.
+      truncation: Of samplers whose plans have a cap.
+      event: For `accounting.events`.
       wording: For the privacy statement.
       audit: The worst case, and its score, for `dpsgd audit`.
     """
@@ -103,6 +170,10 @@ class Sampler:
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     lower_bound: LowerBound | None = None
+    guarantee_of: str | None = None
+    poisson_rate: Callable[[DpSgdPlan], float] | None = None
+    truncation: Truncation | None = None
+    event: Event | None = None
     wording: Wording | None = None
     audit: Audit | None = None
 
@@ -110,19 +181,20 @@ class Sampler:
 @dataclasses.dataclass(frozen=True)
 class _Entry:
     rules: PlanRules
-    load: Callable[[], Sampler]
+    sampler: Sampler | str
 
 
 _ENTRIES: dict[str, _Entry] = {}
 
 
-def register(name: str, rules: PlanRules, load: Callable[[], Sampler]) -> None:
+def register(name: str, rules: PlanRules, sampler: Sampler | str) -> None:
     """Makes a sampler known, in this process, to plans and to the accountant.
 
     Args:
       name: As plans will say it; it must not be taken.
       rules: What a plan must satisfy.
-      load: Returns the rest; called at each question about it.
+      sampler: The rest, or its place ``module:attribute``, imported when it is asked
+        for.
 
     Raises:
       InputError: the name is taken.
@@ -131,12 +203,16 @@ def register(name: str, rules: PlanRules, load: Callable[[], Sampler]) -> None:
         raise InputError(
             f"Expected sampler={name!r} not to be registered yet. Take another name."
         )
-    _ENTRIES[name] = _Entry(rules=rules, load=load)
+    _ENTRIES[name] = _Entry(rules=rules, sampler=sampler)
 
 
 def names() -> tuple[str, ...]:
     """Returns the samplers that are registered, in order of registration."""
     return tuple(_ENTRIES)
+
+
+def _entry(name: str) -> _Entry:
+    return _ENTRIES[check_choice("sampler", name, names())]
 
 
 def rules(name: str) -> PlanRules:
@@ -145,7 +221,7 @@ def rules(name: str) -> PlanRules:
     Raises:
       InputError: no such sampler.
     """
-    return _ENTRIES[check_choice("sampler", name, names())].rules
+    return _entry(name).rules
 
 
 def get(name: str) -> Sampler:
@@ -154,7 +230,18 @@ def get(name: str) -> Sampler:
     Raises:
       InputError: no such sampler.
     """
-    return _ENTRIES[check_choice("sampler", name, names())].load()
+    sampler = _entry(name).sampler
+    if isinstance(sampler, Sampler):
+        return sampler
+    module, attribute = sampler.split(":")
+    # By name: an import, also one in a function, would tie plans to numpy.
+    found: Sampler = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def poisson_samplers() -> tuple[str, ...]:
+    """Returns the registered samplers to which theorems on Poisson batches apply."""
+    return tuple(name for name in names() if get(name).poisson_rate is not None)
 
 
 def refuse(name: str, need: str, remedy: str) -> NoReturn:
@@ -164,51 +251,48 @@ def refuse(name: str, need: str, remedy: str) -> NoReturn:
       name: Of the sampler.
       need: What it would have to bring.
       remedy: What to do instead.
+
+    Raises:
+      InputError: always.
     """
     raise InputError(f"Expected sampler={name!r} to bring {need}. {remedy}")
 
 
-def by_chance(plan: DpSgdPlan) -> None:
-    """The largest batch size of samplers that choose rows independently: none."""
+def _once_per_run(plan: DpSgdPlan) -> int:
     del plan
+    return 1
 
 
-def equal_batches(plan: DpSgdPlan) -> int:
-    """Returns the largest of an epoch's batches, whose sizes differ by at most one."""
-    return -(-plan.num_examples // plan.steps_per_epoch)
-
-
-def truncated_batches(plan: DpSgdPlan) -> int | None:
-    """Returns the plan's cap."""
-    return plan.truncated_batch_size
-
-
-def _built_in(place: str) -> Sampler:
-    module, attribute = place.split(":")
-    # By name: an import, also one in a function, would tie plans to numpy.
-    found: Sampler = getattr(importlib.import_module(module), attribute)
-    return found
+def _once_per_epoch(plan: DpSgdPlan) -> int:
+    return plan.num_epochs
 
 
 _BY_CHANCE = PlanRules(once_per_epoch=False, largest_batch_size=by_chance)
 _EQUAL = PlanRules(once_per_epoch=True, largest_batch_size=equal_batches)
-_TRUNCATED = PlanRules(
-    once_per_epoch=False, largest_batch_size=truncated_batches, truncates=True
-)
-_ONE_STEP_BY_CHANCE = PlanRules(once_per_epoch=True, largest_batch_size=by_chance)
 
 _BUILT_IN = {
-    "deterministic": (_EQUAL, "accounting.samplers.deterministic:SAMPLER"),
-    "persistent-shuffle": (_EQUAL, "accounting.samplers.shuffle:PERSISTENT"),
-    "dynamic-shuffle": (_EQUAL, "accounting.samplers.shuffle:DYNAMIC"),
-    "poisson": (_BY_CHANCE, "accounting.samplers.poisson:SAMPLER"),
-    "truncated-poisson": (_TRUNCATED, "accounting.samplers.truncated_poisson:SAMPLER"),
+    "deterministic": (_EQUAL, "deterministic:SAMPLER"),
+    "persistent-shuffle": (
+        dataclasses.replace(_EQUAL, num_shuffles=_once_per_run),
+        "shuffle:PERSISTENT",
+    ),
+    "dynamic-shuffle": (
+        dataclasses.replace(_EQUAL, num_shuffles=_once_per_epoch),
+        "shuffle:DYNAMIC",
+    ),
+    "poisson": (_BY_CHANCE, "poisson:SAMPLER"),
+    "truncated-poisson": (
+        PlanRules(
+            once_per_epoch=False, largest_batch_size=truncated_batches, truncates=True
+        ),
+        "truncated_poisson:SAMPLER",
+    ),
     "balls-and-bins": (
-        _ONE_STEP_BY_CHANCE,
-        "accounting.samplers.balls_and_bins:SAMPLER",
+        dataclasses.replace(_BY_CHANCE, once_per_epoch=True),
+        "balls_and_bins:SAMPLER",
     ),
 }
 for _name, (_rules, _place) in _BUILT_IN.items():
-    register(_name, _rules, functools.partial(_built_in, _place))
+    register(_name, _rules, f"accounting.samplers.{_place}")
 #: The samplers of this package.
 BUILT_IN = names()

@@ -1,4 +1,4 @@
-"""The privacy statement of a run: what is claimed, by which theorem, and what is not.
+"""The privacy statement of a run: the claim, its theorem, and what it does not cover.
 
 Epsilon never travels alone: the statement carries delta, neighbouring relation,
 sampler, noise, the kind of bound, its source, the accountant and its version, how it
@@ -36,7 +36,7 @@ _PESSIMISM = (
     "the upper bound"
 )
 
-#: What is clipped and summed where nothing else is said.
+#: What is clipped and summed by default.
 DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
 
 #: Outputs of a training run that no statement of this kind covers.
@@ -69,7 +69,7 @@ class PrivacyStatement:
     Attributes:
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the norm of one example's gradient; None if not said.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not stated.
       delta: Of the claim.
       epsilon: Bounds at ``delta``.
       gradients: The method and what it clips; functions of one example and of what was

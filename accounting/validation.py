@@ -1,4 +1,4 @@
-"""Checks that run before any work, and the one error that a user sees.
+"""Checks of values before any work, and the one error that a user sees.
 
 Messages name the parameter, its value, the bound and the remedy.  They never hold a
 row, a key, or a realised batch size.
@@ -13,7 +13,7 @@ Number = TypeVar("Number", int, float)
 
 
 class InputError(ValueError):
-    """A value or a file that the user can mend.  One line; safe to print."""
+    """A value or a file that the user can fix.  One line; safe to print."""
 
 
 def _fail(name: str, value: object, bound: str, remedy: str) -> None:
@@ -30,6 +30,13 @@ def check_int(
     remedy: str = "",
 ) -> int:
     """Returns ``value`` if it is an int (not a bool) within the closed bounds.
+
+    Args:
+      name: Of the parameter, for the message.
+      value: What was given.
+      at_least: Lower bound, if any.
+      at_most: Upper bound, if any.
+      remedy: Sentence that ends the message.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -56,6 +63,16 @@ def check_float(
 ) -> float:
     """Returns ``float(value)`` if it is a number within the bounds; refuses NaN.
 
+    Args:
+      name: Of the parameter, for the message.
+      value: What was given.
+      above: Strict lower bound, if any.
+      at_least: Lower bound, if any.
+      below: Strict upper bound, if any.
+      at_most: Upper bound, if any.
+      finite: Whether infinity is refused.
+      remedy: Sentence that ends the message.
+
     Raises:
       InputError: name, value, bound, remedy.
     """
@@ -78,6 +95,12 @@ def check_choice(
     name: str, value: str, choices: tuple[str, ...], *, remedy: str = ""
 ) -> str:
     """Returns ``value`` if it is one of ``choices``.
+
+    Args:
+      name: Of the parameter, for the message.
+      value: What was given.
+      choices: What is accepted.
+      remedy: Sentence that ends the message.
 
     Raises:
       InputError: name, value, the choices, remedy.

@@ -1,1 +1,1 @@
-"""What many attacks on a mechanism say of its epsilon, with confidence."""
+"""Lower bounds on epsilon from many attacks on a mechanism."""

@@ -1,4 +1,4 @@
-"""What many trials say of a claimed epsilon: consistent, or violated.
+"""Tests a claimed epsilon on many trials: consistent, or violated.
 
 A claim is an epsilon at delta, and with it the whole privacy profile that the
 accountant has for the same noise: (epsilon_j, delta_j) for many j.  Half of the trials
@@ -13,25 +13,23 @@ Formal guarantees, for independent trials, whatever the mechanism and the score 
     ``epsilon_lower_bound`` above the true epsilon.
   - the Gaussian bound never enters the verdict.
 
-What it cannot say: "consistent" is no proof of privacy.  It says that this canary, this
-score and this number of trials found nothing.
+"Consistent" is no proof of privacy: this canary, this score and this number of trials
+found nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting import accountant
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import Errors, Profile
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Fewer trials in all than this bound nothing.
 LEAST_TRIALS = 40
@@ -73,7 +71,11 @@ class Claim:
 
 
 def check(noise_multiplier: float, delta: float) -> None:
-    """Accepts noise and delta for which an epsilon can be claimed.
+    """Refuses noise or delta for which no epsilon can be claimed.
+
+    Args:
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Of the claim.
 
     Raises:
       InputError: a value out of range.
@@ -85,6 +87,11 @@ def check(noise_multiplier: float, delta: float) -> None:
 
 def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
     """Returns what the accountant claims of ``plan``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Of the claim.
 
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
@@ -222,7 +229,7 @@ def judge(
         mechanism that the claim is about.
 
     Raises:
-      InputError: too few trials, or a confidence that is none.
+      InputError: too few trials, or a confidence outside (0, 1).
     """
     check_float("confidence", confidence, above=0.0, below=1.0)
     trials = len(real) + len(ghost)

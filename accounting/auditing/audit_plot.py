@@ -1,4 +1,4 @@
-"""The picture of an audit: errors that were found, and errors that the claim allows."""
+"""The picture of an audit: error rates found, and those that the claim allows."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
     """Draws the errors twice: as a trade-off, and where false positives are rare.
 
     No test may have errors in the shaded regions if the claim is true.
+
+    Args:
+      verdict: What the trials say.
+      title: Above the picture.
+      path: Of the picture; the suffix says the format.
 
     Raises:
       InputError: the folder does not exist, or the format is unknown.

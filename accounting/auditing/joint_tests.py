@@ -1,14 +1,13 @@
-"""A verdict of several kinds of runs, each judged by itself, with one confidence.
+"""One verdict on several kinds of runs, each of which is judged by itself.
 
-A fault in one kind of run must not be diluted by the trials of the others.  So each
-kind has a verdict and checks of its own.  The probability of a false alarm, over all of
-these statements together, is shared equally by them.
+The trials of one kind must not dilute a fault of another: each kind has a verdict and
+checks of its own, which share the probability of a false alarm equally.
 
 Formal guarantees, for trials that are independent within each kind:
   - If the claim is true of every kind, and the residuals of every kind are noise as
     claimed, ``violated`` is true with probability at most one minus the confidence,
     however the kinds depend on each other (Boole's inequality).
-  - What one kind of run shows does not change what is said of another.
+  - The results of one kind do not change the verdict on another.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ def judge(
       confidence: Of all that is said, together, in (0, 1).
 
     Raises:
-      InputError: no or too few trials, or a confidence that is none.
+      InputError: no or too few trials, or a confidence outside (0, 1).
     """
     check_float("confidence", confidence, above=0.0, below=1.0)
     if not any(one.has_trials for one in evidence):

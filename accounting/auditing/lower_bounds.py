@@ -1,15 +1,13 @@
-"""Bounds on epsilon from below, from the errors of a test that was run many times.
+"""Lower bounds on epsilon from the error rates of a membership test.
 
-A test looks at the output of a mechanism and says "real" where a score is above a
-threshold, and "ghost" where it is not.  Of a mechanism that is (epsilon, delta)-private
-its error rates obey, in both directions,
+The test says "real" where a score of the mechanism's output exceeds a threshold, and
+"ghost" otherwise.  If the mechanism is (epsilon, delta)-private, its error rates obey
 
     1 - FNR <= e^epsilon FPR + delta,       1 - FPR <= e^epsilon FNR + delta,
 
-so that error rates that are known to be small prove that epsilon is large.  They are
-estimated from independent trials, and bounded from above by Clopper and Pearson's exact
-interval.  The threshold is chosen on trials of its own: choosing it on those that count
-would prove too much.
+so small error rates prove a large epsilon.  The rates are bounded from above by Clopper
+and Pearson's exact interval over independent trials.  The threshold is chosen on other
+trials than those that count.
 
 Formal guarantees, for independent trials, whatever the mechanism and the score are:
   - coverage of a rate: ``upper_rate`` is below the true rate with probability at most
@@ -31,14 +29,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
 from accounting.pld.gaussian import gaussian_epsilon
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Ranks, from each end, whose scores are tried as thresholds: few, and none that lets
 #: only a handful pass, since the best of many is often best by luck.
@@ -61,8 +58,6 @@ def upper_rate(successes: Any, trials: int, error: float) -> Any:
       >>> bool(abs(upper_rate(0, 100, 0.05) - (1 - 0.05**0.01)) < 1e-12)
       True
     """
-    from scipy import special
-
     count = np.asarray(successes, np.float64)
     # The quantile of Beta(count + 1, trials - count), which for no failures is 1.
     rest = np.maximum(trials - count, 1)
@@ -72,7 +67,7 @@ def upper_rate(successes: Any, trials: int, error: float) -> Any:
 
 
 def lower_rate(successes: Any, trials: int, error: float) -> Any:
-    """Returns Clopper and Pearson's lower bound on a probability."""
+    """Returns the lower bound that goes with `upper_rate`; arguments as there."""
     return 1 - upper_rate(trials - np.asarray(successes), trials, error)
 
 
@@ -103,7 +98,13 @@ class Errors:
 def count_errors(
     real: NDArray[np.float64], ghost: NDArray[np.float64], threshold: float
 ) -> Errors:
-    """Returns the errors of "real where the score is above the threshold"."""
+    """Returns the errors of "real where the score is above the threshold".
+
+    Args:
+      real: Scores of trials with the example, shape (trials,).
+      ghost: Scores of trials without it, shape (trials,).
+      threshold: A score.
+    """
     return Errors(
         false_positives=int(np.sum(ghost > threshold)),
         ghosts=len(ghost),
@@ -115,7 +116,12 @@ def count_errors(
 def candidates(
     real: NDArray[np.float64], ghost: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns thresholds to choose from: ranks of both kinds, densest at the ends."""
+    """Returns thresholds to choose from: ranks of both kinds, densest at the ends.
+
+    Args:
+      real: Scores of trials with the example, shape (trials,).
+      ghost: Scores of trials without it, shape (trials,).
+    """
 
     def ranks(scores: NDArray[np.float64]) -> NDArray[np.float64]:
         least = min(_LEAST_RANK, len(scores))
@@ -132,7 +138,14 @@ def rates_at(
     thresholds: NDArray[np.float64],
     error: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns, at each threshold, bounds on both rates as ``Errors.upper`` has them."""
+    """Returns, at each threshold, bounds on both rates as ``Errors.upper`` has them.
+
+    Args:
+      real: Scores of trials with the example, shape (trials,).
+      ghost: Scores of trials without it, shape (trials,).
+      thresholds: Scores.
+      error: Probability that a bound of one threshold is too low.
+    """
     positives = len(ghost) - np.searchsorted(np.sort(ghost), thresholds, side="right")
     negatives = np.searchsorted(np.sort(real), thresholds, side="right")
     return (
@@ -144,7 +157,14 @@ def rates_at(
 def choose_threshold(
     real: NDArray[np.float64], ghost: NDArray[np.float64], gain: Gain, error: float
 ) -> float:
-    """Returns the threshold with the most gain; for use on trials of their own."""
+    """Returns the threshold with the most gain; for use on trials of their own.
+
+    Args:
+      real: Scores of trials with the example, shape (trials,).
+      ghost: Scores of trials without it, shape (trials,).
+      gain: What the threshold maximises.
+      error: Probability that a bound of one threshold is too low.
+    """
     thresholds = candidates(real, ghost)
     gains = gain(*rates_at(real, ghost, thresholds, error))
     return float(thresholds[np.argmax(gains)])
@@ -152,6 +172,11 @@ def choose_threshold(
 
 def epsilon_bound(fpr: Any, fnr: Any, delta: float) -> Any:
     """Returns the largest epsilon that error rates of at most these refute; >= 0.
+
+    Args:
+      fpr: False positive rate; a number or an array.
+      fnr: False negative rate, of the same shape.
+      delta: At which epsilon is bounded.
 
     Example:
       >>> round(float(epsilon_bound(0.01, 0.5, 0.0)), 4)
@@ -169,14 +194,22 @@ def gaussian_distance(fpr: Any, fnr: Any) -> Any:
     """Returns the least mu for which N(0, 1) and N(mu, 1) allow such errors.
 
     Any test of the two has FNR >= Phi(Phi^-1(1 - FPR) - mu).
-    """
-    from scipy import special
 
+    Args:
+      fpr: False positive rate; a number or an array.
+      fnr: False negative rate, of the same shape.
+    """
     return -special.ndtri(fpr) - special.ndtri(fnr)
 
 
 def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
-    """Returns the epsilon of the nearest Gaussians that allow such errors; >= 0."""
+    """Returns the epsilon of the nearest Gaussians that allow such errors; >= 0.
+
+    Args:
+      fpr: False positive rate.
+      fnr: False negative rate.
+      delta: At which epsilon is bounded.
+    """
     distance = float(gaussian_distance(fpr, fnr))
     if not 0 < distance < math.inf:
         return 0.0
@@ -196,20 +229,27 @@ class Profile:
     deltas: tuple[float, ...]
 
     def found_deltas(self, fpr: Any, fnr: Any) -> Any:
-        """Returns the least delta at each epsilon, shape (..., epsilons)."""
+        """Returns the least delta at each epsilon, shape (..., epsilons).
+
+        Args:
+          fpr: Bound on the false positive rate; a number or an array.
+          fnr: Bound on the false negative rate, of the same shape.
+        """
         fpr = np.asarray(fpr, np.float64)[..., None]
         fnr = np.asarray(fnr, np.float64)[..., None]
         factor = np.exp(np.minimum(self.epsilons, 700.0))
         return np.maximum(1 - fnr - factor * fpr, 1 - fpr - factor * fnr)
 
     def excess(self, fpr: Any, fnr: Any) -> Any:
-        """Returns by how much error rates of at most these break the worst claim."""
-        return np.max(self.found_deltas(fpr, fnr) - np.asarray(self.deltas), axis=-1)
+        """Returns by how much errors break the worst claim; see `found_deltas`."""
+        return np.max(self._excesses(fpr, fnr), axis=-1)
+
+    def _excesses(self, fpr: Any, fnr: Any) -> Any:
+        return self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
 
     def worst(self, fpr: float, fnr: float) -> int:
-        """Returns the index of the claim that they break most."""
-        broken = self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
-        return int(np.argmax(broken))
+        """Returns the index of the claim that errors break most; see `found_deltas`."""
+        return int(np.argmax(self._excesses(fpr, fnr)))
 
     def least_fnr(self, fpr: Any) -> Any:
         """Returns the trade-off curve: no test has a lower FNR at this FPR."""

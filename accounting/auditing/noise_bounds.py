@@ -1,10 +1,10 @@
-"""How much noise there can be at most, if the batches are made as is claimed.
+"""An upper bound on the noise multiplier, if batches are made as claimed.
 
-A bound on epsilon that assumes nothing is far from tight: at a small delta, rare errors
-alone tell it apart from 0.  If the mechanism is the claimed one with some other noise,
-its whole profile moves with that one number, and common errors pin it down.  That is
-sharper, says how large a fault of the noise would have been seen, and rests on an
-assumption: it is no part of a verdict.
+Without assumptions, a lower bound on epsilon at a small delta rests on rare errors and
+is far from tight.  If the mechanism is the claimed one with another noise multiplier,
+its whole privacy profile depends on that number, which common errors determine.  This
+is sharper and shows how small a fault of the noise is detected.  As it rests on an
+assumption, it is no part of a verdict.
 
 Formal guarantees, if the batches are made as claimed, and the noise is of any size:
   - the noise exceeds ``noise_multiplier`` with a probability of at most one minus the
@@ -25,10 +25,9 @@ import math
 
 import numpy as np
 
-from accounting import accountant
+from accounting import accountant, sampler_registry
 from accounting.auditing.audit import Claim, Finding
 from accounting.auditing.lower_bounds import Profile
-from accounting.samplers import truncated_poisson
 
 #: Noise multipliers are tried on a grid, in steps of 1.5 %.
 _STEPS_PER_DOUBLING = 48
@@ -54,7 +53,12 @@ class EffectiveNoise:
 def effective_noise(
     claim: Claim, findings: tuple[Finding, ...]
 ) -> list[EffectiveNoise]:
-    """Returns the most noise that the errors of each finding allow."""
+    """Returns the most noise that the errors of each finding allow.
+
+    Args:
+      claim: What was tested.
+      findings: Of `audit.judge`, one per confidence.
+    """
     family = _Family(claim)
     return [_effective_noise(family, finding) for finding in findings]
 
@@ -85,24 +89,26 @@ class _Family:
         return answer.guarantee if math.isfinite(answer.guarantee) else 0.0
 
     def refutes(self, finding: Finding, place: int) -> bool:
-        """Whether the errors are too few for this noise, and so for any more of it."""
+        """Whether the error rates are too small for this noise, hence for any more."""
         profile = self._profile(place)
         return any(profile.excess(*pair) > 0 for pair in finding.rates)
 
     def _make_profile(self, place: int) -> Profile:
         plan = self._claim.plan
         noise, epsilons = self.noise(place), self._epsilons
-        if plan.truncated_batch_size is None:
-            answers = accountant.delta_curve(
-                plan, noise_multiplier=noise, epsilons=epsilons
-            )
-            deltas = [found.guarantee for found in answers]
-        else:
+        truncation = sampler_registry.get(plan.sampler).truncation
+        costs = [0.0] * len(epsilons)
+        if truncation is not None:
             # The better of two theorems would take seconds per point.
-            deltas = [
-                truncated_poisson.additive_delta(plan, noise, epsilon)
-                for epsilon in epsilons
-            ]
+            costs = [truncation.delta(plan, epsilon) for epsilon in epsilons]
+            plan = truncation.without(plan)
+        answers = accountant.delta_curve(
+            plan, noise_multiplier=noise, epsilons=epsilons
+        )
+        deltas = (
+            min(1.0, found.guarantee + cost)
+            for found, cost in zip(answers, costs, strict=True)
+        )
         return Profile(epsilons=epsilons, deltas=tuple(deltas))
 
 

@@ -23,12 +23,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
+from scipy import signal, special
 
 #: Clip norms by which a contribution may differ: far above the rounding of float32.
 TOLERANCE = 1e-3
@@ -74,8 +73,6 @@ def deviations(name: str, squares: Any, counts: Any) -> Check:
       squares: Sum of the squared residuals of each group.
       counts: Residuals of each group; groups of 0 are left out.
     """
-    from scipy import special
-
     squares, counts = _groups(squares, counts)
     below = special.chdtr(counts, squares)
     above = special.chdtrc(counts, squares)
@@ -144,8 +141,6 @@ def repetitions(
       left: Residuals.
       right: Other residuals.
     """
-    from scipy import signal
-
     products = signal.correlate(right, left, method="fft")
     squares = signal.correlate(right**2, np.ones_like(left), method="fft")
     # A few values at the far ends tell nothing, and lie below the rounding of the FFT.
@@ -167,8 +162,6 @@ def _groups(values: Any, sizes: Any) -> tuple[Any, Any]:
 
 
 def _two_sided(z: Any) -> Any:
-    from scipy import special
-
     return 2 * special.ndtr(-np.abs(z))
 
 

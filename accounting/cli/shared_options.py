@@ -1,7 +1,7 @@
-"""Flags that several commands take, each declared once; and what is said of a delta.
+"""Flags that several commands take, each declared once.
 
-What a flag means for a command is in its help; its name and type are the same
-everywhere.  Flags of all runs of an experiment are in ``trainer.cli.experiment_flags``.
+A command gives a flag its help; name and type are the same everywhere.  Flags of all
+runs of an experiment are in ``trainer.cli.experiment_flags``.
 
 Formal guarantees:
   - A delta out of range is refused while flags are parsed, before any work.
@@ -85,7 +85,7 @@ def delta(text: str, *, required: bool = False) -> Decorator:
 
 
 def arguments(flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the arguments that hand the delta of a command on to another one."""
+    """Returns the arguments that pass the delta of a command on to another command."""
     if flags["delta"] is None:
         return ()
     return (f"--delta={flags['delta']!r}", *allowance(flags))

@@ -56,25 +56,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
-from accounting import accountant
-from accounting import plan as plans
+from accounting import accountant, sampler_registry
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.model_mix.worst_case_gradient import SLACK, equal_coordinates_lose_most
-from accounting.numerics.calibration import round_up, smallest_noise
+from accounting.numerics.calibration import epsilon_after_cost, round_up, smallest_noise
 from accounting.plan import DpSgdPlan
 from accounting.pld.uniform_gaussian import LEAST_SHIFT, log_excess_moments, log_expm1
-from accounting.samplers import poisson
-from accounting.samplers import truncated_poisson as truncation
 from accounting.theorem import Wording
 from accounting.validation import InputError, check_float, check_int
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 METHOD = "ModelMix (Xiao et al. 2023, Corollary 4.1)"
 _TRUNCATED = ", plus truncation (Chua et al. 2024, Theorem 3.3)"
@@ -167,18 +161,21 @@ class Mixing:
         )
 
 
-def check_sampler(plan: DpSgdPlan) -> None:
-    """Accepts a plan for which amplification by mixing is analysed.
+def check_sampler(plan: DpSgdPlan) -> float:
+    """Returns q, rounded up, of a plan for which mixing is analysed.
 
     Raises:
       InputError: another sampler.
     """
-    if plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON):
+    rate = sampler_registry.get(plan.sampler).poisson_rate
+    if rate is None:
+        analysed = " or ".join(map(repr, sampler_registry.poisson_samplers()))
         raise InputError(
-            f"Expected sampler={plan.sampler!r} to be 'poisson' or "
-            "'truncated-poisson': amplification by mixing is analysed for no other. "
-            "Make other batches, or use --method dp-sgd."
+            f"Expected sampler={plan.sampler!r} to be {analysed}: amplification by "
+            "mixing is analysed for no other. Make other batches, or use --method "
+            "dp-sgd."
         )
+    return rate(plan)
 
 
 def renyi_divergences(
@@ -241,7 +238,7 @@ def _divergences(
 ) -> NDArray[np.float64]:
     """Returns bounds on the Renyi divergences of all steps."""
     one = renyi_divergences(
-        poisson.probability(plan),
+        check_sampler(plan),
         noise_multiplier,
         mixing.width(plan),
         mixing.linf_factor,
@@ -292,15 +289,14 @@ def _log_delta(
         return np.asarray((orders - 1) * (divergences - epsilon) + gained)
 
     value, order = _best_order(plan, mixing, noise_multiplier, question)
-    cost = 0.0
-    if plan.sampler == plans.TRUNCATED_POISSON:
-        cost = truncation.truncation_delta(plan, epsilon)
+    truncation = sampler_registry.get(plan.sampler).truncation
+    cost = 0.0 if truncation is None else truncation.delta(plan, epsilon)
     return float(np.logaddexp(value, math.log(cost) if cost else -math.inf)), order
 
 
 def _method(plan: DpSgdPlan, order: int) -> str:
-    truncated = _TRUNCATED if plan.sampler == plans.TRUNCATED_POISSON else ""
-    return f"{METHOD}, Rényi order {order}{truncated}"
+    truncation = sampler_registry.get(plan.sampler).truncation
+    return f"{METHOD}, Rényi order {order}{_TRUNCATED if truncation else ''}"
 
 
 def _better(
@@ -350,10 +346,12 @@ def epsilon(
         orders.append(order)
         return needed
 
-    if plan.sampler == plans.TRUNCATED_POISSON:
-        value = truncation.with_truncation(plan, float(delta), needed_at)
-    else:
+    truncation = sampler_registry.get(plan.sampler).truncation
+    if truncation is None:
         value = needed_at(float(delta))
+    else:
+        cost = functools.partial(truncation.delta, plan)
+        value = epsilon_after_cost(cost, needed_at, float(delta))
     # Truncation asks at several deltas: the cover has to be of all orders.
     return _better(plan, mixing, noise, plain, value, max(orders))
 
@@ -384,6 +382,12 @@ def noise_multiplier(
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
     The less of what suffices with and without mixing, verified at the value returned.
+
+    Args:
+      plan: How batches are made: Poisson, or truncated Poisson.
+      mixing: How iterates are mixed.
+      epsilon: At least 0.
+      delta: In (0, 1).
 
     Raises:
       InputError: a value out of range, another sampler, or a target out of reach.

@@ -1,4 +1,4 @@
-"""That no gradient loses more than one of equal coordinates: a proof by a finite cover.
+"""A proof, by a finite cover, that a gradient of equal coordinates is the worst case.
 
 One example moves the coordinates of a step by shifts s_j, of which the squares add up
 to at most p S^2 and each is at most S.  With g(s) = ln A_k(s, W) of
@@ -41,14 +41,11 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting.pld.uniform_gaussian import LEAST_SHIFT, log_density, log_excess_moments
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: What the cover may cost, relative to the divergence; smaller takes longer.
 SLACK = 0.01

@@ -66,7 +66,12 @@ def _search(
 
 
 def round_up(value: float, digits: int) -> float:
-    """Returns ``value`` to so many significant digits, upwards."""
+    """Returns ``value`` to so many significant digits, upwards.
+
+    Args:
+      value: Above 0.
+      digits: Significant digits that are kept.
+    """
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
 
@@ -82,6 +87,13 @@ def smallest_noise_in_two(
 
     Searches with the coarse bound, and then a little around with the fine one; only the
     fine one decides.
+
+    Args:
+      delta: (noise multiplier, fineness) -> a bound on delta.
+      target: Delta.
+      guess: Noise multiplier where the search starts.
+      coarse: Fineness of the first search.
+      fine: Fineness that decides.
     """
     start = smallest_noise(
         lambda noise: log_ratio(delta(noise, coarse), target),
@@ -94,6 +106,53 @@ def smallest_noise_in_two(
     return smallest_noise(
         lambda noise: log_ratio(delta(noise, fine), target), start, stride=1.0005
     )
+
+
+def settled_epsilon(
+    needed: Callable[[float], float], *, margin: float, most_tries: int
+) -> float:
+    """Returns an epsilon >= 0 with ``needed(epsilon) <= epsilon``; infinite if none.
+
+    For an epsilon of which a part of delta, spent elsewhere, depends itself.
+
+    Args:
+      needed: The epsilon that is proven with what an epsilon leaves of delta; it rises.
+      margin: Each try is by so much, relatively, above what the last one needed, so
+        that the climb from 0 ends on the private side.
+      most_tries: After so many the answer is infinity.
+    """
+    epsilon = 0.0
+    for _ in range(most_tries):
+        found = needed(epsilon)
+        if math.isinf(found):
+            break
+        if found <= epsilon:
+            return epsilon
+        epsilon = found * (1 + margin)
+    return math.inf
+
+
+def epsilon_after_cost(
+    cost: Callable[[float], float],
+    needed_at: Callable[[float], float],
+    delta: float,
+) -> float:
+    """Returns an epsilon that holds at ``delta`` after a cost is paid from it.
+
+    Args:
+      cost: Epsilon -> what is added to delta; it rises.
+      needed_at: Delta -> an upper bound on epsilon without the cost.
+      delta: In (0, 1).
+
+    Returns:
+      Infinity if the cost alone exceeds ``delta``.
+    """
+
+    def needed(epsilon: float) -> float:
+        added = cost(epsilon)
+        return math.inf if added >= delta else needed_at(delta - added)
+
+    return settled_epsilon(needed, margin=1e-7, most_tries=50)
 
 
 def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:

@@ -1,6 +1,7 @@
-"""Questions the other way round: what fits a privacy budget, and what a user is owed.
+"""What fits a privacy budget, and what holds for users and against attacks.
 
-Every answer is on the private side: it was itself verified to meet the budget.
+Formal guarantees:
+  - Every number of steps or examples returned was itself verified to meet the budget.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from accounting import accountant
-from accounting import plan as plans
-from accounting.plan import DpSgdPlan
+from accounting import accountant, sampler_registry
+from accounting.numerics.calibration import settled_epsilon
+from accounting.plan import DpSgdPlan, goes_through_epochs
 from accounting.validation import InputError, check_float, check_int
 
 #: No search looks further than this many steps.
@@ -42,11 +43,20 @@ def most_steps(
 ) -> int:
     """Returns the most steps of batches like ``plan``'s that fit the budget.
 
-    Whole epochs of ``plan.steps_per_epoch`` steps for all but Poisson sampling; at most
-    ten million steps; 0 if not even the least fits.
+    Whole epochs of ``plan.steps_per_epoch`` steps for samplers that use every example
+    once per epoch.  At most ten million steps; 0 if not even the least fits.
+
+    Args:
+      plan: Whose batches; its number of steps does not matter.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: Of the budget, at least 0.
+      delta: Of the budget, in (0, 1).
+
+    Raises:
+      InputError: a value out of range.
     """
     accountant.check_delta(delta)
-    by_epoch = plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON)
+    by_epoch = goes_through_epochs(plan.sampler)
     unit = plan.steps_per_epoch if by_epoch else 1
 
     def fits(count: int) -> bool:
@@ -63,13 +73,24 @@ def largest_batch_size(
 ) -> int:
     """Returns the largest expected batch size, hence the largest q, that fits.
 
-    For Poisson and truncated Poisson, with ``plan``'s number of steps; truncation is
-    assumed to leave the same margin above the expected batch size.  0 if none fits.
+    With ``plan``'s number of steps; a cap keeps its distance from the expected batch
+    size.  0 if none fits.
+
+    Args:
+      plan: Of a sampler whose steps are no parts of an epoch, as Poisson sampling.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: Of the budget, at least 0.
+      delta: Of the budget, in (0, 1).
+
+    Raises:
+      InputError: a value out of range, or a sampler that uses every example once per
+        epoch.
     """
-    if plan.sampler not in (plans.POISSON, plans.TRUNCATED_POISSON):
+    if goes_through_epochs(plan.sampler):
+        free = (n for n in sampler_registry.names() if not goes_through_epochs(n))
         raise InputError(
-            f"Expected sampler={plan.sampler!r} to be 'poisson' or "
-            "'truncated-poisson': the others use every example once per epoch."
+            f"Expected sampler={plan.sampler!r} to be {' or '.join(map(repr, free))}: "
+            "the others use every example once per epoch."
         )
     accountant.check_delta(delta)
     margin = (plan.truncated_batch_size or 0) - plan.expected_batch_size
@@ -89,7 +110,16 @@ def largest_batch_size(
 def smallest_delta(
     plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
 ) -> float:
-    """Returns the smallest delta that is proven at ``epsilon``."""
+    """Returns the smallest delta that is proven at ``epsilon``.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+
+    Raises:
+      InputError: a value out of range.
+    """
     answer = accountant.delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
     return answer.guarantee
 
@@ -105,25 +135,29 @@ def user_epsilon(
 
     By group privacy: if the plan is (e, d)-private for one example, it is
     ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Of the claim for a user, in (0, 1).
+      max_examples_per_user: k, at least 1.
+
+    Raises:
+      InputError: a value out of range.
     """
     accountant.check_delta(delta)
     count = check_int("max_examples_per_user", max_examples_per_user, at_least=1)
-    epsilon = 0.0
-    for _ in range(60):
+
+    def needed(epsilon: float) -> float:
         log_share = -math.log(count) if epsilon == 0 else _log_group(epsilon, count)
         if math.log(delta) + log_share < -680.0:
             return math.inf
         share = delta * math.exp(log_share)
-        answer = accountant.epsilon(
+        return accountant.epsilon(
             plan, noise_multiplier=noise_multiplier, delta=share
-        )
-        if math.isinf(answer.guarantee):
-            return math.inf
-        if answer.guarantee <= epsilon:
-            return count * epsilon
-        # A step beyond, so that the climb ends on the private side.
-        epsilon = answer.guarantee * (1 + 1e-5)
-    return math.inf
+        ).guarantee
+
+    return count * settled_epsilon(needed, margin=1e-5, most_tries=60)
 
 
 def _log_group(epsilon: float, count: int) -> float:
@@ -144,6 +178,14 @@ def attack_success(
     example took part, and is wrong about a ghost with probability f, is right about the
     example with probability at most ``min(e^e f + d, 1 - e^-e (1 - d - f))`` for every
     (e, d) of the privacy profile; the least over a grid of e is returned.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      false_positive_rate: f, in [0, 1].
+
+    Raises:
+      InputError: a value out of range.
 
     References:
       Kairouz, Oh and Viswanath (2015), arXiv:1311.0776.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from accounting import accountant
+from accounting import accountant, sampler_registry
 from accounting import plan as plans
 from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
 from accounting.plan import DpSgdPlan
@@ -24,8 +24,8 @@ class Question:
       epsilon: Target; None if the noise is given.
       noise_multiplier: Given noise; None if a target is.
       delta: Of the target.
-      truncated_batch_size: For truncated Poisson; None for the least that is safe.
-      neighboring_relation: One of `relations.RELATIONS`.
+      truncated_batch_size: For samplers with a cap; None for the least that is safe.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
     """
 
     num_examples: int
@@ -39,32 +39,41 @@ class Question:
     neighboring_relation: str = REPLACE_SPECIAL
 
     def plan(self, sampler: str) -> DpSgdPlan:
-        """Returns the plan of ``sampler``, truncated safely if the size is ours."""
-        untruncated = {
-            "num_examples": self.num_examples,
-            "expected_batch_size": self.expected_batch_size,
-            "num_steps": self.num_steps,
-        }
+        """Returns the plan of ``sampler``, with the smallest safe cap if none is given.
+
+        Raises:
+          InputError: a value out of range, or a sampler whose cap must be given.
+        """
         size = None
-        if sampler == plans.TRUNCATED_POISSON:
+        if sampler_registry.rules(sampler).truncates:
             size = self.truncated_batch_size
             if size is None:
-                size = accountant.smallest_truncated_batch_size(
-                    **untruncated, epsilon=self._design_epsilon(), delta=self.delta
-                )
+                size = self._smallest_cap(sampler)
         return DpSgdPlan(
             sampler=sampler,
+            num_examples=self.num_examples,
+            expected_batch_size=self.expected_batch_size,
+            num_steps=self.num_steps,
             num_epochs=self.num_epochs,
             truncated_batch_size=size,
-            **untruncated,
         )
 
-    def _design_epsilon(self) -> float:
+    def _smallest_cap(self, sampler: str) -> int:
+        return accountant.smallest_truncated_batch_size(
+            num_examples=self.num_examples,
+            expected_batch_size=self.expected_batch_size,
+            num_steps=self.num_steps,
+            epsilon=self._design_epsilon(sampler),
+            delta=self.delta,
+            sampler=sampler,
+        )
+
+    def _design_epsilon(self, sampler: str) -> float:
         if self.epsilon is not None:
             return self.epsilon
         assert self.noise_multiplier is not None
         untruncated = accountant.epsilon(
-            self.plan(plans.POISSON),
+            self.plan(accountant.truncation_of(sampler).untruncated),
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
         )
@@ -101,6 +110,10 @@ class Answer:
 def answer(question: Question, sampler: str) -> Answer:
     """Returns the row of ``sampler``.
 
+    Args:
+      question: What is asked.
+      sampler: A registered one.
+
     Raises:
       InputError: a value out of range, or a sampler without an accountant for the
         relation.
@@ -133,13 +146,20 @@ SWEEPS: dict[str, tuple[float, ...] | None] = {
     "epsilon": (0.5, 1, 2, 3, 4, 6, 8, 10, 16, 32),
     "epochs": (1, 2, 3, 4, 5, 6, 8, 10),
 }
-#: A sweep shows these unless told otherwise.
-SWEEP_SAMPLERS = (
-    plans.DETERMINISTIC,
-    plans.PERSISTENT_SHUFFLE,
-    plans.DYNAMIC_SHUFFLE,
-    plans.POISSON,
-)
+#: What a sweep compares the others with.
+REFERENCE = plans.POISSON
+
+
+def sweep_samplers() -> tuple[str, ...]:
+    """Returns what a sweep shows by default: closed forms, and the reference.
+
+    Other samplers take seconds at each point.
+    """
+    return tuple(
+        name
+        for name in sampler_registry.names()
+        if name == REFERENCE or sampler_registry.get(name).closed_form
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,25 +171,31 @@ class Point:
 
     @property
     def crossed(self) -> tuple[str, ...]:
-        """Shuffles that may need *less* noise than Poisson here.
+        """Samplers without proven amplification that may need *less* than Poisson here.
 
         Their lower bound is below what Poisson needs, so that no order is proven.
         """
         noise = {row.plan.sampler: row.noise_multiplier for row in self.rows}
-        poisson = noise.get(plans.POISSON)
+        poisson = noise.get(REFERENCE)
         if poisson is None or poisson.sufficient is None:
             return ()
         return tuple(
             sampler
-            for sampler in (plans.PERSISTENT_SHUFFLE, plans.DYNAMIC_SHUFFLE)
-            if (row := noise.get(sampler)) is not None
+            for sampler, row in noise.items()
+            if sampler_registry.get(sampler).guarantee_of is not None
+            and row is not None
             and row.necessary is not None
             and row.necessary < poisson.sufficient
         )
 
 
 def sweep_values(question: Question, axis: str) -> tuple[float, ...]:
-    """Returns the default values of a sweep."""
+    """Returns the default values of a sweep.
+
+    Args:
+      question: Around whose batch size others are tried.
+      axis: A key of ``SWEEPS``.
+    """
     values = SWEEPS[axis]
     if values is not None:
         return values
@@ -178,7 +204,13 @@ def sweep_values(question: Question, axis: str) -> tuple[float, ...]:
 
 
 def at(question: Question, axis: str, value: float) -> Question:
-    """Returns ``question`` with one thing varied, over whole epochs."""
+    """Returns ``question`` with one thing varied, over whole epochs.
+
+    Args:
+      question: What is asked at other values.
+      axis: A key of ``SWEEPS``.
+      value: Epsilon, or the expected batch size in examples, or epochs.
+    """
     if axis == "epsilon":
         return dataclasses.replace(question, epsilon=value)
     size, epochs = question.expected_batch_size, question.num_epochs
@@ -197,9 +229,14 @@ def at(question: Question, axis: str, value: float) -> Question:
 
 
 def sweep(
-    question: Question, axis: str, samplers: tuple[str, ...] = SWEEP_SAMPLERS
+    question: Question, axis: str, samplers: tuple[str, ...] | None = None
 ) -> list[Point]:
     """Returns the rows of each sampler at each value of ``axis``.
+
+    Args:
+      question: With a target epsilon.
+      axis: A key of ``SWEEPS``.
+      samplers: Registered ones; None for ``sweep_samplers``.
 
     Raises:
       InputError: a value out of range.
@@ -217,10 +254,11 @@ def sweep(
             "Expected a target epsilon for a sweep; got a noise multiplier. Give "
             "--epsilon instead of --noise-multiplier."
         )
+    shown = sweep_samplers() if samplers is None else samplers
     return [
         Point(
             value=value,
-            rows=tuple(answer(at(question, axis, value), name) for name in samplers),
+            rows=tuple(answer(at(question, axis, value), name) for name in shown),
         )
         for value in values
     ]

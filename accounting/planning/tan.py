@@ -12,7 +12,7 @@ Formal guarantees:
 
 Not a guarantee of privacy: ``TanEstimate`` approximates Renyi accounting at large noise
 and is no bound, and a simulated configuration has an epsilon of hundreds and more.
-Epsilon is asked of ``bounds``, for either.
+Ask `accounting.accountant` for either.
 
 References:
   Sander, Stock and Sablayrolles (2023), arXiv:2210.03403: Equation 4 for the closed
@@ -24,16 +24,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from accounting import accountant
-from accounting import plan as plans
-from accounting.plan import DpSgdPlan
+from accounting import accountant, sampler_registry
+from accounting.plan import DpSgdPlan, steps_and_epochs
 from accounting.planning.comparison import Question
 from accounting.validation import InputError, check_choice, check_float, check_int
 
 #: Below this noise multiplier epsilon is not a function of the total noise.
 LEAST_NOISE = 2.0
-
-_SAMPLERS = (plans.POISSON, plans.TRUNCATED_POISSON)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Configuration:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        check_choice("sampler", self.plan.sampler, _SAMPLERS)
+        check_choice("sampler", self.plan.sampler, sampler_registry.poisson_samplers())
         check_float("noise_multiplier", self.noise_multiplier, above=0)
 
     @property
@@ -123,7 +120,7 @@ class Configuration:
 def _smaller(
     plan: DpSgdPlan, batch_size: int, epsilon: float, delta: float
 ) -> DpSgdPlan:
-    num_steps, num_epochs = plans.steps_and_epochs(
+    num_steps, num_epochs = steps_and_epochs(
         plan.num_examples, batch_size, epochs=None, num_steps=plan.num_steps
     )
     question = Question(
@@ -139,6 +136,10 @@ def _smaller(
 
 def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
     """Accepts sizes that a line can be drawn through and extended.
+
+    Args:
+      batch_sizes: Expected examples per step of the simulations.
+      reference: That of the run they stand for.
 
     Raises:
       InputError: fewer than two, one twice, or one that is not below ``reference``.

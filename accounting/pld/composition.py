@@ -36,16 +36,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accounting.pld.loss_distribution import LossDistribution
+from accounting.pld.loss_distribution import LossDistribution
 
 #: Points of one transform: 16 MiB of complex numbers.
 MAX_POINTS = 1 << 20
@@ -170,6 +166,13 @@ def compose(
     With ``fold``, the window ends where sums hardly count any more, and those above are
     folded in below the mean, where they hardly count either: upper bounds only, at half
     the size.
+
+    Args:
+      step: The loss of one step.
+      num_steps: T.
+      order: Of the tilt, at least 0.
+      max_points: Of the transform.
+      fold: Whether rare sums are folded in.
 
     Raises:
       WindowTooLargeError: the spacing is too fine for the spread of the sum, which

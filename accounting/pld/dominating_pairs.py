@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
+from scipy import special
 
 #: Nodes per panel, and panels no wider than this many noise standard deviations: the
 #: quadrature error of a Gaussian density is then below 1e-12 of the panel's mass out
@@ -92,16 +90,18 @@ class Pair:
 
     def support(self, tail_mass: float) -> tuple[float, float]:
         """Returns an interval that P leaves with at most ``tail_mass`` on each side."""
-        from scipy import special
-
         width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
         high = width + (1.0 if self.upper_weight > 0 else 0.0)
         low = -width + (1.0 if self.upper_weight == 1.0 else 0.0)
         return low, high
 
     def upper_tails(self, low: float, high: float) -> tuple[float, float]:
-        """Returns ``P(x < low)`` and ``P(x > high)``."""
-        from scipy import special
+        """Returns ``P(x < low)`` and ``P(x > high)``.
+
+        Args:
+          low: Lower end, in clip norms.
+          high: Upper end, in clip norms.
+        """
 
         def tail(point: float, sign: float) -> float:
             centred = special.ndtr(sign * point / self.noise_multiplier)
@@ -146,7 +146,12 @@ def _log_mixture(weight: float, exponent: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian, real example first."""
+    """Returns the pair of a Poisson-subsampled Gaussian, real example first.
+
+    Args:
+      sampling_probability: q, in [0, 1].
+      noise_multiplier: s, above 0.
+    """
     return Pair(
         upper_weight=sampling_probability,
         lower_weight=0.0,
@@ -155,7 +160,12 @@ def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
 
 
 def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian, ghost first."""
+    """Returns the pair of a Poisson-subsampled Gaussian, ghost first.
+
+    Args:
+      sampling_probability: q, in [0, 1].
+      noise_multiplier: s, above 0.
+    """
     return Pair(
         upper_weight=0.0,
         lower_weight=sampling_probability,
@@ -164,7 +174,12 @@ def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
 
 
 def replace_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a subsampled Gaussian when an example is replaced."""
+    """Returns the pair of a subsampled Gaussian when an example is replaced.
+
+    Args:
+      sampling_probability: q, in [0, 1].
+      noise_multiplier: s, above 0.
+    """
     return Pair(
         upper_weight=sampling_probability,
         lower_weight=sampling_probability,

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
 from accounting.numerics.root_finding import log_ratio, threshold
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 #: No upper bound on delta is below this: what is smaller may have underflowed.
 LEAST_DELTA = 1e-300
@@ -36,6 +35,11 @@ def gaussian_delta(
     """Returns the hockey-stick divergence at ``epsilon``, rounded up or down.
 
     ``Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s)``, both directions.
+
+    Args:
+      noise_multiplier: s, at least 0.
+      epsilon: At least 0.
+      upper: Whether to round up.
 
     Example:
       >>> round(gaussian_delta(1.0, 1.0), 6)
@@ -71,8 +75,6 @@ def _margin(near: float, half: float, shift: float) -> float:
 
 
 def _value(near: float, half: float, shift: float) -> float:
-    from scipy import special
-
     far = -half - shift
     if near > 5.0:
         # The second term, phi(near) Phi(far) / phi(far), is far below the first.
@@ -94,8 +96,6 @@ def _value(near: float, half: float, shift: float) -> float:
 @functools.cache
 def _legendre() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns Gauss-Legendre nodes and weights on [0, 1]."""
-    import numpy as np
-
     nodes, weights = np.polynomial.legendre.leggauss(8)
     return (nodes + 1) / 2, weights / 2
 
@@ -106,6 +106,11 @@ def gaussian_epsilon(
     """Returns the smallest epsilon >= 0 at which `gaussian_delta` is at most ``delta``.
 
     From above, or from below; infinite without noise.
+
+    Args:
+      noise_multiplier: s, at least 0.
+      delta: In (0, 1).
+      upper: Whether to round up.
     """
     if noise_multiplier <= 0.0:
         return math.inf
@@ -123,6 +128,11 @@ def gaussian_noise(epsilon: float, delta: float, *, upper: bool = True) -> float
     """Returns the least noise multiplier with `gaussian_delta` at most ``delta``.
 
     From above, or from below.
+
+    Args:
+      epsilon: At least 0.
+      delta: In (0, 1).
+      upper: Whether to round up.
     """
     low, high = threshold(
         lambda noise: log_ratio(gaussian_delta(noise, epsilon, upper=upper), delta),

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accounting.pld.dominating_pairs import Pair
+from accounting.pld.dominating_pairs import Pair
 
 #: Cells of a single step; more are traded for a coarser, still pessimistic, grid.
 MAX_CELLS = 1 << 19
@@ -56,7 +53,14 @@ def spread(
     spacing: float,
     infinite_mass: float = 0.0,
 ) -> LossDistribution:
-    """Returns the atoms split to the grid points around them; dominates the atoms."""
+    """Returns the atoms split to the grid points around them; dominates the atoms.
+
+    Args:
+      masses: Of the atoms under P, shape (atoms,).
+      losses: Of the atoms, shape (atoms,).
+      spacing: Of the grid.
+      infinite_mass: Probability of infinite loss under P.
+    """
     below = np.floor(losses / spacing)
     # At r above the lower grid point, the upper share is (1 - e^-r)/(1 - e^-spacing).
     share = np.expm1(below * spacing - losses) / math.expm1(-spacing)
@@ -77,6 +81,11 @@ def discretize(pair: Pair, spacing: float, tail_mass: float) -> LossDistribution
 
     At most ``tail_mass`` of P on the side of large losses becomes infinite loss, and as
     much on the other side is moved up to where the support begins.
+
+    Args:
+      pair: One step.
+      spacing: Of the grid.
+      tail_mass: What either side of the support may leave out of P.
     """
     low, high = pair.support(tail_mass)
     ends = pair.loss(np.array([low, high]))

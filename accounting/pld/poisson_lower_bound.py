@@ -1,4 +1,4 @@
-"""A lower bound for Poisson subsampling: how much of an upper bound is slack.
+"""A lower bound on delta for Poisson subsampling.
 
 The likelihood ratio of T steps is a product of T independent ratios, and the
 hockey-stick divergence is the expectation of a convex function of it.  Merging outcomes
@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from accounting.pld.random_allocation import normal_masses
 
 _NUM_CELLS = 900
 #: What a grid may leave out of P and of Q on either side: events outside are ignored.
@@ -36,10 +36,6 @@ class Outcomes:
 
 def _single(sampling_probability: float, noise: float) -> Outcomes:
     """Returns outcomes of one step: x cut into cells, with exact masses."""
-    from scipy import special
-
-    from accounting.pld.random_allocation import normal_masses
-
     reach = -float(special.ndtri(_TAIL / 4)) * noise
     points = np.linspace(-reach, 1 + reach, 2 * _NUM_CELLS) / noise
     lower = normal_masses(points)
@@ -119,7 +115,13 @@ def _product(left: Outcomes, right: Outcomes) -> Outcomes:
 def outcomes(
     sampling_probability: float, noise_multiplier: float, num_steps: int
 ) -> Outcomes:
-    """Returns merged outcomes of ``num_steps`` steps."""
+    """Returns merged outcomes of ``num_steps`` steps.
+
+    Args:
+      sampling_probability: q, in (0, 1).
+      noise_multiplier: Above 0.
+      num_steps: T.
+    """
     power = _single(sampling_probability, noise_multiplier)
     total = None
     while True:
@@ -135,7 +137,14 @@ def outcomes(
 def lower_delta(
     sampling_probability: float, noise_multiplier: float, num_steps: int, epsilon: float
 ) -> float:
-    """Returns a lower bound on delta, over both directions."""
+    """Returns a lower bound on delta, over both directions.
+
+    Args:
+      sampling_probability: q, in (0, 1).
+      noise_multiplier: Above 0.
+      num_steps: T.
+      epsilon: At least 0.
+    """
     merged = outcomes(sampling_probability, noise_multiplier, num_steps)
     # Rounding: at most 1e-13 of every mass and 1e-14 of every loss, per step.
     margin = 1 - 1e-9 - 1e-13 * num_steps

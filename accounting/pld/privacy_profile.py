@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
 from accounting.numerics.root_finding import threshold
 from accounting.pld import composition, loss_distribution
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accounting.pld.dominating_pairs import Step
+from accounting.pld.dominating_pairs import Step
 
 #: Variance that the grid may add, relative to that of the loss under the tilt.  At the
 #: published settings epsilon is then 0.001 %, 0.005 % and 0.05 % above its limit.
@@ -55,7 +52,12 @@ class Atoms:
 
 
 def atoms(step: Step, tail_mass: float) -> Atoms:
-    """Returns the quadrature of a mixture of pairs, but for its rarest losses."""
+    """Returns the quadrature of a mixture of pairs, but for its rarest losses.
+
+    Args:
+      step: A mixture of pairs.
+      tail_mass: Probability that may be left out on either side.
+    """
     masses, losses = [], []
     for weight, pair in step:
         mass, loss = pair.atoms(np.array(pair.support(_share(tail_mass, weight))))
@@ -83,14 +85,26 @@ def _order(excess: Callable[[float], float]) -> float:
 
 
 def order_for_epsilon(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns the order whose tilt puts the mean of the sum at ``epsilon``."""
+    """Returns the order whose tilt puts the mean of the sum at ``epsilon``.
+
+    Args:
+      loss: Of one step.
+      num_steps: T.
+      epsilon: At least 0.
+    """
     if num_steps * loss.cumulants(0.0)[1] >= epsilon:
         return 0.0
     return _order(lambda r: num_steps * loss.cumulants(r)[1] - epsilon)
 
 
 def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
-    """Returns the order that minimises the Renyi bound on epsilon at ``delta``."""
+    """Returns the order that minimises the Renyi bound on epsilon at ``delta``.
+
+    Args:
+      loss: Of one step.
+      num_steps: T.
+      delta: In (0, 1).
+    """
     needed = -math.log(delta)
 
     def excess(order: float) -> float:
@@ -101,12 +115,15 @@ def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
-    """Returns about the logarithm of delta: where a search may start, no bound.
+    """Returns an approximation of ln delta, for the start of a search; no bound.
 
     The sum of losses is taken to be normal under the tilt that centres it on epsilon.
-    """
-    from scipy import special
 
+    Args:
+      step: A mixture of pairs.
+      num_steps: T.
+      epsilon: At least 0.
+    """
     loss = atoms(step, 1e-40)
     order = order_for_epsilon(loss, num_steps, epsilon)
     log_moment, _, variance = loss.cumulants(order)
@@ -147,7 +164,15 @@ def _max_points(fineness: float) -> int:
 def composed(
     step: Step, num_steps: int, order: float, tail_mass: float, fineness: float
 ) -> composition.TiltedSum:
-    """Returns a pessimistic sum of the losses of ``num_steps`` steps."""
+    """Returns a pessimistic sum of the losses of ``num_steps`` steps.
+
+    Args:
+      step: A mixture of pairs.
+      num_steps: T.
+      order: Of the tilt.
+      tail_mass: Infinite loss that one step may be given.
+      fineness: As of a `Profile`.
+    """
     loss = atoms(step, tail_mass)
     spacing = _spacing(step, loss, num_steps, order, fineness)
     tails = [_share(tail_mass, weight) for weight, _ in step]

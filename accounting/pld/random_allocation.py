@@ -32,12 +32,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
+from scipy import special
 
 #: Cells of a grid, and of one for the early steps of a search.
 NUM_CELLS = 700
@@ -70,9 +68,13 @@ class Ratios:
 
 
 def single(noise: float, upper: bool, num_cells: int) -> Ratios:
-    """Returns an enclosing distribution of one likelihood ratio."""
-    from scipy import special
+    """Returns an enclosing distribution of one likelihood ratio.
 
+    Args:
+      noise: Noise multiplier, above 0.
+      upper: Whether for an upper bound on delta, or a lower one.
+      num_cells: Of the grid.
+    """
     reach = -float(special.ndtri(_TAIL / 4))
     # Under Q and under P = N(1, s^2) the logarithm is N(-+1/(2 s^2), 1/s^2).
     low, high = -reach / noise - 0.5 / noise**2, reach / noise + 0.5 / noise**2
@@ -90,8 +92,6 @@ def single(noise: float, upper: bool, num_cells: int) -> Ratios:
 
 def normal_masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns standard normal probabilities between points, accurate in both tails."""
-    from scipy import special
-
     below, above = np.diff(special.ndtr(points)), -np.diff(special.ndtr(-points))
     return np.where(points[1:] < 0, below, above)
 
@@ -136,7 +136,14 @@ def _enclose(
 
 
 def add(left: Ratios, right: Ratios, upper: bool, num_cells: int) -> Ratios:
-    """Returns an enclosing distribution of the sum of two independent sums."""
+    """Returns an enclosing distribution of the sum of two independent sums.
+
+    Args:
+      left: A sum.
+      right: An independent sum.
+      upper: Whether for an upper bound on delta, or a lower one.
+      num_cells: Of the grid.
+    """
     scouts = _add_on(
         left,
         right,
@@ -217,6 +224,12 @@ def allocation(
     """Returns an enclosing distribution of the sum of ``num_steps`` likelihood ratios.
 
     Doubles for each binary digit of ``num_steps``, and adds one where it is set.
+
+    Args:
+      noise: Noise multiplier, above 0.
+      num_steps: t, terms of the sum.
+      upper: Whether for an upper bound on delta, or a lower one.
+      num_cells: Of the grid.
     """
     power = single(noise, upper, num_cells)
     total = None

@@ -29,13 +29,10 @@ References:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Standard deviations beyond the last place where an integrand is large.
 _REACH = 15.0
@@ -56,6 +53,10 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 def log_density(x: NDArray[np.float64], width: float) -> NDArray[np.float64]:
     """Returns the logarithm of the density of N(0, 1) * U[-width/2, width/2].
+
+    Args:
+      x: Points, of any shape.
+      width: Of the uniform, at least 0.
 
     Example:
       >>> float(log_density(np.zeros(1), 0.0)[0])  # ln(1 / sqrt(2 pi))

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting import sampler_registry
-from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, below, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.numerics.calibration import (
     largest_insufficient_noise,
@@ -33,12 +33,13 @@ from accounting.numerics.calibration import (
 )
 from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.plan import DpSgdPlan
+from accounting.pld import (
+    composition,
+    loss_distribution,
+    privacy_profile,
+    random_allocation,
+)
 from accounting.samplers import audit_case, deterministic, shuffle
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accounting.pld.composition import TiltedSum
 
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
@@ -60,10 +61,13 @@ class Direction:
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
         return float(self.masses @ gain)
 
-    def composed(self, count: int, order: float) -> TiltedSum:
-        """Returns a pessimistic sum of ``count`` losses."""
-        from accounting.pld import composition, loss_distribution, privacy_profile
+    def composed(self, count: int, order: float) -> composition.TiltedSum:
+        """Returns a pessimistic sum of losses.
 
+        Args:
+          count: Of the losses.
+          order: Of the tilt.
+        """
         loss = privacy_profile.Atoms(self.masses, self.losses)
         variance = loss.cumulants(order)[2]
         spacing = max(
@@ -80,15 +84,21 @@ class Direction:
 
 
 def directions(
-    plan: DpSgdPlan, noise_multiplier: float, upper: bool, num_cells: int | None = None
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    upper: bool,
+    num_cells: int = random_allocation.NUM_CELLS,
 ) -> tuple[Direction, Direction]:
-    """Returns the losses of one epoch in the remove and in the add direction."""
-    from accounting.pld import random_allocation
+    """Returns the losses of one epoch in the remove and in the add direction.
 
+    Args:
+      plan: Of balls and bins.
+      noise_multiplier: Above 0.
+      upper: Whether they serve an upper bound on delta, or a lower one.
+      num_cells: Of the grid of likelihood ratios.
+    """
     steps = plan.steps_per_epoch
-    ratios = random_allocation.allocation(
-        noise_multiplier, steps, upper, num_cells or random_allocation.NUM_CELLS
-    )
+    ratios = random_allocation.allocation(noise_multiplier, steps, upper, num_cells)
     losses = np.log(ratios.values / steps)
     kept = ratios.masses > 0
     masses, losses = ratios.masses[kept], losses[kept]
@@ -109,8 +119,6 @@ def directions(
 
 
 def _upper_delta(direction: Direction, count: int, epsilon: float) -> float:
-    from accounting.pld import privacy_profile
-
     margin = 1 + count * direction.relative_error
     if count == 1:
         value = direction.delta(epsilon) + direction.infinite_mass
@@ -121,8 +129,6 @@ def _upper_delta(direction: Direction, count: int, epsilon: float) -> float:
 
 
 def _upper_epsilon(direction: Direction, count: int, delta: float) -> float:
-    from accounting.pld import privacy_profile
-
     margin = 1 + count * direction.relative_error
     if count == 1:
         return threshold(
@@ -156,9 +162,16 @@ def upper_delta(
     plan: DpSgdPlan,
     noise_multiplier: float,
     epsilon: float,
-    num_cells: int | None = None,
-) -> tuple[float, str]:
-    """Returns an upper bound on delta, and its method."""
+    num_cells: int = random_allocation.NUM_CELLS,
+) -> Bounds:
+    """Returns an upper bound on delta at ``epsilon``.
+
+    Args:
+      plan: Of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+      num_cells: Of the grid of likelihood ratios.
+    """
     options = [
         (deterministic.delta(plan, noise_multiplier, epsilon).guarantee, CLOSED_METHOD)
     ]
@@ -166,16 +179,16 @@ def upper_delta(
         both = directions(plan, noise_multiplier, True, num_cells)
         value = max(_upper_delta(one, plan.num_epochs, epsilon) for one in both)
         options.insert(0, (value, METHOD))
-    return min(options, key=lambda option: option[0])
+    return least(*options)
 
 
 def lower_delta(
     plan: DpSgdPlan,
     noise_multiplier: float,
     epsilon: float,
-    num_cells: int | None = None,
+    num_cells: int = random_allocation.NUM_CELLS,
 ) -> float:
-    """Returns a lower bound on delta."""
+    """Returns a lower bound on delta; arguments as for `upper_delta`."""
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
     if steps == 1 or noise_multiplier == 0.0:
         return deterministic.delta(plan, noise_multiplier, epsilon).lower or 0.0
@@ -191,16 +204,21 @@ def lower_delta(
 
 
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``."""
-    upper, method = upper_delta(plan, noise_multiplier, epsilon)
-    lower = below(lower_delta(plan, noise_multiplier, epsilon), upper)
-    return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+    """Returns bounds on delta at ``epsilon``; arguments as for `upper_delta`."""
+    found = upper_delta(plan, noise_multiplier, epsilon)
+    return _with_lower(found, lower_delta(plan, noise_multiplier, epsilon))
+
+
+def _with_lower(found: Bounds, lower: float) -> Bounds:
+    return dataclasses.replace(
+        found, lower=below(lower, found.guarantee), lower_method=METHOD
+    )
 
 
 def delta_by_direction(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float
 ) -> ByDirection:
-    """Returns bounds on delta in each direction."""
+    """Returns bounds on delta in each direction; arguments as for `upper_delta`."""
     exact = deterministic.delta_by_direction(plan, noise_multiplier, epsilon)
     if not _is_numerical(plan, noise_multiplier):
         if plan.steps_per_epoch == 1 or noise_multiplier == 0.0:
@@ -209,43 +227,56 @@ def delta_by_direction(
         return ByDirection(remove=revealed, add=revealed)
     above = directions(plan, noise_multiplier, True)
     below_them = directions(plan, noise_multiplier, False)
-    answers = []
-    for high, low in zip(above, below_them, strict=True):
-        numerical = _upper_delta(high, plan.num_epochs, epsilon)
-        options = [(numerical, METHOD), (exact.add.guarantee, CLOSED_METHOD)]
-        upper, method = min(options, key=lambda option: option[0])
-        lower = below(_lower_delta(low, plan.num_epochs, epsilon), upper)
-        answers.append(
-            Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+    remove, add = (
+        _with_lower(
+            least(
+                (_upper_delta(high, plan.num_epochs, epsilon), METHOD),
+                (exact.add.guarantee, CLOSED_METHOD),
+            ),
+            _lower_delta(low, plan.num_epochs, epsilon),
         )
-    return ByDirection(remove=answers[0], add=answers[1])
+        for high, low in zip(above, below_them, strict=True)
+    )
+    return ByDirection(remove=remove, add=add)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns bounds on epsilon at ``delta``."""
+    """Returns bounds on epsilon at ``delta``.
+
+    Args:
+      plan: Of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      delta: In (0, 1).
+    """
     closed = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
     options = [(closed, CLOSED_METHOD)]
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, True)
         value = max(_upper_epsilon(one, plan.num_epochs, delta) for one in both)
         options.insert(0, (value, METHOD))
-    upper, method = min(options, key=lambda option: option[0])
+    found = least(*options)
     lower = lower_epsilon(
-        lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
+        lambda point: lower_delta(plan, noise_multiplier, point),
+        found.guarantee,
+        delta,
     )
-    return Bounds(upper=upper, lower=lower, method=method, lower_method=METHOD)
+    return dataclasses.replace(found, lower=lower, lower_method=METHOD)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
-    from accounting.pld import random_allocation
+    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
 
+    Args:
+      plan: Of balls and bins.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
     exact = deterministic.noise_multiplier(plan, epsilon, delta)
     closed = exact.guarantee
     if plan.steps_per_epoch == 1:
         return dataclasses.replace(exact, method=CLOSED_METHOD)
     sufficient = smallest_noise_in_two(
-        lambda noise, cells: upper_delta(plan, noise, epsilon, int(cells))[0],
+        lambda noise, cells: upper_delta(plan, noise, epsilon, int(cells)).guarantee,
         target=delta,
         guess=closed / 2,
         coarse=random_allocation.COARSE_CELLS,

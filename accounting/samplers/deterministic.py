@@ -10,18 +10,17 @@ References:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
+from accounting.pld import dominating_pairs, gaussian
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
-
-if TYPE_CHECKING:
-    import numpy as np
 
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 #: Why samplers that go through the data are not accounted for under add-or-remove.
@@ -31,7 +30,13 @@ MOVES_OTHERS = (
 
 
 def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns the exact delta at ``epsilon``."""
+    """Returns the exact delta at ``epsilon``, up to rounding.
+
+    Args:
+      plan: Of batches in a fixed order.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
     noise = noise_multiplier / math.sqrt(plan.num_epochs)
     return Bounds(
         upper=gaussian.gaussian_delta(noise, epsilon),
@@ -43,13 +48,19 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
 def delta_by_direction(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float
 ) -> ByDirection:
-    """Returns the exact delta, which is the same in each direction."""
+    """Returns the exact delta, the same in each direction; arguments as for `delta`."""
     exact = delta(plan, noise_multiplier, epsilon)
     return ByDirection(remove=exact, add=exact)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns the exact epsilon at ``delta``."""
+    """Returns the exact epsilon at ``delta``, up to rounding.
+
+    Args:
+      plan: Of batches in a fixed order.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      delta: In (0, 1).
+    """
     noise = noise_multiplier / math.sqrt(plan.num_epochs)
     return Bounds(
         upper=gaussian.gaussian_epsilon(noise, delta),
@@ -59,7 +70,13 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns the noise multiplier that ``(epsilon, delta)`` needs, up to rounding."""
+    """Returns the noise multiplier that ``(epsilon, delta)`` needs, up to rounding.
+
+    Args:
+      plan: Of batches in a fixed order.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
     scale = math.sqrt(plan.num_epochs)
     return NoiseBounds(
         sufficient=gaussian.gaussian_noise(epsilon, delta) * scale,
@@ -75,11 +92,10 @@ def score(
     positions: np.ndarray,
     means: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the score of an audit, as in `audit_case.Score`: the steps are known."""
-    import numpy as np
+    """Returns the score of an audit: the steps are known.
 
-    from accounting.pld import dominating_pairs
-
+    Arguments as for `audit_case.Score`.
+    """
     del means  # others contribute nothing
     # Step t starts at row ceil(t n / T).
     own = positions * plan.steps_per_epoch // plan.num_examples
@@ -92,6 +108,18 @@ def score(
     return total
 
 
+def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
+    """Returns the ``DpEvent`` of a run: an example is used once in every epoch.
+
+    Args:
+      dp_accounting: The package.
+      plan: Of batches in a fixed order.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    gaussian_event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    return dp_accounting.SelfComposedDpEvent(gaussian_event, plan.num_epochs)
+
+
 SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
@@ -100,6 +128,7 @@ SAMPLER = sampler_registry.Sampler(
     relations=(REPLACE_SPECIAL,),
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
     delta_by_direction=delta_by_direction,
+    event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
     wording=sampler_registry.Wording(
         sampling="fixed batches, every example in one step of each epoch",
         discretization="none, closed form",

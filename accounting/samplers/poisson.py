@@ -18,23 +18,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from accounting import sampler_registry
-from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.numerics.calibration import smallest_noise, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
+from accounting.pld import (
+    dominating_pairs,
+    gaussian,
+    poisson_lower_bound,
+    privacy_profile,
+)
+from accounting.pld.composition import TiltedSum
+from accounting.pld.dominating_pairs import Step
+from accounting.pld.privacy_profile import Profile
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from accounting.pld.composition import TiltedSum
-    from accounting.pld.dominating_pairs import Step
-    from accounting.pld.privacy_profile import Profile
 
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
@@ -55,9 +58,12 @@ def probability(plan: DpSgdPlan) -> float:
 
 
 def steps(sampling_probability: float, noise_multiplier: float) -> tuple[Step, Step]:
-    """Returns one step in both directions, as mixtures with a single component."""
-    from accounting.pld import dominating_pairs
+    """Returns one step in both directions, as mixtures with a single component.
 
+    Args:
+      sampling_probability: q, in (0, 1].
+      noise_multiplier: Above 0.
+    """
     return (
         [(1.0, dominating_pairs.remove_pair(sampling_probability, noise_multiplier))],
         [(1.0, dominating_pairs.add_pair(sampling_probability, noise_multiplier))],
@@ -87,71 +93,81 @@ def _participation_epsilon(plan: DpSgdPlan, delta: float) -> float:
 
 
 def composes(plan: DpSgdPlan, noise_multiplier: float) -> bool:
-    """Whether numerical composition is worth its while: else closed forms answer."""
+    """Whether losses are composed numerically; closed forms answer otherwise.
+
+    Args:
+      plan: Of Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
     return probability(plan) < 1.0 and _LEAST_NOISE <= noise_multiplier < math.inf
 
 
-def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``."""
-    return delta_at(plan, noise_multiplier, epsilon, None)
-
-
-def delta_at(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+def delta(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    fineness: float = privacy_profile.FINE,
 ) -> Bounds:
-    """Returns `delta` with the given fineness of the grid."""
-    closed = gaussian.gaussian_delta(
-        noise_multiplier / math.sqrt(plan.num_steps), epsilon
-    )
+    """Returns bounds on delta at ``epsilon``.
+
+    Args:
+      plan: Of Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+      fineness: Of the grid of losses; see `privacy_profile.Profile`.
+    """
+    closed = gaussian.gaussian_delta(_effective(plan, noise_multiplier), epsilon)
     if plan.sampling_probability == 1:
         lower = _exact_lower_delta(plan, noise_multiplier, epsilon)
         return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
-    options = [(closed, EXACT_METHOD)]
-    options.append((max(_participation_deltas(plan, epsilon)), _PARTICIPATION))
+    options = [
+        (closed, EXACT_METHOD),
+        (max(_participation_deltas(plan, epsilon)), _PARTICIPATION),
+    ]
     if composes(plan, noise_multiplier):
         profile = _profile(plan, noise_multiplier, fineness)
         options.insert(0, (profile.delta(epsilon), METHOD))
-    value, method = min(options, key=lambda option: option[0])
-    return Bounds(upper=value, method=method)
+    return least(*options)
+
+
+def _effective(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    """Returns the noise multiplier of all steps together, without subsampling."""
+    return noise_multiplier / math.sqrt(plan.num_steps)
 
 
 def _exact_lower_delta(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float
 ) -> float:
-    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    effective = _effective(plan, noise_multiplier)
     return gaussian.gaussian_delta(effective, epsilon, upper=False)
 
 
 def delta_by_direction(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float
 ) -> ByDirection:
-    """Returns bounds on delta in each direction."""
+    """Returns bounds on delta in each direction; arguments as for `delta`."""
     if plan.sampling_probability == 1:
         exact = delta(plan, noise_multiplier, epsilon)
         return ByDirection(remove=exact, add=exact)
-    closed = gaussian.gaussian_delta(
-        noise_multiplier / math.sqrt(plan.num_steps), epsilon
-    )
+    closed = gaussian.gaussian_delta(_effective(plan, noise_multiplier), epsilon)
     numerical: tuple[float, ...] = (1.0, 1.0)
     if composes(plan, noise_multiplier):
-        profile = _profile(plan, noise_multiplier, None)
-        numerical = profile.delta_by_direction(epsilon)
-    answers = []
-    for value, revealed in zip(
-        numerical, _participation_deltas(plan, epsilon), strict=True
-    ):
-        options = [(value, METHOD), (closed, EXACT_METHOD), (revealed, _PARTICIPATION)]
-        least, method = min(options, key=lambda option: option[0])
-        answers.append(Bounds(upper=least, method=method))
-    return ByDirection(remove=answers[0], add=answers[1])
+        numerical = _profile(plan, noise_multiplier).delta_by_direction(epsilon)
+    remove, add = (
+        least((value, METHOD), (closed, EXACT_METHOD), (revealed, _PARTICIPATION))
+        for value, revealed in zip(
+            numerical, _participation_deltas(plan, epsilon), strict=True
+        )
+    )
+    return ByDirection(remove=remove, add=add)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns bounds on epsilon at ``delta``."""
+    """Returns bounds on epsilon at ``delta``; arguments as for `epsilon_function`."""
     value, method = epsilon_function(plan, noise_multiplier, delta)(delta)
     lower = None
     if plan.sampling_probability == 1:
-        effective = noise_multiplier / math.sqrt(plan.num_steps)
+        effective = _effective(plan, noise_multiplier)
         lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
     return Bounds(upper=value, lower=lower, method=method)
 
@@ -162,11 +178,16 @@ def epsilon_function(
     """Returns a function of delta that gives an upper bound on epsilon, and its method.
 
     The numerical part is computed once, and tight near ``delta``.
+
+    Args:
+      plan: Of Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      delta: In (0, 1).
     """
-    effective = noise_multiplier / math.sqrt(plan.num_steps)
+    effective = _effective(plan, noise_multiplier)
     sums: tuple[TiltedSum, ...] = ()
     if composes(plan, noise_multiplier):
-        sums = _profile(plan, noise_multiplier, None).sums_at(delta)
+        sums = _profile(plan, noise_multiplier).sums_at(delta)
 
     def upper(point: float) -> tuple[float, str]:
         options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
@@ -180,21 +201,17 @@ def epsilon_function(
 
 
 def _profile(
-    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float = privacy_profile.FINE
 ) -> Profile:
-    from accounting.pld import privacy_profile
-
-    return privacy_profile.Profile(
+    return Profile(
         directions=steps(probability(plan), noise_multiplier),
         num_steps=plan.num_steps,
-        fineness=fineness or privacy_profile.FINE,
+        fineness=fineness,
     )
 
 
 def _guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
     """Returns about the noise multiplier that is needed, from a cheap approximation."""
-    from accounting.pld import privacy_profile
-
     if plan.sampling_probability == 1:
         return gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
 
@@ -212,11 +229,15 @@ def _guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
-    from accounting.pld import privacy_profile
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
+    Args:
+      plan: Of Poisson batches.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
     value = smallest_noise_in_two(
-        lambda noise, fineness: delta_at(plan, noise, epsilon, fineness).guarantee,
+        lambda noise, fineness: _delta(plan, noise, epsilon, fineness),
         target=delta,
         guess=_guess(plan, epsilon, delta),
         coarse=privacy_profile.COARSE,
@@ -225,8 +246,18 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     return NoiseBounds(sufficient=value, method=METHOD)
 
 
+def _delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float
+) -> float:
+    # ``delta`` is an argument's name above.
+    return delta(plan, noise_multiplier, epsilon, fineness).guarantee
+
+
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
-    """Returns a lower bound on delta at ``epsilon``; takes about a second."""
+    """Returns a lower bound on delta; takes about a second.
+
+    Arguments as for `delta`.
+    """
     if plan.sampling_probability == 1:
         return _exact_lower_delta(plan, noise_multiplier, epsilon)
     if noise_multiplier == 0.0:
@@ -234,8 +265,6 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
         return max(_participation_deltas(plan, epsilon))
     if not composes(plan, noise_multiplier):
         return 0.0
-    from accounting.pld import poisson_lower_bound
-
     # Rounded down, as less sampling is more private.
     rate = math.nextafter(float(plan.sampling_probability), 0.0)
     return poisson_lower_bound.lower_delta(
@@ -250,9 +279,7 @@ def score(
     positions: np.ndarray,
     means: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the score of an audit, as in `audit_case.Score`."""
-    from accounting.pld import dominating_pairs
-
+    """Returns the score of an audit; arguments as for `audit_case.Score`."""
     del positions, means  # every row is alike, and others contribute nothing
     rate = float(plan.sampling_probability)
     pair = dominating_pairs.remove_pair(rate, noise_multiplier)
@@ -260,6 +287,20 @@ def score(
     for step in range(1, plan.num_steps):
         total += pair.loss(observe(step))
     return total
+
+
+def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
+    """Returns the ``DpEvent`` of a run, with q rounded up.
+
+    Args:
+      dp_accounting: The package.
+      plan: Of Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    step = dp_accounting.PoissonSampledDpEvent(
+        probability(plan), dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
 
 
 SAMPLER = sampler_registry.Sampler(
@@ -271,6 +312,8 @@ SAMPLER = sampler_registry.Sampler(
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    poisson_rate=probability,
+    event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
     wording=sampler_registry.Wording(
         sampling="Poisson subsampling, each example in each step independently",
         discretization=DISCRETIZATION,

@@ -25,29 +25,23 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
-from accounting import plan as plans
 from accounting import sampler_registry
 from accounting.intervals import Bounds, NoiseBounds, below
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.numerics.calibration import (
-    largest_insufficient_noise,
-    lower_epsilon,
-)
+from accounting.numerics.calibration import largest_insufficient_noise, lower_epsilon
 from accounting.numerics.root_finding import log_ratio
 from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
+from accounting.pld import composition, gaussian, loss_distribution, privacy_profile
+from accounting.pld.loss_distribution import LossDistribution
 from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from accounting.pld.loss_distribution import LossDistribution
 
 UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
@@ -61,9 +55,14 @@ _RELATIVE_ERROR = 1e-12
 def largest_log_cdf(
     points: NDArray[np.float64], mean: float, noise: float, steps: int
 ) -> NDArray[np.float64]:
-    """Returns ``ln Pr[max of x <= point]``, x of one mean and ``steps - 1`` zeros."""
-    from scipy import special
+    """Returns ``ln Pr[max_t x_t <= point]`` for independent normal x_t.
 
+    Args:
+      points: Of the cumulative distribution.
+      mean: Of one x_t; the others have mean 0.
+      noise: Standard deviation of each.
+      steps: How many.
+    """
     shifted = special.log_ndtr((points - mean) / noise)
     return shifted + (steps - 1) * special.log_ndtr(points / noise)
 
@@ -71,7 +70,14 @@ def largest_log_cdf(
 def event_delta(
     noise: float, steps: int, epsilon: float, means: tuple[float, float]
 ) -> float:
-    """Returns the largest ``P(event) - e^epsilon Q(event)`` found, rounded down."""
+    """Returns the largest ``P(event) - e^epsilon Q(event)`` found, rounded down.
+
+    Args:
+      noise: Standard deviation in clip norms, above 0.
+      steps: Of one epoch.
+      epsilon: At least 0.
+      means: Of the differing example's step under P and under Q.
+    """
     low, high = -10 * noise, means[0] + 40 * noise
     best = 0.0
     for _ in range(6):
@@ -96,7 +102,10 @@ def composed_delta(
     epsilon: float,
     means: tuple[float, float],
 ) -> float:
-    """Returns a lower bound on delta of ``num_epochs`` independent epochs."""
+    """Returns a lower bound on delta of ``num_epochs`` independent epochs.
+
+    Other arguments as for `event_delta`.
+    """
     masses, losses = _slices(noise, steps, num_epochs, means)
     if not len(masses):
         return 0.0
@@ -109,9 +118,14 @@ def lower_composed_delta(
     count: int,
     epsilon: float,
 ) -> float:
-    """Returns a lower bound on delta of ``count`` independent losses of these atoms."""
-    from accounting.pld import composition, loss_distribution, privacy_profile
+    """Returns a lower bound on delta of a sum of independent losses.
 
+    Args:
+      masses: Of the atoms of one loss, under P.
+      losses: Of the atoms.
+      count: Losses in the sum.
+      epsilon: At least 0.
+    """
     loss = privacy_profile.Atoms(masses, losses)
     order = privacy_profile.order_for_epsilon(loss, count, epsilon)
     deviation = math.sqrt(count * loss.cumulants(order)[2])
@@ -133,8 +147,6 @@ def _slices(
 
     Cutting into slices is post-processing, so any slices give a lower bound.
     """
-    from scipy import special
-
     tail = math.exp(-45.0) / num_epochs
     low = noise * float(special.ndtri_exp(math.log(tail) / steps))
     high = means[0] - noise * float(special.ndtri(tail / steps))
@@ -155,9 +167,13 @@ def _slices(
 def round_down(
     masses: NDArray[np.float64], losses: NDArray[np.float64], spacing: float
 ) -> LossDistribution:
-    """Returns the atoms with every loss moved down to the grid: dominated by them."""
-    from accounting.pld.loss_distribution import LossDistribution
+    """Returns the atoms with every loss moved down to the grid: dominated by them.
 
+    Args:
+      masses: Of the atoms, under P.
+      losses: Of the atoms.
+      spacing: Of the grid.
+    """
     # Less than the relative error of the ratio of two masses, then down to the grid.
     cells = np.floor((losses - 1e-9) / spacing)
     first = int(cells.min())
@@ -170,15 +186,20 @@ def round_down(
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
-    """Returns a lower bound on delta at ``epsilon``."""
+    """Returns a lower bound on delta at ``epsilon``.
+
+    Args:
+      plan: Of shuffled batches.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
     if noise_multiplier == 0.0:
         return 1.0
     steps, epochs = plan.steps_per_epoch, plan.num_epochs
+    effective = noise_multiplier / math.sqrt(epochs)
     if steps == 1:
-        effective = noise_multiplier / math.sqrt(epochs)
         return gaussian.gaussian_delta(effective, epsilon, upper=False)
-    if plan.sampler == plans.PERSISTENT_SHUFFLE or epochs == 1:
-        effective = noise_multiplier / math.sqrt(epochs)
+    if plan.num_shuffles == 1:
         return event_delta(effective, steps, epsilon, MEANS)
     # More epochs are never more private: one of them gives a bound as well.
     return max(
@@ -187,26 +208,22 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     )
 
 
-def _lower_method(plan: DpSgdPlan) -> str:
-    if plan.sampler == plans.PERSISTENT_SHUFFLE:
-        return PERSISTENT_METHOD
-    return DYNAMIC_METHOD
-
-
-def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``."""
+def _delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, *, lower_method: str
+) -> Bounds:
     upper = deterministic.delta(plan, noise_multiplier, epsilon).guarantee
     lower = lower_delta(plan, noise_multiplier, epsilon)
     return Bounds(
         upper=upper,
         lower=below(lower, upper),
         method=UPPER_METHOD,
-        lower_method=_lower_method(plan),
+        lower_method=lower_method,
     )
 
 
-def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns bounds on epsilon at ``delta``."""
+def _epsilon(
+    plan: DpSgdPlan, noise_multiplier: float, delta: float, *, lower_method: str
+) -> Bounds:
     upper = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
     return Bounds(
         upper=upper,
@@ -214,12 +231,13 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
             lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
         ),
         method=UPPER_METHOD,
-        lower_method=_lower_method(plan),
+        lower_method=lower_method,
     )
 
 
-def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs."""
+def _noise_multiplier(
+    plan: DpSgdPlan, epsilon: float, delta: float, *, lower_method: str
+) -> NoiseBounds:
     sufficient = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
     necessary = largest_insufficient_noise(
         lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
@@ -229,7 +247,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
         sufficient=sufficient,
         necessary=min(necessary, sufficient),
         method=UPPER_METHOD,
-        necessary_method=_lower_method(plan),
+        necessary_method=lower_method,
     )
 
 
@@ -272,14 +290,14 @@ def score(
     positions: np.ndarray,
     means: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the score of an audit, as in `audit_case.Score`.
+    """Returns the score of an audit; arguments as for `audit_case.Score`.
 
     A uniform step of every epoch: one for all if the shuffle is persistent.
     """
     del positions  # every row is alike
     per_epoch = plan.steps_per_epoch
     starts = range(0, plan.num_steps, per_epoch)
-    together = plan.sampler == plans.PERSISTENT_SHUFFLE
+    together = plan.num_shuffles == 1
     groups = [list(starts)] if together else [[start] for start in starts]
     total = np.zeros(())
     for group in groups:
@@ -306,26 +324,32 @@ def _log_mean_ratio(
     return total
 
 
-PERSISTENT = sampler_registry.Sampler(
-    epsilon=epsilon,
-    delta=delta,
-    noise_multiplier=noise_multiplier,
-    closed_form=True,
-    relations=(REPLACE_SPECIAL,),
-    refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
-    wording=sampler_registry.Wording(
-        sampling="batches of one shuffle, repeated in every epoch",
-        discretization="none, closed forms",
-    ),
-    audit=audit_case.Audit(worst_case=worst_case, score=score),
-)
-DYNAMIC = dataclasses.replace(
-    PERSISTENT,
-    wording=sampler_registry.Wording(
-        sampling="batches of a fresh shuffle in every epoch",
-        discretization=(
-            "none for the upper bound; for the lower, slices of the largest coordinate "
-            "with losses rounded down, sums by a tilted Fourier transform"
+def _sampler(lower_method: str, **wording: str) -> sampler_registry.Sampler:
+    return sampler_registry.Sampler(
+        epsilon=functools.partial(_epsilon, lower_method=lower_method),
+        delta=functools.partial(_delta, lower_method=lower_method),
+        noise_multiplier=functools.partial(
+            _noise_multiplier, lower_method=lower_method
         ),
+        closed_form=True,
+        relations=(REPLACE_SPECIAL,),
+        refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
+        guarantee_of="deterministic",
+        wording=sampler_registry.Wording(**wording),
+        audit=audit_case.Audit(worst_case=worst_case, score=score),
+    )
+
+
+PERSISTENT = _sampler(
+    PERSISTENT_METHOD,
+    sampling="batches of one shuffle, repeated in every epoch",
+    discretization="none, closed forms",
+)
+DYNAMIC = _sampler(
+    DYNAMIC_METHOD,
+    sampling="batches of a fresh shuffle in every epoch",
+    discretization=(
+        "none for the upper bound; for the lower, slices of the largest coordinate "
+        "with losses rounded down, sums by a tilted Fourier transform"
     ),
 )

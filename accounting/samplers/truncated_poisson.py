@@ -20,22 +20,21 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
+
+from scipy import special
 
 from accounting import sampler_registry
-from accounting.intervals import Bounds, ByDirection, NoiseBounds
+from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.numerics.calibration import smallest_noise_in_two
-from accounting.plan import POISSON, DpSgdPlan
-from accounting.pld import gaussian
+from accounting.numerics.calibration import epsilon_after_cost, smallest_noise_in_two
+from accounting.plan import DpSgdPlan
+from accounting.pld import dominating_pairs, gaussian, privacy_profile
+from accounting.pld.dominating_pairs import Step
 from accounting.samplers import audit_case, poisson
 from accounting.samplers.audit_case import Case
-
-if TYPE_CHECKING:
-    from accounting.pld.dominating_pairs import Step
-    from accounting.pld.privacy_profile import Profile
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"
@@ -50,9 +49,13 @@ _TAIL_SLACK = 1 + 1e-9
 def tail_probability(
     num_trials: int, sampling_probability: float, threshold: int
 ) -> float:
-    """Returns ``Pr[Bin(num_trials, sampling_probability) > threshold]``, rounded up."""
-    from scipy import special
+    """Returns ``Pr[Bin(num_trials, sampling_probability) > threshold]``, rounded up.
 
+    Args:
+      num_trials: At least 1.
+      sampling_probability: In (0, 1].
+      threshold: Any integer.
+    """
     if threshold >= num_trials:
         return 0.0
     if threshold < 0:
@@ -80,7 +83,12 @@ def any_truncation_probability(plan: DpSgdPlan) -> float:
 
 
 def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
-    """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction."""
+    """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction.
+
+    Args:
+      plan: With a cap B.
+      epsilon: At least 0.
+    """
     probability = truncation_probability(plan)
     if probability == 0.0:
         return 0.0
@@ -94,9 +102,14 @@ def mixture_steps(
     truncated_batch_size: int,
     noise_multiplier: float,
 ) -> tuple[Step, Step]:
-    """Returns one step of the mixture in both directions, remove first."""
-    from accounting.pld import dominating_pairs
+    """Returns one step of the mixture in both directions, remove first.
 
+    Args:
+      num_examples: n.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: Above 0.
+    """
     rate, size = sampling_probability, truncated_batch_size
     remove, add = poisson.steps(rate, noise_multiplier)
     crowded = tail_probability(num_examples - 1, rate, size - 1)
@@ -114,62 +127,63 @@ def mixture_steps(
 
 
 def _mixture(
-    plan: DpSgdPlan, noise_multiplier: float, fineness: float | None
-) -> Profile:
+    plan: DpSgdPlan, noise_multiplier: float, fineness: float = privacy_profile.FINE
+) -> privacy_profile.Profile:
     """Returns the profile of the mixture."""
-    from accounting.pld import privacy_profile
-
     rate, size = poisson.probability(plan), plan.truncated_batch_size
     assert size is not None
     return privacy_profile.Profile(
         directions=mixture_steps(plan.num_examples, rate, size, noise_multiplier),
         num_steps=plan.num_steps,
-        fineness=fineness or privacy_profile.FINE,
+        fineness=fineness,
     )
 
 
-def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
-    """Returns bounds on delta at ``epsilon``."""
-    return _delta(plan, noise_multiplier, epsilon, None)
-
-
-def _delta(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float | None
+def delta(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    fineness: float = privacy_profile.FINE,
 ) -> Bounds:
-    untruncated = poisson.delta_at(plan, noise_multiplier, epsilon, fineness).guarantee
+    """Returns bounds on delta at ``epsilon``.
+
+    Args:
+      plan: With a cap.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+      fineness: Of the grid of losses; see `privacy_profile.Profile`.
+    """
+    untruncated = poisson.delta(plan, noise_multiplier, epsilon, fineness).guarantee
     additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
     if additive <= untruncated * (1 + 1e-6):
         return Bounds(upper=additive, method=ADDITIVE)
-    if not _can_mix(plan, noise_multiplier):
-        closed = gaussian.gaussian_delta(_closed_noise(plan, noise_multiplier), epsilon)
-        if additive <= closed:
-            return Bounds(upper=additive, method=ADDITIVE)
-        return Bounds(upper=closed, method=CLOSED)
-    mixture = _mixture(plan, noise_multiplier, fineness).delta(epsilon)
-    if additive <= mixture:
-        return Bounds(upper=additive, method=ADDITIVE)
-    return Bounds(upper=mixture, method=MIXTURE)
+    if _can_mix(plan, noise_multiplier):
+        other = _mixture(plan, noise_multiplier, fineness).delta(epsilon), MIXTURE
+    else:
+        noise = _closed_noise(plan, noise_multiplier)
+        other = gaussian.gaussian_delta(noise, epsilon), CLOSED
+    return least((additive, ADDITIVE), other)
 
 
 def delta_by_direction(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float
 ) -> ByDirection:
-    """Returns bounds on delta in each direction; both theorems hold in each."""
+    """Returns bounds on delta in each direction; both theorems hold in each.
+
+    Arguments as for `delta`.
+    """
     untruncated = poisson.delta_by_direction(plan, noise_multiplier, epsilon)
     correction = truncation_delta(plan, epsilon)
     mixtures: tuple[float, ...] = (1.0, 1.0)
     if correction > 0.0 and _can_mix(plan, noise_multiplier):
-        profile = _mixture(plan, noise_multiplier, None)
-        mixtures = profile.delta_by_direction(epsilon)
-    answers = []
-    for bound, mixture in zip(
-        (untruncated.remove, untruncated.add), mixtures, strict=True
-    ):
-        additive = min(1.0, bound.guarantee + correction)
-        options = [(additive, ADDITIVE), (mixture, MIXTURE)]
-        least, method = min(options, key=lambda option: option[0])
-        answers.append(Bounds(upper=least, method=method))
-    return ByDirection(remove=answers[0], add=answers[1])
+        mixtures = _mixture(plan, noise_multiplier).delta_by_direction(epsilon)
+    remove, add = (
+        least((min(1.0, bound.guarantee + correction), ADDITIVE), (mixture, MIXTURE))
+        for bound, mixture in zip(
+            (untruncated.remove, untruncated.add), mixtures, strict=True
+        )
+    )
+    return ByDirection(remove=remove, add=add)
 
 
 def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
@@ -182,105 +196,67 @@ def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
     return poisson.composes(plan, noise_multiplier / 2)
 
 
-def additive_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
-    """Returns the delta of the additive bound, which is much faster than the mixture.
-
-    ``delta`` may be less, by the mixture.
-    """
-    untruncated = poisson.delta(plan, noise_multiplier, epsilon).guarantee
-    return min(1.0, untruncated + truncation_delta(plan, epsilon))
-
-
 def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of the additive bound; infinite if the truncation alone
-    costs more than ``delta``.
-    """
-    needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
-    return with_truncation(plan, delta, lambda point: needed_at(point)[0])
-
-
-def with_truncation(
-    plan: DpSgdPlan, delta: float, needed_at: Callable[[float], float]
-) -> float:
-    """Returns the epsilon of the additive bound for any mechanism.
-
-    The coupling of the additive bound does not ask what a step does with its examples.
+    """Returns the epsilon of the additive bound; infinite if it proves nothing.
 
     Args:
-      plan: Of truncated Poisson sampling.
+      plan: With a cap.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
-      needed_at: An upper bound on epsilon at some delta without truncation.
     """
-    epsilon = 0.0
-    for _ in range(50):
-        correction = truncation_delta(plan, epsilon)
-        if correction >= delta:
-            return math.inf
-        # Climbs to the least epsilon with delta_P(epsilon) <= delta - correction.
-        needed = needed_at(delta - correction)
-        if needed <= epsilon:
-            return epsilon
-        # A step beyond, so that the climb ends on the private side.
-        epsilon = needed * (1 + 1e-7)
-    return math.inf
+    needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
+    cost = functools.partial(truncation_delta, plan)
+    return epsilon_after_cost(cost, lambda point: needed_at(point)[0], delta)
 
 
 def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns bounds on epsilon at ``delta``."""
+    """Returns bounds on epsilon at ``delta``; arguments as for `additive_epsilon`."""
     additive = additive_epsilon(plan, noise_multiplier, delta)
     if not _can_mix(plan, noise_multiplier):
         closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
-        if additive <= closed:
-            return Bounds(upper=additive, method=ADDITIVE)
-        return Bounds(upper=closed, method=CLOSED)
+        return least((additive, ADDITIVE), (closed, CLOSED))
     if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
         return Bounds(upper=additive, method=ADDITIVE)
-    mixture = _mixture(plan, noise_multiplier, None).epsilon(delta)
-    if additive <= mixture:
-        return Bounds(upper=additive, method=ADDITIVE)
-    return Bounds(upper=mixture, method=MIXTURE)
+    mixture = _mixture(plan, noise_multiplier).epsilon(delta)
+    return least((additive, ADDITIVE), (mixture, MIXTURE))
 
 
-def smallest_truncated_batch_size(
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
-) -> int:
+def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
     """Returns the least B whose additive correction is at most 1e-5 of ``delta``.
 
+    Args:
+      plan: Without a cap.
+      epsilon: At least 0.
+      delta: In (0, 1).
+
     Example:
-      >>> smallest_truncated_batch_size(
-      ...     num_examples=36_800_000, expected_batch_size=65_536, num_steps=562,
-      ...     epsilon=5.0, delta=2.7e-8)
+      >>> smallest_cap(
+      ...     DpSgdPlan(sampler="poisson", num_examples=36_800_000,
+      ...               expected_batch_size=65_536, num_steps=562), 5.0, 2.7e-8)
       67754
     """
-    plan = DpSgdPlan(
-        sampler="poisson",
-        num_examples=num_examples,
-        expected_batch_size=expected_batch_size,
-        num_steps=num_steps,
-    )
     rate = poisson.probability(plan)
-    allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(num_steps)
+    allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(plan.num_steps)
     allowed -= epsilon + math.log1p(math.exp(-epsilon))
 
     def is_enough(size: int) -> bool:
-        tail = tail_probability(num_examples, rate, size)
+        tail = tail_probability(plan.num_examples, rate, size)
         return tail == 0.0 or math.log(tail) <= allowed
 
-    sizes = range(expected_batch_size, num_examples)
-    return expected_batch_size + bisect.bisect_left(sizes, True, key=is_enough)
+    sizes = range(plan.expected_batch_size, plan.num_examples)
+    return sizes.start + bisect.bisect_left(sizes, True, key=is_enough)
 
 
 def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
-    """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
-    from accounting.pld import privacy_profile
+    """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
+    Args:
+      plan: With a cap.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
     value = smallest_noise_in_two(
-        lambda noise, fineness: _delta(plan, noise, epsilon, fineness).guarantee,
+        lambda noise, fineness: _delta(plan, noise, epsilon, fineness),
         target=delta,
         guess=1.0,
         coarse=privacy_profile.COARSE,
@@ -289,10 +265,17 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     return NoiseBounds(sufficient=value, method=MIXTURE)
 
 
+def _delta(
+    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float
+) -> float:
+    # ``delta`` is an argument's name above.
+    return delta(plan, noise_multiplier, epsilon, fineness).guarantee
+
+
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
     """Returns a lower bound on delta at ``epsilon``; takes about a second.
 
-    The coupling of the additive bound, the other way round.
+    The coupling of the additive bound, the other way round.  Arguments as for `delta`.
     """
     untruncated = poisson.lower_delta(plan, noise_multiplier, epsilon)
     return max(0.0, untruncated - truncation_delta(plan, epsilon))
@@ -309,9 +292,8 @@ def worst_case(plan: DpSgdPlan) -> Case:
         sizes = audit_case.two_blocks(rows)
         return Case(plan=plan, block_rows=sizes, canary=rows // 2)
     slack = any_truncation_probability(plan)
-    untruncated = dataclasses.replace(plan, sampler=POISSON, truncated_batch_size=None)
     return dataclasses.replace(
-        audit_case.own_block(untruncated),
+        audit_case.own_block(TRUNCATION.without(plan)),
         slack=slack,
         scaled=(
             f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
@@ -320,6 +302,31 @@ def worst_case(plan: DpSgdPlan) -> Case:
     )
 
 
+def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
+    """Returns the ``DpEvent`` of a run; None before dp_accounting 0.6.
+
+    Args:
+      dp_accounting: The package.
+      plan: With a cap.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
+    if step is None:
+        return None
+    return dp_accounting.SelfComposedDpEvent(
+        step(
+            plan.num_examples,
+            poisson.probability(plan),
+            plan.truncated_batch_size,
+            noise_multiplier,
+        ),
+        plan.num_steps,
+    )
+
+
+TRUNCATION = sampler_registry.Truncation(
+    untruncated="poisson", delta=truncation_delta, smallest_cap=smallest_cap
+)
 SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
@@ -332,6 +339,9 @@ SAMPLER = sampler_registry.Sampler(
     },
     delta_by_direction=delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
+    poisson_rate=poisson.probability,
+    truncation=TRUNCATION,
+    event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL),
     wording=sampler_registry.Wording(
         sampling="Poisson subsampling, each example in each step independently; a step "
         "with more than truncated_batch_size examples keeps a uniformly random subset",

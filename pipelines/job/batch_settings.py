@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from accounting import sampler_registry
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
 from accounting.validation import InputError, check_float
 
@@ -42,11 +43,15 @@ class BatchSettings:
     def __post_init__(self) -> None:
         check_float("epsilon", self.epsilon, above=0)
         given = self.truncated_batch_size
-        if given is not None and self.sampler != TRUNCATED_POISSON:
+        if given is not None and not self._truncates:
             raise InputError(
                 f"Expected --truncated-batch-size={given} with --sampler "
                 f"{TRUNCATED_POISSON} alone; sampler is {self.sampler}. Leave it out."
             )
+
+    @property
+    def _truncates(self) -> bool:
+        return sampler_registry.rules(self.sampler).truncates
 
     def plan(self, num_examples: int) -> DpSgdPlan:
         """Returns the plan for a data set of ``num_examples`` slots.
@@ -66,7 +71,7 @@ class BatchSettings:
             num_steps=self.num_steps,
         )
         cap = self.truncated_batch_size
-        if cap is None and self.sampler == TRUNCATED_POISSON:
+        if cap is None and self._truncates:
             cap = self._smallest_cap(num_examples, num_steps)
         return DpSgdPlan(
             sampler=self.sampler,
@@ -86,4 +91,5 @@ class BatchSettings:
             num_steps=num_steps,
             epsilon=self.epsilon,
             delta=0.1 / num_examples if self.delta is None else self.delta,
+            sampler=self.sampler,
         )

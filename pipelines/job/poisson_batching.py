@@ -59,7 +59,6 @@ from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_thr
 from pipelines.job.spill import BLOCK_PREFIX, Spill
 from pipelines.job.transforms import AGAIN, Secrets, WriteBatches, storage_error
 from pipelines.sampling.keys import read_key_file
-from pipelines.sampling.shuffle import SHUFFLED
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"
@@ -415,7 +414,7 @@ def _secrets(
     num_threads: int,
 ) -> Secrets:
     """Leaves for the workers what derives from the key and from all blocks together."""
-    if layout.plan.sampler not in SHUFFLED:
+    if not layout.plan.num_shuffles:
         return Secrets(key_file=key_file)
     rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]
     path = join(out, PRIVATE_NAME, BOUNDARIES_NAME)

@@ -289,7 +289,7 @@ def find_boundaries(
     plan: DpSgdPlan, sampling_key: bytes, blocks: Sequence[BlockRows]
 ) -> np.ndarray | None:
     """Returns what a sampler must know of all blocks: of a shuffle, boundaries."""
-    if plan.sampler not in shuffle.SHUFFLED:
+    if not plan.num_shuffles:
         return None
     named = [(block.name, block.num_rows) for block in blocks]
     return shuffle.find_boundaries(plan, sampling_key, named)

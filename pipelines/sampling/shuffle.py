@@ -23,12 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from accounting.plan import DYNAMIC_SHUFFLE, PERSISTENT_SHUFFLE, DpSgdPlan
+from accounting.plan import DpSgdPlan
 from pipelines.files.threads import in_order
 from pipelines.sampling.keys import derive
 from pipelines.sampling.streams import Stream
 
-SHUFFLED = (PERSISTENT_SHUFFLE, DYNAMIC_SHUFFLE)
 #: Buckets of at least about this many ranks, but of more where few are kept anyway: a
 #: small table of counts stays in the processor's cache.
 _BUCKET_RANKS = 64
@@ -81,7 +80,7 @@ def _rank_stream(
     plan: DpSgdPlan, sampling_key: bytes, epoch: int, block_name: str
 ) -> Stream:
     """The ranks of a block: the high words of all rows, then the low ones."""
-    epoch = 0 if plan.sampler == PERSISTENT_SHUFFLE else epoch
+    epoch %= plan.num_shuffles
     return Stream(derive(sampling_key, "shuffle", plan.fingerprint, epoch, block_name))
 
 
@@ -99,9 +98,7 @@ def num_epochs_drawn(plan: DpSgdPlan) -> int:
 
     Batches of one step per epoch have no boundary, and need no order.
     """
-    if plan.sampler not in SHUFFLED or plan.steps_per_epoch == 1:
-        return 0
-    return 1 if plan.sampler == PERSISTENT_SHUFFLE else plan.num_epochs
+    return 0 if plan.steps_per_epoch == 1 else plan.num_shuffles
 
 
 def num_block_passes(plan: DpSgdPlan, num_blocks: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from accounting import plan as plans
+from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
 
@@ -75,9 +75,9 @@ def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
     """
     if claim is None or claim == plan.sampler:
         return plan
-    if claim == plans.TRUNCATED_POISSON:
+    if sampler_registry.rules(claim).truncates:
         raise InputError(
-            "Expected no --claim truncated-poisson for batches that have no cap: take "
+            f"Expected no --claim {claim} for batches that have no cap: take "
             "--claim poisson, whose epsilon is that of a large cap."
         )
     return dataclasses.replace(plan, sampler=claim, truncated_batch_size=None)

@@ -119,8 +119,8 @@ def test_upper_and_lower_never_cross_and_ratios_keep_their_mean(noise, steps, ep
 
 def test_finer_cells_only_tighten():
     example = plan(562)
-    coarse = balls_and_bins.upper_delta(example, 0.5472, 4.8, 100)[0]
-    fine = balls_and_bins.upper_delta(example, 0.5472, 4.8, 400)[0]
+    coarse = balls_and_bins.upper_delta(example, 0.5472, 4.8, 100).guarantee
+    fine = balls_and_bins.upper_delta(example, 0.5472, 4.8, 400).guarantee
     below = balls_and_bins.lower_delta(example, 0.5472, 4.8, 100)
     above = balls_and_bins.lower_delta(example, 0.5472, 4.8, 400)
     assert below <= above < fine < coarse

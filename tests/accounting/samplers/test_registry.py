@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -11,10 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
-from accounting import accountant, neighboring_relation, sampler_registry, statement
+from accounting import (
+    accountant,
+    events,
+    neighboring_relation,
+    sampler_registry,
+    statement,
+)
 from accounting.auditing import audit
+from accounting.cli.commands import plan_command
 from accounting.intervals import Bounds, NoiseBounds
+from accounting.model_mix import theorem
 from accounting.neighboring_relation import (
     ADD_OR_REMOVE_ONE,
     RELATIONS,
@@ -22,12 +32,14 @@ from accounting.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
+from accounting.planning import budget, comparison, tan
 from accounting.pld import gaussian
 from accounting.samplers import audit_case, poisson
 from accounting.validation import InputError
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
 from pipelines.sampling import samplers
@@ -104,12 +116,15 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Register:
     monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
 
     def register(
-        sampler: sampler_registry.Sampler = WHOLE, assigns: bool = True
+        sampler: sampler_registry.Sampler = WHOLE,
+        assigns: bool = True,
+        rules: sampler_registry.PlanRules = RULES,
+        **changes: object,
     ) -> DpSgdPlan:
-        sampler_registry.register(NAME, RULES, lambda: sampler)
+        sampler_registry.register(NAME, rules, sampler)
         if assigns:
             samplers.register(NAME, _assign)
-        return DpSgdPlan(**PLAN)  # type: ignore[arg-type]
+        return DpSgdPlan(**{**PLAN, **changes})  # type: ignore[arg-type]
 
     return register
 
@@ -181,6 +196,134 @@ def test_a_sampler_from_outside_is_audited(registered: Register) -> None:
     assert not verdict.violated, verdict.text
 
 
+def _smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
+    """All examples or none: a cap that costs nothing lets all of them pass."""
+    return plan.num_examples
+
+
+CAPPED = dataclasses.replace(
+    LEAST,
+    truncation=sampler_registry.Truncation(
+        untruncated="poisson", delta=lambda plan, epsilon: 0.0,
+        smallest_cap=_smallest_cap,
+    ),
+)  # fmt: skip
+CAPPED_RULES = dataclasses.replace(
+    RULES, truncates=True, largest_batch_size=sampler_registry.truncated_batches
+)
+QUESTION = comparison.Question(
+    num_examples=60, expected_batch_size=30, num_steps=2, num_epochs=1, delta=1e-5,
+    epsilon=2.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "question",
+    [QUESTION, dataclasses.replace(QUESTION, epsilon=None, noise_multiplier=1.0)],
+    ids=["noise", "epsilon"],
+)
+def test_a_sampler_from_outside_brings_its_own_smallest_cap(
+    registered: Register, question: comparison.Question
+) -> None:
+    registered(CAPPED, rules=CAPPED_RULES, truncated_batch_size=50)
+    assert comparison.answer(question, NAME).plan.truncated_batch_size == 60
+    settings = BatchSettings(expected_batch_size=30, sampler=NAME, num_steps=2)
+    assert settings.plan(60).truncated_batch_size == 60
+
+
+def test_a_cap_that_nobody_can_choose_is_refused(registered: Register) -> None:
+    registered(LEAST, rules=CAPPED_RULES, truncated_batch_size=50)
+    with pytest.raises(InputError, match=f"sampler='{NAME}' to bring a smallest cap"):
+        comparison.answer(QUESTION, NAME)
+    given = dataclasses.replace(QUESTION, truncated_batch_size=50)
+    assert comparison.answer(given, NAME).plan.truncated_batch_size == 50
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_budgets_follow_how_often_a_sampler_uses_an_example(
+    registered: Register, once: bool
+) -> None:
+    target = {"noise_multiplier": 60.0, "epsilon": 2.0, "delta": 1e-5}
+    rules = dataclasses.replace(RULES, once_per_epoch=once)
+    plan = registered(rules=rules, num_steps=40, num_epochs=20)
+    steps = budget.most_steps(plan, **target)
+    assert steps > 0
+    assert steps % 2 == 0 or not once
+    if not once:
+        assert budget.largest_batch_size(plan, **target) == 60
+        return
+    with pytest.raises(InputError, match=f"sampler='{NAME}' to be 'poisson' or"):
+        budget.largest_batch_size(plan, **target)
+
+
+def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
+    registered: Register,
+) -> None:
+    flags = "--num-examples 60 --batch-size 30 --epochs 1 --epsilon 2 --delta 1e-5"
+    command = [*flags.split(), "--sampler", NAME, "--json"]
+    refused = CliRunner().invoke(plan_command, command)
+    assert refused.exit_code == 2
+    assert f"'{NAME}' is not one of 'deterministic'" in refused.output
+    registered()
+    [row] = json.loads(CliRunner().invoke(plan_command, command).stdout)["answers"]
+    assert row["sampler"] == NAME
+    assert NAME in comparison.sweep_samplers()
+    assert NAME in CliRunner().invoke(plan_command, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("guarantee_of", ["deterministic", None])
+def test_an_unproven_order_is_shown_for_samplers_without_amplification(
+    registered: Register, guarantee_of: str | None
+) -> None:
+    plan = registered(dataclasses.replace(LEAST, guarantee_of=guarantee_of))
+    poisson_plan = dataclasses.replace(plan, sampler="poisson")
+    needed = NoiseBounds(sufficient=2.0, necessary=1.0, method="m")
+    point = comparison.Point(
+        value=1.0,
+        rows=tuple(
+            comparison.Answer(plan=one, noise_multiplier=needed, epsilon=None)
+            for one in (plan, poisson_plan)
+        ),
+    )
+    assert point.crossed == ((NAME,) if guarantee_of else ())
+
+
+def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
+    registered: Register,
+) -> None:
+    event = sampler_registry.Event(
+        build=lambda package, plan, noise: package.GaussianDpEvent(_noise(plan, noise)),
+        relation=ADD_OR_REMOVE_ONE,
+    )
+    plan = registered(dataclasses.replace(LEAST, event=event))
+    ours = accountant.epsilon(plan, noise_multiplier=20.0, delta=1e-5).guarantee
+    found = events.cross_check(plan, noise_multiplier=20.0, delta=1e-5, ours=ours)
+    assert found.epsilon == pytest.approx(ours, rel=1e-3)
+
+
+def test_theorems_on_poisson_batches_ask_for_a_rate(registered: Register) -> None:
+    mixing = theorem.Mixing(mix_width=0.0, l2_norm_clip=1.0)
+    plan = registered(dataclasses.replace(LEAST, poisson_rate=poisson.probability))
+    found = theorem.epsilon(plan, mixing, noise_multiplier=20.0, delta=1e-5)
+    assert found.method.startswith(theorem.METHOD)
+    assert tan.Configuration(plan=plan, noise_multiplier=2.0).eta > 0
+
+
+def test_a_shuffle_from_outside_gets_the_boundaries_of_its_steps(
+    registered: Register,
+) -> None:
+    rules = sampler_registry.PlanRules(
+        once_per_epoch=True, largest_batch_size=sampler_registry.equal_batches,
+        num_shuffles=lambda plan: plan.num_epochs,
+    )  # fmt: skip
+    plan = registered(assigns=False, rules=rules, num_steps=4, num_epochs=2)
+    samplers.register(NAME, samplers._SAMPLERS["dynamic-shuffle"])
+    blocks = [BlockRows(name=name, num_rows=30) for name in "ab"]
+    boundaries = samplers.find_boundaries(plan, bytes(32), blocks)
+    steps = [samplers.sample_block(plan, bytes(32), b, boundaries).step for b in blocks]
+    assert np.bincount(np.concatenate(steps)).tolist() == [30] * 4
+
+
 def _relation(relation: str) -> Callable[[DpSgdPlan], object]:
     return lambda plan: accountant.epsilon(
         plan, noise_multiplier=1.0, delta=1e-5, neighboring_relation=relation
@@ -188,6 +331,33 @@ def _relation(relation: str) -> Callable[[DpSgdPlan], object]:
 
 
 QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
+    (
+        "cap",
+        lambda plan: accountant.smallest_truncated_batch_size(
+            num_examples=60,
+            expected_batch_size=30,
+            num_steps=2,
+            epsilon=1.0,
+            delta=1e-5,
+            sampler=plan.sampler,
+        ),
+        "to bring a smallest cap",
+    ),
+    (
+        "event",
+        lambda plan: events.dp_event(plan, noise_multiplier=1.0),
+        "dp_accounting has no event for it",
+    ),
+    (
+        "mixing",
+        lambda plan: theorem.check_sampler(plan),
+        "'poisson' or 'truncated-poisson': amplification by mixing",
+    ),
+    (
+        "total noise",
+        lambda plan: tan.Configuration(plan=plan, noise_multiplier=2.0),
+        "to be one of poisson, truncated-poisson",
+    ),
     ("add-or-remove", _relation(ADD_OR_REMOVE_ONE), "'REPLACE_SPECIAL' .* not proven"),
     ("replace-one", _relation(REPLACE_ONE), "'REPLACE_SPECIAL' .* twice the clip norm"),
     (
@@ -279,7 +449,7 @@ def test_a_name_means_one_sampler(registered: Register) -> None:
     registered()
     for taken in (NAME, "poisson"):
         with pytest.raises(InputError, match="not to be registered yet"):
-            sampler_registry.register(taken, RULES, lambda: WHOLE)
+            sampler_registry.register(taken, RULES, WHOLE)
         with pytest.raises(InputError, match="not to be registered yet"):
             samplers.register(taken, _assign)
     with pytest.raises(InputError, match="sampler='unheard-of' to be one of"):
