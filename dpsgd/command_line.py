@@ -66,7 +66,12 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the module of ``cmd_name`` and returns its command."""
+        """Imports the module of a command.
+
+        Args:
+          ctx: Of the group.
+          cmd_name: As in ``COMMANDS``; None is returned for another one.
+        """
         del ctx
         if cmd_name not in COMMANDS:
             return None
@@ -76,7 +81,12 @@ class LazyGroup(click.Group):
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Writes the list from ``COMMANDS``, so that ``--help`` imports nothing."""
+        """Writes the list from ``COMMANDS``, so that ``--help`` imports nothing.
+
+        Args:
+          ctx: Of the group.
+          formatter: Takes the list.
+        """
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -99,10 +109,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error that the user can mend is one line."""
+    """Runs the command line; an error that the user can fix is one line."""
     try:
         with stoppable():
-            # Whoever types the name alone wants to see what there is.
+            # The name alone shows what there is.
             sys.exit(cli(sys.argv[1:] or ["--help"], standalone_mode=False))
     except StoppedError as error:
         _fail(str(error), error.exit_status)
@@ -130,7 +140,7 @@ def _system_error(error: OSError) -> str:
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return (
         f"Expected files to be written and read: {reason or type(error).__name__}"
-        f"{where}. Mend that, then give the same command again."
+        f"{where}. Fix that, then give the same command again."
     )
 
 

@@ -93,6 +93,10 @@ class Summary:
 def train(request: Request, reporter: Reporter | None = None) -> Summary:
     """Trains, evaluates, exports and states the privacy of one run.
 
+    Args:
+      request: What to train, on which batches, and where results go.
+      reporter: Takes public progress; nobody if None.
+
     Raises:
       InputError: before any work if the request is refused; later if the batches are
         not what their manifest says.
@@ -102,7 +106,17 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 
 
 def run_checked(checked: Checked, reporter: Reporter) -> Summary:
-    """Does what ``train`` does, for a request that was checked already."""
+    """Does what ``train`` does, for a request that was checked already.
+
+    Args:
+      checked: From ``preflight.check``.
+      reporter: Takes public progress.
+
+    Raises:
+      InputError: the batches are not what their manifest says, or the model, the
+        optimizer or the method does not support private training.
+      StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
+    """
     # Before TensorFlow computes anything: then it is too late.
     threads.fix(checked.began_under and checked.began_under["threads"])
     model = _make_model(checked)

@@ -95,10 +95,15 @@ def _blocks(case: Case) -> list[BlockRows]:
 
 
 def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
-    """Returns the sums of all steps before noise, of one trial, shape (num_steps,).
+    """Returns the sums of all steps of one trial before noise, shape (num_steps,).
 
-    Of shuffles, the contributions of whole batches of the other examples, which the
-    attacker knows, are taken off.
+    Under shuffles the attacker knows the sizes of the batches: what full batches of the
+    other examples contribute is subtracted.
+
+    Args:
+      case: From ``worst_case``.
+      sampling_key: Of the trial, 32 bytes.
+      real: With the canary, or with a ghost.
     """
     plan = case.plan
     blocks = _blocks(case)

@@ -122,5 +122,10 @@ def layer_of(variable: Any) -> str:
 
 
 def linear(labels: Any, outputs: Any) -> Any:
-    """Returns one minus labels, times outputs, summed: ``--loss`` of the audit."""
+    """Returns one minus labels, times outputs, summed: ``--loss`` of the audit.
+
+    Args:
+      labels: Shape (rows, layers).
+      outputs: Of the same shape.
+    """
     return tf.reduce_sum((1 - labels) * outputs, 1)

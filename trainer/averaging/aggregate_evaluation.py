@@ -114,8 +114,12 @@ class PastResults:
 def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
     """Returns the metrics of the majority vote.
 
-    Its AUC is that of the share of votes, which has but k + 1 levels: examples tie, and
-    ties count half.  A share of 0 or 1 is no probability: there is no log loss.
+    The AUC is that of the share of votes, which has only k + 1 levels: examples tie,
+    and ties count half.  A share of 0 or 1 is no probability: there is no log loss.
+
+    Args:
+      labels: 0 or 1, shape (examples,).
+      outputs: Of k iterates for the same examples.
     """
     return {
         "auc": auc(labels, outputs.vote_share),

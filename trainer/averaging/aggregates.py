@@ -39,6 +39,16 @@ from accounting.validation import check_float, check_int
 def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
     """Returns the weight of every iterate in the past EMA, oldest first.
 
+    Args:
+      num_iterates: k, at least 1.
+      decay: Per iterate, in [0, 1).
+
+    Returns:
+      Shape (num_iterates,), with sum 1.
+
+    Raises:
+      InputError: name, value, bound.
+
     Example:
       >>> ema_weights(3, decay=0.5)
       array([0.14285714, 0.28571429, 0.57142857])

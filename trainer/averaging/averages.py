@@ -40,6 +40,13 @@ from trainer.tf_compat import tf
 def newest_weight(num_updates: int, decay: float) -> float:
     """Returns ``beta_t``, the weight of the newest iterate after ``t`` updates.
 
+    Args:
+      num_updates: t, at least 1.
+      decay: Of the moving average after its warm-up, in [0, 1).
+
+    Raises:
+      InputError: name, value, bound.
+
     Example:
       >>> newest_weight(1, decay=0.99)
       0.8181818181818182

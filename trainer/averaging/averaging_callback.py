@@ -55,12 +55,25 @@ class AverageWeights(keras.callbacks.Callback):
             self._first = self._updates()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Lets a step start at an average, if it is to."""
+        """Lets a step start at an average, if the settings say so.
+
+        Args:
+          batch: Of Keras; a step may take several.
+          logs: Of Keras.
+        """
         # Within a step the weights are still those that it started at.
         self._known().before_step(self._done)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Takes in the weights, if the batch ended a step."""
+        """Takes in the weights, if the batch ended a step.
+
+        Args:
+          batch: Of Keras.
+          logs: Of Keras.
+
+        Raises:
+          InputError: Keras took several steps since the last call.
+        """
         done = self._updates() - self._first
         if done == self._done:
             return

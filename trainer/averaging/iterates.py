@@ -47,7 +47,12 @@ class Iterates:
         return self.run / ITERATES_NAME / f"step-{step:08d}.npz"
 
     def keep(self, step: int, weights: Sequence[np.ndarray]) -> None:
-        """Writes the weights after ``step`` steps."""
+        """Writes the weights of an iterate.
+
+        Args:
+          step: After how many steps.
+          weights: Of the trainable variables, in order.
+        """
         path = self.path(step)
         path.parent.mkdir(exist_ok=True)
         arrays = {f"weight_{index}": array for index, array in enumerate(weights)}

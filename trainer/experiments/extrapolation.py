@@ -73,7 +73,15 @@ class Line:
     lack_of_fit: float | None
 
     def predict(self, batch_size: float, *, confidence: float) -> Prediction:
-        """Returns the metric of one more run, with Student's prediction interval."""
+        """Returns the metric of one more run, with Student's prediction interval.
+
+        Args:
+          batch_size: Expected examples of a step of that run, above 0.
+          confidence: Of the interval, in (0, 1).
+
+        Raises:
+          InputError: ``confidence`` is out of range.
+        """
         check_float("confidence", confidence, above=0, below=1)
         place = math.log2(batch_size)
         mean = self.intercept + self.slope * place
@@ -99,7 +107,7 @@ def fit_line(batch_sizes: Sequence[int], values: Sequence[float]) -> Line:
     if len(x) < 3 or len(set(batch_sizes)) < 2:
         raise InputError(
             f"Expected num_runs={len(x)} of {len(set(batch_sizes))} batch size(s) to "
-            "be at least 3 of at least 2: the scatter around a line is unknown else. "
+            "be at least 3 of at least 2: fewer show no scatter around a line. "
             "Add --seeds, or sizes to --small-batch-sizes."
         )
     centred = x - x.mean()

@@ -145,7 +145,12 @@ class Simulation:
 
 
 def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
-    """Returns the simulation whose predicted metric is best."""
+    """Returns the simulation whose predicted metric is best.
+
+    Args:
+      simulations: One for each learning rate.
+      metric: Its name, which says whether more or less is better.
+    """
     sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.prediction.mean)
 
@@ -153,7 +158,12 @@ def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
 def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation:
     """Returns the simulation whose runs with the largest of the small sizes are best.
 
-    A line that has to bend misleads ``best`` to what is worst at small sizes.
+    Where the metric bends away from its line, ``best`` may choose the learning rate
+    that is worst at small sizes; this does not extrapolate.
+
+    Args:
+      simulations: One for each learning rate.
+      metric: Its name, which says whether more or less is better.
     """
     sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.points[-1].mean)
@@ -164,7 +174,12 @@ def _sign(metric: str) -> int:
 
 
 def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
-    """Returns those whose interval overlaps with that of the best."""
+    """Returns those whose interval overlaps with that of the best.
+
+    Args:
+      simulations: One for each learning rate.
+      metric: Its name, which says whether more or less is better.
+    """
     chosen = best(simulations, metric)
     found = chosen.prediction
     return [
@@ -300,7 +315,13 @@ def _fit(points: Sequence[Point]) -> Line:
 
 
 def init_seed(one: Configuration, reference: Configuration, seed: int) -> int:
-    """Returns the seed of the initial weights: no two sizes or repetitions share it."""
+    """Returns the seed of the initial weights: no two sizes or repetitions share it.
+
+    Args:
+      one: Whose runs it is for; of a batch size at most that of the reference.
+      reference: The run that is predicted.
+      seed: Which repetition.
+    """
     large = reference.plan.expected_batch_size
     return one.plan.expected_batch_size + seed * large
 

@@ -113,6 +113,13 @@ def choose(
 ) -> Choice:
     """Returns the noise of the tables of a run.
 
+    Args:
+      model: Checked by ``models.check_model``.
+      optimizer: Of the run.
+      settings: Of the run; ``embedding_noise`` says what is asked for.
+      manifest: Of its batches.
+      checkpoint_every: Steps between checkpoints; by time if None.
+
     Raises:
       InputError: ``settings`` ask for lazy noise where it would be another mechanism.
     """

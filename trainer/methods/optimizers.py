@@ -4,9 +4,8 @@
     constant    rate
     cosine, linear, exponential    from rate down to rate * final_fraction at the end
 
-An optimizer of one's own is ``--optimizer module:function``, where
-``function(learning_rate)`` returns a Keras optimizer; the argument is a number or a
-Keras schedule, as Keras's optimizers take it.
+With ``--optimizer module:function``, ``function(learning_rate)`` returns a Keras
+optimizer; the argument is a number or a Keras schedule, as Keras's optimizers take it.
 
 Formal guarantees:
   - The rate of a step is a function of the settings, the number of steps and the step.
@@ -82,7 +81,11 @@ def _decay(settings: TrainSettings, decay_steps: int) -> Any:
 
 
 def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
-    """Returns a number, or a Keras schedule.
+    """Returns the learning rate: a number, or a Keras schedule.
+
+    Args:
+      settings: Rate, schedule and warm-up.
+      num_steps: Of the run.
 
     Raises:
       InputError: the warm-up leaves no step.
@@ -97,7 +100,12 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
 
 
 def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
-    """Returns the rate of every step, float64 of shape (num_steps,)."""
+    """Returns the rate of every step, float64 of shape (num_steps,).
+
+    Args:
+      settings: Rate, schedule and warm-up.
+      num_steps: Of the run.
+    """
     rate = learning_rate(settings, num_steps)
     if isinstance(rate, float):
         return np.full(num_steps, np.float32(rate), np.float64)
@@ -105,10 +113,14 @@ def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
 
 
 def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
-    """Returns the Keras optimizer of ``settings`` for a run of so many steps.
+    """Returns a Keras optimizer.
+
+    Args:
+      settings: Which optimizer, and its learning rate.
+      num_steps: Of the run.
 
     Raises:
-      InputError: a function of the user's fails, or returns none.
+      InputError: a function of the user's fails, or does not return an optimizer.
     """
     rate = learning_rate(settings, num_steps)
     if ":" in settings.optimizer:
