@@ -1,22 +1,22 @@
 """A training run from checked request to exported model.
 
 Formal guarantees:
-  - Nothing is written before everything was checked; then, in the folder of the run
-    alone, but for a noise key that is asked for elsewhere.
+  - Nothing is written before everything was checked; then only into the folder of the
+    run, except for a noise key that the request puts elsewhere.
   - The run consumes every step of the plan once and in order, or ends with an error.
-  - Killed at any moment and started again with the same request, it goes on from its
-    last checkpoint and ends with bit-identical weights, metrics and statement: batches
-    and noise are functions of their keys and the step, TensorFlow is told to be
-    deterministic, and ``origin`` says what else the bits follow from, which may not
-    change.  A replayed step is the same release, not a second one.
+  - A run that is killed at any moment and started again with the same request goes on
+    from its last checkpoint, and ends with bit-identical weights, metrics and
+    statement.  Batches and noise are functions of their keys and the step, TensorFlow's
+    kernels are deterministic, and what else the bits follow from may not change (see
+    ``origin``).  A replayed step is the same release, not a second one.
   - The noise of two runs is independent, also where they share a noise key and all
     else: every run draws an id of its own before its first step.  A run that goes on
     keeps its id; with other settings, batches, initial weights, code, software or kind
     of machine it is refused.  (A copy of an unfinished run's folder is that same run.)
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
-  - Neither losses, gradient norms nor numbers of real rows are computed for people,
-    but for ``clipping_bias`` where it is asked for.
+  - Losses of training examples, gradient norms and numbers of real rows are reported
+    nowhere, except by ``clipping_bias`` where a user asks for it.
 
 Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
 """

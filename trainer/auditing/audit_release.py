@@ -1,9 +1,8 @@
-"""What a small run released, held against what its batches say it should have.
+"""Compares what a small run released with what its batches say it should release.
 
-Of the audit's models the clipped gradient of every canary is known (``audit_model``).
-What a release adds to the weights, less the contributions of the canaries in its
-batches, is noise of a known deviation, and nothing else.  ``residuals`` tests
-that.
+The clipped gradient of every canary is known (see ``audit_model``).  Subtract the
+contributions of the canaries in the batches of a release from what it adds to the
+weights: what is left is noise of a known deviation.  ``residuals`` tests that.
 
 Formal guarantees:
   - The only inputs are the weights that the run released, its batches and its canaries.

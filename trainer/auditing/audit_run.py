@@ -179,8 +179,8 @@ def _score(sums: np.ndarray, run: SmallRun, plan: DpSgdPlan) -> np.ndarray:
       plan: Of its batches.
     """
     every, cap = run.steps_per_release, plan.truncated_batch_size
-    # Releases of several steps are scored as steps of as many more examples.  A score
-    # may be any; this is the best one but for samplers that take an example twice.
+    # Releases of several steps are scored as steps of as many times the examples.  Any
+    # score is valid; this is the best, except for samplers that take an example twice.
     seen = dataclasses.replace(
         plan,
         expected_batch_size=plan.expected_batch_size * every,

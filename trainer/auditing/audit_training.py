@@ -9,21 +9,21 @@ decides whether it is real or a ghost.  What is released is looked at in two way
     learning rate and the clip norm, is 1 for each step that the canary took part in,
     plus noise.  One trial per canary, scored as in ``audit_mechanism``: a bound on
     epsilon that assumes nothing.
-  - Checks: less what the batches say that canaries contributed, only noise is left
-    (see ``audit_release``).  They find small faults, and refute that the trainer is the
-    mechanism that epsilon was proven for.
+  - Checks: what the canaries of the batches contributed is subtracted from a release,
+    and what is left must be noise (see ``audit_release``).  They find small faults, and
+    refute that the trainer is the mechanism that epsilon was proven for.
 
-There are four kinds of small runs, each judged by itself: dense and lazy noise, of many
-canaries; and the same of so few that steps are empty, the dense one on the vectorised
-path.  Sampler, noise multiplier and clip norm are those asked for; examples and steps
-are few.  Trials are held against the accountant's claim for the small run.
+There are four kinds of small runs, each judged by itself: with dense and with lazy
+noise, of many canaries and of so few that steps are empty.  One of them takes the
+vectorised path.  Sampler, noise multiplier and clip norm are those asked for; examples
+and steps are few.  Trials are compared with the accountant's claim for the small run.
 
 Formal guarantees:
   - The only inputs are the iterates that the run released, its batches and manifest.
   - The labels are fair coin flips from the operating system; every run has new keys.
   - The trials of one run are independent as far as the sampler's rows and the noise's
-    values are, which their modules guarantee and their tests check.  Under shuffles, of
-    fixed batch sizes, and under truncation rows are nearly so.
+    values are, which their modules guarantee and their tests check.  Under shuffles,
+    whose batch sizes are fixed, and under truncation rows are nearly independent.
   - Each fault that ``tests/trainer/auditing/test_audit_faults.py`` plants is found.
 
 Public: everything, since nobody's data is in it.
@@ -61,7 +61,7 @@ class SmallRun:
 
     Attributes:
       sampler: Of the audited plan.
-      steps_per_epoch: At most that of the audited plan, but for few canaries.
+      steps_per_epoch: At most that of the audited plan, except for few canaries.
       num_epochs: At most that of the audited plan.
       noise_multiplier: Of the audited run.
       l2_norm_clip: Of the audited run.

@@ -65,7 +65,7 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     and the one that no proof can go below.  Runs are repeated with other batches, noise
     and initial weights.  A comparison that was stopped goes on with the same command.
 
-    All other flags go to `dpsgd train`, but for those that are set for every run, as
+    All other flags go to `dpsgd train`, except those that are set for every run, as
     --init-seed.
 
     \b

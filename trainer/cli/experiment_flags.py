@@ -57,7 +57,7 @@ def request(
     *,
     also_set: Sequence[str] = (),
 ) -> Request:
-    """Returns what `dpsgd train` is asked to do, but for the folder of batches.
+    """Returns what `dpsgd train` is asked to do, except for the folder of batches.
 
     Args:
       flags: Of the command, with ``held_out`` and ``out``.
@@ -72,8 +72,8 @@ def request(
     for flag in rest:
         if flag.split("=")[0] in (*_SET_FOR_ALL, *also_set):
             raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Leave "
-                "it out."
+                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
+                "it."
             )
     folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
     return train_request(rest, **folders, **set_here)

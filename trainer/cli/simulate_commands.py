@@ -80,7 +80,7 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     The interval is for one run, if that line goes on.
 
     The simulated runs are NOT private: use public data of the same kind.  One that was
-    stopped goes on with the same command.  All other flags go to `dpsgd train`, but for
+    stopped goes on with the same command.  All other flags go to `dpsgd train`, except
     those that are set for every run, as --init-seed.
 
     \b

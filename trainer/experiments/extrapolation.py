@@ -7,11 +7,11 @@ Formal guarantees:
   - If the law above holds, with errors that are independent, normal and of one
     variance, then the metric of one more run lies in ``Line.predict`` with probability
     ``confidence``, exactly: Student's t with ``num_runs - 2`` degrees of freedom.
-  - ``Line.lack_of_fit`` is, under the same law, uniform on [0, 1] at the least: small
-    values speak against the line.  It needs repeated runs and three sizes.
+  - ``Line.lack_of_fit`` is a p-value of the same law: small values speak against the
+    line.  It needs repeated runs and three sizes.
 
-The interval covers chance, not a law that bends beyond the points: that no data of
-small batches can show.
+The interval covers chance.  It does not cover a law that bends beyond the points, which
+no run with small batches can show.
 
 References:
   Draper and Smith (1998), Applied Regression Analysis, sections 1.4, 2.1 and 3.1;
@@ -56,10 +56,10 @@ class Line:
     Attributes:
       intercept: Metric at batch size 1.
       slope: Change of the metric when the batch size doubles.
-      residual_stddev: Of a run around the line, unbiased in its square.
+      residual_stddev: Of a run around the line; its square is unbiased.
       num_runs: Points that were fitted.
       mean_log2: Mean of their ``log2(batch size)``.
-      sum_squares: Sum of the squares of what these differ from their mean by.
+      sum_squares: Of their deviations from that mean.
       lack_of_fit: p-value of the F-test of the line against one mean for each size;
         None without repetitions or with two sizes alone.
     """

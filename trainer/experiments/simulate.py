@@ -1,8 +1,8 @@
 """From the settings of a simulation to its report.
 
 Formal guarantees:
-  - What can be refused is refused before any batch is made, and before a file is read
-    but for the user's own metric.
+  - What can be refused is refused before any batch is made.  No file is read before,
+    except for the code of the user's own metric.
   - The privacy statement is the accountant's, of the reference alone.
 
 Public: what the runs publish; see ``simulation``.

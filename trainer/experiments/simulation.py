@@ -17,8 +17,9 @@ Formal guarantees:
   - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
     which is the accountant's.
 
-Public: what the runs publish, if the data is.  A small run has next to no noise: on
-private data it is a release that must be accounted for, and choosing costs privacy too.
+Public: what the runs publish, if the data is public.  A small run has almost no noise:
+on private data it is a release that must be accounted for, and so is the choice among
+runs.
 
 References:
   Sander, Stock and Sablayrolles (2023), arXiv:2210.03403, Section 4.

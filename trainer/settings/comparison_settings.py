@@ -194,5 +194,5 @@ def _check_seed(training: TrainSettings) -> None:
     for name in ("init_seed", "simulates"):
         if value := getattr(training, name):
             raise InputError(
-                f"Expected no {name}={value!r}: it is set for every run. Leave it out."
+                f"Expected no {name}={value!r}: it is set for every run. Omit it."
             )

@@ -62,13 +62,13 @@ class TrainSettings(MethodSettings, AggregationSettings):
       final_learning_rate_fraction: What is left of the rate at the end of a schedule
         that falls, in (0, 1].
       model: "criteo", or "module:function".
-      loss: One of ``tasks.LOSSES``, or "module:function".
+      loss: One of ``metrics.LOSSES``, or "module:function".
       metric: "module:function" of one more metric of held-out examples, or None.
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
       embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
-        their noise.  The law of what is released is the same.
+        their noise.  The distribution of what is released is the same.
       eval_every: Steps between points of the curve; a tenth of the run if None.
       simulates: What a run of `dpsgd simulate` stands for, in words, for the record;
         empty of all others.
@@ -194,7 +194,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
 
     @property
     def task(self) -> str:
-        """What the loss says of labels; "other" of a loss of one's own."""
+        """What the loss says of labels; "other" for a user's own loss."""
         return LOSSES.get(self.loss, OTHER)
 
     def eval_steps(self, num_steps: int) -> int:
