@@ -20,13 +20,7 @@ from accounting.cli import registered, shared_options
 @shared_options.epsilon("Target; the answer is the noise.")
 @shared_options.noise_multiplier("Given noise; the answer is epsilon.")
 @shared_options.delta("Well below 1/num-examples.", required=True)
-@click.option(
-    "--sampler",
-    "samplers",
-    multiple=True,
-    type=registered.SAMPLER,
-    help="One or more; all by default.",
-)
+@registered.sampler("One or more; all by default.", "samplers", multiple=True)
 @click.option(
     "--relation",
     type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),

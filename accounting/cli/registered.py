@@ -37,3 +37,14 @@ class Registered(click.ParamType):
 
 
 SAMPLER = Registered(sampler_registry.names)
+
+
+def sampler(text: str, *names: str, **more: Any) -> Callable[..., Any]:
+    """Returns a decorator that adds ``--sampler``.
+
+    Args:
+      text: Its help.
+      *names: Of the parameter; ``sampler`` if none.
+      **more: What a command adds to the declaration.
+    """
+    return click.option("--sampler", *names, help=text, **{"type": SAMPLER, **more})

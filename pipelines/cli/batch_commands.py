@@ -59,11 +59,8 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     "or a quoted glob; also s3:// and such.  --dry-run lists what is found.",
 )
 @click.option("--out", required=True, help="New folder, or that of the same job.")
-@click.option(
-    "--sampler",
-    default=TRUNCATED_POISSON,
-    show_default=True,
-    type=registered.SAMPLER,
+@registered.sampler(
+    "How batches are drawn.", default=TRUNCATED_POISSON, show_default=True
 )
 @shared_options.batch_size("Expected rows per step.", required=True)
 @shared_options.epochs("Steps are epochs x rows / batch size.")

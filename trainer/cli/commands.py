@@ -150,11 +150,7 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     help="lazy: rows of embedding tables get their noise when they are read, which "
     "large tables need; exact under --optimizer sgd alone.",
 )
-@click.option(
-    "--noise-key-file",
-    type=_FILE,
-    help="Made if missing.  Default: OUT/private/noise.key.",
-)
+@plan_flags.noise_key_file("Made if missing.  Default: OUT/private/noise.key.")
 @click.option(
     "--eval-every", type=int, help="Steps between evaluations.  Default: a tenth."
 )
@@ -240,7 +236,7 @@ def _request(flags: dict[str, Any]) -> Request:
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)
 @plan_flags.options
-@shared_options.l2_norm_clip("Beside the settings of ModelMix.")
+@shared_options.l2_norm_clip("Beside the settings of a method.")
 @click.option(
     "--cross-check",
     is_flag=True,

@@ -23,23 +23,15 @@ from trainer.settings.train_settings import TrainSettings
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 @experiment_flags.options
-@click.option(
-    "--sampler",
+@registered.sampler(
+    "May be repeated.  The noise is what the first one needs.",
     "samplers",
     multiple=True,
     default=(TRUNCATED_POISSON, DYNAMIC_SHUFFLE),
     show_default=True,
-    type=registered.SAMPLER,
-    help="May be repeated.  The noise is what the first one needs.",
 )
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    default=(DP_SGD, NON_PRIVATE),
-    show_default=True,
-    type=method_flags.METHOD,
-    help="May be repeated.",
+@method_flags.method(
+    "May be repeated.", "methods", multiple=True, default=(DP_SGD, NON_PRIVATE)
 )
 @shared_options.epsilon(
     "Target; may be repeated.", "epsilons", multiple=True, required=True

@@ -9,7 +9,7 @@ Formal guarantees:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -19,7 +19,17 @@ from accounting.validation import InputError
 from trainer.settings import methods
 from trainer.settings.methods import DP_SGD, Setting
 
-METHOD = Registered(methods.names)
+
+def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
+    """Returns a decorator that adds ``--method``, without settings of methods.
+
+    Args:
+      text: Its help.
+      *names: Of the parameter; ``method`` if none.
+      **more: What a command adds to the declaration.
+    """
+    declared = {"type": Registered(methods.names), "show_default": True, **more}
+    return click.option("--method", *names, help=text, **declared)
 
 
 class TrainsByMethods(click.Command):
@@ -37,9 +47,10 @@ class AccountsForMethods(click.Command):
     """A command that takes the settings of methods with accounting of their own."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns all parameters, with those of the methods at the end."""
+        """Returns all parameters, with those of the methods before ``--help``."""
         params = super().get_params(ctx)
-        return [*params, *_apart(list(map(_option, _of_theorems())), params)]
+        own = _apart(list(map(_option, _of_theorems())), params)
+        return [*params[:-1], *own, params[-1]]
 
 
 def _of_theorems() -> Iterator[tuple[str, Setting]]:
@@ -66,7 +77,7 @@ def _method_option(names: tuple[str, ...]) -> click.Option:
     summaries = (f"{name}: {methods.get(name).summary}" for name in names)
     return click.Option(
         ["--method"],
-        type=METHOD,
+        type=click.Choice(names),
         default=DP_SGD,
         show_default=True,
         help=f"{'; '.join(summaries)}.",

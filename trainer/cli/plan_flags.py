@@ -16,17 +16,20 @@ from pipelines.batches.manifest import Manifest
 from trainer.run import run_record
 from trainer.run.run_record import RunRecord
 
+
+def noise_key_file(text: str) -> Callable[..., Any]:
+    """Returns a decorator that adds ``--noise-key-file``, with its help."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--noise-key-file", type=path, help=text)
+
+
 _OPTIONS = (
     click.argument(
         "run", type=click.Path(file_okay=False, path_type=Path), required=False
     ),
     shared_options.delta("Default for a run: the one it was for."),
-    click.option(
-        "--noise-key-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="If it is not in the run.",
-    ),
-    click.option("--sampler", type=registered.SAMPLER, help="Of a plan."),
+    noise_key_file("If it is not in the run."),
+    registered.sampler("Of a plan."),
     shared_options.num_examples("Slots of the data set."),
     shared_options.batch_size("Expected examples of a step."),
     click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),

@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from accounting import plan as plans
-from accounting.cli import shared_options
+from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
-from trainer.cli import experiment_flags
+from trainer.cli import experiment_flags, method_flags
 from trainer.cli.commands import integers
 from trainer.settings import methods
 from trainer.settings.comparison_settings import SimulationSettings
@@ -47,14 +47,11 @@ from trainer.settings.train_settings import TrainSettings
     show_default=True,
     help="May be repeated: which one is predicted to be best?",
 )
-@click.option(
-    "--method",
-    type=Registered(methods.with_dp_sgd_accounting),
-    default=DP_SGD,
-    show_default=True,
+@method_flags.method(
+    "Of all runs.", type=Registered(methods.with_dp_sgd_accounting), default=DP_SGD
 )
-@click.option(
-    "--sampler",
+@registered.sampler(
+    "Of all batches.",
     type=click.Choice((plans.TRUNCATED_POISSON, plans.POISSON)),
     default=plans.TRUNCATED_POISSON,
     show_default=True,

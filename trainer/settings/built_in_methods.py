@@ -94,7 +94,7 @@ def _bam_tables(settings: TrainSettings) -> str | None:
 register(
     "bam",
     Method(
-        summary="gradients a small step uphill, each example its own way; same epsilon",
+        summary="a small step uphill, each example its own way, at the same epsilon",
         hooks=_load("trainer.methods.bam:HOOKS"),
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
@@ -132,7 +132,7 @@ def _sat_sentence(settings: Mapping[str, Any]) -> str:
 register(
     "dp-sat",
     Method(
-        summary="uphill along the previous noisy gradient; same epsilon",
+        summary="uphill along the previous noisy gradient, at the same epsilon",
         hooks=_load("trainer.methods.dp_sat:HOOKS"),
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
