@@ -6,26 +6,30 @@
     model.fit(epochs=2, validation_data=(x, y), callbacks=[...])
     print(model.privacy_statement().to_text())
 
-``fit`` has a loop of its own, which drives Keras's callbacks.  A ``train_step`` within
-Keras's loop could be given any data set, repeated, cut short or shuffled, and would see
-one physical batch at a time, where noise belongs to a logical one.
+``fit`` has its own loop, which drives Keras's callbacks.  A ``train_step`` within
+Keras's loop could get any data set, repeated, cut short or shuffled, and would see one
+physical batch at a time, while noise belongs to a whole step.
 
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
-integer; the last epoch is what is left.  ``epochs`` counts from the start of the plan,
-as in Keras: after ``fit(epochs=1)``, ``fit(epochs=3)`` trains for two more.  A batch,
+integer.  ``epochs`` and ``initial_epoch`` count as in Keras: every call of ``fit``
+trains for ``epochs - initial_epoch`` epochs from where training stands.  Without
+``epochs`` it trains to the end of the plan, for which the noise was chosen.  A batch,
 for callbacks, is a step of the plan.
 
 Formal guarantees:
   - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
     of the plan is consumed at most once and in order, however often ``fit`` is called.
-  - The record on disk is of all steps that were executed, also when ``fit`` ends early.
+  - The record on disk counts all steps that were executed, also if ``fit`` ends early.
+  - A run that stopped early has a statement, of the epsilon of the whole plan, unless
+    metrics of training examples may have stopped it.
   - After an exception within a step the run cannot go on: the noise of that step may
     have been released, and is not used a second time.  Between steps it can.
   - A run folder is used by one object: no noise is drawn twice from one run id.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only if
     ``non_private_training_metrics`` asks for them; their names begin with
-    ``non_private_``.
+    ``non_private_``, and no callback of Keras's may decide by them.
+  - Weights of examples and classes enter the loss before its gradient is clipped.
 
 Noise is added to every row of an embedding table at every step; lazy noise, DP-SAT,
 ModelMix, averages and checkpoints that survive the process are for ``dpsgd train``.
@@ -41,7 +45,7 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,6 +54,9 @@ from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import read_manifest
 from trainer import models
+from trainer.fitting.callbacks import check_callbacks
+from trainer.fitting.epochs import Epoch, plan_epochs
+from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
 from trainer.gradients.dp_step import Step
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
@@ -64,6 +71,13 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
 _PREFIX = "non_private_"
+
+#: Arguments of Keras's ``fit`` that the plan decides.
+_OF_THE_PLAN = {
+    "batch_size": "the plan has the batch size: give it to `dpsgd batches`",
+    "shuffle": "the sampler has drawn the order: omit it",
+    "validation_split": "the batches are of all rows: give validation_data",
+}
 
 
 def make_private(
@@ -163,6 +177,7 @@ class PrivateModel(keras.Model):
         self._within_step = False
         # Not _trainable: that is Keras's word for whether weights are trained.
         self._checked_model: TrainableModel | None = None
+        self._trained_model: TrainableModel | None = None
         self.build(None)
 
     # -- what Keras asks of a model ------------------------------------------------
@@ -215,7 +230,14 @@ class PrivateModel(keras.Model):
         metrics: Any = None,
         **more: Any,
     ) -> None:
-        """Takes a Keras optimizer, loss and metrics; the loss is of each example.
+        """Takes a Keras optimizer, a loss that is one per example, and metrics.
+
+        Args:
+          optimizer: Of tf_keras, or its name.
+          loss: Of tf_keras, its name, or a function (labels, outputs) -> one number
+            per example.
+          metrics: As in Keras; ``evaluate`` and validation compute them.
+          **more: Keras's other arguments, which must be None.
 
         Raises:
           InputError: another argument, a model or loss that clipping cannot take, or
@@ -236,6 +258,11 @@ class PrivateModel(keras.Model):
         models.check_model(trainable, self._session.manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
+        self._checked_model = trainable
+        self._train_by(trainable)
+
+    def _train_by(self, trainable: TrainableModel) -> None:
+        """Makes the step of the compiled optimizer and of a loss, weighted or not."""
         step = Step(
             trainable.variables,
             registry.gradient_sum(trainable, self._session.settings),
@@ -249,7 +276,7 @@ class PrivateModel(keras.Model):
             optimizer={"name": type(self.optimizer).__name__},
             model={**trainable.description, "num_parameters": num_parameters},
         )
-        self._checked_model = trainable
+        self._trained_model = trainable
 
     # -- training ------------------------------------------------------------------
 
@@ -270,64 +297,91 @@ class PrivateModel(keras.Model):
         y: Any = None,
         *,
         epochs: int | None = None,
-        initial_epoch: int | None = None,
-        callbacks: Sequence[Any] | None = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        callbacks: Any = None,
         verbose: Any = "auto",
         validation_data: Any = None,
         validation_freq: int = 1,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: str | None = None,
         non_private_training_metrics: bool = False,
+        **more: Any,
     ) -> Any:
-        """Consumes the steps of the plan up to the end of epoch ``epochs``.
+        """Trains for ``epochs - initial_epoch`` epochs from where training stands.
 
         Args:
           x: Must be None: the batches were given to ``make_private``.
           y: Must be None, too.
-          epochs: Counted from the start of the plan; all that there are if None.
-          initial_epoch: Where training stands, if given.
-          callbacks: Of Keras.  A batch is a step of the plan.
+          epochs: Number of the epoch to end before; to the end of the plan if None.
+          initial_epoch: Number of the first epoch.
+          steps_per_epoch: Steps of the plan in an epoch; once over the examples if
+            None.
+          callbacks: Of tf_keras.  A batch is a step of the plan.  What they decide by
+            must be released, as metrics of validation data are.
           verbose: As in Keras.
-          validation_data: What ``evaluate`` takes: ``(x, y)``, or a data set.  Whether
+          validation_data: ``(x, y)``, ``(x, y, sample_weight)`` or a data set.  Whether
             it holds training examples is not checked; their metrics are not private.
           validation_freq: Epochs between two validations.
+          class_weight: Class -> weight of its examples' losses, 1 for all others.
+            Public: no function of the training labels.
+          sample_weight: Column of the batches that holds the weight of each example's
+            loss.  Weights multiply the loss before its gradient is clipped.
           non_private_training_metrics: Also computes loss and metrics of the training
             examples.  The privacy statement does not cover them.
+          **more: Keras's other arguments are refused.
 
         Returns:
           Keras's ``History``.
 
         Raises:
-          InputError: nothing is left to train, or an argument cannot be had.
+          InputError: fewer steps are left, or an argument cannot be had.
         """
-        last = self._last_step(x, y, epochs, initial_epoch)
+        self._check_fit(x, y, more)
+        size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
+        plan = plan_epochs(
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=size,
+            done=self.num_steps_executed,
+            num_steps=self._session.num_steps,
+        )
         check_int("validation_freq", validation_freq, at_least=1)
-        size = self.steps_per_epoch
+        check_callbacks(callbacks, validates=validation_data is not None)
+        weights = ExampleWeights(
+            class_weight={} if class_weight is None else class_weight,
+            sample_weight=sample_weight,
+        )
+        self._weigh(weights)
         listed = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, model=self,
             verbose=1 if verbose == "auto" else verbose,
-            epochs=-(-last // size), steps=size,
+            epochs=plan[-1].index + 1, steps=size,
         )  # fmt: skip
-        self._open_run()
+        self._open_run(weights, non_private_training_metrics)
         self.stop_training, logs = False, dict[str, Any]()
         listed.on_train_begin()
-        with self._recorded(), self._session.steps(end=last) as steps:
-            while self.num_steps_executed < last and not self.stop_training:
-                epoch = self.num_steps_executed // size
-                listed.on_epoch_begin(epoch)
-                end = min(last, (epoch + 1) * size)
-                logs = self._epoch(steps, end, listed, non_private_training_metrics)
-                is_whole = self.num_steps_executed == end
-                due = is_whole and (epoch + 1) % validation_freq == 0
-                if due and validation_data is not None:
+        with self._recorded(), self._session.steps(end=plan[-1].end) as steps:
+            for epoch in plan:
+                listed.on_epoch_begin(epoch.index)
+                logs = self._epoch(steps, epoch, listed, non_private_training_metrics)
+                if (epoch.index + 1) % validation_freq == 0:
                     logs |= self._validate(validation_data)
-                listed.on_epoch_end(epoch, logs)
+                listed.on_epoch_end(epoch.index, logs)
+                if self.stop_training:
+                    break
         listed.on_train_end(logs)
         return self.history
 
     def privacy_statement(self) -> Any:
         """Returns the statement of what was executed; ``to_text()`` is for people.
 
+        That of a run which stopped early states the epsilon of the whole plan, which
+        bounds every prefix.
+
         Raises:
-          InputError: steps of the plan are left, or there is no delta.
+          InputError: there is no delta, or metrics of training examples may have
+            stopped the run.
         """
         return privacy.run_statement(
             self._session.record(complete=self._is_complete),
@@ -336,47 +390,36 @@ class PrivateModel(keras.Model):
             allow_large_delta=self._session.settings.allow_large_delta,
         )
 
-    def _last_step(
-        self, x: Any, y: Any, epochs: int | None, initial_epoch: int | None
-    ) -> int:
-        plan, size = self._session.manifest.plan, self.steps_per_epoch
-        done = self.num_steps_executed
+    def _check_fit(self, x: Any, y: Any, more: Mapping[str, Any]) -> None:
         if x is not None or y is not None:
             raise InputError("Expected fit without data: make_private got the batches.")
+        for name in more:
+            why = _OF_THE_PLAN.get(name, "omit it")
+            raise InputError(f"Expected no {name} in fit; {why}.")
         if self._within_step:
             raise InputError(
-                f"Expected steps to end; step {done} was interrupted, and its "
-                "noise may not be used twice. Start again with make_private."
+                f"Expected steps to end; step {self.num_steps_executed} was "
+                "interrupted, and its noise may not be used twice. Start again with "
+                "make_private."
             )
         self._compiled()
-        if initial_epoch is not None and initial_epoch * size != done:
-            raise InputError(
-                f"Expected initial_epoch={initial_epoch} to be where training stands, "
-                f"after {done} steps of {size} per epoch. Leave it away."
-            )
-        num_epochs = -(-plan.num_steps // size)
-        if epochs is not None:
-            check_int("epochs", epochs, at_least=1, at_most=num_epochs)
-        last = min(plan.num_steps, (epochs or num_epochs) * size)
-        if last <= done:
-            raise InputError(
-                f"Expected steps to be left before the end of epoch {epochs or 1}; "
-                f"{done} of num_steps={plan.num_steps} were consumed, and none "
-                "is used twice. Make a new plan to train for longer."
-            )
-        return last
+
+    def _weigh(self, weights: ExampleWeights) -> None:
+        """Trains with these weights from here on."""
+        if weights != self._weights_of(self._trained_model):
+            self._train_by(weighted(self._compiled(), weights))
+
+    @staticmethod
+    def _weights_of(model: TrainableModel | None) -> ExampleWeights:
+        return model.weights if isinstance(model, WeightedModel) else ExampleWeights()
 
     def _epoch(
-        self,
-        steps: Iterator[StepInputs],
-        end: int,
-        listed: Any,
-        non_private: bool,
+        self, steps: Iterator[StepInputs], epoch: Epoch, listed: Any, non_private: bool
     ) -> dict[str, Any]:
         logs: dict[str, Any] = {}
         self.reset_metrics()
-        while self.num_steps_executed < end and not self.stop_training:
-            index = self.num_steps_executed % self.steps_per_epoch
+        while self.num_steps_executed < epoch.end and not self.stop_training:
+            index = self.num_steps_executed - epoch.begin
             listed.on_train_batch_begin(index)
             self._within_step = True
             noise, parts = next(steps)
@@ -392,8 +435,10 @@ class PrivateModel(keras.Model):
         return dict(logs)
 
     def _validate(self, data: Any) -> dict[str, Any]:
-        pair = data if isinstance(data, tuple) else (data,)
-        found = self.evaluate(*pair, verbose=0, return_dict=True)
+        if data is None:
+            return {}
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        found = self.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True)
         return {f"val_{name}": value for name, value in found.items()}
 
     def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:
@@ -402,10 +447,14 @@ class PrivateModel(keras.Model):
         if not real.any():
             return
         columns = {k: np.asarray(v)[real] for k, v in batch["columns"].items()}
-        model = self._compiled()
+        model, weights = self._trained_model, None
+        assert model is not None  # compiled
+        if isinstance(model, WeightedModel):
+            weights = np.asarray(model.example_weights(columns))
         found = self.test_on_batch(
             model.inputs(columns),
             model.labels(columns),
+            sample_weight=weights,
             reset_metrics=False,
             return_dict=True,
         )
@@ -418,9 +467,20 @@ class PrivateModel(keras.Model):
             raise InputError("Expected compile before fit.")
         return self._checked_model
 
-    def _open_run(self) -> None:
-        if self._session.is_identified:
-            return
+    def _open_run(self, weights: ExampleWeights, non_private: bool) -> None:
+        """Writes down what this call of ``fit`` is, before its first step."""
+        if not self._session.is_identified:
+            self._begin_run()
+        self._session.fits.append(
+            {
+                "first_step": self.num_steps_executed,
+                **weights.describe(),
+                "non_private_training_metrics": bool(non_private),
+            }
+        )
+        self._session.write_record(complete=False)
+
+    def _begin_run(self) -> None:
         if preflight.check_run_folder(self._session.run):
             raise InputError(f"Expected run={self._session.run} to be new or empty.")
         self._session.open()
@@ -430,7 +490,6 @@ class PrivateModel(keras.Model):
             "batches": preflight.digest_of_batches(self._session.batches),
         }
         self._session.identify(identity, model=models.identity(self._compiled()))
-        self._session.write_record(complete=False)
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:

@@ -71,6 +71,7 @@ def write_batches(
     num_examples: int = 200,
     steps_per_file: int = 4,
     batches_id: str = "0" * 32,
+    columns: Sequence[Column] = COLUMNS,
 ) -> BatchFolder:
     """Writes the rows of each step as the batch job would."""
     path.mkdir(parents=True)
@@ -93,7 +94,7 @@ def write_batches(
                 start = part * physical_batch_size
                 chosen_rows = rows[start : start + physical_batch_size]
                 record = encode_batch(
-                    {name: chosen_rows[name] for name in ROW.names or ()},
+                    {column.name: chosen_rows[column.name] for column in columns},
                     step=step,
                     part=part,
                     physical_batch_size=physical_batch_size,
@@ -111,7 +112,7 @@ def write_batches(
         )
     manifest = Manifest(
         plan=plan,
-        columns=COLUMNS,
+        columns=tuple(columns),
         physical_batch_size=physical_batch_size,
         batches_id=batches_id,
         files=tuple(files),

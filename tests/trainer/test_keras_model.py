@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import read_json
+from tests.trainer.conftest import COLUMNS
 from trainer.gradients.dp_step import Step
 from trainer.keras_model import PrivateModel, make_private
+from trainer.run.privacy import run_statement
 from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_compat import keras, tf
 
@@ -102,11 +105,9 @@ def test_every_step_is_consumed_once_however_often_fit_is_called(
     private: Any, tmp_path: pathlib.Path
 ) -> None:
     model = _compiled(private())
-    with pytest.raises(InputError, match="complete"):
-        model.privacy_statement()
     steps = []
-    for epochs in (1, 2, None):
-        model.fit(epochs=epochs, verbose=0)
+    for epochs, initial in ((1, 0), (6, 5), (None, 0)):
+        model.fit(epochs=epochs, initial_epoch=initial, verbose=0)
         steps.append(model.num_steps_executed)
     assert steps == [4, 8, 10]
     for epochs in (None, 3):
@@ -115,6 +116,160 @@ def test_every_step_is_consumed_once_however_often_fit_is_called(
     record, manifest = read_run(tmp_path / "run")
     assert record.complete and record.num_steps_executed == 10  # noqa: PT018
     assert manifest.plan.num_steps == 10
+
+
+def test_epochs_count_as_in_keras_over_several_calls(private: Any, data: Any) -> None:
+    calls: list[dict[str, int]] = [
+        {"epochs": 1}, {"epochs": 1}, {"epochs": 9, "initial_epoch": 7},
+    ]  # fmt: skip
+    plain = _network()
+    plain.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    model = _compiled(private())
+    for call in calls:
+        wanted = plain.fit(*data, verbose=0, **call).epoch
+        # Two steps per epoch, so that four epochs fit into ten steps.
+        assert model.fit(verbose=0, steps_per_epoch=2, **call).epoch == wanted
+    assert model.num_steps_executed == 2 * 4
+    with pytest.raises(InputError, match="epochs=2 to be at most 1: 8 of"):
+        model.fit(epochs=2, steps_per_epoch=2)
+    with pytest.raises(InputError, match="epochs=1 >= 2"):
+        model.fit(epochs=1, initial_epoch=1)
+
+
+def _early_stopping(**more: Any) -> Any:
+    # No metric falls by 9: it stops after the second epoch, at its first improvement.
+    return keras.callbacks.EarlyStopping(min_delta=9, patience=1, **more)
+
+
+def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_plan(
+    private: Any, data: Any, tmp_path: pathlib.Path
+) -> None:
+    kept: list[Any] = []
+    keep = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: kept.append(model.get_weights())
+    )
+    model = _compiled(private())
+    stop = _early_stopping(restore_best_weights=True)
+    model.fit(validation_data=data, callbacks=[keep, stop], verbose=0)
+    assert (len(kept), stop.best_epoch) == (2, 0)
+    for left, right in zip(model.get_weights(), kept[0], strict=True):
+        np.testing.assert_array_equal(left, right)
+    record, manifest = read_run(tmp_path / "run")
+    assert (record.num_steps_executed, record.complete) == (8, False)
+    stopped = run_statement(record, manifest, delta=None)
+    assert stopped == model.privacy_statement()
+    assert "after 8 of T=10 steps; epsilon is of all T" in stopped.to_text()
+    assert stopped.to_json()["num_steps_executed"] == 8
+    model.fit(verbose=0)  # the steps that are left, of the same plan
+    whole = model.privacy_statement()
+    assert "stopped" not in whole.to_text()
+    assert stopped.epsilon == whole.epsilon
+
+
+def test_no_statement_is_given_where_training_metrics_may_have_stopped_the_run(
+    private: Any,
+) -> None:
+    model = _compiled(private())
+    model.fit(epochs=1, verbose=0, non_private_training_metrics=True)
+    with pytest.raises(InputError, match="may have stopped it"):
+        model.privacy_statement()
+    model.fit(verbose=0)
+    assert model.privacy_statement().is_guarantee
+
+
+class _Own(keras.callbacks.Callback):
+    monitor = "loss"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: keras.callbacks.EarlyStopping("loss"), "monitor='loss' of EarlySt"),
+        (lambda: keras.callbacks.ReduceLROnPlateau("non_private_loss"), "covered by"),
+        (lambda: keras.callbacks.EarlyStopping(), "validation_data in fit"),
+        (_Own, "monitor='loss' of _Own"),
+        (
+            lambda: keras.callbacks.ModelCheckpoint("x.keras", save_best_only=True),
+            "validation_data in fit",
+        ),
+        (lambda: keras.callbacks.BackupAndRestore("x"), "ModelCheckpoint"),
+        (
+            lambda: keras.callbacks.TensorBoard(write_steps_per_second=True),
+            "write_steps_per_second=False",
+        ),
+        (lambda: keras.callbacks.TensorBoard(profile_batch=2), "profile_batch=0"),
+        (lambda: 3, "callbacks of tf_keras; int"),
+    ],
+)
+def test_callbacks_that_decide_by_or_write_what_is_not_released_are_refused(
+    make: Any, message: str, private: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        _compiled(private()).fit(callbacks=[make()])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_class_weights_of_fit_are_within_the_clip_and_in_the_record(
+    private: Any, tmp_path: pathlib.Path
+) -> None:
+    def change(name: str, clip: float, **more: Any) -> np.ndarray:
+        model = _compiled(private(name, noise_multiplier=0.0, l2_norm_clip=clip), 1.0)
+        before = model.get_weights()
+        model.fit(epochs=1, steps_per_epoch=1, verbose=0, **more)
+        return np.concatenate(
+            [np.ravel(b - a) for a, b in zip(model.get_weights(), before, strict=True)]
+        )
+
+    both = {0: 3.0, 1: 3.0}
+    # Far below the clip a weight counts in full, and at the clip not at all.
+    np.testing.assert_allclose(
+        change("a", 1e6, class_weight=both), 3 * change("b", 1e6), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        change("c", 1e-6, class_weight=both), change("d", 1e-6), rtol=1e-3, atol=1e-9
+    )
+    zeros = change("e", 1.0, class_weight={0: 0.0, 1: 0})
+    assert not zeros.any()
+    record, _ = read_run(tmp_path / "a")
+    assert record.fits == [
+        {
+            "first_step": 0,
+            "class_weight": {"0": 3.0, "1": 3.0},
+            "sample_weight": None,
+            "non_private_training_metrics": False,
+        }
+    ]
+
+
+def test_sample_weight_names_a_column_of_the_batches(
+    batch_folder: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    columns = (*COLUMNS, Column(name="importance", dtype="float32"))
+    kind = np.dtype([(c.name, c.numpy_dtype) for c in columns])
+    step = np.zeros(8, kind)
+    for column in COLUMNS:
+        step[column.name] = rows(8)[column.name]
+    made = batch_folder([step, step], columns=columns)
+    model = _compiled(
+        make_private(
+            _network(), batches=made.path, run=tmp_path / "run", l2_norm_clip=1.0,
+            noise_multiplier=0.0,
+        )
+    )  # fmt: skip
+    before = model.get_weights()
+    model.fit(steps_per_epoch=1, epochs=1, sample_weight="importance", verbose=0)
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+    model.fit(verbose=0)
+    assert not np.array_equal(before[0], model.get_weights()[0])
+
+
+def test_weights_are_of_one_call_of_fit(private: Any) -> None:
+    model = _compiled(private(noise_multiplier=0.0))
+    model.fit(epochs=1, steps_per_epoch=1, verbose=0, class_weight={0: 0, 1: 0})
+    before = model.get_weights()
+    model.fit(epochs=1, steps_per_epoch=1, verbose=0)
+    assert not np.array_equal(before[0], model.get_weights()[0])
 
 
 def test_the_record_names_the_software_that_clipped_and_drew_the_noise(
@@ -190,7 +345,17 @@ def _tensorboard(path: pathlib.Path) -> list[Any]:
     """Keras's callback needs the package, which this project does not."""
     if importlib.util.find_spec("tensorboard") is None:
         return []
-    return [keras.callbacks.TensorBoard(str(path))]
+    return [keras.callbacks.TensorBoard(str(path), histogram_freq=1)]
+
+
+def _tags(folder: pathlib.Path) -> set[str]:
+    """Of all that TensorBoard's callback wrote."""
+    events = (
+        event
+        for path in folder.rglob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+    )
+    return {value.tag for event in events for value in event.summary.value}
 
 
 def test_ordinary_callbacks_see_epochs_steps_and_validation(
@@ -213,6 +378,12 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
             keras.callbacks.ModelCheckpoint(
                 str(tmp_path / "weights-{epoch}.h5"), save_weights_only=True
             ),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "best.keras"), save_best_only=True
+            ),
+            keras.callbacks.ModelCheckpoint(
+                str(tmp_path / "step-{batch}-of-{epoch}.keras"), save_freq=3
+            ),
         ],
     )  # fmt: skip
     assert seen == [(i, {}) for i in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1)]
@@ -220,7 +391,13 @@ def test_ordinary_callbacks_see_epochs_steps_and_validation(
     np.testing.assert_allclose(history.history["lr"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 4
     if _tensorboard(tmp_path / "board"):
-        assert list((tmp_path / "board").rglob("events*"))
+        # Of training there are weights and learning rates, and no metrics.
+        of_training = _tags(tmp_path / "board" / "train")
+        assert {t for t in of_training if "histogram" not in t} == {"epoch_lr"}
+        assert "epoch_loss" in _tags(tmp_path / "board" / "validation")
+    plain = keras.models.load_model(tmp_path / "best.keras")
+    assert plain.get_weights()[0].shape == (13, 1)
+    assert len(list(tmp_path.glob("step-*.keras"))) == 3
     plain = _network()
     plain.load_weights(tmp_path / "weights-3.h5")
     np.testing.assert_array_equal(plain.get_weights()[0], model.get_weights()[0])
@@ -386,7 +563,14 @@ def test_what_is_not_supported_is_refused_in_one_line(
     for call, message in (
         (lambda: model.fit(*data), "without data"),
         (lambda: model.fit(epochs=4), "epochs=4"),
-        (lambda: model.fit(initial_epoch=1), "initial_epoch=1"),
+        (lambda: model.fit(initial_epoch=-1), "initial_epoch=-1"),
+        (lambda: model.fit(batch_size=8), "batch_size in fit; the plan"),
+        (lambda: model.fit(workers=2), "workers in fit; omit it"),
+        (lambda: model.fit(class_weight=[1, 2]), "dict of class to weight"),
+        (lambda: model.fit(class_weight={1: -1.0}), r"class_weight\[1\]=-1.0"),
+        (lambda: model.fit(sample_weight=data[1]), "name a column"),
+        (lambda: model.fit(sample_weight="w"), "column of the batches: label"),
+        (lambda: model.fit(sample_weight="label"), "not the label"),
         (lambda: model.train_on_batch(*data), "without privacy"),
         (lambda: private(method="dp-sat"), "dp-sat"),
         (lambda: private(method="model-mix"), "model-mix"),

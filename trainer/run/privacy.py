@@ -13,6 +13,7 @@ from accounting import accountant, deltas, statement
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
+from trainer.run import stopped
 from trainer.run.run_record import (
     PRIVACY_NAME,
     PRIVACY_TEXT_NAME,
@@ -125,6 +126,7 @@ def check_run(
     *,
     delta: float | None,
     allow_large_delta: bool = False,
+    allow_stopped: bool = False,
 ) -> tuple[float, float]:
     """Returns noise multiplier and delta of a private run that executed its plan.
 
@@ -133,6 +135,7 @@ def check_run(
       manifest: Of the batches.
       delta: The delta to state; the record's if None.
       allow_large_delta: Whether one that protects next to nothing is meant.
+      allow_stopped: Whether the first steps of the plan are enough.
 
     Raises:
       InputError: the run is not private, not complete, or of other batches, or there
@@ -143,7 +146,7 @@ def check_run(
             "Expected method='non-private' to be a private one: the run has no clip "
             "and no noise, and no epsilon is stated for it."
         )
-    check_execution(record, manifest)
+    check_execution(record, manifest, allow_stopped=allow_stopped)
     delta = delta if delta is not None else record.target_delta
     if delta is None:
         raise InputError("Expected --delta; the run was trained without one.")
@@ -159,15 +162,31 @@ def run_statement(
     delta: float | None,
     allow_large_delta: bool = False,
 ) -> Any:
-    """Returns the privacy statement of a run, with the arguments of ``check_run``.
+    """Returns the privacy statement of a run.
+
+    Args:
+      record: What was executed.
+      manifest: Of the batches.
+      delta: The delta to state; the record's if None.
+      allow_large_delta: Whether one that protects next to nothing is meant.
+
+    Returns:
+      Of a run of ``make_private`` that stopped early, a ``StoppedStatement``.
 
     Raises:
-      InputError: ``check_run`` refuses the run.
+      InputError: ``check_run`` or ``stopped.check`` refuses the run.
     """
+    is_stopped = not record.complete and bool(record.fits)
     noise_multiplier, delta = check_run(
-        record, manifest, delta=delta, allow_large_delta=allow_large_delta
+        record,
+        manifest,
+        delta=delta,
+        allow_large_delta=allow_large_delta,
+        allow_stopped=is_stopped,
     )
-    return plan_statement(
+    if is_stopped:
+        stopped.check(record)
+    whole = plan_statement(
         manifest.plan,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=record.l2_norm_clip,
@@ -176,6 +195,7 @@ def run_statement(
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
     )
+    return stopped.statement_of(whole, record) if is_stopped else whole
 
 
 def write_statement(

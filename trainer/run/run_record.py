@@ -16,7 +16,7 @@ Formal guarantees:
   - ``read_run`` refuses a record or a manifest that differs in one byte from what
     ``write_run`` wrote, unless the editor knows the noise key.
   - ``check_execution`` accepts a record only if the run consumed every step of the
-    manifest's plan once and in order.
+    manifest's plan once and in order; of ``make_private``, also the first steps of it.
   - ``StepLedger`` lets steps pass in the order 0, 1, 2, ... and no other, and of each
     step the parts 0, 1, 2, ...
   - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
@@ -127,7 +127,7 @@ class RunRecord:
       manifest_fingerprint: ``Manifest.fingerprint`` of the batches.
       batches_id: ``Manifest.batches_id`` of the batches.
       optimizer: Its name and settings.
-      model: Its name and sizes.
+      model: Its name and sizes; of make_private also ``fits``, see ``Session``.
       versions: Name and version of the software that trained.
       simulates: The configuration that a run of `dpsgd simulate` stands for, in words;
         empty of all others.
@@ -181,6 +181,12 @@ class RunRecord:
         # A None is reported by name, as any other value that is not a number.
         check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
         check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
+
+    @property
+    def fits(self) -> list[dict[str, Any]]:
+        """The calls of ``fit`` of a run of ``make_private``; none of other runs."""
+        found: list[dict[str, Any]] = self.model.get("fits", [])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
@@ -266,22 +272,29 @@ class StepLedger:
 
 
 def check_finished(run: pathlib.Path) -> None:
-    """Refuses a run that says itself that it is unfinished, before a key is asked for.
+    """Refuses a run that ``dpsgd train`` can go on with, before a key is asked for.
 
     Raises:
       InputError: no record, or an incomplete one.
     """
     remedy = "Name a folder that `dpsgd train` wrote."
     record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=remedy))
-    if not record.complete:
+    if not record.complete and not record.fits:
         raise InputError(
             f"Expected {run} to hold a finished run; it stopped after step "
             f"{record.num_steps_executed}. Give its `dpsgd train` command again."
         )
 
 
-def check_execution(record: RunRecord, manifest: Manifest) -> None:
+def check_execution(
+    record: RunRecord, manifest: Manifest, *, allow_stopped: bool = False
+) -> None:
     """Accepts a record that executed exactly the plan of ``manifest``.
+
+    Args:
+      record: What was executed.
+      manifest: Of the batches.
+      allow_stopped: Whether the first steps of the plan are enough.
 
     Raises:
       InputError: other batches, fewer or more steps, or another divisor.
@@ -294,7 +307,9 @@ def check_execution(record: RunRecord, manifest: Manifest) -> None:
                 f"Expected {name}={getattr(record, name)} of the run record to be "
                 f"{expected}, that of the manifest. The run used other batches."
             )
-    if record.num_steps_executed != plan.num_steps or not record.complete:
+    is_whole = record.num_steps_executed == plan.num_steps and record.complete
+    is_prefix = record.num_steps_executed <= plan.num_steps and not record.complete
+    if not (is_whole or (allow_stopped and is_prefix)):
         raise InputError(
             f"Expected num_steps_executed={record.num_steps_executed} to be the plan's "
             f"num_steps={plan.num_steps}, and the run to be complete. Train to the end."

@@ -60,6 +60,7 @@ class Session:
       run: Folder of the run.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
       num_steps_executed: Steps that the weights have; a run that goes on sets it.
+      fits: Of every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
     settings: TrainSettings
@@ -69,6 +70,7 @@ class Session:
     run: pathlib.Path
     noise_key_file: pathlib.Path | None
     num_steps_executed: int = 0
+    fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _noise_key: bytes = dataclasses.field(init=False)
     _run_key: bytes | None = dataclasses.field(default=None, init=False)
     _step: Step = dataclasses.field(init=False)
@@ -229,7 +231,7 @@ class Session:
             manifest_fingerprint=manifest.fingerprint,
             batches_id=manifest.batches_id,
             optimizer=self._optimizer,
-            model=self._model,
+            model={**self._model, "fits": [*self.fits]} if self.fits else self._model,
             versions=run_record.versions(),
             simulates=settings.simulates,
         )

@@ -1,0 +1,1 @@
+"""What ``make_private``'s ``fit`` takes: weights of examples, epochs and callbacks."""

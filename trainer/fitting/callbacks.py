@@ -1,0 +1,80 @@
+"""Which of Keras's callbacks ``fit`` takes: those that see and write released things.
+
+Released are the weights after each step and what follows from them: metrics of
+validation data, learning rates, histograms of weights.  Losses of training examples are
+not, and neither is how long a step takes: that depends on how many examples it has.
+
+Formal guarantees:
+  - A callback that decides by a metric (``monitor``) decides by one of validation data.
+  - TensorBoard writes neither times of single steps nor profiles.
+  - No callback of Keras's continues a run in another process.
+
+Callbacks of one's own are not looked into: what they read beside weights and ``logs``
+is not covered by the privacy statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accounting.validation import InputError
+from trainer.tf_compat import keras
+
+_VALIDATION = "val_"
+
+
+def check_callbacks(callbacks: Any, *, validates: bool) -> None:
+    """Accepts callbacks whose decisions and files are functions of released things.
+
+    Args:
+      callbacks: One callback, a sequence of them, or None.
+      validates: Whether ``fit`` got validation data.
+
+    Raises:
+      InputError: which callback, why, and what to give instead.
+    """
+    listed = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    for callback in filter(None, listed):
+        name = type(callback).__name__
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise InputError(
+                f"Expected callbacks of tf_keras; {name} is of "
+                f"{type(callback).__module__.partition('.')[0]}. Import it from "
+                "tf_keras.callbacks."
+            )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise InputError(
+                f"Expected no {name}: a run of make_private goes on in no other "
+                "process. Give ModelCheckpoint, or use `dpsgd train`, which resumes."
+            )
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            _check_tensorboard(callback)
+        _check_monitor(callback, name, validates)
+
+
+def _check_tensorboard(callback: Any) -> None:
+    if callback.write_steps_per_second or callback._should_trace:
+        raise InputError(
+            "Expected TensorBoard with write_steps_per_second=False and "
+            "profile_batch=0: the time of a step tells how many examples it has, which "
+            "is not released."
+        )
+
+
+def _check_monitor(callback: Any, name: str, validates: bool) -> None:
+    monitor = getattr(callback, "monitor", None)
+    # A ModelCheckpoint that saves always does not look at what it monitors.
+    if not isinstance(monitor, str) or not getattr(callback, "save_best_only", True):
+        return
+    if not monitor.startswith(_VALIDATION):
+        raise InputError(
+            f"Expected monitor={monitor!r} of {name} to be a metric of validation "
+            "data: a decision by losses of training examples is not covered by "
+            "epsilon. Give monitor='val_loss'."
+        )
+    if not validates:
+        raise InputError(
+            f"Expected validation_data in fit for {name}, which monitors {monitor!r}. "
+            "Give validation_data=(x, y), of examples that are not trained on."
+        )

@@ -1,0 +1,91 @@
+"""The statement of a run of ``make_private`` that stopped before its plan ended.
+
+The weights after k of T steps are a function of those after 1, ..., T steps.  So the
+epsilon of the whole plan bounds what was released, also where released iterates, such
+as by their metrics on validation data, decided when to stop.  The epsilon of k steps
+does not: it is for a k that was fixed beforehand.
+
+Formal guarantees:
+  - ``check`` refuses a run that metrics of training examples may have stopped, and a
+    method whose iterates are not released.
+  - A ``StoppedStatement`` claims the epsilon of the whole plan, and says so.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting.statement import PrivacyStatement
+from accounting.validation import InputError
+from trainer.run.run_record import RunRecord
+from trainer.settings import method_settings
+from trainer.settings.method_settings import MIXED_ITERATES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoppedStatement(PrivacyStatement):
+    """A privacy claim of the first steps of a plan.
+
+    Attributes:
+      num_steps_executed: How many.
+    """
+
+    num_steps_executed: int
+
+    @property
+    def stopped(self) -> str:
+        """What was executed, and why epsilon is that of the whole plan."""
+        return (
+            f"after {self.num_steps_executed:,} of T={self.plan.num_steps:,} steps; "
+            "epsilon is of all T, which bounds every prefix, also where released "
+            "iterates decided when to stop; a smaller one needs a number of steps "
+            "that is fixed beforehand"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return {
+            **super().to_json(),
+            "num_steps_executed": self.num_steps_executed,
+            "stopped": self.stopped,
+        }
+
+    def to_text(self) -> str:
+        """Returns the statement for people, a few lines."""
+        claim, newline, rest = super().to_text().partition("\n")
+        return f"{claim}{newline}  stopped     {self.stopped}.\n{rest}"
+
+
+def check(record: RunRecord) -> None:
+    """Accepts an incomplete run whose first steps have a statement.
+
+    Raises:
+      InputError: why they have none.
+    """
+    done = f"the run stopped after step {record.num_steps_executed}"
+    if method_settings.released_by(record.method) == MIXED_ITERATES:
+        raise InputError(
+            f"Expected a run of all steps of its plan for method={record.method!r}, "
+            f"whose iterates are hidden; {done}. Train to the end."
+        )
+    if any(fit["non_private_training_metrics"] for fit in record.fits):
+        raise InputError(
+            f"Expected a run of all steps of its plan; {done}, and metrics of training "
+            "examples, which epsilon does not cover, may have stopped it. Call fit() "
+            "for the steps that are left, or start again without "
+            "non_private_training_metrics."
+        )
+
+
+def statement_of(whole: PrivacyStatement, record: RunRecord) -> StoppedStatement:
+    """Returns the statement of the first steps of a plan.
+
+    Args:
+      whole: Of the whole plan.
+      record: Accepted by ``check``.
+    """
+    fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
+    return StoppedStatement(**fields, num_steps_executed=record.num_steps_executed)
