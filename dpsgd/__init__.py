@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from trainer.experiments.simulate import simulate as simulate
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
+    from trainer.prediction.predict import PredictSummary as PredictSummary
+    from trainer.prediction.predict import predict as predict
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.run.run_record import RunRecord as RunRecord
@@ -80,6 +82,7 @@ _HOMES = {
     "NoiseBounds": "accounting.intervals",
     "PhysicalBatch": "pipelines.batches.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
+    "PredictSummary": "trainer.prediction.predict",
     "PrivacyStatement": "accounting.statement",
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
@@ -98,6 +101,7 @@ _HOMES = {
     "make_batches": "pipelines.job.make_batches",
     "make_layout": "pipelines.job.sizing",
     "make_private": "trainer.keras_model",
+    "predict": "trainer.prediction.predict",
     "privacy_statement": "accounting.statement",
     "read_batches": "pipelines.batches.reader",
     "read_manifest": "pipelines.batches.manifest",

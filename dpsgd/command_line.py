@@ -1,7 +1,7 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | prepare | batches | verify | train | simulate | compare
-      | account | audit | demo
+dpsgd plan | synth | prepare | batches | verify | train | predict | simulate
+      | compare | account | audit | demo
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ COMMANDS = {
         "Hold batches against their checksums.",
     ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
+    "predict": (
+        "trainer.cli.predict_commands:predict_command",
+        "Predict the rows of a table by a finished run.",
+    ),
     "simulate": (
         "trainer.cli.simulate_commands:simulate",
         "Predict a costly run from cheap ones (TAN).",

@@ -53,6 +53,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("read_batches, read_manifest, verify", FRAMEWORKS | {"pyarrow", "scipy"}),
         ("PoissonBatches, list_blocks", FRAMEWORKS - {"apache_beam"}),
         ("TrainSettings, read_run, run_statement", FRAMEWORKS),
+        ("PredictSummary, predict", FRAMEWORKS),
     ],
 )
 def test_a_name_loads_only_what_it_needs(

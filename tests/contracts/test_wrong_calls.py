@@ -8,6 +8,7 @@ after a minus, taken away.  With the remedy the same command gets to its work.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import pathlib
@@ -23,6 +24,10 @@ import pytest
 
 import dpsgd
 from dpsgd import command_line
+from pipelines.batches.manifest import Manifest, read_manifest
+from tests.trainer.conftest import make_record
+from trainer.run import serving
+from trainer.run.serving import Serving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ BASES = {
     "demo": "--out new",
     "train": "--batches batches --eval data/test --out new --l2-norm-clip 1 "
     "--noise-multiplier 1",
+    "predict": "run --input data/test --out new",
     "account": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
     "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
@@ -474,10 +480,27 @@ SIMULATE = [
     number("--sampler", "balls-and-bins", "'balls-and-bins' is not one of", "poisson"),
 ]  # fmt: skip
 
+PREDICT = [
+    whole("", "Missing argument 'RUN'"),
+    whole("run", "Missing option '--input'"),
+    whole("run --input data/test", "Missing option '--out'"),
+    whole("nosuch --input data/test --out new", "nosuch/run_record.json to exist"),
+    number("--input", "nosuch", "--input", "data/test"),
+    number("--out", "list.json", "--out list.json to be new", "new"),
+    row("--out none/new", "Give `mkdir -p none`"),
+    number("--average", "x", "'x' is not one of 'last'", "upa"),
+    row("--average ema", "last, upa, opa, omv. Others need --ema-decay",
+        "- --average"),
+    number("--uncertainty", "1", "uncertainty=1.0 < 1", "0.9"),
+    number("--uncertainty", "0", "uncertainty=0.0 > 0", "0.9"),
+    row("--uncertainty 0.9 --average upa", "Give --average opa", "--average opa"),
+    *not_a("float", "--uncertainty", "x", "0.9"),
+    *UNKNOWN,
+]  # fmt: skip
 TABLES = {
     "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "prepare": PREPARE,
     "plan": PLAN, "demo": DEMO, "train": TRAIN, "account": ACCOUNT, "audit": AUDIT,
-    "compare": COMPARE, "simulate": SIMULATE,
+    "compare": COMPARE, "simulate": SIMULATE, "predict": PREDICT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 
@@ -495,6 +518,7 @@ WORK = {
     "batches": "pipelines.job.poisson_batching.open_job",
     "demo": "trainer.cli.demo._run",
     "train": "trainer.report.progress.Terminal.say",
+    "predict": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.compare._noise",
     "simulate": "trainer.experiments.simulate.Simulator",
@@ -528,11 +552,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ):
         result = CliRunner().invoke(dpsgd.cli, shlex.split(line))
         assert result.exit_code == 0, result.output
+    _write_run(root / "run", read_manifest(root / "batches"))
     (root / "list.json").write_text("[1]")
     (root / "wrong.json").write_text('{"C99": ["a"]}')
     good = (root / "text").glob("*").__next__().read_text().splitlines()[:20]
     (root / "bad.txt").write_text("\n".join([good[0], "1\t2", *good[1:]]) + "\n")
     return root
+
+
+def _write_run(run: pathlib.Path, manifest: Manifest) -> None:
+    """Writes what a finished run has, as far as is looked at before any work."""
+    for name in ("saved_model", "iterates"):
+        (run / name).mkdir(parents=True)
+    for step in (1, 2):
+        (run / "iterates" / f"step-{step:08d}.npz").touch()
+    inputs = tuple(column for column in manifest.columns if column.name != "label")
+    serving.write(run, Serving(inputs=inputs, outputs=("probability",), task="binary"))
+    for name, value in (("manifest", manifest), ("run_record", make_record(manifest))):
+        (run / f"{name}.json").write_text(json.dumps(value.to_json()))
 
 
 Call = Callable[[str, list[str]], Answer]

@@ -56,6 +56,10 @@ class HeldOut:
       directory: Holds ``*.parquet`` files.
       manifest: The batches; the files must have their columns.
       input_digests: Of the files that the training examples are from.
+      option: Where the user gave ``directory``, for messages.
+
+    Attributes:
+      num_rows: How many examples there are.
 
     Raises:
       InputError: no file, no row, other columns, data prepared in another way, or a
@@ -67,14 +71,18 @@ class HeldOut:
         directory: str | os.PathLike[str],
         manifest: Manifest,
         input_digests: Collection[str] = (),
+        *,
+        option: str = "--eval",
     ) -> None:
         self._columns = manifest.columns
         self._directory = directory
-        self._paths = [path for path, _ in _files(directory)]
-        num_rows = sum(_check_file(path, manifest) for path in self._paths)
-        check_apart(directory, input_digests)
-        if not num_rows:
-            raise InputError(f"Expected examples in --eval {directory}; it has none.")
+        self._option = option
+        self._paths = [path for path, _ in _files(directory, option)]
+        self.num_rows = sum(_check_file(path, manifest) for path in self._paths)
+        if input_digests:
+            check_apart(directory, input_digests)
+        if not self.num_rows:
+            raise InputError(f"Expected examples in {option} {directory}; it has none.")
 
     @functools.cached_property
     def digest(self) -> str:
@@ -88,13 +96,16 @@ class HeldOut:
             total.update(f"{name}\n{part.hexdigest()}\n".encode())
         return total.hexdigest()
 
-    def batches(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields columns of at most ``_BATCH_ROWS`` rows.  Sensitive."""
+    def batches(self, num_rows: int = _BATCH_ROWS) -> Iterator[dict[str, np.ndarray]]:
+        """Yields columns of at most ``num_rows`` rows.  Sensitive."""
         names = [column.name for column in self._columns]
         for path in self._paths:
             with _one_line_errors(path), pq.ParquetFile(path) as file:
-                for part in file.iter_batches(_BATCH_ROWS, columns=names):
-                    yield {c.name: _values(part[c.name], c) for c in self._columns}
+                for part in file.iter_batches(num_rows, columns=names):
+                    yield {
+                        c.name: _values(part[c.name], c, self._option)
+                        for c in self._columns
+                    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,7 +160,7 @@ class Evaluator:
         for columns in self.held_out.batches():
             _check_labels(self.model, columns)
             outputs = self.predict(columns)
-            _check_finite(outputs)
+            check_finite(outputs)
             yield columns, outputs
 
 
@@ -169,12 +180,21 @@ def _check_labels(model: TrainableModel, columns: Mapping[str, np.ndarray]) -> N
         )
 
 
-def _check_finite(outputs: Any) -> None:
+def check_finite(outputs: Any, option: str = "--eval") -> None:
+    """Accepts finite outputs of a model.
+
+    Args:
+      outputs: An array, or a dict of them.
+      option: Where the user gave the rows, for messages.
+
+    Raises:
+      InputError: one of them is not finite.
+    """
     arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
     if not all(np.isfinite(array).all() for array in arrays):
         raise InputError(
-            "Expected finite predictions for the held-out examples; the weights have "
-            "diverged, or the model cannot take a value of theirs. Try a smaller "
+            f"Expected finite predictions for the examples of {option}; the weights "
+            "have diverged, or the model cannot take a value of theirs. Try a smaller "
             "--learning-rate."
         )
 
@@ -194,9 +214,11 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
     return num_rows
 
 
-def _files(directory: str | os.PathLike[str]) -> list[tuple[pathlib.Path, str]]:
+def _files(
+    directory: str | os.PathLike[str], option: str = "--eval"
+) -> list[tuple[pathlib.Path, str]]:
     """Returns path and name of every file, found as ``batches`` finds its input."""
-    found = find_files(os.fspath(directory), option="--eval")
+    found = find_files(os.fspath(directory), option=option)
     return [(pathlib.Path(path), name) for path, name in found.files]
 
 
@@ -263,14 +285,14 @@ def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None
         )
 
 
-def _values(array: pa.Array, column: Column) -> np.ndarray:
+def _values(array: pa.Array, column: Column, option: str) -> np.ndarray:
     num_rows = len(array)
     while pa.types.is_fixed_size_list(array.type) and not array.null_count:
         array = array.flatten()
     if array.null_count:
         raise InputError(
-            f"Expected column {column.name} of --eval to hold no nulls. Fill them, for "
-            "example with NaN, or drop the rows."
+            f"Expected column {column.name} of {option} to hold no nulls. Fill them, "
+            "for example with NaN, or drop the rows."
         )
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from pipelines.files.progress_bars import Bars
 
-_LABEL = "training"
-
 
 class Reporter(Protocol):
     """What a run tells about its progress."""
@@ -49,14 +47,19 @@ class Silent:
 class Terminal:
     """Reports to standard error.
 
+    Args:
+      label: What is done.
+      unit: Singular, of what is counted.
+
     Example:
       >>> with Terminal() as reporter:
       ...     reporter.start(10, done=0)
       ...     reporter.advance(10)
     """
 
-    def __init__(self) -> None:
-        self._bars = Bars([_LABEL], unit="step")
+    def __init__(self, label: str = "training", *, unit: str = "step") -> None:
+        self._label = label
+        self._bars = Bars([label], unit=unit)
         self._num_steps = 0
 
     def __enter__(self) -> Terminal:
@@ -77,11 +80,11 @@ class Terminal:
     def start(self, num_steps: int, done: int) -> None:
         """Reports the start of the steps."""
         self._num_steps = num_steps
-        self._bars.begin(_LABEL, done, num_steps)
+        self._bars.begin(self._label, done, num_steps)
 
     def advance(self, done: int) -> None:
         """Reports that ``done`` steps are done."""
-        self._bars.update(_LABEL, done, self._num_steps)
+        self._bars.update(self._label, done, self._num_steps)
 
     def stop(self) -> None:
         """Reports the end of the steps."""

@@ -1,10 +1,19 @@
 """The trained model, in forms that load without this package.
 
-    RUN/model.keras    Keras 2 (the package tf-keras): columns -> prediction
-    RUN/saved_model/   TensorFlow alone: ``signatures["serving_default"](**columns)``
+    RUN/saved_model/   TensorFlow, in any of its languages and servers:
+                       ``tf.saved_model.load(p).signatures["serving_default"](**columns)``
+    RUN/model.keras    Keras 2: ``tf_keras.models.load_model(p)(columns)``
+    RUN/serving.json   names, types and shapes of columns and predictions
+
+Keras 3 takes the SavedModel as a layer, ``keras.layers.TFSMLayer(p,
+call_endpoint="serving_default")``.
+
+A SavedModel also has ``signatures["outputs"]``, which gives the outputs of the network
+before any sigmoid or softmax, and ``weights``, its trainable variables in the order of
+a run's kept iterates.
 
 Formal guarantees:
-  - Neither form needs code of this package, for models of Keras layers.
+  - Neither model needs code of this package, if its layers are Keras's.
   - Both give from raw columns what ``tasks`` says: ``probability`` of label 1, of shape
     (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the outputs
     of the network as they are, under their names or as ``prediction``.
@@ -28,16 +37,23 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.model.trainable_model import TrainableModel
+from trainer.run import serving
 from trainer.run.run_record import exported_names
+from trainer.run.serving import PREDICTION, PROBABILITIES, PROBABILITY, Serving
 from trainer.tf_compat import keras, tf
 
-PROBABILITY = "probability"
-PROBABILITIES = "probabilities"
-PREDICTION = "prediction"
+#: Names of the two signatures of a SavedModel.
+SERVING_SIGNATURE = "serving_default"
+OUTPUTS_SIGNATURE = "outputs"
 
 
 def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
-    """Returns a Keras model of named columns that gives predictions."""
+    """Returns a Keras model of named columns that gives predictions.
+
+    Args:
+      model: Its network gives the outputs.
+      manifest: Has the columns.
+    """
     columns = {column.name: column for column in manifest.columns}
     inputs = {
         name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
@@ -65,7 +81,7 @@ def export(
     *,
     average: str | None = None,
 ) -> None:
-    """Writes both forms into the folder ``run``.
+    """Writes both forms and their signature into the folder ``run``.
 
     Args:
       model: With the weights to export.
@@ -76,7 +92,27 @@ def export(
     network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
     _appear(run / keras_name, lambda path: network.save(path, save_format="keras"))
-    _appear(run / tensorflow_name, lambda path: _save_tensorflow(network, path))
+    _appear(
+        run / tensorflow_name,
+        lambda path: _save_tensorflow(network, model.network, path),
+    )
+    serving.write(run, serving_of(network, manifest, model.loss.task))
+
+
+def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
+    """Returns the signature of a predicting model.
+
+    Args:
+      network: What ``predicting_model`` returned.
+      manifest: Has the columns.
+      task: What its loss says of labels.
+    """
+    columns = {column.name: column for column in manifest.columns}
+    return Serving(
+        inputs=tuple(columns[name] for name in network.input),
+        outputs=tuple(_named(network.output, network.output_names[0])),
+        task=task,
+    )
 
 
 def check_export(model: TrainableModel, manifest: Manifest) -> None:
@@ -108,9 +144,25 @@ def check_export(model: TrainableModel, manifest: Manifest) -> None:
         ) from None
 
 
-def _save_tensorflow(network: Any, path: str) -> None:
+def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> None:
+    """Writes the SavedModel alone.
+
+    Args:
+      model: With the weights to export.
+      manifest: Has the columns.
+      path: New folder.
+    """
+    network = predicting_model(model, manifest)
+    _appear(
+        pathlib.Path(path), lambda new: _save_tensorflow(network, model.network, new)
+    )
+
+
+def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
+    """Writes a predicting model, of the network ``inner``, as a SavedModel."""
     module = tf.Module()
     module.variables_ = network.variables
+    module.weights = network.trainable_variables
     # Such as the tables of Keras's lookup layers, which are no variables.
     module.resources_ = [
         value
@@ -118,19 +170,28 @@ def _save_tensorflow(network: Any, path: str) -> None:
         for value in vars(layer).values()
         if isinstance(value, tf.saved_model.experimental.TrackableResource)
     ]
-    signature = {
-        name: tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
-        for name, tensor in network.input.items()
+    signatures = {
+        SERVING_SIGNATURE: _signature(network, network.input, network.output_names[0]),
+        OUTPUTS_SIGNATURE: _signature(inner, network.input, OUTPUTS_SIGNATURE),
+    }
+    tf.saved_model.save(module, path, signatures=signatures)
+
+
+def _signature(network: Any, inputs: Mapping[str, Any], name: str) -> Any:
+    """Returns what a network gives for named inputs; a single output under ``name``."""
+    specs = {
+        key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key)
+        for key, tensor in inputs.items()
     }
 
-    def serve(**columns: Any) -> dict[str, Any]:
-        outputs = network(columns)
-        if isinstance(outputs, Mapping):
-            return dict(outputs)
-        return {network.output_names[0]: outputs}
+    def give(**columns: Any) -> dict[str, Any]:
+        return _named(network(columns), name)
 
-    concrete = tf.function(serve).get_concrete_function(**signature)
-    tf.saved_model.save(module, path, signatures={"serving_default": concrete})
+    return tf.function(give).get_concrete_function(**specs)
+
+
+def _named(outputs: Any, name: str) -> dict[str, Any]:
+    return dict(outputs) if isinstance(outputs, Mapping) else {name: outputs}
 
 
 def _appear(path: pathlib.Path, save: Callable[[str], object]) -> None:

@@ -50,6 +50,7 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
+from trainer.run.serving import SERVING_NAME
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
@@ -105,6 +106,7 @@ RUN_NAMES = (
     PRIVACY_TEXT_NAME,
     ITERATES_NAME,
     UNCERTAINTY_NAME,
+    SERVING_NAME,
     *exported_names(),
     *itertools.chain.from_iterable(map(exported_names, WEIGHT_AVERAGES)),
 )

@@ -94,7 +94,7 @@ def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(
     for _ in range(2):
         export(model, small_batches.manifest, tmp_path)
     names = {path.name for path in tmp_path.iterdir()} - {"batches", "held_out"}
-    assert names == {"model.keras", "saved_model"}
+    assert names == {"model.keras", "saved_model", "serving.json"}
 
 
 OWN_MODELS = """

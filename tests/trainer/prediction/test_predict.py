@@ -1,0 +1,243 @@
+"""``predict``: rows of a table by the weights of a finished run."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.conftest import DATASET, make_rows, write_batches, write_held_out
+from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
+from trainer.prediction import exported_model, predict, request
+from trainer.run.preflight import Request
+from trainer.train import train
+
+ROWS = make_rows(300, seed=99)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A finished run with all averages, and the table that it was evaluated on."""
+    root = tmp_path_factory.mktemp("predict")
+    steps = [make_rows(8, seed) for seed in range(10)]
+    batches = write_batches(root / "batches", steps)
+    settings = private_settings(**{**AVERAGES, "tail": None}, learning_rate=0.3)
+    table = write_held_out(root / "table", ROWS)
+    train(
+        Request(
+            settings=settings, batches=batches.path, held_out=table, run=root / "run"
+        )
+    )
+    return root
+
+
+def _predict(folder: pathlib.Path, out: pathlib.Path, **more: Any) -> pa.Table:
+    table = more.pop("table", folder / "table")
+    summary = predict.predict(folder / "run", table, out, **more)
+    found = pq.read_table(out)
+    assert summary.columns == tuple(found.column_names)
+    assert summary.num_rows == found.num_rows
+    return found
+
+
+def _by_keras(path: pathlib.Path) -> np.ndarray:
+    columns = {name: ROWS[name] for name in ("integers", "categories")}
+    return np.ravel(load_model(path).predict(columns, verbose=0))
+
+
+@pytest.mark.parametrize("average", [None, "ema", "upa"])
+def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
+    average: str | None, folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = _predict(folder, tmp_path / "out.parquet", average=average)
+    prefix = f"{average}_" if average else ""
+    wanted = _by_keras(folder / "run" / f"{prefix}model.keras")
+    assert wanted.std() > 1e-3
+    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
+
+
+def test_the_mean_of_kept_weights_needs_no_export(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "upa_saved_model")
+    out = tmp_path / "out.parquet"
+    predict.predict(tmp_path / "run", folder / "table", out, average="upa")
+    np.testing.assert_allclose(
+        pq.read_table(out)["probability"],
+        _by_keras(folder / "run" / "upa_model.keras"),
+        rtol=1e-5,
+    )
+
+
+def test_intervals_are_those_of_the_run(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = _predict(folder, tmp_path / "out.parquet", uncertainty=0.9)
+    of_run = pq.read_table(folder / "run" / "uncertainty.parquet")
+    assert found.column_names == ["probability", "stddev", "low", "high"]
+    for name in of_run.column_names:
+        mine = "probability" if name == "prediction" else name
+        np.testing.assert_allclose(found[mine], of_run[name], rtol=1e-6, atol=1e-9)
+    described = json.loads(found.schema.metadata[predict.METADATA_KEY])
+    assert (described["average"], described["level"]) == ("opa", 0.9)
+
+
+def test_a_majority_vote_gives_labels_and_shares_of_votes(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = _predict(folder, tmp_path / "out.parquet", average="omv")
+    share = np.asarray(found["vote_share"])
+    assert set(np.round(share * 3)) <= {0, 1, 2, 3}
+    np.testing.assert_array_equal(found["label"], share > 0.5)
+
+
+def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    whole = _predict(folder, tmp_path / "whole.parquet")
+    table = pq.read_table(folder / "table").drop_columns(["label"])
+    table = table.append_column("id", pa.array(range(len(ROWS))))
+    (tmp_path / "parts").mkdir()
+    for index, first in enumerate((0, 100, 299)):
+        part = table.slice(first, (100, 199, 1)[index])
+        pq.write_table(part, tmp_path / "parts" / f"{index}.parquet")
+    found = _predict(folder, tmp_path / "out.parquet", table=tmp_path / "parts")
+    np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("average", ["last", "opa"])
+def test_a_bounded_number_of_rows_is_in_memory_at_a_time(
+    average: str,
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = _predict(folder, tmp_path / "whole.parquet", average=average)
+    monkeypatch.setattr(predict, "_CHUNK_BYTES", 7 * 26 * 4 + 7 * 13 * 4)
+    monkeypatch.setattr(exported_model, "_BATCH_ROWS", 3)
+    sizes: list[int] = []
+    write = predict.ParquetFile.write
+
+    def spy(self: Any, table: pa.Table) -> None:
+        sizes.append(table.num_rows)
+        write(self, table)
+
+    monkeypatch.setattr(predict.ParquetFile, "write", spy)
+    found = _predict(folder, tmp_path / "out.parquet", average=average)
+    assert max(sizes) == 7
+    np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
+
+
+def test_an_error_on_the_way_leaves_nothing_and_quotes_no_row(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "_CHUNK_ROWS", 100)
+    table = pq.read_table(folder / "table").to_pylist()
+    table[250]["integers"][3] = None
+    broken = pa.Table.from_pylist(table, pq.read_schema(_file(folder)))
+    pq.write_table(broken, tmp_path / "broken.parquet")
+    written: list[int] = []
+    monkeypatch.setattr(
+        predict.ParquetFile, "write",
+        lambda self, rows: written.append(rows.num_rows),
+    )  # fmt: skip
+    with pytest.raises(InputError, match="column integers of --input to hold no nul"):
+        predict.predict(
+            folder / "run", tmp_path / "broken.parquet", tmp_path / "out.parquet"
+        )
+    assert written  # the error is not of the first rows
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.parquet"]
+
+
+def _file(folder: pathlib.Path) -> pathlib.Path:
+    return folder / "table" / "part-00000.parquet"
+
+
+@pytest.fixture
+def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("it was to be refused before")
+
+    monkeypatch.setattr(exported_model, "load", load)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"average": "uva"}, "average='uva' to be one of last, ema"),
+        ({"average": "past_ema"}, "last, ema, upa, opa, omv.*--export past_ema"),
+        ({"uncertainty": 1.0}, "uncertainty=1.0 < 1"),
+        ({"uncertainty": 0.9, "average": "ema"}, "--average opa"),
+        ({"out": "table"}, "table to be new"),
+        ({"out": "none/out"}, "mkdir -p .*none"),
+        ({"run": "table"}, "run_record.json to exist"),
+        ({"table": "none"}, "--input"),
+        ({"out": "s3://bucket/out"}, "on this machine"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_before_any_work(
+    changes: dict[str, Any], message: str, folder: pathlib.Path, no_tensorflow: None
+) -> None:
+    fields: dict[str, Any] = {"run": "run", "table": "table", "out": "new", **changes}
+    for name in ("run", "table", "out"):
+        if "://" not in fields[name]:
+            fields[name] = folder / fields[name]
+    with pytest.raises(InputError, match=message) as error:
+        predict.predict(
+            fields.pop("run"), fields.pop("table"), fields.pop("out"), **fields
+        )
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["categories"]), "column categories in"),
+        (
+            lambda table: table.set_column(
+                1, "integers", pa.array([1.0] * len(table))
+            ),
+            "integers of .* to be float32",
+        ),
+        (lambda table: table.replace_schema_metadata({}), "prepared as the examples"),
+        (lambda table: table.slice(0, 0), "it has none"),
+    ],
+)  # fmt: skip
+def test_a_table_is_checked_as_held_out_examples_are(
+    change: Any, message: str, folder: pathlib.Path, tmp_path: pathlib.Path,
+    no_tensorflow: None,
+) -> None:  # fmt: skip
+    table = pq.read_table(folder / "table")
+    assert json.loads(table.schema.metadata[b"dpsgd.dataset"]) == DATASET
+    pq.write_table(change(table), tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=message):
+        predict.predict(
+            folder / "run", tmp_path / "other.parquet", tmp_path / "out.parquet"
+        )
+
+
+def test_an_unfinished_run_and_one_without_a_model_are_refused(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "saved_model")
+
+    def check() -> request.PredictRequest:
+        return request.check(
+            run=tmp_path / "run", table=folder / "table", out=tmp_path / "out"
+        )
+
+    with pytest.raises(InputError, match="saved_model to exist"):
+        check()
+    path = tmp_path / "run" / "run_record.json"
+    path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
+    with pytest.raises(InputError, match="finished run"):
+        check()

@@ -1,0 +1,75 @@
+"""``dpsgd predict``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from accounting.cli import shared_options
+from trainer.prediction import predict, request
+from trainer.report.progress import Terminal
+
+
+@click.command(name="predict")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--input",
+    "table",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Parquet file, or folder of them, with the columns of the batches; a label is "
+    "not needed.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="New Parquet file: one row for each of --input, in their order.",
+)
+@click.option(
+    "--average",
+    type=click.Choice(request.AVERAGES),
+    help="Weights to predict by: last; ema or uta, averaged while training; past_ema, "
+    "upa, opa or omv, of kept iterates.  Default: last, or opa with --uncertainty.",
+)
+@click.option(
+    "--uncertainty",
+    type=float,
+    metavar="LEVEL",
+    help="Also write intervals of this level, as 0.95, from kept iterates: how much of "
+    "a prediction is the noise's doing.",
+)
+@shared_options.as_json
+def predict_command(
+    run: Path,
+    table: Path,
+    out: Path,
+    average: str | None,
+    uncertainty: float | None,
+    as_json: bool,
+) -> None:
+    """Predict every row of a table by a finished run.
+
+    Predictions cost no privacy: they follow from the released weights.
+
+    \b
+    Examples, by the last weights, and with intervals from kept iterates:
+      dpsgd predict run --input data/test --out predictions.parquet
+      dpsgd predict averaged-run --input data/test --out intervals.parquet \\
+          --uncertainty 0.95
+    """
+    checked = request.check(
+        run=run, table=table, out=out, average=average, uncertainty=uncertainty
+    )
+    with Terminal("predicting", unit="row") as reporter:
+        reporter.say("loading TensorFlow")
+        summary = predict.predict_checked(checked, reporter)
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), indent=2))
+        return
+    click.echo(
+        f"{summary.num_rows:,} predictions by {summary.average}, columns "
+        f"{', '.join(summary.columns)}, in {summary.out}"
+    )

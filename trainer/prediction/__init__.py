@@ -1,0 +1,1 @@
+"""Predictions of a finished run for the rows of a table."""

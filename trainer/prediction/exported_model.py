@@ -1,0 +1,145 @@
+"""An exported model of a run, and its predictions by various weights.
+
+Formal guarantees:
+  - No code of the user's is needed or run: the model is a SavedModel.
+  - Rows are predicted a bounded number at a time, and one kept iterate is in memory at
+    a time, however many there are.
+  - Predictions that are not finite are refused.
+
+Public: weights.  Sensitive: rows, and predictions as their owner decides.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from accounting.validation import InputError
+from trainer.averaging.aggregates import Outputs, WeightedMean, uniform_weights
+from trainer.averaging.uncertainty import student_interval
+from trainer.model.evaluation import check_finite
+from trainer.model.user_code import withhold_values
+from trainer.prediction.request import PredictRequest
+from trainer.run.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
+from trainer.settings.aggregation_settings import OMV, OPA
+from trainer.tf_compat import tf
+
+#: Columns of some rows -> name -> predictions, in the order of the rows.
+Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+
+#: Rows that the model sees at a time.
+_BATCH_ROWS = 8192
+
+
+def load(request: PredictRequest) -> Predict:
+    """Returns the function that predicts what ``request`` asks for.
+
+    Raises:
+      InputError: the model or an iterate is not as this release writes it.
+    """
+    model = _ExportedModel(request)
+    if request.average in (OPA, OMV):
+        return withhold_values(model.outputs_of_iterates)
+    if not request.is_exported:
+        model.average_iterates()
+    return withhold_values(model.predictions)
+
+
+class _ExportedModel:
+    """A SavedModel whose weights may be replaced."""
+
+    def __init__(self, request: PredictRequest) -> None:
+        self._request = request
+        self._names = [column.name for column in request.serving.inputs]
+        try:
+            self._loaded = tf.saved_model.load(str(request.model))
+            self._give = {
+                name: self._loaded.signatures[name]
+                for name in (SERVING_SIGNATURE, OUTPUTS_SIGNATURE)
+            }
+            self._weights = list(self._loaded.weights)
+        except (OSError, KeyError, AttributeError, tf.errors.OpError) as error:
+            raise InputError(
+                f"Expected {request.model} to be a model that this release exported: "
+                f"{type(error).__name__}. Restore it, or train again."
+            ) from None
+
+    def predictions(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what the model gives by its present weights."""
+        found = self._run(SERVING_SIGNATURE, columns)
+        return {name: found[name] for name in self._request.serving.outputs}
+
+    def average_iterates(self) -> None:
+        """Gives the model the mean of the kept iterates for weights."""
+        mean = WeightedMean(uniform_weights(len(self._request.iterates)))
+        for iterate in self._iterates():
+            mean.add(iterate)
+        self._assign(mean.values())
+
+    def outputs_of_iterates(
+        self, columns: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Returns the mean or the majority of what the kept iterates give."""
+        outputs = Outputs(len(next(iter(columns.values()))))
+        for iterate in self._iterates():
+            self._assign(iterate)
+            logits = self._run(OUTPUTS_SIGNATURE, columns)[OUTPUTS_SIGNATURE]
+            outputs.add(logits.reshape(-1))
+        if self._request.average == OMV:
+            majority = outputs.majority.astype(np.int8)
+            return {"label": majority, "vote_share": outputs.vote_share}
+        return self._mean(outputs)
+
+    def _mean(self, outputs: Outputs) -> dict[str, np.ndarray]:
+        (name,) = self._request.serving.outputs
+        if self._request.level is None:
+            return {name: outputs.mean}
+        stddev = outputs.stddev
+        low, high = student_interval(
+            outputs.mean,
+            stddev,
+            num_iterates=outputs.num_iterates,
+            level=self._request.level,
+        )
+        return {name: outputs.mean, "stddev": stddev, "low": low, "high": high}
+
+    def _run(
+        self, signature: str, columns: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        num_rows = len(next(iter(columns.values())))
+        parts = []
+        for first in range(0, num_rows, _BATCH_ROWS):
+            rows = slice(first, first + _BATCH_ROWS)
+            inputs = {name: tf.constant(columns[name][rows]) for name in self._names}
+            found = self._give[signature](**inputs)
+            parts.append({name: value.numpy() for name, value in found.items()})
+        joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+        check_finite(joined, "--input")
+        return joined
+
+    def _iterates(self) -> Iterator[list[np.ndarray]]:
+        return map(_read_iterate, self._request.iterates)
+
+    def _assign(self, values: Sequence[np.ndarray]) -> None:
+        shapes = [tuple(weight.shape) for weight in self._weights]
+        if [value.shape for value in values] != shapes:
+            raise InputError(
+                f"Expected the kept iterates of {self._request.run} to be of its "
+                "model; their shapes differ. Restore them."
+            )
+        for weight, value in zip(self._weights, values, strict=True):
+            weight.assign(value)
+
+
+def _read_iterate(path: pathlib.Path) -> list[np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[f"weight_{index}"] for index in range(len(arrays))]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"Expected {path} to be an iterate that the run kept: "
+            f"{type(error).__name__}. Restore it."
+        ) from None

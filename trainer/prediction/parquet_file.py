@@ -1,0 +1,88 @@
+"""A Parquet file that is written a part at a time, and is complete or absent.
+
+Formal guarantees:
+  - The file appears under its name when the context ends without an error; otherwise
+    nothing is left.
+  - Rows stand in the order in which they were written.
+  - One part is held in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.files.storage import new_file
+
+
+class ParquetFile:
+    """Writes tables of one schema to a new file.
+
+    Args:
+      path: In a folder that is there.
+      metadata: Of the schema.
+
+    Attributes:
+      num_rows: Rows written so far.
+      columns: Names of the columns, once there are some.
+    """
+
+    def __init__(self, path: pathlib.Path, metadata: Mapping[bytes, bytes]) -> None:
+        self._path = path
+        self._metadata = dict(metadata)
+        self._contexts = contextlib.ExitStack()
+        self._writer: Any = None
+        self.num_rows = 0
+        self.columns: tuple[str, ...] = ()
+
+    def __enter__(self) -> ParquetFile:
+        self._sink = _Sink(self._contexts.enter_context(new_file(self._path)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # The file's own context, below, sees the error and removes what was written.
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            self._contexts.__exit__(kind, error, trace)
+
+    def write(self, table: pa.Table) -> None:
+        """Appends the rows of a table."""
+        table = table.replace_schema_metadata(self._metadata)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._sink, table.schema)
+            self.columns = tuple(table.column_names)
+        self._writer.write_table(table)
+        self.num_rows += table.num_rows
+
+
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write, self._size = write, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        self._write(data)
+        self._size += len(data)
+        return len(data)

@@ -1,0 +1,159 @@
+"""``predict``: predictions of a finished run for every row of a table.
+
+    summary = predict("run", "data/test", "predictions.parquet", average="ema")
+
+The output has one row for every row of the table, in its order.  Its columns are those
+of the exported model (see ``serving``), or for averages of outputs:
+
+    opa    probability, the mean over the kept iterates; with intervals also stddev of
+           one iterate's, low and high (see ``uncertainty``)
+    omv    label, that most kept iterates predict, and vote_share, of those for label 1
+
+Formal guarantees:
+  - Everything that can be refused by the files' metadata is refused before TensorFlow
+    is loaded.
+  - The output appears complete or not at all, and replaces nothing.
+  - Memory depends neither on the number of rows nor on that of kept iterates.
+  - No error quotes a row.
+
+Predictions follow from released weights and from the rows: they cost no privacy of the
+training examples.  The rows of the table are not protected by the privacy statement.
+
+Public: settings and number of rows.  Sensitive: rows, and predictions as their owner
+decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.batches.batch_format import row_bytes
+from trainer.averaging.uncertainty import STATEMENT
+from trainer.prediction import request as requests
+from trainer.prediction.parquet_file import ParquetFile
+from trainer.prediction.request import PredictRequest
+from trainer.report.progress import Reporter, Silent
+
+#: Key of the Parquet file's metadata; its value says what the predictions are of.
+METADATA_KEY = b"dpsgd.predictions"
+
+#: Rows that are read, predicted and written at a time: so many, or of so many bytes.
+_CHUNK_ROWS = 1 << 16
+_CHUNK_BYTES = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictSummary:
+    """What was written.
+
+    Attributes:
+      out: The file.
+      num_rows: As many as the table has.
+      columns: Its columns.
+      average: Of which weights the predictions are.
+      uncertainty: Level of the intervals; None for none.
+    """
+
+    out: pathlib.Path
+    num_rows: int
+    columns: tuple[str, ...]
+    average: str
+    uncertainty: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {**dataclasses.asdict(self), "out": str(self.out)}
+
+
+def predict(
+    run: str | os.PathLike[str],
+    table: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    average: str | None = None,
+    uncertainty: float | None = None,
+    reporter: Reporter | None = None,
+) -> PredictSummary:
+    """Writes the predictions of a finished run for every row of a table.
+
+    Args:
+      run: Folder of the run.
+      table: Parquet file, or folder of them, with the columns of the batches; a label
+        is not needed.
+      out: New Parquet file.
+      average: "last", "ema", "uta", "past_ema", "upa", "opa" or "omv", as the run has
+        them; "opa" with intervals, else "last", if None.
+      uncertainty: Level of the intervals, in (0, 1); None for none.
+      reporter: Is told of the progress.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    checked = requests.check(
+        run=pathlib.Path(run),
+        table=pathlib.Path(table),
+        out=pathlib.Path(out),
+        average=average,
+        uncertainty=uncertainty,
+    )
+    return predict_checked(checked, reporter or Silent())
+
+
+def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSummary:
+    """Does what ``predict`` does, for a request that was checked already.
+
+    Args:
+      request: From ``request.check``.
+      reporter: Is told of the progress.
+    """
+    # TensorFlow takes seconds to load: what can be refused was refused before.
+    from trainer.prediction.exported_model import load
+
+    predict_rows = load(request)
+    metadata = {METADATA_KEY: json.dumps(_describe(request)).encode()}
+    reporter.start(request.table.num_rows, done=0)
+    with ParquetFile(request.out, metadata) as file:
+        for columns in request.table.batches(_chunk_rows(request)):
+            file.write(_as_table(predict_rows(columns)))
+            reporter.advance(file.num_rows)
+    reporter.stop()
+    return PredictSummary(
+        out=request.out,
+        num_rows=file.num_rows,
+        columns=file.columns,
+        average=request.average,
+        uncertainty=request.level,
+    )
+
+
+def _chunk_rows(request: PredictRequest) -> int:
+    size = max(1, row_bytes(request.serving.inputs))
+    return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // size))
+
+
+def _describe(request: PredictRequest) -> dict[str, Any]:
+    described: dict[str, Any] = {"average": request.average}
+    if request.level is not None:
+        described |= {"level": request.level, "statement": STATEMENT}
+    return described
+
+
+def _as_table(predictions: dict[str, np.ndarray]) -> pa.Table:
+    """Returns arrays (rows, ...) as columns; those of shape (rows, 1) as numbers."""
+    return pa.table({name: _as_column(value) for name, value in predictions.items()})
+
+
+def _as_column(values: np.ndarray) -> pa.Array:
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    column = pa.array(np.ravel(values))
+    for size in values.shape[:0:-1]:
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column

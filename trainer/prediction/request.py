@@ -1,0 +1,168 @@
+"""What ``predict`` is asked for, checked before TensorFlow is loaded.
+
+Formal guarantees:
+  - ``check`` writes nothing.
+  - What it returns can be carried out: the run is finished and has the weights that are
+    asked for, the table has the columns of its model, and the output does not exist.
+
+The table needs no label.  It may hold training examples: what is released of the run is
+its weights, and predictions follow from them.
+
+Public: everything but the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from accounting.validation import InputError, check_choice, check_float
+from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from trainer.model.evaluation import HeldOut
+from trainer.model.metrics import BINARY
+from trainer.run import run_record, serving
+from trainer.run.preflight import check_local
+from trainer.run.run_record import ITERATES_NAME, exported_names
+from trainer.run.serving import Serving
+from trainer.settings.aggregation_settings import OMV, OPA, UPA, WEIGHT_AVERAGES
+
+#: Of which weights predictions are; the first are the last iterate's.
+LAST = "last"
+AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictRequest:
+    """A request that can be carried out.
+
+    Attributes:
+      run: Folder of the run.
+      table: The rows.
+      out: The file to write.
+      average: One of ``AVERAGES``.
+      level: Of the intervals, in (0, 1); None for none.
+      serving: Columns and predictions of the model.
+      iterates: Files of the kept iterates, oldest first.
+    """
+
+    run: pathlib.Path
+    table: HeldOut
+    out: pathlib.Path
+    average: str
+    level: float | None
+    serving: Serving
+    iterates: tuple[pathlib.Path, ...]
+
+    @property
+    def model(self) -> pathlib.Path:
+        """The SavedModel, of the average if that was exported."""
+        return _saved_model(self.run, self.average) or _exported(self.run, LAST)
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether the weights are those of ``model`` as it is."""
+        return _saved_model(self.run, self.average) is not None
+
+
+def check(
+    *,
+    run: pathlib.Path,
+    table: pathlib.Path,
+    out: pathlib.Path,
+    average: str | None = None,
+    uncertainty: float | None = None,
+) -> PredictRequest:
+    """Returns the checked request.
+
+    Args:
+      run: Folder of a finished run.
+      table: Parquet file, or folder of them, with the columns of the batches.
+      out: New Parquet file.
+      average: One of ``AVERAGES``; "opa" with intervals, else "last", if None.
+      uncertainty: Level of the intervals, in (0, 1); None for none.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+    check_local(run=run, input=table, out=out)
+    if uncertainty is not None:
+        check_float("uncertainty", uncertainty, above=0, below=1)
+    chosen = average or (LAST if uncertainty is None else OPA)
+    check_choice("average", chosen, AVERAGES)
+    run_record.check_finished(run)
+    signature = serving.read(run)
+    iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
+    _check_average(run, chosen, _possible(run, signature, len(iterates)))
+    _check_intervals(chosen, uncertainty, len(iterates))
+    _check_out(out)
+    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
+    # The label may be missing.
+    manifest = dataclasses.replace(manifest, columns=signature.inputs)
+    return PredictRequest(
+        run=run,
+        table=HeldOut(table, manifest, option="--input"),
+        out=out,
+        average=chosen,
+        level=uncertainty,
+        serving=signature,
+        iterates=iterates,
+    )
+
+
+def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
+    return run / exported_names(None if average == LAST else average)[1]
+
+
+def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
+    """Returns the folder of an exported model; None if there is none."""
+    path = _exported(run, average)
+    return path if path.is_dir() else None
+
+
+def _possible(run: pathlib.Path, signature: Serving, num_iterates: int) -> list[str]:
+    """Returns the averages that the run has, or has the iterates for."""
+    exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
+    if LAST not in exported:
+        raise InputError(
+            f"Expected the exported model {_exported(run, LAST)} to exist. Restore it, "
+            "or train again."
+        )
+    if not num_iterates:
+        return exported
+    of_outputs = [OPA, OMV] if signature.task == BINARY else []
+    return [*exported, *({UPA} - {*exported}), *of_outputs]
+
+
+def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None:
+    if average not in possible:
+        raise InputError(
+            f"Expected average={average!r} to be one that {run} has: "
+            f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
+            "`dpsgd train`; opa and omv also need a binary task, and past_ema "
+            "--export past_ema."
+        )
+
+
+def _check_intervals(average: str, level: float | None, num_iterates: int) -> None:
+    if level is None:
+        return
+    if average != OPA:
+        raise InputError(
+            f"Expected no average={average!r} beside uncertainty={level}: intervals "
+            "are for the mean prediction of kept iterates. Give --average opa."
+        )
+    if num_iterates < 2:
+        raise InputError(
+            f"Expected at least two kept iterates for uncertainty={level}; the run has "
+            f"{num_iterates}. Omit --uncertainty, or train with --keep-last 2 or more."
+        )
+
+
+def _check_out(out: pathlib.Path) -> None:
+    if out.exists() or out.is_symlink():
+        raise InputError(f"Expected --out {out} to be new. Choose another name.")
+    if not out.parent.is_dir():
+        raise InputError(
+            f"Expected the folder of --out {out} to exist. Give "
+            f"`mkdir -p {out.parent}`."
+        )

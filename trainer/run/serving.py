@@ -1,0 +1,86 @@
+"""The signature of an exported model: which columns it takes, and what it gives.
+
+    RUN/serving.json    public; one for all exported weights of a run
+
+    {"inputs": [{"name": "integers", "dtype": "float32", "shape": [13]}, ...],
+     "outputs": ["probability"], "task": "binary"}
+
+``RUN/saved_model`` has the same as ``signatures["serving_default"]``: every input is a
+tensor (batch, *shape) under its name, every output one under its.
+
+Formal guarantees:
+  - ``read`` returns what ``write`` was given, or refuses the file.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from accounting.validation import InputError
+from accounting.versioned_json import header, read_fields
+from pipelines.batches.batch_format import Column
+from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+
+SERVING_NAME = "serving.json"
+_HEADER: Any = {"format_name": "dpsgd-serving", "version": 1}
+
+#: What an exported model gives.
+PROBABILITY = "probability"
+PROBABILITIES = "probabilities"
+PREDICTION = "prediction"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What an exported model takes and gives.
+
+    Attributes:
+      inputs: The columns that it takes.
+      outputs: Names of what it gives.
+      task: What the loss says of labels: "binary", "classes" or "other".
+    """
+
+    inputs: tuple[Column, ...]
+    outputs: tuple[str, ...]
+    task: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {**header(**_HEADER), **dataclasses.asdict(self)}
+
+
+def write(run: pathlib.Path, serving: Serving) -> None:
+    """Writes the signature.
+
+    Args:
+      run: The folder of the run.
+      serving: The signature of its exported models.
+    """
+    write_atomically(run / SERVING_NAME, pretty_json(serving.to_json()))
+
+
+def read(run: pathlib.Path) -> Serving:
+    """Returns the signature of the exported models of a run.
+
+    Raises:
+      InputError: there is none, or not as this release writes it.
+    """
+    remedy = "Name a folder that `dpsgd train` finished, or call export() of its model."
+    found = read_json(run / SERVING_NAME, remedy=remedy)
+    names = [field.name for field in dataclasses.fields(Serving)]
+    fields = read_fields(found, names, kind="serving signature", **_HEADER)
+    try:
+        return Serving(
+            inputs=tuple(Column(**column) for column in fields["inputs"]),
+            outputs=tuple(fields["outputs"]),
+            task=str(fields["task"]),
+        )
+    except TypeError:
+        raise InputError(
+            f"Expected {run / SERVING_NAME} to be as it was written; it was edited. "
+            "Restore it."
+        ) from None
