@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trainer.keras_model import make_private as make_private
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
+    from trainer.run.keras_3 import to_keras_3 as to_keras_3
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.run.run_record import RunRecord as RunRecord
@@ -109,6 +110,7 @@ _HOMES = {
     "run_statement": "trainer.run.privacy",
     "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
+    "to_keras_3": "trainer.run.keras_3",
     "train": "trainer.train",
     "verify": "pipelines.batches.verify",
     "write_batches": "pipelines.job.poisson_batching",

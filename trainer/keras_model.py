@@ -65,6 +65,7 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
+from trainer.run.export import export, save_tensorflow
 from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
@@ -193,6 +194,24 @@ class PrivateModel(keras.Model):
     def save(self, *args: Any, **more: Any) -> None:
         """Saves the plain network."""
         self.network.save(*args, **more)
+
+    def export(self, filepath: Any = None) -> None:
+        """Writes the model as a SavedModel of named columns, which gives predictions.
+
+        Args:
+          filepath: New folder of the SavedModel.  If None, the folder of the run gets
+            all that ``dpsgd train`` exports, and ``dpsgd predict`` takes it.
+
+        Raises:
+          InputError: the model was not compiled, or the run has not begun.
+        """
+        model, session = self._compiled(), self._session
+        if filepath is not None:
+            save_tensorflow(model, session.manifest, os.fspath(filepath))
+        elif session.is_identified:
+            export(model, session.manifest, session.run)
+        else:
+            raise InputError("Expected fit before export to the folder of the run.")
 
     def save_weights(self, *args: Any, **more: Any) -> None:
         """Saves the weights of the plain network."""

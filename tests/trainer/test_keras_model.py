@@ -16,6 +16,8 @@ from pipelines.batches.manifest import read_json
 from tests.trainer.conftest import COLUMNS
 from trainer.gradients.dp_step import Step
 from trainer.keras_model import PrivateModel, make_private
+from trainer.run import serving
+from trainer.run.export import predicting_model
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_compat import keras, tf
@@ -160,10 +162,22 @@ def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_pla
     assert stopped == model.privacy_statement()
     assert "after 8 of T=10 steps; epsilon is of all T" in stopped.to_text()
     assert stopped.to_json()["num_steps_executed"] == 8
+    _check_export(model, data[0], tmp_path)
     model.fit(verbose=0)  # the steps that are left, of the same plan
     whole = model.privacy_statement()
     assert "stopped" not in whole.to_text()
     assert stopped.epsilon == whole.epsilon
+
+
+def _check_export(model: PrivateModel, x: Any, folder: pathlib.Path) -> None:
+    """Both kinds of export, of a run that stopped, give what the model does."""
+    model.export()
+    assert serving.read(folder / "run").outputs == ("probability",)
+    model.export(folder / "alone")
+    wanted = tf.sigmoid(model.predict(x, verbose=0))
+    for path in (folder / "run" / "saved_model", folder / "alone"):
+        loaded = tf.saved_model.load(str(path))
+        np.testing.assert_allclose(loaded.serve(x)["probability"], wanted, rtol=1e-5)
 
 
 def test_no_statement_is_given_where_training_metrics_may_have_stopped_the_run(
@@ -468,6 +482,13 @@ def test_compile_refuses_a_loss_that_takes_what_the_model_does_not_give(
     with pytest.raises(InputError, match="from_logits=True"):
         models["logit"].compile("sgd", "binary_crossentropy")
     models["probability"].compile("sgd", "binary_crossentropy")
+    exported = predicting_model(
+        models["probability"]._compiled(), models["logit"]._session.manifest
+    )
+    rows = tf.random.stateless_normal((3, 13), seed=(0, 0))
+    np.testing.assert_allclose(
+        exported({"integers": rows}), models["probability"](rows), rtol=1e-6
+    )
     _compiled(models["logit"])
 
 

@@ -5,8 +5,8 @@
     RUN/model.keras    Keras 2: ``tf_keras.models.load_model(p)(columns)``
     RUN/serving.json   names, types and shapes of columns and predictions
 
-Keras 3 takes the SavedModel as a layer, ``keras.layers.TFSMLayer(p,
-call_endpoint="serving_default")``.
+Keras 3 takes the SavedModel as a layer, ``keras.layers.TFSMLayer(p)(columns)``, or what
+``keras_3`` makes of ``model.keras``.
 
 A SavedModel also has ``signatures["outputs"]``, which gives the outputs of the network
 before any sigmoid or softmax, and ``weights``, its trainable variables in the order of
@@ -35,6 +35,8 @@ from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
+from trainer.model.losses import PROBABILITIES as TAKES_PROBABILITIES
+from trainer.model.losses import Loss
 from trainer.model.metrics import BINARY, CLASSES
 from trainer.model.trainable_model import TrainableModel
 from trainer.run import serving
@@ -59,19 +61,23 @@ def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
         name: keras.Input(columns[name].shape, dtype=columns[name].dtype, name=name)
         for name in model.network.input_names
     }
-    outputs = _predictions(model.network(inputs), model.loss.task)
+    outputs = _predictions(model.network(inputs), model.loss)
     return keras.Model(inputs, outputs, name=model.network.name)
 
 
-def _predictions(outputs: Any, task: str) -> Any:
-    if task == BINARY:
-        logits = keras.layers.Reshape((1,))(outputs)
-        return keras.layers.Activation("sigmoid", name=PROBABILITY)(logits)
-    if task == CLASSES:
+def _predictions(outputs: Any, loss: Loss) -> Any:
+    # A loss on probabilities is of a network that gives them.
+    logits = loss.takes != TAKES_PROBABILITIES
+    if loss.task == BINARY:
+        values = keras.layers.Reshape((1,))(outputs)
+        activation = "sigmoid" if logits else "linear"
+        return keras.layers.Activation(activation, name=PROBABILITY)(values)
+    if loss.task == CLASSES and logits:
         return keras.layers.Softmax(name=PROBABILITIES)(outputs)
     if isinstance(outputs, Mapping):
         return dict(outputs)
-    return keras.layers.Activation("linear", name=PREDICTION)(outputs)
+    name = PROBABILITIES if loss.task == CLASSES else PREDICTION
+    return keras.layers.Activation("linear", name=name)(outputs)
 
 
 def export(
@@ -170,24 +176,27 @@ def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
         for value in vars(layer).values()
         if isinstance(value, tf.saved_model.experimental.TrackableResource)
     ]
+    name = network.output_names[0]
+    module.serve = _function_of_columns(network, network.input, name)
+    outputs = _function_of_columns(inner, network.input, OUTPUTS_SIGNATURE)
     signatures = {
-        SERVING_SIGNATURE: _signature(network, network.input, network.output_names[0]),
-        OUTPUTS_SIGNATURE: _signature(inner, network.input, OUTPUTS_SIGNATURE),
+        SERVING_SIGNATURE: module.serve.get_concrete_function(),
+        OUTPUTS_SIGNATURE: outputs.get_concrete_function(),
     }
     tf.saved_model.save(module, path, signatures=signatures)
 
 
-def _signature(network: Any, inputs: Mapping[str, Any], name: str) -> Any:
-    """Returns what a network gives for named inputs; a single output under ``name``."""
+def _function_of_columns(network: Any, inputs: Mapping[str, Any], name: str) -> Any:
+    """Returns what gives a network's outputs by name; a single one under ``name``."""
     specs = {
         key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key)
         for key, tensor in inputs.items()
     }
 
-    def give(**columns: Any) -> dict[str, Any]:
+    def give(columns: Any) -> dict[str, Any]:
         return _named(network(columns), name)
 
-    return tf.function(give).get_concrete_function(**specs)
+    return tf.function(give, input_signature=[specs])
 
 
 def _named(outputs: Any, name: str) -> dict[str, Any]:

@@ -18,7 +18,9 @@ import pytest
 from accounting.validation import InputError
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
+from trainer.run import serving
 from trainer.run.export import check_export, export
+from trainer.run.keras_3 import to_keras_3
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
@@ -40,18 +42,28 @@ _LOAD = """
         "integers": np.array(columns["integers"], "f4"),
         "categories": np.array(columns["categories"], "i4"),
     }
-"""
-_KERAS = """
-    import tf_keras
-    model = tf_keras.models.load_model(sys.argv[1] + "/model.keras")
-    print(json.dumps(np.ravel(model.predict(columns, verbose=0)).tolist()))
-"""
-_TENSORFLOW = """
+    found = {}
+    folder = sys.argv[1]
+
     import tensorflow as tf
-    model = tf.saved_model.load(sys.argv[1] + "/saved_model")
-    columns = {name: tf.constant(value) for name, value in columns.items()}
-    found = model.signatures["serving_default"](**columns)["probability"]
-    print(json.dumps(np.ravel(found).tolist()))
+    model = tf.saved_model.load(folder + "/saved_model")
+    tensors = {name: tf.constant(value) for name, value in columns.items()}
+    signature = model.signatures["serving_default"]
+    found["tensorflow"] = signature(**tensors)["probability"]
+    logits = model.signatures["outputs"](**tensors)["outputs"]
+    found["logits"] = tf.sigmoid(logits)
+
+    import tf_keras
+    model = tf_keras.models.load_model(folder + "/model.keras")
+    found["keras 2"] = model.predict(columns, verbose=0)
+
+    import keras
+    assert keras.__version__.startswith("3.")
+    model = keras.models.load_model(folder + "/keras_3.keras")
+    found["keras 3"] = model.predict(columns, verbose=0)
+    layer = keras.layers.TFSMLayer(folder + "/saved_model")
+    found["a layer of keras 3"] = layer(columns)["probability"]
+    print(json.dumps({k: np.ravel(v).tolist() for k, v in found.items()}))
 """
 
 
@@ -65,27 +77,40 @@ def model(small_batches: Any) -> TrainableModel:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [_KERAS, _TENSORFLOW], ids=["keras", "tensorflow"])
 def test_exported_models_load_without_this_package(
-    load: str, model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     export(model, small_batches.manifest, tmp_path)
-    code = textwrap.dedent(_LOAD) + textwrap.dedent(load)
+    to_keras_3(tmp_path / "model.keras").save(tmp_path / "keras_3.keras")
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(tmp_path), json.dumps(COLUMNS)],
+        [sys.executable, "-I", "-c", textwrap.dedent(_LOAD), str(tmp_path),
+         json.dumps(COLUMNS)],
         capture_output=True,
         check=True,
         cwd=tmp_path,
         env={},
         text=True,
-    )
-    found = json.loads(done.stdout)
+    )  # fmt: skip
     columns = {
         "integers": np.array(COLUMNS["integers"], "f4"),
         "categories": np.array(COLUMNS["categories"], "i4"),
     }
     wanted = 1 / (1 + np.exp(-np.ravel(model.outputs(columns))))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    found = json.loads(done.stdout)
+    assert len(found) == 5
+    for name, values in found.items():
+        np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=name)
+
+
+def test_the_signature_names_the_columns_that_the_model_takes(
+    model: TrainableModel, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    export(model, small_batches.manifest, tmp_path)
+    found = serving.read(tmp_path)
+    columns = {column.name: column for column in small_batches.manifest.columns}
+    assert {column.name for column in found.inputs} == set(model.network.input_names)
+    assert all(columns[column.name] == column for column in found.inputs)
+    assert (found.outputs, found.task) == (("probability",), "binary")
 
 
 def test_an_export_replaces_an_unfinished_one_and_leaves_nothing_else(

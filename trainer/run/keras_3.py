@@ -1,0 +1,238 @@
+"""An exported Keras 2 model as one of Keras 3, which cannot read Keras 2's files.
+
+    from dpsgd import to_keras_3
+    to_keras_3("run/model.keras").save("keras_3.keras")  # keras.models.load_model
+
+Every layer is made again as the Keras 3 layer of its name and gets its weights;
+TensorFlow functions between layers become ``keras.ops``.  The result needs neither
+TensorFlow nor this package, and runs on any backend of Keras 3.
+
+Formal guarantees:
+  - What is returned agrees with the model on made-up rows, missing numbers among them.
+  - A layer or function without a known counterpart is refused by name.
+
+For all other models there is ``keras.layers.TFSMLayer("run/saved_model")``.
+
+Public: the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from trainer.tf_compat import keras as keras_2
+from trainer.tf_compat import tf
+
+# The exported model is TensorFlow's; a conversion may be loaded by any other backend.
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+import keras as keras_3
+from keras import ops
+
+#: Rows on which both models are compared, and how closely they agree.
+_PROBE_ROWS = 16
+_TOLERANCE = 1e-4
+
+#: Of a layer's configuration, what matters for training alone.
+_TRAINING_ONLY = ("_initializer", "_regularizer", "_constraint")
+
+
+def _elementwise(name: str) -> Callable[..., Any]:
+    """Returns a function of Keras 3 that takes lists of numbers beside tensors."""
+
+    def call(*values: Any) -> Any:
+        kinds = [v.dtype for v in values if hasattr(v, "dtype") and v.dtype != "bool"]
+        arrays = (
+            np.asarray(v, kinds[0]) if isinstance(v, list | tuple) else v
+            for v in values
+        )
+        return getattr(ops, name)(*arrays)
+
+    return call
+
+
+#: What TensorFlow calls a function, without "math." and "nn." -> the same of Keras 3;
+#: both take the same arguments in the same order.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "__operators__.add": _elementwise("add"),
+    "cast": ops.cast,
+    "clip_by_value": ops.clip,
+    "concat": ops.concatenate,
+    "expand_dims": ops.expand_dims,
+    "is_nan": ops.isnan,
+    "reduce_max": ops.max,
+    "reduce_mean": ops.mean,
+    "reduce_sum": ops.sum,
+    "reshape": ops.reshape,
+    "softmax": lambda x, axis: ops.softmax(x, -1 if axis is None else axis),
+    "truediv": _elementwise("divide"),
+    **{
+        name: _elementwise(name)
+        for name in (
+            "abs", "add", "divide", "equal", "exp", "greater", "less", "log", "log1p",
+            "logical_and", "logical_not", "logical_or", "maximum", "minimum",
+            "multiply", "not_equal", "relu", "sigmoid", "sign", "sqrt", "square",
+            "subtract", "tanh", "where",
+        )
+    },
+}  # fmt: skip
+
+
+def to_keras_3(model: Any) -> Any:
+    """Returns the Keras 3 model that computes what a Keras 2 model does.
+
+    Args:
+      model: A functional ``tf_keras.Model``, or the path of one in a ``.keras`` file.
+
+    Raises:
+      InputError: a layer or a function has no known counterpart, or the models differ.
+    """
+    if isinstance(model, str | os.PathLike):
+        if not pathlib.Path(model).is_file():
+            raise InputError(
+                f"Expected {model} to be a .keras file, as the model.keras of a run."
+            )
+        model = keras_2.models.load_model(model, compile=False)
+    converted = _Conversion(model).model()
+    _check_same(model, converted)
+    return converted
+
+
+def _refuse(what: str) -> InputError:
+    return InputError(
+        f"Expected layers that Keras 3 has, too; {what}. Load the SavedModel as "
+        "keras.layers.TFSMLayer(path)."
+    )
+
+
+class _Conversion:
+    """Calls the counterparts of all layers of a functional model, in their order."""
+
+    def __init__(self, network: Any) -> None:
+        if not isinstance(network, keras_2.Model) or not network._is_graph_network:
+            raise _refuse(f"{type(network).__name__} is no functional model")
+        self._network = network
+        self._layers: dict[int, Any] = {}
+        self._tensors: dict[int, Any] = {}
+
+    def model(self) -> Any:
+        """Returns the whole as a model."""
+        inputs = tf.nest.map_structure(self._input, self._network._nested_inputs)
+        outputs = self._replay()
+        return keras_3.Model(inputs, outputs, name=self._network.name)
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the outputs for inputs of another model."""
+        own = self._network._nested_inputs
+        if isinstance(own, Mapping) and not isinstance(inputs, Mapping):
+            raise _refuse(f"the inputs of {self._network.name} are called otherwise")
+        pairs = zip(tf.nest.flatten(own), tf.nest.flatten(inputs), strict=True)
+        self._tensors = {id(mine): theirs for mine, theirs in pairs}
+        return self._replay()
+
+    def _input(self, tensor: Any) -> Any:
+        name = tensor.node.layer.name
+        made = keras_3.Input(
+            tuple(tensor.shape[1:]), dtype=tensor.dtype.name, name=name
+        )
+        self._tensors[id(tensor)] = made
+        return made
+
+    def _replay(self) -> Any:
+        for _, nodes in sorted(self._network._nodes_by_depth.items(), reverse=True):
+            for node in nodes:
+                if not node.is_input:
+                    self._replay_node(node)
+        return self._mapped(self._network._nested_outputs)
+
+    def _replay_node(self, node: Any) -> None:
+        given = {k: v for k, v in node.call_kwargs.items() if v is not None}
+        arguments, named = self._mapped(node.call_args), self._mapped(given)
+        found = self._called(node.layer, arguments, named)
+        pairs = zip(tf.nest.flatten(node.outputs), tf.nest.flatten(found), strict=True)
+        self._tensors |= {id(mine): theirs for mine, theirs in pairs}
+
+    def _mapped(self, structure: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda leaf: self._tensors.get(id(leaf), leaf), structure
+        )
+
+    def _called(self, layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        if isinstance(layer, keras_2.Model):
+            return _Conversion(layer).call(*arguments)
+        if getattr(layer, "symbol", None) is not None:
+            return _call_function(layer, arguments, named)
+        made = self._layers.get(id(layer))
+        if made is None:
+            made = self._layers[id(layer)] = _counterpart(layer)
+        result = made(*arguments, **named)
+        made.set_weights(layer.get_weights())
+        return result
+
+
+def _call_function(layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
+    """Calls what Keras 3 has for a TensorFlow function between layers."""
+    symbol = layer.symbol.removeprefix("tf.")
+    name = symbol.removeprefix("math.").removeprefix("nn.")
+    if name not in _FUNCTIONS:
+        raise _refuse(f"the function tf.{symbol} is not known")
+    bound = inspect.signature(layer.function).bind(*arguments, **named)
+    bound.apply_defaults()
+    bound.arguments.pop("name", None)
+    return _FUNCTIONS[name](*bound.arguments.values())
+
+
+def _counterpart(layer: Any) -> Any:
+    """Returns a layer of Keras 3 with the class and configuration of ``layer``."""
+    name = type(layer).__name__
+    kind = getattr(keras_3.layers, name, None)
+    if kind is None or not type(layer).__module__.startswith("tf_keras."):
+        raise _refuse(f"{layer.name} is a {name} of {type(layer).__module__}")
+    known = {*inspect.signature(kind.__init__).parameters, "name", "dtype"}
+    config = {
+        key: value
+        for key, value in layer.get_config().items()
+        if key in known and not key.endswith(_TRAINING_ONLY)
+    }
+    try:
+        return kind.from_config(config)
+    except Exception as error:
+        raise _refuse(
+            f"{layer.name} of class {name} has other settings there: "
+            f"{type(error).__name__}"
+        ) from None
+
+
+def _check_same(model: Any, converted: Any) -> None:
+    """Accepts two models that agree on made-up rows."""
+    random = np.random.default_rng(0)
+    rows = {name: _probe(t, random) for name, t in _inputs_of(model).items()}
+    # A model that was made of one input takes it by itself.
+    given = rows if isinstance(model.input, Mapping) else rows[model.input_names[0]]
+    wanted, found = (tf.nest.flatten(one(given)) for one in (model, converted))
+    for a, b in zip(wanted, found, strict=True):
+        if not np.allclose(
+            np.asarray(a), np.asarray(b), rtol=_TOLERANCE, atol=1e-6, equal_nan=True
+        ):
+            raise _refuse("both models give different predictions")
+
+
+def _inputs_of(model: Any) -> dict[str, Any]:
+    return dict(zip(model.input_names, model.inputs, strict=True))
+
+
+def _probe(tensor: Any, random: np.random.Generator) -> np.ndarray:
+    """Returns rows of small integers, or of numbers of which some are missing."""
+    shape = (_PROBE_ROWS, *tensor.shape[1:])
+    dtype = tensor.dtype.as_numpy_dtype
+    if not tensor.dtype.is_floating:
+        return random.integers(0, 2, shape).astype(dtype)
+    values = random.normal(0, 3, shape)
+    values[0] = np.nan
+    return values.astype(dtype)
