@@ -46,6 +46,7 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import tensorflow as tf
     import tf_keras as keras
+    from tf_keras.src import backend as keras_backend
 
     try:
         from tensorflow_privacy.privacy.fast_gradient_clipping import clip_grads
@@ -97,5 +98,6 @@ __all__ = [
     "clip_grads",
     "is_of_tf_privacy",
     "keras",
+    "keras_backend",
     "tf",
 ]

@@ -15,11 +15,13 @@ Formal guarantees:
     rows it befell is a count of examples.
   - All paths agree with a loop over the examples.
 
-Two paths.  ``book-keeping`` (see ``bookkeeping``) is for models whose traced graph
+Three paths.  ``book-keeping`` (see ``ghost_clipping``) is for models whose traced graph
 proves that it is exact: weights are read by Dense and Embedding layers alone, each used
-once, and rows do not mix (see ``traced_model``).  ``vectorized`` is for all other
-models; it computes each example by itself and holds the gradients of as many as fit a
-fixed memory.
+once, and rows do not mix (see ``traced_model``).  ``operations`` (see
+``operation_clipping``) is for models whose rows are proven not to mix, and whose
+weights are used by operations that are known, wherever they are.  ``vectorized`` is for
+all other models; it computes each example by itself and holds the gradients of as many
+as fit a fixed memory.
 
 Public: the path.  Sensitive: every input and output.
 
@@ -34,7 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import check_choice
-from trainer.gradients import ghost_clipping
+from trainer.gradients import ghost_clipping, operation_clipping
 from trainer.gradients.per_example import (
     align,
     cap_coordinates,
@@ -44,10 +46,12 @@ from trainer.gradients.per_example import (
     sum_in_chunks,
     zero_others,
 )
+from trainer.gradients.plain_layers import plain_layers
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
 BOOKKEEPING = "book-keeping"
+OPERATIONS = "operations"
 VECTORIZED = "vectorized"
 
 #: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
@@ -59,7 +63,10 @@ GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
 
 def choose_path(model: TrainableModel) -> str:
     """Returns the fastest path that is exact for ``model``."""
-    return BOOKKEEPING if ghost_clipping.is_exact(model) else VECTORIZED
+    if ghost_clipping.is_exact(model):
+        return BOOKKEEPING
+    exact = operation_clipping.operations_obstacle(model) is None
+    return OPERATIONS if exact else VECTORIZED
 
 
 def clipped_sum(
@@ -75,7 +82,8 @@ def clipped_sum(
       model: Checked by ``models.check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       linf_norm_clip: Above 0: of single coordinates, afterwards; None for none.
-      path: "book-keeping" or "vectorized"; the first that is exact if None.
+      path: "book-keeping", "operations" or "vectorized"; the first that is exact if
+        None.
     """
     path = path or choose_path(model)
     check_choice("path", path, tuple(_PATHS))
@@ -121,7 +129,7 @@ def example_gradient(
       weights: What the model computes with at the moment; its variables if None.
     """
     sources = model.variables if weights is None else list(weights)
-    with tf.GradientTape() as tape:
+    with tf.GradientTape() as tape, plain_layers(model.network):
         tape.watch(sources)
         loss = tf.reduce_sum(model.losses(row))
     gradients = tape.gradient(
@@ -166,6 +174,7 @@ def vectorized_sum(
         clipped = [zero_others(g, counted) * align(scale, g) for g in stacked]
         return [tf.reduce_sum(cap_coordinates(g, linf_norm_clip), 0) for g in clipped]
 
+    copies *= operation_clipping.copies_of_gradients(model)
     num_values = copies * sum(v.shape.num_elements() for v in model.variables)
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -182,7 +191,19 @@ def vectorized_sum(
     return gradient_sum
 
 
+def _operations_sum(
+    model: TrainableModel, l2_norm_clip: float, linf_norm_clip: float | None
+) -> GradientSum:
+    return operation_clipping.operations_sum(
+        model,
+        l2_norm_clip,
+        linf_norm_clip,
+        otherwise=_vectorized_sum(model, l2_norm_clip, linf_norm_clip),
+    )
+
+
 _PATHS: dict[str, Callable[[TrainableModel, float, float | None], GradientSum]] = {
     BOOKKEEPING: ghost_clipping.bookkeeping_sum,
+    OPERATIONS: _operations_sum,
     VECTORIZED: _vectorized_sum,
 }

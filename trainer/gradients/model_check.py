@@ -14,7 +14,11 @@ Formal guarantees:
   - ``check_model`` refuses a model, and a loss, in which a row's output depends on
     other rows, on its place or on the number of rows by more than a thousandth of its
     scale on the probe's rows.
-  - It refuses layers that draw random numbers or keep state, and regularisers.
+  - It refuses models that give something else in training than in inference, or for
+    the same rows twice: those that draw random numbers or use statistics of the batch.
+    Layers that could, but do not as they are built, are accepted.
+  - It refuses models that keep state, regularisers, and layers that learned from data
+    before (``adapt``).
   - Weights are what they were afterwards.
 
 Public: everything here; the rows of the probe are made up.
@@ -32,16 +36,16 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
-from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
-from trainer.gradients.traced_model import ghost_obstacle
+from trainer.gradients.clipping import BOOKKEEPING, choose_path, clipped_sum
+from trainer.gradients.operation_clipping import operations_obstacle
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import one_line_errors
-from trainer.tf_compat import keras, tf
+from trainer.tf_compat import tf
 
-#: Layers whose output for one example depends on the others.
-_MIXING = ("BatchNormalization", "SyncBatchNormalization", "Normalization")
+#: Layers whose output for one example depends on the others, while they are trained.
+_MIXING = ("BatchNormalization", "SyncBatchNormalization")
 
 #: Attributes of Keras's random layers that say how much they draw.
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
@@ -102,16 +106,13 @@ def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
 
 def _check_layers(network: Any) -> None:
     for layer in network._flatten_layers():
-        kinds = {kind.__name__ for kind in type(layer).__mro__}
-        if kinds & set(_MIXING):
+        # Normalization without constants keeps what ``adapt`` would find.
+        unset = getattr(layer, "input_mean", 0) is None
+        if unset or getattr(layer, "is_adapted", False):
             raise InputError(
-                f"Expected no layer that mixes examples; {layer.name} is a "
-                f"{type(layer).__name__}. Use LayerNormalization, or none."
-            )
-        if "BaseRandomLayer" in kinds and _is_random(layer):
-            raise InputError(
-                f"Expected no layer that draws random numbers; {layer.name} is a "
-                f"{type(layer).__name__}. Remove it: the noise regularises."
+                f"Expected {layer.name}, a {type(layer).__name__}, to be built with "
+                "constants; adapt learns them from data, without privacy. Give public "
+                "ones as arguments: mean and variance, vocabulary, or bin_boundaries."
             )
     if network.losses:
         raise InputError(
@@ -122,9 +123,34 @@ def _check_layers(network: Any) -> None:
 
 def _is_random(layer: Any) -> bool:
     """Whether a layer that could draw random numbers is built to."""
+    if "BaseRandomLayer" not in {kind.__name__ for kind in type(layer).__mro__}:
+        return False
     rates = [getattr(layer, name, None) for name in _RATES]
     found = [rate for rate in rates if rate is not None]
     return not found or any(found)
+
+
+def _training_differs(network: Any) -> str:
+    """Returns why outputs in training are others than in inference, and a remedy."""
+    for layer in network._flatten_layers():
+        kind = type(layer).__name__
+        if layer.trainable and {x.__name__ for x in type(layer).__mro__} & set(_MIXING):
+            return (
+                f"Expected no layer that mixes examples; {layer.name} is a {kind}. Use "
+                "LayerNormalization or GroupNormalization, or trainable=False for "
+                "stored statistics."
+            )
+        if _is_random(layer):
+            return (
+                f"Expected no layer that draws random numbers; {layer.name} is a "
+                f"{kind}. Remove it, or build it with a rate of 0: clipping and noise "
+                "regularise already."
+            )
+    return (
+        "Expected the model and its loss to give the same for the same examples twice, "
+        "and in training as in inference. Remove what draws random numbers or keeps "
+        "state."
+    )
 
 
 def _random_weights(model: TrainableModel) -> list[np.ndarray]:
@@ -137,13 +163,17 @@ def _random_weights(model: TrainableModel) -> list[np.ndarray]:
 
 
 def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
-    before = [v.numpy() for v in model.network.non_trainable_variables]
-    with weights_of(model.variables, _random_weights(model)):
+    state = model.network.non_trainable_variables
+    before = [v.numpy() for v in state]
+    with (
+        weights_of(state, before),
+        weights_of(model.variables, _random_weights(model)),
+    ):
         probe = _probe(model, manifest)
         _check_repeats(model, probe)
         _check_rows_apart(model, probe)
         _check_gradients_apart(model, _probe_of(model, manifest, _BINARY))
-    after = [v.numpy() for v in model.network.non_trainable_variables]
+        after = [v.numpy() for v in state]
     if not all(map(np.array_equal, before, after)):
         raise InputError("Expected a forward pass to change no variable of the model.")
     _check_zero_row(model)
@@ -226,14 +256,14 @@ def _tensors(columns: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _check_repeats(model: TrainableModel, probe: _Probe) -> None:
-    found = [_behaviour(model, probe.first) for _ in range(2)]
-    if not all(
-        np.array_equal(a, b, equal_nan=True) for a, b in zip(*found, strict=True)
-    ):
-        raise InputError(
-            "Expected the model and its loss to give the same for the same examples "
-            "twice. Remove what draws random numbers or keeps state."
-        )
+    first = _behaviour(model, probe.first)
+    for training in (True, False):
+        again = _behaviour(model, probe.first, training=training)
+        if not all(
+            np.array_equal(a, b, equal_nan=True)
+            for a, b in zip(first, again, strict=True)
+        ):
+            raise InputError(_training_differs(model.network))
 
 
 def _check_rows_apart(model: TrainableModel, probe: _Probe) -> None:
@@ -283,12 +313,12 @@ def _close(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _behaviour(
-    model: TrainableModel, columns: Mapping[str, np.ndarray]
+    model: TrainableModel, columns: Mapping[str, np.ndarray], *, training: bool = True
 ) -> list[np.ndarray]:
     """Returns outputs and losses of some rows, of the shapes that they should have."""
     rows = _tensors(columns)
     num_rows = len(next(iter(columns.values())))
-    outputs = model.outputs(rows, training=True)
+    outputs = model.outputs(rows, training=training)
     found = tf.nest.flatten(outputs)
     if isinstance(outputs, (list, tuple)):
         raise InputError(
@@ -326,8 +356,8 @@ def _check_zero_row(model: TrainableModel) -> None:
 
 
 def _check_differentiable(model: TrainableModel) -> None:
-    """Traces the gradients of single examples, where they are computed one by one."""
-    if choose_path(model) != VECTORIZED:
+    """Traces the gradients of single examples, where layers alone do not tell."""
+    if choose_path(model) == BOOKKEEPING:
         return
     columns = {
         name: tf.TensorSpec((2, *spec.shape[1:]), spec.dtype)
@@ -338,20 +368,11 @@ def _check_differentiable(model: TrainableModel) -> None:
     )
     try:
         function.get_concrete_function(columns, tf.TensorSpec((2,)))
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             "Expected a model whose gradient can be computed one example at a time; "
-            f"that raised {type(error).__name__}. {_advice(model)}"
+            f"that raised {type(error).__name__}. Use operations that need no such "
+            f"map: {operations_obstacle(model)}."
         ) from None
-
-
-def _advice(model: TrainableModel) -> str:
-    recurrent = [
-        layer.name
-        for layer in model.network._flatten_layers()
-        if isinstance(layer, keras.layers.RNN) and not layer.unroll
-    ]
-    if recurrent:
-        return f"Build {', '.join(recurrent)} with unroll=True."
-    reason = ghost_obstacle(model)
-    return f"Use Dense and Embedding layers alone, which need no such loop: {reason}."

@@ -5,6 +5,8 @@ Every tensor of the graph is one of
     constant      the same whatever the rows, and whatever their number
     rows(m)       ``m`` entries of axis 0 for each example, in order, which depend on
                   this example alone
+    moved(a)      one entry of axis ``a`` > 0 for each example, as where a recurrent
+                  layer puts time first
     sizes         numbers that follow from the number of rows
     unknown       anything else
 
@@ -39,8 +41,16 @@ from trainer.tf_compat import tf
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rows:
+class Rows:
+    """Entries that depend on one example each.
+
+    Attributes:
+      per_example: Consecutive entries of the batch axis for each example.
+      axis: The batch axis; not 0 only where there is one entry for each example.
+    """
+
     per_example: int = 1
+    axis: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +86,17 @@ class _Unknown:
     why: str = ""
 
 
-_Kind = _Rows | _Constant | _Sizes | _Unknown
+Kind = Rows | _Constant | _Sizes | _Unknown
 _CONSTANT = _Constant()
-_ROWS = _Rows()
+_ROWS = Rows()
 _BATCH = "batch"
 
+#: The values of sizes: as ``_Sizes.entries``.
+_Entries = tuple[Any, ...] | None
+_SizeRule = Callable[[Any, Sequence[_Entries]], _Entries]
+
 #: (operation, kinds of its inputs) -> kind of all its outputs; None for unknown.
-_Rule = Callable[[Any, Sequence[_Kind]], _Kind | None]
+_Rule = Callable[[Any, Sequence[Kind]], Kind | None]
 
 
 def obstacle(
@@ -97,7 +111,16 @@ def obstacle(
       rows: The placeholders of the columns, whose axis 0 is the batch.
       opaque: Name of a tensor -> the tensor from which it is computed row by row.
     """
-    kinds = _classify(losses.graph, {value.name for value in rows}, opaque or {})
+    return losses_obstacle(losses, classify(losses.graph, rows, opaque))
+
+
+def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
+    """Returns why ``losses`` are not one number of each example; None if they are.
+
+    Args:
+      losses: Tensor of a traced graph, shape (batch,).
+      kinds: From ``classify``.
+    """
     found = kinds[losses.name]
     if found == _ROWS and len(losses.shape) == 1:
         return None
@@ -106,10 +129,19 @@ def obstacle(
     return "the loss is not one number per example"
 
 
-def _classify(
-    graph: Any, rows: set[str], opaque: Mapping[str, Any]
-) -> dict[str, _Kind]:
-    kinds: dict[str, _Kind] = {}
+def classify(
+    graph: Any, inputs: Sequence[Any], opaque: Mapping[str, Any] | None = None
+) -> dict[str, Kind]:
+    """Returns the kind of every tensor of a graph, by name.
+
+    Args:
+      graph: Of a traced function.
+      inputs: The placeholders of the columns, whose axis 0 is the batch.
+      opaque: Name of a tensor -> the tensor from which it is computed row by row.
+    """
+    opaque = opaque or {}
+    rows = {value.name for value in inputs}
+    kinds: dict[str, Kind] = {}
     for op in graph.get_operations():  # in the order in which they were made
         found = _kind_of(op, [kinds[value.name] for value in op.inputs])
         for value in op.outputs:
@@ -121,7 +153,7 @@ def _classify(
     return kinds
 
 
-def _of_opaque(kind: _Kind, value: Any) -> _Kind:
+def _of_opaque(kind: Kind, value: Any) -> Kind:
     # Also a constant input is none: the derivative by an output that all rows share
     # is a sum over them.
     if kind == _ROWS or isinstance(kind, _Unknown):
@@ -129,7 +161,7 @@ def _of_opaque(kind: _Kind, value: Any) -> _Kind:
     return _Unknown(f"axis 0 of the input of {value.op.name} is not the batch")
 
 
-def _kind_of(op: Any, kinds: Sequence[_Kind]) -> _Kind:
+def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
     for kind in kinds:
         if isinstance(kind, _Unknown):
             return kind
@@ -137,15 +169,16 @@ def _kind_of(op: Any, kinds: Sequence[_Kind]) -> _Kind:
         return _Unknown(f"{op.name} has a gradient of its own")
     if all(isinstance(kind, _Constant) for kind in kinds):
         return _of_constants(op)
-    if any(isinstance(kind, _Rows) for kind in kinds):
-        rule = _RULES.get(op.type)
+    axes = {kind.axis for kind in kinds if isinstance(kind, Rows)}
+    if axes:
+        rule = (_RULES if axes == {0} else _MOVED_RULES).get(op.type)
         found = rule(op, kinds) if rule is not None else None
     else:
         found = _of_sizes(op, kinds)
     return found or _Unknown(f"{op.type} ({op.name}) is not known to keep rows apart")
 
 
-def _of_constants(op: Any) -> _Kind:
+def _of_constants(op: Any) -> Kind:
     if op.type in ("ReadVariableOp", "ResourceGather") or not op.op_def.is_stateful:
         return _CONSTANT
     # What the trace captured: weights, and tensors made before it.
@@ -157,7 +190,11 @@ def _of_constants(op: Any) -> _Kind:
 # -- sizes -------------------------------------------------------------------------
 
 
-def _of_sizes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    if all(
+        isinstance(x, _Constant) or (isinstance(x, _Sizes) and x.known) for x in kinds
+    ):
+        return _of_known_sizes(op, kinds)
     if op.type in _UNIFORM:
         # The same value everywhere: whichever axis is the batch, rows are apart.
         place = _UNIFORM[op.type]
@@ -165,35 +202,44 @@ def _of_sizes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
             isinstance(kinds[place], _Constant) and op.inputs[place].shape.rank == 0
         )
         return _ROWS if scalar and _leads_with_batch(op.outputs[0]) else None
-    if op.type in _SIZE_ARITHMETIC:
-        return _Sizes()
     rule = _SIZE_RULES.get(op.type)
-    if rule is None:
+    return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
+
+
+def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """Sizes of one example are constants; their values stay known where they can."""
+    if op.op_def.is_stateful:
         return None
+    rule = _SIZE_RULES.get(op.type)
+    found = _Sizes(None if rule is None else _by_rule(op, kinds, rule))
+    return found if found.known else _CONSTANT
+
+
+def _by_rule(op: Any, kinds: Sequence[Kind], rule: _SizeRule) -> _Entries:
     inputs = zip(op.inputs, kinds, strict=True)
-    return _Sizes(rule(op, [_entries(value, kind) for value, kind in inputs]))
+    return rule(op, [_entries(value, kind) for value, kind in inputs])
 
 
 def _leads_with_batch(value: Any) -> bool:
     return bool(value.shape.rank) and value.shape[0] is None
 
 
-def _entries(value: Any, kind: _Kind) -> tuple[Any, ...] | None:
+def _entries(value: Any, kind: Kind) -> tuple[Any, ...] | None:
     if isinstance(kind, _Sizes):
         return kind.entries
     found = _static(value)
-    return None if found is None else tuple(int(x) for x in np.ravel(found))
+    if found is None or np.asarray(found).dtype.kind not in "iu":
+        return None
+    return tuple(int(x) for x in np.ravel(found))
 
 
-def _shape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
-    shape = op.inputs[0].shape
-    if shape.rank is None:
+def _shape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    (rows,), shape = kinds, op.inputs[0].shape
+    if shape.rank is None or not isinstance(rows, Rows):
         return _Sizes()
-    first = _BATCH if kinds[0] == _ROWS else None
-    return _Sizes((first, *shape.as_list()[1:]))
-
-
-_Entries = tuple[Any, ...] | None
+    entries = shape.as_list()
+    entries[rows.axis] = _BATCH if rows.per_example == 1 else None
+    return _Sizes(tuple(entries))
 
 
 def _joined(op: Any, values: Sequence[_Entries]) -> _Entries:
@@ -220,6 +266,16 @@ def _sliced_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     return entries[begin[0] :] if size[0] == -1 else entries[begin[0] :][: size[0]]
 
 
+def _calculated_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
+    count = op.outputs[0].shape.num_elements()
+    known = all(
+        value is not None and all(isinstance(x, int) for x in value) for value in values
+    )
+    if known and count == 1:
+        return (int(_SIZE_ARITHMETIC[op.type](*map(np.array, values)).item()),)
+    return None if count is None else (None,) * count
+
+
 def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     entries, indices, _ = values
     if entries is None or indices is None:
@@ -230,15 +286,25 @@ def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
 #: Operations that repeat a scalar, and which of their inputs it is.
 _UNIFORM = {"BroadcastTo": 0, "Fill": 1}
 
-_SIZE_ARITHMETIC = {
-    "Add", "AddV2", "FloorDiv", "Maximum", "Minimum", "Mul", "Neg", "Prod", "Sub",
-}  # fmt: skip
+#: Arithmetic of sizes; only where all are known is the outcome.
+_SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "AddV2": np.add,
+    "FloorDiv": np.floor_divide,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Prod": lambda values, axes: np.prod(values),
+    "Sub": np.subtract,
+}
 
-_SIZE_RULES: dict[str, Callable[[Any, Sequence[_Entries]], _Entries]] = {
+_SIZE_RULES: dict[str, _SizeRule] = {
     **dict.fromkeys(
         ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
         lambda op, values: values[0],
     ),
+    **dict.fromkeys(_SIZE_ARITHMETIC, _calculated_entries),
     "ConcatV2": lambda op, values: _joined(op, values[:-1]),
     "GatherV2": _gathered_entries,
     "Pack": _joined,
@@ -268,27 +334,27 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 }
 
 
-def _only_first_has_rows(kinds: Sequence[_Kind]) -> _Rows | None:
+def _only_first_has_rows(kinds: Sequence[Kind]) -> Rows | None:
     first = kinds[0]
     others = all(isinstance(kind, _Constant) for kind in kinds[1:])
-    return first if isinstance(first, _Rows) and others else None
+    return first if isinstance(first, Rows) and others else None
 
 
-def _aligned(op: Any, kinds: Sequence[_Kind]) -> _Rows | None:
+def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
     """Returns the rows of operands whose axis 0 stays axis 0 under broadcasting."""
-    rows = {kind for kind in kinds if isinstance(kind, _Rows)}
+    rows = {kind for kind in kinds if isinstance(kind, Rows)}
     if len(rows) != 1:
         return None
     ranks = {
         value.shape.rank
         for value, kind in zip(op.inputs, kinds, strict=True)
-        if isinstance(kind, _Rows)
+        if isinstance(kind, Rows)
     }
     if len(ranks) != 1 or not all(ranks):
         return None
     (rank,) = ranks
     for value, kind in zip(op.inputs, kinds, strict=True):
-        if isinstance(kind, _Rows):
+        if isinstance(kind, Rows):
             continue
         constant = isinstance(kind, _Constant) or (
             isinstance(kind, _Sizes) and kind.known
@@ -313,15 +379,15 @@ def _axes(op: Any, value: Any) -> list[int] | None:
     return [int(axis) % rank for axis in axes.reshape(-1)]
 
 
-def _along_axes(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _along_axes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For operations along the axes of their second input."""
     axes, rows = _axes(op, op.inputs[1]), _only_first_has_rows(kinds)
     return rows if axes is not None and 0 not in axes else None
 
 
-def _reshape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     first, shape = kinds
-    if not isinstance(first, _Rows) or not isinstance(shape, (_Constant, _Sizes)):
+    if not isinstance(first, Rows) or not isinstance(shape, (_Constant, _Sizes)):
         return None
     if isinstance(shape, _Sizes) and shape.batch_first:
         return _ROWS  # as many entries as examples: each is all of one example
@@ -332,55 +398,68 @@ def _reshape(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
         return None
     size = first.per_example * math.prod(before[1:].as_list())
     entry = math.prod(after[1:])
-    return _Rows(size // entry) if size and size % entry == 0 else None
+    return Rows(size // entry) if size and size % entry == 0 else None
 
 
-def _expand_dims(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _with_new_axis(rows: Rows, axis: int) -> Rows | None:
+    """Returns the rows of a tensor that got an axis at ``axis``."""
+    if axis > rows.axis:
+        return rows
+    moved = Rows(axis=rows.axis + 1)
+    return moved if rows.per_example == 1 else None
+
+
+def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axis, rank = _static(op.inputs[1]), op.inputs[0].shape.rank
     if axis is None or rank is None:
         return None
     return _only_first_has_rows(kinds) if int(axis) % (rank + 1) else None
 
 
-def _squeeze(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _squeeze(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axes, rank = op.get_attr("squeeze_dims"), op.inputs[0].shape.rank
     if not axes or rank is None:
         return None
     return kinds[0] if all(axis % rank for axis in axes) else None
 
 
-def _transpose(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
-    order = _static(op.inputs[1])
-    return kinds[0] if order is not None and int(order[0]) == 0 else None
+def _transpose(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    order, rows = _static(op.inputs[1]), _only_first_has_rows(kinds)
+    if order is None or rows is None:
+        return None
+    axis = [int(x) for x in order].index(rows.axis)
+    if axis and rows.per_example != 1:
+        return None
+    return dataclasses.replace(rows, axis=axis)
 
 
-def _concat(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _concat(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axes, values = _axes(op, op.inputs[-1]), set(kinds[:-1])
     if axes is None or 0 in axes or len(values) != 1:
         return None
-    return next(iter(values)) if isinstance(kinds[0], _Rows) else None
+    return next(iter(values)) if isinstance(kinds[0], Rows) else None
 
 
-def _pack(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _pack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = op.inputs[0].shape.rank
-    if len(set(kinds)) != 1 or not isinstance(kinds[0], _Rows) or rank is None:
+    if len(set(kinds)) != 1 or not isinstance(kinds[0], Rows) or rank is None:
         return None
-    return kinds[0] if op.get_attr("axis") % (rank + 1) else None
+    return _with_new_axis(kinds[0], op.get_attr("axis") % (rank + 1))
 
 
-def _unpack(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = op.inputs[0].shape.rank
     return kinds[0] if rank and op.get_attr("axis") % rank else None
 
 
-def _split(op: Any, kinds: Sequence[_Kind], *, value: int, axis: int) -> _Kind | None:
+def _split(op: Any, kinds: Sequence[Kind], *, value: int, axis: int) -> Kind | None:
     found, rank = _static(op.inputs[axis]), op.inputs[value].shape.rank
-    if found is None or not rank or not isinstance(kinds[value], _Rows):
+    if found is None or not rank or not isinstance(kinds[value], Rows):
         return None
     return kinds[value] if int(found) % rank else None
 
 
-def _strided_slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     begin, strides = _static(op.inputs[1]), _static(op.inputs[3])
     rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
     if rows is None or begin is None or strides is None or rank is None:
@@ -396,7 +475,7 @@ def _strided_slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
     return rows if whole and strides[0] == 1 else None
 
 
-def _slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     begin, size = _static(op.inputs[1]), _static(op.inputs[2])
     if begin is None or size is None:
         return None
@@ -404,29 +483,29 @@ def _slice(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
     return _only_first_has_rows(kinds) if whole else None
 
 
-def _tile(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     count = _static(op.inputs[1])
     return kinds[0] if count is not None and int(count[0]) == 1 else None
 
 
-def _pad(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _pad(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     widths = _static(op.inputs[1])
     if widths is None or widths[0].any():
         return None
     return _only_first_has_rows(kinds)
 
 
-def _mat_mul(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rows = _only_first_has_rows(kinds)
     return rows if not op.get_attr("transpose_a") else None
 
 
-def _batch_mat_mul(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _batch_mat_mul(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     rank = max(value.shape.rank or 0 for value in op.inputs)
     return _aligned(op, kinds) if rank >= 3 else None
 
 
-def _gather(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     params, indices, _ = kinds
     axis, rank = _static(op.inputs[2]), op.inputs[0].shape.rank
     batch_dims = op.get_attr("batch_dims")
@@ -439,44 +518,74 @@ def _gather(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
     return params if params == indices and batch_dims >= 1 else None
 
 
-def _resource_gather(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _resource_gather(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     constant = isinstance(kinds[0], _Constant) and not op.get_attr("batch_dims")
     return kinds[1] if constant else None
 
 
-def _one_hot(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _one_hot(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return _only_first_has_rows(kinds) if op.get_attr("axis") else None
 
 
-def _last_axis(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _last_axis(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For operations along the last of at least two axes."""
     rank = op.inputs[0].shape.rank
     return _only_first_has_rows(kinds) if rank and rank >= 2 else None
 
 
-def _cross_entropy(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _cross_entropy(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     logits, labels = kinds
-    return logits if logits == labels and isinstance(logits, _Rows) else None
+    return logits if logits == labels and isinstance(logits, Rows) else None
 
 
-def _windows(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     """For convolutions and pools: TensorFlow's kernels never cross axis 0."""
     names = {"strides", "ksize"} & set(op.node_def.attr)
     apart = all(op.get_attr(name)[0] == 1 for name in names)
     return _only_first_has_rows(kinds) if apart else None
 
 
-def _einsum(op: Any, kinds: Sequence[_Kind]) -> _Kind | None:
+def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    sizes, weights, rows = kinds
+    known = isinstance(sizes, _Sizes) and sizes.batch_first
+    return rows if known and isinstance(weights, _Constant) else None
+
+
+def _inference_norm(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For the use of stored statistics; those of the batch would mix rows."""
+    return None if op.get_attr("is_training") else _only_first_has_rows(kinds)
+
+
+def _look_up(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For tables that no operation of the graph changes."""
+    table, keys, default = kinds
+    changed = any(
+        other.type.startswith("LookupTable") and other.type not in _TABLE_READS
+        for other in op.graph.get_operations()
+    )
+    constant = isinstance(table, _Constant) and isinstance(default, _Constant)
+    return keys if constant and not changed else None
+
+
+_TABLE_READS = ("LookupTableFindV2", "LookupTableSizeV2")
+
+
+def _counts(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For counts of values along the last axis of two."""
+    return _only_first_has_rows(kinds) if op.inputs[0].shape.rank == 2 else None
+
+
+def _einsum(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     equation = op.get_attr("equation").decode()
     terms, _, result = equation.partition("->")
-    rows = {kind for kind in kinds if isinstance(kind, _Rows)}
+    rows = {kind for kind in kinds if isinstance(kind, Rows)}
     if "." in equation or not result or len(rows) != 1:
         return None
     first = result[0]
     for term, kind in zip(terms.split(","), kinds, strict=True):
         count = term.count(first)
         fits = term.startswith(first) and count == 1
-        if not (fits if isinstance(kind, _Rows) else count == 0):
+        if not (fits if isinstance(kind, Rows) else count == 0):
             return None
     return next(iter(rows)) if result.count(first) == 1 else None
 
@@ -508,16 +617,41 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("BatchMatMulV2", "BatchMatMulV3"), _batch_mat_mul),
     **dict.fromkeys(("Pad", "PadV2", "MirrorPad"), _pad),
     **dict.fromkeys(
-        ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MaxPool", "AvgPool"), _windows
+        (
+            "AvgPool",
+            "AvgPool3D",
+            "Conv2D",
+            "Conv3D",
+            "DepthwiseConv2dNative",
+            "MaxPool",
+            "MaxPool3D",
+        ),
+        _windows,
+    ),
+    **dict.fromkeys(
+        (
+            "AsString",
+            "Bucketize",
+            "ResizeBicubic",
+            "ResizeBilinear",
+            "ResizeNearestNeighbor",
+            "StringToHashBucketFast",
+            "StringToHashBucketStrong",
+        ),
+        lambda op, kinds: _only_first_has_rows(kinds),
     ),
     **dict.fromkeys(
         ("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"),
         _cross_entropy,
     ),
     "ConcatV2": _concat,
+    "Conv2DBackpropInput": _transposed_windows,
+    "DenseBincount": _counts,
     "Einsum": _einsum,
     "ExpandDims": _expand_dims,
+    "FusedBatchNormV3": _inference_norm,
     "GatherV2": _gather,
+    "LookupTableFindV2": _look_up,
     "MatMul": _mat_mul,
     "OneHot": _one_hot,
     "Pack": _pack,
@@ -532,4 +666,57 @@ _RULES: dict[str, _Rule] = {
     "Tile": _tile,
     "Transpose": _transpose,
     "Unpack": _unpack,
+}
+
+
+# -- rules for moved rows ----------------------------------------------------------
+
+
+def _moved_aligned(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For operands that agree in rank and batch axis, and constants beside them."""
+    rows = {kind for kind in kinds if isinstance(kind, Rows)}
+    ranks = set()
+    for value, kind in zip(op.inputs, kinds, strict=True):
+        if isinstance(kind, Rows):
+            ranks.add(value.shape.rank)
+        elif not isinstance(kind, _Constant) or value.shape.rank != 0:
+            return None
+    return rows.pop() if len(rows) == 1 and len(ranks) == 1 and all(ranks) else None
+
+
+def _moved_expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    axis, rank, rows = (
+        _static(op.inputs[1]),
+        op.inputs[0].shape.rank,
+        _only_first_has_rows(kinds),
+    )
+    if axis is None or rank is None or rows is None:
+        return None
+    return _with_new_axis(rows, int(axis) % (rank + 1))
+
+
+def _moved_unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    rank, rows = op.inputs[0].shape.rank, _only_first_has_rows(kinds)
+    if not rank or rows is None:
+        return None
+    axis = op.get_attr("axis") % rank
+    if axis == rows.axis:
+        return None
+    return Rows(axis=rows.axis - 1) if axis < rows.axis else rows
+
+
+def _moved_tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    counts, rows = _static(op.inputs[1]), _only_first_has_rows(kinds)
+    if counts is None or rows is None:
+        return None
+    return rows if int(counts[rows.axis]) == 1 else None
+
+
+_MOVED_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(_ELEMENTWISE, _moved_aligned),
+    "ExpandDims": _moved_expand_dims,
+    "Shape": _shape,
+    "Tile": _moved_tile,
+    "Transpose": _transpose,
+    "Unpack": _moved_unpack,
 }

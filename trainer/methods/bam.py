@@ -46,7 +46,6 @@ from trainer.gradients.clipping import (
     VECTORIZED,
     ExampleGradient,
     GradientSum,
-    choose_path,
     clipped_sum,
     example_gradient,
     vectorized_sum,
@@ -70,7 +69,8 @@ def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
       model: Checked by ``models.check_model``.
       variant: "sam" or "hvp".
     """
-    return choose_path(model) if variant == BAM_SAM else VECTORIZED
+    ghost = variant == BAM_SAM and ghost_clipping.is_exact(model)
+    return BOOKKEEPING if ghost else VECTORIZED
 
 
 def bam_sum(

@@ -132,7 +132,7 @@ def test_clipped_coordinates_equal_a_loop_over_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "trainer.gradients.layer_gradients._MOST_HELD_VALUES", num_values
+        "trainer.gradients.gradient_parts._MOST_HELD_VALUES", num_values
     )
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.zoo import arrays, assert_close
-from trainer.gradients import layer_gradients
+from trainer.gradients import gradient_parts
 from trainer.gradients.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
 from trainer.gradients.per_example import clip_to_norm
 from trainer.methods.bam import bam_sum
@@ -134,7 +134,7 @@ def test_a_tiny_slope_at_a_huge_input_is_counted(
     # The product is 1.6, and the square of the slope is 0 in single precision.
     columns = {"inputs": np.array([[1.8e19, 9e-20], [1e18, 1e-23]], "f4")}
     assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) <= MOST
-    monkeypatch.setattr(layer_gradients, "_TINY", 0.0)
+    monkeypatch.setattr(gradient_parts, "_TINY", 0.0)
     assert _largest_share(clipped_sum(model, l2_norm_clip=CLIP), columns, 2) > MOST
 
 
@@ -171,17 +171,17 @@ def test_gradients_are_formed_in_chunks_of_examples(
     }
     wanted = clipped_sum(model, l2_norm_clip=CLIP)(columns, tf.ones(32))
     held = rows_held * shape[1] * shape[2]
-    monkeypatch.setattr(layer_gradients, "_MOST_HELD_VALUES", held)
+    monkeypatch.setattr(gradient_parts, "_MOST_HELD_VALUES", held)
     found = tf.function(clipped_sum(model, l2_norm_clip=CLIP))(columns, tf.ones(32))
     assert_close(arrays(found), arrays(wanted))
 
 
 def _without_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_gradients, "_CONDITION", math.inf)
+    monkeypatch.setattr(gradient_parts, "_CONDITION", math.inf)
 
 
 def _without_forming(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_gradients.DenseUse, "_forms_gradients", False)
+    monkeypatch.setattr(gradient_parts.OuterProducts, "_forms_gradients", False)
     _without_the_bound(monkeypatch)
 
 
