@@ -75,7 +75,11 @@ class _Query:
 
 
 def find_files(
-    pattern: str, *, suffix: str = ".parquet", option: str = "--input"
+    pattern: str,
+    *,
+    suffix: str = ".parquet",
+    option: str = "--input",
+    partitions: bool = False,
 ) -> Found:
     """Returns the files that ``pattern`` means.
 
@@ -83,6 +87,7 @@ def find_files(
       pattern: A file, a folder or a glob.
       suffix: How the files of a folder have to end.
       option: Where the user gave ``pattern``, for messages.
+      partitions: Whether the caller reads the columns that partition folders stand for.
 
     Raises:
       InputError: no file, or one that the guarantees above refuse.
@@ -92,7 +97,8 @@ def find_files(
         found = _match(query)
         if not found.files:
             raise _nothing(query, found)
-        _check_partitions(query, found)
+        if not partitions:
+            _check_partitions(query, found)
         _check_suffix(query, found)
         if not is_remote(query.root):
             _check_files(query, found)

@@ -21,8 +21,6 @@ Public: options, the schema and its metadata.  Sensitive: lines and columns.
 
 References:
   Criteo Display Advertising Challenge (2014).
-  Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators", for
-  the 64-bit finaliser.
 """
 
 from __future__ import annotations
@@ -31,52 +29,48 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError, check_choice, check_int
+from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import DATASET_METADATA_KEY, read_json
+from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
+from pipelines.tables.hashing import (
+    AFTER,
+    GOLDEN,
+    HASH_NAME,
+    buckets_of,
+    hash_fields,
+    low_bytes,
+    mix,
+    words_of,
+)
+from pipelines.tables.raw_files import InputFile, read_lines
 
 NUM_INTEGERS = 13
 NUM_CATEGORIES = 26
 NUM_FIELDS = 1 + NUM_INTEGERS + NUM_CATEGORIES
 
-SPLITS = ("train", "val", "test")
-ON_BAD_ROW = ("fail", "skip")
 DEFAULT_NUM_BUCKETS = 1024
-#: A row group is the sampling block of the batch job, which holds a few at a time.
-DEFAULT_ROW_GROUP_ROWS = 131_072
-#: About 4 million rows, 200 MB, per file.
-ROW_GROUPS_PER_FILE = 32
 
-#: Bump when a string may get another bucket.
-HASH_NAME = "dpsgd-mix64-v1"
-
-# Eight bytes before and after the text may be read as part of a word; a line end before
-# the first line makes it like the others.
+# Eight bytes before the text may be read as part of a word; a line end before the first
+# line makes it like the others.
 _BEFORE = b"\0\0\0\0\0\0\0\n"
-_AFTER = b"\0\0\0\0\0\0\0\0"
 
 _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = b"\t\n\r-0"
 _MAX_DIGITS = 18  # the most that always fit in int64
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
+class PrepareOptions(ConvertOptions):
     """How text becomes Parquet.  All fields are public.
 
     Attributes:
       num_buckets: Values of each of the 26 categories, 0 for missing among them.
       split: Shares of train, val and test, in any unit.
-      on_bad_row: "fail" refuses an input with a malformed line, "skip" leaves it out.
-      row_group_rows: Rows of a row group, but for the last one of a split.
-      row_groups_per_file: Row groups of a file, but for the last one of a split.
       vocabulary: For each category the strings that get a value of their own, or None
         where it is hashed.  ``num_buckets`` does not matter where it is given.
 
@@ -86,12 +80,10 @@ class PrepareOptions:
 
     num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
     split: tuple[int, ...] = (80, 10, 10)
-    on_bad_row: str = "fail"
-    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
-    row_groups_per_file: int = ROW_GROUPS_PER_FILE
     vocabulary: tuple[tuple[str, ...] | None, ...] = (None,) * NUM_CATEGORIES
 
     def __post_init__(self) -> None:
+        ConvertOptions.__post_init__(self)
         if not len(self.num_buckets) == len(self.vocabulary) == NUM_CATEGORIES:
             raise InputError(
                 f"Expected one or {NUM_CATEGORIES} values of --buckets; there are "
@@ -99,16 +91,12 @@ class PrepareOptions:
             )
         for buckets in self.num_buckets:
             check_int("--buckets", buckets, at_least=2, at_most=2**31 - 1)
-        if len(self.split) != len(SPLITS):
-            raise InputError(
-                f"Expected --split to be three shares, not {len(self.split)}. Write "
-                "train, val and test, such as 80,10,10."
-            )
-        for name, share in zip(SPLITS, self.split, strict=True):
-            check_int(f"{name} share of --split", share, at_least=int(name == "train"))
-        check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
-        check_int("--row-group-rows", self.row_group_rows, at_least=1)
-        check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+        check_shares("--split", self.split)
+
+    def open(self, files: Sequence[InputFile]) -> CriteoFormat:
+        """Returns the format of lines of text, whatever the files."""
+        del files  # their lines are looked at by the first pass
+        return CriteoFormat(self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -150,7 +138,7 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ParsedBlock:
+class ParsedLines:
     """What a block of lines holds.  Sensitive.
 
     Attributes:
@@ -167,7 +155,7 @@ class ParsedBlock:
 
 
 def bad_reason(code: int) -> str:
-    """Returns the words for a value of ``ParsedBlock.bad_reasons``."""
+    """Returns the words for a value of ``ParsedLines.bad_reasons``."""
     if code == 1:
         return f"not {NUM_FIELDS} fields"
     if code == 2:
@@ -178,54 +166,8 @@ def bad_reason(code: int) -> str:
 # --- From bytes to numbers --------------------------------------------------------
 
 
-def _mix(state: np.ndarray) -> np.ndarray:
-    """Returns the splitmix64 finaliser of uint64 values, a bijection."""
-    state = state ^ (state >> np.uint64(30))
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
-
-
-_SALTS = _mix(np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+_SALTS = mix(np.arange(1, NUM_CATEGORIES + 1, dtype=np.uint64) * np.uint64(GOLDEN))
 _SALTS = _SALTS[:, None]  # fields come as (columns, rows)
-
-
-def _words(data: bytes) -> np.ndarray:
-    """Returns the little-endian word that starts at each byte, a view of ``data``."""
-    return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-
-
-def _first_bytes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns the words with all but their first ``lengths`` bytes zeroed."""
-    return words & _LOW_BYTES[np.minimum(lengths, 8)]
-
-
-def _hash_fields(
-    words: np.ndarray, starts: np.ndarray, ends: np.ndarray, salts: np.ndarray
-) -> np.ndarray:
-    """Returns a 64-bit hash of each field, of any bytes and any length.
-
-    The hash of bytes s is ``h = salt ^ len(s) * golden`` followed by
-    ``h = mix(h ^ word)`` for each little-endian word of s, the last one zero-padded;
-    an empty s counts as one zero word.  Eight hexadecimal digits are one word.
-    """
-    lengths = ends - starts
-    states = lengths.astype(np.uint64)
-    states *= np.uint64(_GOLDEN)
-    states ^= salts
-    states ^= _first_bytes(words[starts], lengths)
-    states = _mix(states)
-    flat, starts, lengths = states.reshape(-1), starts.reshape(-1), lengths.reshape(-1)
-    longer, offset = np.flatnonzero(lengths > 8), 8
-    while longer.size:
-        rest = lengths[longer] - offset
-        flat[longer] = _mix(
-            flat[longer] ^ _first_bytes(words[starts[longer] + offset], rest)
-        )
-        longer, offset = longer[rest > 8], offset + 8
-    return states
 
 
 def _eight_digits(
@@ -236,7 +178,7 @@ def _eight_digits(
     Multiplies neighbouring digits, pairs and quadruples together within each word.
     """
     # Zero characters, and zeros for those before the number.
-    digits = (words ^ np.uint64(0x3030303030303030)) & ~_LOW_BYTES[8 - num_digits]
+    digits = (words ^ np.uint64(0x3030303030303030)) & ~low_bytes(8 - num_digits)
     carry = digits + np.uint64(0x0606060606060606)
     valid = ((digits | carry) & np.uint64(0xF0F0F0F0F0F0F0F0)) == 0
     for base, bits, mask in (
@@ -308,7 +250,7 @@ class CategoryEncoder:
     """Maps the strings of each category to int32 values, as the options say."""
 
     def __init__(self, options: PrepareOptions) -> None:
-        self._ranges = np.array(options.num_buckets, np.uint64)[:, None] - np.uint64(1)
+        self._num_buckets = np.array(options.num_buckets, np.uint64)[:, None]
         self._listed = {
             column: self._sorted_hashes(column, strings)
             for column, strings in enumerate(options.vocabulary)
@@ -322,8 +264,8 @@ class CategoryEncoder:
         encoded = [string.encode() for string in strings]
         lengths = np.array([len(string) for string in encoded], np.int64)
         ends = np.cumsum(lengths)
-        words = _words(b"".join(encoded) + _AFTER)
-        hashes = _hash_fields(words, ends - lengths, ends, _SALTS[column])
+        words = words_of(b"".join(encoded) + AFTER)
+        hashes = hash_fields(words, ends - lengths, ends, _SALTS[column])
         order = np.argsort(hashes)
         return hashes[order], order.astype(np.uint64) + np.uint64(2)
 
@@ -331,11 +273,8 @@ class CategoryEncoder:
         self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> np.ndarray:
         """Returns int32 values of shape (rows, 26) of fields of shape (26, rows)."""
-        hashes = _hash_fields(words, starts, ends, _SALTS)
-        buckets = hashes >> np.uint64(32)
-        buckets *= self._ranges
-        buckets >>= np.uint64(32)
-        buckets += np.uint64(1)
+        hashes = hash_fields(words, starts, ends, _SALTS)
+        buckets = buckets_of(hashes, self._num_buckets)
         for column, (listed, numbers) in self._listed.items():
             # Two strings share a hash with probability 2**-64: below that of a bad bit.
             found = np.searchsorted(listed, hashes[column])
@@ -346,15 +285,15 @@ class CategoryEncoder:
         return buckets.T.astype(np.int32, order="C")
 
 
-def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
+def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedLines:
     """Parses complete lines.
 
     Args:
       data: Bytes that end in a line end.  Sensitive.
       encoder: What makes numbers of categories; None only checks the lines.
     """
-    padded = _BEFORE + data + _AFTER
-    words, text = _words(padded), np.frombuffer(padded, np.uint8)
+    padded = _BEFORE + data + AFTER
+    words, text = words_of(padded), np.frombuffer(padded, np.uint8)
     starts, ends, complete = _locate_fields(text)
     label = text[starts[0]] - np.uint8(_ZERO)
     good_label = (label <= 1) & (ends[0] - starts[0] == 1)
@@ -375,7 +314,7 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedBlock:
         )
         if len(bad):
             rows = rows[reasons[complete] == 0]
-    return ParsedBlock(
+    return ParsedLines(
         num_lines=len(complete), bad_lines=bad, bad_reasons=reasons[bad], rows=rows
     )
 
@@ -466,3 +405,33 @@ def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
         ],
         schema=schema,
     )
+
+
+class CriteoFormat:
+    """Lines of text as blocks of whole lines, and as columns."""
+
+    first_row = 1
+
+    def __init__(self, options: PrepareOptions) -> None:
+        self.schema = dataset_schema(options)
+        self.shares: Sequence[int] = options.split
+        self._encoder = CategoryEncoder(options)
+
+    def blocks(self, file: InputFile) -> Iterator[tuple[bytes, int]]:
+        """Yields whole lines, and the bytes of the file so far."""
+        return read_lines(file)
+
+    def parse(self, block: bytes, *, check_only: bool) -> ParsedBlock:
+        """Parses complete lines.
+
+        Args:
+          block: Bytes that end in a line end.  Sensitive.
+          check_only: Whether columns are not asked for.
+        """
+        lines = parse_block(block, None if check_only else self._encoder)
+        return ParsedBlock(
+            num_rows=lines.num_lines,
+            bad_rows=lines.bad_lines,
+            bad_reasons=[bad_reason(int(code)) for code in lines.bad_reasons],
+            table=None if lines.rows is None else rows_table(lines.rows, self.schema),
+        )

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipelines.batches.batch_format import row_bytes
+from pipelines.batches.columns import row_bytes
 from trainer.averaging.uncertainty import STATEMENT
 from trainer.prediction import request as requests
 from trainer.prediction.parquet_file import ParquetFile

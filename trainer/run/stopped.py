@@ -7,7 +7,7 @@ does not: it is for a k that was fixed beforehand.
 
 Formal guarantees:
   - ``check`` refuses a run that metrics of training examples may have stopped, and a
-    method whose iterates are not released.
+    method whose guarantee is not that of released noisy sums.
   - A ``StoppedStatement`` claims the epsilon of the whole plan, and says so.
 
 Public: everything here.
@@ -21,8 +21,7 @@ from typing import Any
 from accounting.statement import PrivacyStatement
 from accounting.validation import InputError
 from trainer.run.run_record import RunRecord
-from trainer.settings import method_settings
-from trainer.settings.method_settings import MIXED_ITERATES
+from trainer.settings import methods
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,10 +65,10 @@ def check(record: RunRecord) -> None:
       InputError: why they have none.
     """
     done = f"the run stopped after step {record.num_steps_executed}"
-    if method_settings.released_by(record.method) == MIXED_ITERATES:
+    if not methods.get(record.method).has_dp_sgd_accounting:
         raise InputError(
             f"Expected a run of all steps of its plan for method={record.method!r}, "
-            f"whose iterates are hidden; {done}. Train to the end."
+            f"whose guarantee is of the whole run; {done}. Train to the end."
         )
     if any(fit["non_private_training_metrics"] for fit in record.fits):
         raise InputError(

@@ -15,7 +15,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.tables import convert
-from pipelines.tables.convert import check_output, staged_folder
+from pipelines.tables.output_folder import check_output, staged_folder
 from tests.pipelines.conftest import run_command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.
@@ -47,7 +47,7 @@ def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("the work began")
 
-    monkeypatch.setattr(convert, "_check_lines", read)
+    monkeypatch.setattr(convert, "_check_rows", read)
     monkeypatch.setattr("pipelines.tables.synthetic.synthetic_rows", read)
     monkeypatch.setattr("pipelines.job.poisson_batching._run_pipeline", read)
 

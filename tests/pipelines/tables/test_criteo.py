@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.tables import convert, criteo
+from pipelines.tables import convert, criteo, raw_files
 from pipelines.tables.convert import prepare, split_counts
 from pipelines.tables.criteo import PrepareOptions
 
@@ -100,7 +101,7 @@ def read(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def read_all(out: pathlib.Path) -> dict[str, np.ndarray]:
-    splits = [read(out / name) for name in criteo.SPLITS]
+    splits = [read(out / name) for name in convert.SPLITS]
     return {name: np.concatenate([s[name] for s in splits]) for name in splits[0]}
 
 
@@ -352,7 +353,7 @@ def test_rows_keep_their_order_in_contiguous_splits(
     expected = split_counts(num_rows, (80, 10, 10))
     assert tuple(summary.num_rows.values()) == expected
     first = 0
-    for name, count in zip(criteo.SPLITS, expected, strict=True):
+    for name, count in zip(convert.SPLITS, expected, strict=True):
         numbers = read(tmp_path / "out" / name)["integers"][:, 3]
         assert numbers.tolist() == list(range(first, first + count))
         first += count
@@ -416,7 +417,7 @@ def test_files_blocks_threads_and_packing_do_not_matter(
         gzip.compress(last.read_bytes().replace(b"\n", b"\r\n").removesuffix(b"\r\n"))
     )
     last.unlink()
-    monkeypatch.setattr(convert, "_BLOCK_BYTES", 777)
+    monkeypatch.setattr(raw_files, "_BLOCK_BYTES", 777)
     for threads, pattern in ((1, "days"), (3, "days/day_*")):
         out = tmp_path / f"parts-{threads}"
         prepare(str(tmp_path / pattern), out, OPTIONS, num_threads=threads)
@@ -465,7 +466,7 @@ REASONS = [
 def test_malformed_lines_are_reported_by_file_and_line_without_their_content(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "_BLOCK_BYTES", 700)  # a report over several blocks
+    monkeypatch.setattr(raw_files, "_BLOCK_BYTES", 700)  # a report over several blocks
     first = text(make_lines(3), "days/a")
     second = text(spoil(make_lines(20)), "days/b")
     with pytest.raises(InputError) as caught:
@@ -550,7 +551,7 @@ def test_a_folder_of_text_is_read_at_any_depth_but_for_hidden_files(
     for hidden in (".day_3.txt", "_SUCCESS", "_tmp/day_4.txt"):
         text(make_lines(1), f"in/{hidden}")
     folder = str(pathlib.Path(paths[0]).parent)
-    assert [file.path for file in convert.list_files(folder)] == [
+    assert [file.path for file in raw_files.list_files(folder)] == [
         paths[0], paths[2], paths[1],
     ]  # fmt: skip
 
@@ -558,7 +559,7 @@ def test_a_folder_of_text_is_read_at_any_depth_but_for_hidden_files(
 def test_a_file_without_line_ends_is_refused(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "_MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(raw_files, "_MAX_LINE_BYTES", 1000)
     (tmp_path / "image").write_bytes(b"\xff" * 300_000)
     message = refused(str(tmp_path / "image"), tmp_path / "out")
     assert "Is it text?" in message
@@ -599,7 +600,7 @@ def test_no_partial_output_after_a_failure(
     write = convert._SplitWriter.write
     calls = []
 
-    def fail_at_third(self: convert._SplitWriter, rows: criteo.Rows) -> None:
+    def fail_at_third(self: convert._SplitWriter, rows: pa.Table) -> None:
         calls.append(1)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
@@ -641,14 +642,14 @@ def test_rows_that_differ_from_the_count_are_refused(
     change: int,
 ) -> None:
     # As when a file changes without its size and time.
-    check = convert._check_lines
+    check = convert._check_rows
 
     def miscount(reader: convert._Reader) -> convert._Count:
         count = check(reader)
         count.num_good += change
         return count
 
-    monkeypatch.setattr(convert, "_check_lines", miscount)
+    monkeypatch.setattr(convert, "_check_rows", miscount)
     message = refused(text(make_lines(60)), tmp_path / "out")
     assert "not to change while it is read" in message
 

@@ -1,0 +1,104 @@
+"""Strings to buckets, by a hash that no machine, release or other row changes.
+
+    h = salt ^ len(s) * 0x9E3779B97F4A7C15, then h = mix(h ^ word) for each
+    little-endian 64-bit word of the bytes s, the last one zero-padded; an empty s is
+    one zero word
+    bucket = 1 + ((h >> 32) * (buckets - 1) >> 32)
+
+``mix`` is the finaliser of splitmix64.  Two strings of at most 8 bytes and of one
+length never share a hash; others do with probability 2**-64.
+
+Formal guarantees:
+  - A bucket is a function of the bytes, the salt and the number of buckets alone.
+  - Buckets lie in [1, buckets): 0 is left for what is missing.
+
+Public: salts and numbers of buckets.  Sensitive: strings and hashes.
+
+References:
+  Steele, Lea and Flood (2014), "Fast splittable pseudorandom number generators".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: Bump when a string may get another bucket.
+HASH_NAME = "dpsgd-mix64-v1"
+
+#: Eight bytes after the text may be read as part of a word.
+AFTER = b"\0\0\0\0\0\0\0\0"
+
+GOLDEN = 0x9E3779B97F4A7C15
+_LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
+
+
+def mix(state: np.ndarray) -> np.ndarray:
+    """Returns the splitmix64 finaliser of uint64 values, a bijection."""
+    state = state ^ (state >> np.uint64(30))
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def low_bytes(count: np.ndarray) -> np.ndarray:
+    """Returns words whose lowest ``count`` bytes are ones, for counts from 0 to 8."""
+    return _LOW_BYTES[count]
+
+
+def words_of(data: bytes) -> np.ndarray:
+    """Returns the little-endian word that starts at each byte, a view of ``data``."""
+    return np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+
+
+def _first_bytes(words: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the words with all but their first ``lengths`` bytes zeroed."""
+    return words & low_bytes(np.minimum(lengths, 8))
+
+
+def hash_fields(
+    words: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    salts: np.ndarray | np.uint64,
+) -> np.ndarray:
+    """Returns a 64-bit hash of each field, of any bytes and any length.
+
+    Eight hexadecimal digits are one word.
+
+    Args:
+      words: From ``words_of``, of text that ends in ``AFTER``.
+      starts: int64 offsets of the fields, of any shape.
+      ends: Offsets after them, of the same shape.
+      salts: uint64, of a shape that broadcasts to theirs.
+    """
+    lengths = ends - starts
+    states = lengths.astype(np.uint64)
+    states *= np.uint64(GOLDEN)
+    states ^= salts
+    states ^= _first_bytes(words[starts], lengths)
+    states = mix(states)
+    flat, starts, lengths = states.reshape(-1), starts.reshape(-1), lengths.reshape(-1)
+    longer, offset = np.flatnonzero(lengths > 8), 8
+    while longer.size:
+        rest = lengths[longer] - offset
+        flat[longer] = mix(
+            flat[longer] ^ _first_bytes(words[starts[longer] + offset], rest)
+        )
+        longer, offset = longer[rest > 8], offset + 8
+    return states
+
+
+def buckets_of(hashes: np.ndarray, num_buckets: np.ndarray | int) -> np.ndarray:
+    """Returns uint64 buckets in [1, ``num_buckets``).
+
+    Args:
+      hashes: uint64.
+      num_buckets: At least 2, of a shape that broadcasts to that of ``hashes``.
+    """
+    buckets = hashes >> np.uint64(32)
+    buckets *= np.asarray(num_buckets, np.uint64) - np.uint64(1)
+    buckets >>= np.uint64(32)
+    buckets += np.uint64(1)
+    return buckets
