@@ -14,6 +14,7 @@ PIPELINES = [
     "google-crc32c>=1.5",
     "protobuf>=5",
     "pyarrow>=18",
+    'tomli>=2; python_version < "3.11"',
 ]
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [

@@ -1,7 +1,7 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | prepare | batches | verify | train | predict | simulate
-      | compare | account | audit | demo
+dpsgd plan | synth | schema | prepare | batches | verify | train | predict
+      | simulate | compare | account | audit | demo
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ COMMANDS = {
         "pipelines.cli.data_commands:synth",
         "Write Criteo-format text with a signal.",
     ),
+    "schema": (
+        "pipelines.cli.data_commands:schema",
+        "Write a first schema of a table.",
+    ),
     "prepare": (
         "pipelines.cli.data_commands:prepare",
-        "Turn raw text into numeric Parquet.",
+        "Turn a raw table into numeric Parquet.",
     ),
     "plan": ("accounting.cli.commands:plan_command", "Noise for each way of batching."),
     "batches": (

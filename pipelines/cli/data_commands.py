@@ -1,7 +1,8 @@
-"""``dpsgd synth`` and ``dpsgd prepare``."""
+"""``dpsgd synth``, ``dpsgd schema`` and ``dpsgd prepare``."""
 
 from __future__ import annotations
 
+import pathlib
 import time
 from typing import Any
 
@@ -68,82 +69,175 @@ def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
     show("Synthetic Criteo text", summary, as_json)
 
 
+def _words(text: str) -> list[str]:
+    """Returns the words of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+_KINDS = ("numeric", "category", "text", "date", "boolean", "drop")
+
+
+def _kind_options(command: Any) -> Any:
+    """Adds a flag for each kind of column."""
+    for kind in reversed(_KINDS):
+        text = f"Columns of this kind, separated by commas: {kind}."
+        command = click.option(f"--{kind}", default="", help=text)(command)
+    return command
+
+
+@click.command()
+@click.argument("table")
+@click.option("--label", default="", help="Column that is predicted.")
+@click.option(
+    "--classes",
+    default="",
+    help="Values of the label, separated by commas, that of class 0 first; public.",
+)
+@_kind_options
+@click.option(
+    "--look-at-rows",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Guess kinds and classes from the values of the first N rows.  No epsilon "
+    "covers what the schema then tells of them: for rows that are nobody's, or for "
+    "a guess that you would publish anyway.",
+)
+@click.option("--out", default="schema.toml", show_default=True, help="New file.")
+@shared_options.as_json
+def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
+    """Writes a first schema of a table, for `dpsgd prepare --schema`.
+
+    TABLE is CSV, TSV or Parquet: a file, a folder or a quoted glob.  Of Parquet the
+    names and types of columns are read, of text the names alone: no value.  What is
+    left to be chosen is said in the file, which is for you to complete.
+
+    \b
+    Example:
+      dpsgd schema adult.csv --label income --classes '<=50K,>50K' \\
+          --numeric age,hours-per-week --category workclass,occupation
+      dpsgd prepare --input adult.csv --schema schema.toml --out data
+    """
+    from pipelines.tables.first_schema import first_schema
+
+    kinds = {name: kind for kind in _KINDS for name in _words(options.pop(kind))}
+    check_new(out)
+    text = first_schema(
+        table,
+        label=options["label"],
+        classes=_words(options["classes"]),
+        kinds=kinds,
+        look_at_rows=options["look_at_rows"],
+    )
+    pathlib.Path(out).write_text(text, encoding="utf-8")
+    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
+
+
+def check_new(out: str) -> None:
+    """Refuses a file that is there, or whose folder is not.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    path = pathlib.Path(out)
+    if path.exists() or not path.parent.is_dir():
+        raise InputError(
+            f"Expected --out {out} to be a new file in a folder that exists. Choose "
+            "another, or remove it."
+        )
+
+
+def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
+    from pipelines.tables.schema import UNCHOSEN
+
+    to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
+    looked = f"values of the first {num_rows} rows: no epsilon covers what it says"
+    return {
+        "out": out,
+        "columns": text.count("\n[columns."),
+        "to_be_chosen": to_be_chosen,
+        "looked_at": looked if num_rows else "names and types, no value",
+        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
+        "--out data",
+    }
+
+
 @click.command()
 @click.option(
-    "--input", "source", required=True, help="File, folder or quoted glob; text or .gz."
+    "--input",
+    "source",
+    required=True,
+    help="File, folder or quoted glob.  With --schema CSV, TSV or Parquet, also packed "
+    "text (.gz, .zst, .bz2) and partition folders such as day=3; else Criteo's text.",
 )
+@click.option("--schema", "schema_file", help="What the columns are: see dpsgd schema.")
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["criteo-tsv"]),
-    default="criteo-tsv",
-    show_default=True,
-    help="Label, 13 integers and 26 strings; tab-separated, without a header.",
+    help="In place of --schema: label, 13 integers and 26 strings; tab-separated, "
+    "without a header.  [default without --schema]",
 )
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option(
     "--buckets",
-    default="1024",
-    show_default=True,
-    help="Values of each category after hashing, 0 for missing among them: one number, "
-    "or 26 separated by commas.",
+    help="Values of each category of Criteo after hashing, 0 for missing among them: "
+    "one number, or 26 separated by commas.  [default: 1024]",
 )
 @click.option(
     "--vocabulary",
-    help='JSON file such as {"C1": ["68fd1e64"], ...}: strings that get a value of '
-    "their own; other columns are hashed.  It must be public.",
+    help='JSON file such as {"C1": ["68fd1e64"], ...}: strings of Criteo that get a '
+    "value of their own; other columns are hashed.  It must be public.",
 )
 @click.option(
     "--split",
-    default="80,10,10",
-    show_default=True,
-    help="Shares of train, val and test, first to last.",
+    help="Shares of train, val and test, first to last.  [default: 80,10,10, or what "
+    "the schema says]",
 )
 @click.option(
     "--on-bad-row",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What a malformed line does.",
+    help="What a malformed row does.",
 )
 @click.option(
     "--row-group-rows",
     type=int,
-    default=131_072,
-    show_default=True,
-    help="Rows of a row group, the block that the batch job samples at once.",
+    help="Rows of a row group, the block that the batch job samples at once.  "
+    "[default: 131072, fewer where rows are large]",
 )
 @click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
 @shared_options.as_json
-def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> None:
-    """Turns raw text into numeric Parquet, split by time.
+def prepare(
+    source: str, schema_file: str | None, out: str, as_json: bool, **options: Any
+) -> None:
+    """Turns a raw table into numeric Parquet, split into train, val and test.
 
-    Writes OUT/train, OUT/val and OUT/test, cut from the rows in their order; several
-    files are read in the order of their names, with numbers by value.  Columns: label,
-    13 integers (NaN where missing) and 26 categories (0 where missing).  Every line is
-    checked before anything is written.
+    With --schema it is any table: CSV, TSV or Parquet.  `dpsgd schema TABLE` writes a
+    first schema.  Without, it is text in Criteo's format: label, 13 integers (NaN where
+    missing) and 26 categories (0 where missing).  Rows keep their order; several files
+    are read in the order of their names, with numbers by value.  Every row is checked
+    before anything is written.
 
     Categories are hashed, each column in its own way, so that a value depends on no
     other row.  A vocabulary counted from the training data would itself tell about
-    every row, and no epsilon of DP-SGD covers that: --vocabulary takes one that is
-    public, and none is counted here.
+    every row, and no epsilon of DP-SGD covers that: only public ones are taken.
 
     \b
-    Example:
+    Examples:
+      dpsgd prepare --input table.parquet --schema schema.toml --out data
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
-    from pipelines.tables import convert, criteo
+    from pipelines.tables import convert
 
-    del kind  # there is one
     options = {name: value for name, value in options.items() if value is not None}
     num_threads = options.pop("threads", None)
-    buckets = _integers("--buckets", options.pop("buckets"))
-    if "vocabulary" in options:
-        options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])
-    prepared = criteo.PrepareOptions(
-        num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
-        split=_integers("--split", options.pop("split")),
-        **options,
+    prepared = (
+        _criteo_options(options)
+        if schema_file is None
+        else _table_options(schema_file, options)
     )
     began = time.perf_counter()
     with Bars(["check", "write"]) as bars:
@@ -152,6 +246,36 @@ def prepare(source: str, kind: str, out: str, as_json: bool, **options: Any) -> 
         )
     seconds = time.perf_counter() - began
     show("Prepared data", _prepared(out, summary, seconds), as_json)
+
+
+def _criteo_options(options: dict[str, Any]) -> Any:
+    from pipelines.tables import criteo
+
+    options.pop("kind", None)  # there is one
+    buckets = _integers("--buckets", options.pop("buckets", "1024"))
+    if "vocabulary" in options:
+        options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])
+    return criteo.PrepareOptions(
+        num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
+        split=_integers("--split", options.pop("split", "80,10,10")),
+        **options,
+    )
+
+
+def _table_options(schema_file: str, options: dict[str, Any]) -> Any:
+    from pipelines.tables.schema import Schema
+    from pipelines.tables.table_format import TableOptions, row_group_rows
+
+    for flag in ("kind", "buckets", "vocabulary", "split"):
+        if flag in options:
+            name = "format" if flag == "kind" else flag
+            raise InputError(
+                f"Expected no --{name} beside --schema, which says it. Leave it out, "
+                f"and write it into {schema_file}."
+            )
+    schema = Schema.read(schema_file)
+    options.setdefault("row_group_rows", row_group_rows(schema))
+    return TableOptions(schema=schema, **options)
 
 
 def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
@@ -165,6 +289,8 @@ def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
     }
+    if summary.left_out:
+        fields["columns_left_out"] = list(summary.left_out)
     if summary.num_bad_lines:
         fields["first_malformed_lines"] = list(summary.bad_lines)
     return fields

@@ -82,6 +82,7 @@ class Format(Protocol):
       schema: Of the files that are written, with what they say of themselves.
       shares: Of train, val and test, in any unit; None where blocks bring splits.
       first_row: Number of the first row of a file, for messages.
+      left_out: Columns of the files that are not read.
     """
 
     @property
@@ -92,6 +93,9 @@ class Format(Protocol):
 
     @property
     def first_row(self) -> int: ...
+
+    @property
+    def left_out(self) -> Sequence[str]: ...
 
     def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the bytes of the file so far."""
@@ -155,7 +159,7 @@ def check_shares(name: str, shares: Sequence[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareSummary:
-    """What ``prepare`` read and wrote."""
+    """What ``prepare`` read and wrote, and the columns that it left out."""
 
     num_files: int
     num_rows: dict[str, int]
@@ -163,6 +167,7 @@ class PrepareSummary:
     bad_lines: tuple[str, ...]
     bytes_read: int
     bytes_written: int
+    left_out: tuple[str, ...] = ()
 
 
 # --- The first pass: every row is checked, and counted ------------------------------
@@ -451,4 +456,5 @@ def prepare(
         bad_lines=tuple(count.bad_lines),
         bytes_read=sum(file.size for file in files),
         bytes_written=written,
+        left_out=tuple(reader.format.left_out),
     )

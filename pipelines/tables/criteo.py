@@ -411,6 +411,7 @@ class CriteoFormat:
     """Lines of text as blocks of whole lines, and as columns."""
 
     first_row = 1
+    left_out: tuple[str, ...] = ()
 
     def __init__(self, options: PrepareOptions) -> None:
         self.schema = dataset_schema(options)

@@ -45,8 +45,8 @@ from trainer.gradients.dp_step import Step  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
 from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
 from trainer.methods import bam, lazy_tables  # noqa: E402
+from trainer.model.table_model import read_table, table_model  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
-from trainer.models import criteo_model  # noqa: E402
 from trainer.run.batches import BatchSource  # noqa: E402
 from trainer.settings.train_settings import DENSE_NOISE, TrainSettings  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
@@ -74,7 +74,8 @@ class Setting:
         dataset = {"name": "criteo", "num_buckets": [self.num_buckets] * 26}
         sized = dataclasses.replace(self.manifest, dataset=dataset)
         keras.utils.set_random_seed(0)
-        network = criteo_model(sized, embedding_dim=self.dim, hidden=(598,) * 4)
+        table = read_table(sized)
+        network = table_model(table, embedding_dim=self.dim, hidden=(598,) * 4)
         return TrainableModel(network=network, description={})
 
 

@@ -1,0 +1,178 @@
+"""Cells of one column of a block, without the encodings that files have.
+
+Arrow parses numbers and dates; where it refuses a block, the block is halved until the
+cells that it refuses stand alone.
+
+Sensitive: everything but names and reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+class Cells:
+    """One column of a block.
+
+    Args:
+      name: Of the column.
+      array: As the file has it.
+      missing_values: Texts that stand for null.
+      faults: (whether a row is malformed, why): to which faults are added.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        array: pa.Array,
+        missing_values: Sequence[str],
+        faults: list[tuple[np.ndarray, str]],
+    ) -> None:
+        self.name, self._faults = name, faults
+        self._missing_values = missing_values
+        self.array = self._plain(array)
+
+    def _plain(self, array: pa.Array) -> pa.Array:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        kind = array.type
+        if is_text(kind):
+            array = array.cast(pa.large_string())
+            listed = pa.array(self._missing_values, pa.large_string())
+            missing = pc.is_in(array, value_set=listed)
+            return pc.if_else(missing, pa.scalar(None, array.type), array)
+        return array
+
+    def of(self, array: pa.Array) -> Cells:
+        """Returns other cells of the same column, such as those of its lists."""
+        return Cells(self.name, array, self._missing_values, self._faults)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Which of them are null."""
+        nulls: np.ndarray = self.array.is_null().to_numpy(zero_copy_only=False)
+        return nulls
+
+    def fault(self, rows: np.ndarray, reason: str) -> None:
+        """Says that some rows are malformed.
+
+        Args:
+          rows: Whether each is, bool of shape (rows,).
+          reason: What its cell is, after the name of the column.
+        """
+        if rows.any():
+            self._faults.append((rows, f"{self.name} {reason}"))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells are texts, also if their file calls them bytes."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, np.ndarray]:
+    """Returns values as ``kind``, null where that is impossible, and where it is.
+
+    Args:
+      array: Cells.
+      kind: Their type afterwards.
+    """
+    try:
+        return array.cast(kind), np.zeros(len(array), bool)
+    except pa.ArrowException:  # its message quotes a cell
+        pass
+    if len(array) == 1:
+        return pa.nulls(1, kind), np.ones(1, bool)
+    middle = len(array) // 2
+    parts = [cast(array[:middle], kind), cast(array[middle:], kind)]
+    values = pa.concat_arrays([part[0] for part in parts])
+    return values, np.concatenate([part[1] for part in parts])
+
+
+def elements(
+    cells: Cells, separator: str
+) -> tuple[Cells, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the elements of lists, and where those of each row start and end.
+
+    Args:
+      cells: Lists, also of lists, or texts.
+      separator: Between the elements of a text.
+
+    Returns:
+      The elements of all rows; int64 offsets, of shape (rows,), of the first one and
+      after the last one; and which rows are missing.
+    """
+    array, absent = cells.array, cells.missing
+    if separator:
+        array = pc.split_pattern(pc.fill_null(array, ""), separator)
+    starts = np.arange(len(array), dtype=np.int64)
+    ends = starts + 1
+    while is_list(array.type):
+        inner = _offsets(array)
+        starts, ends = inner[starts], inner[ends]
+        array = array.flatten()
+    ends[absent] = starts[absent]
+    return cells.of(array), starts, ends, absent
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether cells are lists."""
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _offsets(lists: pa.Array) -> np.ndarray:
+    """Returns where lists start among the elements of ``flatten``, and the end."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    return np.concatenate(
+        [[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)]
+    )
+
+
+def any_of_row(bad: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns which rows have a bad element.
+
+    Args:
+      bad: Of every element, bool.
+      starts: From ``elements``.
+      ends: From ``elements``.
+    """
+    total = np.concatenate([[0], np.cumsum(bad)])
+    rows: np.ndarray = total[ends] > total[starts]
+    return rows
+
+
+def padded(
+    values: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int
+) -> np.ndarray:
+    """Returns lists cut or filled up with 0, of shape (rows, length).
+
+    Args:
+      values: Of every element.
+      starts: From ``elements``.
+      ends: From ``elements``.
+      length: Elements of a row.
+    """
+    place = np.arange(length)
+    present = place < (ends - starts)[:, None]
+    found = np.zeros((len(starts), length), values.dtype)
+    found[present] = values[(starts[:, None] + place)[present]]
+    return found

@@ -1,0 +1,514 @@
+"""What a schema says of a column, by its kind, and what the column becomes.
+
+    kind       becomes
+    numeric    a float32, NaN where missing; or float32[length]
+    boolean    the same, 0 or 1
+    category   an int32 id, 0 where missing; or int32[length], 0 after the last
+    text       int32[tokens], ids of its words, 0 after the last
+    date       an int32 id for each part, 0 where missing; days are a float32
+    label      int8 (binary), int32 (classes) or float32 (regression)
+    drop       nothing
+
+Formal guarantees:
+  - Every constant that a value is transformed with comes from the schema, which is
+    public; none comes from a value.
+
+Everything here is public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+import zoneinfo
+from typing import Any, ClassVar
+
+from pipelines.tables.schema_fields import Fields
+
+MOST_IDS = 2**31 - 1
+_MOST_LENGTH = 1 << 20
+
+#: What a model makes of an output; see ``Output``.
+COUNT, NUMBER, NUMBERS, ID, IDS = "count", "number", "numbers", "id", "ids"
+
+#: What a missing number becomes.
+NAN, INDICATOR, REFUSE = "nan", "indicator", "refuse"
+MISSING = (NAN, INDICATOR, REFUSE)
+
+BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
+TASKS = (BINARY, CLASSES, REGRESSION)
+
+#: Part of a date -> number of ids, 0 for missing among them.
+ID_PARTS = {"month": 13, "weekday": 8, "day": 32, "hour": 25}
+YEAR, DAYS = "year", "days"
+PARTS = (YEAR, *ID_PARTS, DAYS)
+
+#: Divides logarithms that have no other scale: counts of thousands come out near 2.
+LOG_SCALE = 4.0
+
+LABEL = "label"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """A column of the prepared data.
+
+    Attributes:
+      name: Of the column.
+      role: What a model makes of it: "count" is a number whose logarithm it takes,
+        "number" and "numbers" it takes as they are, "id" and "ids" it embeds.
+      dtype: NumPy's name.
+      shape: Of one row.
+      size: Number of ids, 0 for missing or padding among them; 0 of numbers.
+      nullable: Whether NaN may stand for missing.
+    """
+
+    name: str
+    role: str
+    dtype: str = "float32"
+    shape: tuple[int, ...] = ()
+    size: int = 0
+    nullable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A column of the table.
+
+    Attributes:
+      name: Of what it becomes.
+    """
+
+    kind: ClassVar[str]
+    name: str = ""
+
+    @classmethod
+    def read(cls, fields: Fields) -> Kind:
+        """Returns the column that fields describe.
+
+        Raises:
+          InputError: a wrong or an unknown field.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        fields.only("kind", *known)
+        values = {name: getattr(cls, f"_{name}")(fields) for name in known}
+        return cls(**values)._check(fields)
+
+    @staticmethod
+    def _name(fields: Fields) -> str:
+        return fields.text("name", "") if fields.get("name") is not None else ""
+
+    def _check(self, fields: Fields) -> Kind:
+        del fields  # fields that depend on each other are the matter of some kinds
+        return self
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns what the column becomes.
+
+        Args:
+          name: Of the column, as far as a model can use it.
+        """
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields that are not at their defaults, and the kind."""
+        found: dict[str, Any] = {"kind": self.kind}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                found[field.name] = _plain(value)
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, datetime.datetime) else value
+
+
+def _length(fields: Fields) -> int | None:
+    if fields.get("length") is None:
+        return None
+    return fields.integer("length", None, at_least=1, at_most=_MOST_LENGTH)
+
+
+def _separator(fields: Fields) -> str:
+    separator = fields.text("separator", "") if fields.get("separator") else ""
+    if separator and fields.get("length") is None:
+        raise fields.wrong("length", "beside separator", "length = 8")
+    return separator
+
+
+def _missing(fields: Fields) -> str | float:
+    value = fields.get("missing", NAN)
+    if value in MISSING:
+        return str(value)
+    if isinstance(value, str):
+        return fields.choice("missing", MISSING)
+    number = fields.number("missing")
+    return NAN if number is None else number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Numeric(Kind):
+    """A number, or a list of numbers.
+
+    Attributes:
+      range: Values are clipped to it and scaled to [-1, 1]; None for neither.
+      log: Whether sign(x) log(1 + |x|) is taken, after the clip and before the scale.
+      mean: Subtracted, and
+      scale: divided by, in place of the scaling to [-1, 1].
+      missing: "nan"; "indicator" for 0 and a column NAME_missing; "refuse"; or the
+        number that stands in.
+      length: Of a list, which is cut or filled up with 0; None for a single number.
+      separator: Between the numbers of a text.
+    """
+
+    kind: ClassVar[str] = "numeric"
+    range: tuple[float, float] | None = None
+    log: bool = False
+    mean: float | None = None
+    scale: float | None = None
+    missing: str | float = NAN
+    length: int | None = None
+    separator: str = ""
+
+    _missing = staticmethod(_missing)
+    _length = staticmethod(_length)
+    _separator = staticmethod(_separator)
+
+    @staticmethod
+    def _range(fields: Fields) -> tuple[float, float] | None:
+        return fields.range("range")
+
+    @staticmethod
+    def _log(fields: Fields) -> bool:
+        return fields.flag("log")
+
+    @staticmethod
+    def _mean(fields: Fields) -> float | None:
+        return fields.number("mean")
+
+    @staticmethod
+    def _scale(fields: Fields) -> float | None:
+        return fields.number("scale", above=0)
+
+    def _check(self, fields: Fields) -> Kind:
+        if (self.mean is None) != (self.scale is None):
+            absent = "mean" if self.mean is None else "scale"
+            raise fields.wrong(absent, "beside mean or scale", f"{absent} = 1.0")
+        if self.length is not None and self.missing not in (NAN, REFUSE):
+            raise fields.wrong("missing", "left out of a list", "no missing")
+        return self
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the schema says of what size its values come out."""
+        return self.range is not None or self.log or self.scale is not None
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns the number or list, and its indicator."""
+        name = self.name or name
+        if self.length is not None:
+            return (Output(name=name, role=NUMBERS, shape=(self.length,)),)
+        role = NUMBER if self.is_scaled else COUNT
+        number = Output(name=name, role=role, nullable=self.missing == NAN)
+        if self.missing != INDICATOR:
+            return (number,)
+        return number, Output(name=f"{name}_missing", role=NUMBER, dtype="int8")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Boolean(Kind):
+    """True or false.
+
+    Attributes:
+      missing: As of ``Numeric``.
+    """
+
+    kind: ClassVar[str] = "boolean"
+    missing: str | float = NAN
+
+    _missing = staticmethod(_missing)
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns 0 or 1, and its indicator."""
+        return Numeric(range=(0, 1), name=self.name, missing=self.missing).outputs(name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Category(Kind):
+    """One of many values, or a list of them.
+
+    Attributes:
+      buckets: Ids, 0 for missing among them, if values are hashed.
+      vocabulary: Values with ids of their own, from 2; 1 is for all others.
+      length: Of a list, which is cut or filled up with 0; None for a single value.
+      separator: Between the values of a text.
+    """
+
+    kind: ClassVar[str] = "category"
+    buckets: int = 1024
+    vocabulary: tuple[str, ...] | None = None
+    length: int | None = None
+    separator: str = ""
+
+    _length = staticmethod(_length)
+    _separator = staticmethod(_separator)
+
+    @staticmethod
+    def _buckets(fields: Fields) -> int:
+        if fields.get("vocabulary") is not None and fields.get("buckets") is not None:
+            raise fields.wrong("buckets", "left out beside vocabulary", "one of them")
+        return fields.integer("buckets", 1024, at_least=2, at_most=MOST_IDS)
+
+    @staticmethod
+    def _vocabulary(fields: Fields) -> tuple[str, ...] | None:
+        return fields.texts("vocabulary", 'vocabulary = ["red", "green"]')
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.buckets if self.vocabulary is None else len(self.vocabulary) + 2
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns the id or ids."""
+        shape = () if self.length is None else (self.length,)
+        return (
+            Output(
+                name=self.name or name,
+                role=IDS if shape else ID,
+                dtype="int32",
+                shape=shape,
+                size=self.size,
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text(Kind):
+    """Words, in lower case, split at whatever is neither a letter nor a digit.
+
+    Attributes:
+      tokens: Words that are kept, first to last.
+      buckets: Ids that they are hashed into, 0 for none among them.
+    """
+
+    kind: ClassVar[str] = "text"
+    tokens: int = 32
+    buckets: int = 8192
+
+    @staticmethod
+    def _tokens(fields: Fields) -> int:
+        return fields.integer("tokens", 32, at_least=1, at_most=_MOST_LENGTH)
+
+    @staticmethod
+    def _buckets(fields: Fields) -> int:
+        return fields.integer("buckets", 8192, at_least=2, at_most=MOST_IDS)
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns the ids."""
+        return (
+            Output(
+                name=self.name or name,
+                role=IDS,
+                dtype="int32",
+                shape=(self.tokens,),
+                size=self.buckets,
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Date(Kind):
+    """A day or a time.
+
+    Attributes:
+      parts: Of ``PARTS``, each of which becomes a column NAME_part.
+      range: First and last; needed by year, whose ids it bounds, and by days, which
+        are clipped to it and scaled to [-1, 1].
+      format: Of a text, as of C's ``strptime``; empty for ISO 8601.
+      unit: Of an integer: s, ms or us since 1970; empty of what is no integer.
+      zone: In which a time with a zone is read.
+    """
+
+    kind: ClassVar[str] = "date"
+    parts: tuple[str, ...] = ("month", "weekday")
+    range: tuple[datetime.datetime, datetime.datetime] | None = None
+    format: str = ""
+    unit: str = ""
+    zone: str = "UTC"
+
+    @staticmethod
+    def _parts(fields: Fields) -> tuple[str, ...]:
+        example = 'parts = ["month", "weekday", "hour"]'
+        parts = fields.texts("parts", example) or Date.parts
+        if not set(parts) <= set(PARTS):
+            raise fields.wrong("parts", f"among {', '.join(PARTS)}", example)
+        if {YEAR, DAYS} & set(parts) and fields.get("range") is None:
+            raise fields.wrong(
+                "range",
+                "which year and days need",
+                "range = [2020-01-01, 2030-01-01]",
+            )
+        return parts
+
+    @staticmethod
+    def _range(
+        fields: Fields,
+    ) -> tuple[datetime.datetime, datetime.datetime] | None:
+        value = fields.get("range")
+        if value is None:
+            return None
+        pair = isinstance(value, list | tuple) and len(value) == 2
+        ends = [
+            Fields({"range": each}, fields.place).moment("range")
+            for each in (value if pair else ())
+        ]
+        if len(ends) != 2 or not ends[0] < ends[1]:  # type: ignore[operator]
+            raise fields.wrong(
+                "range",
+                "two dates, the first first",
+                "range = [2020-01-01, 2030-01-01]",
+            )
+        return ends[0], ends[1]  # type: ignore[return-value]
+
+    @staticmethod
+    def _format(fields: Fields) -> str:
+        return fields.text("format", "") if fields.get("format") is not None else ""
+
+    @staticmethod
+    def _unit(fields: Fields) -> str:
+        if fields.get("unit", "") == "":
+            return ""
+        return fields.choice("unit", ("s", "ms", "us"))
+
+    @staticmethod
+    def _zone(fields: Fields) -> str:
+        zone = fields.text("zone", "UTC")
+        try:
+            zoneinfo.ZoneInfo(zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            wanted = "a time zone that this system knows"
+            raise fields.wrong("zone", wanted, 'zone = "UTC"') from None
+        return zone
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns a column for each part."""
+        found = []
+        for part in self.parts:
+            full = f"{self.name or name}_{part}"
+            if part == DAYS:
+                found.append(Output(name=full, role=NUMBER, nullable=True))
+            else:
+                size = self.num_years + 2 if part == YEAR else ID_PARTS[part]
+                found.append(Output(name=full, role=ID, dtype="int32", size=size))
+        return tuple(found)
+
+    @property
+    def num_years(self) -> int:
+        """Years from the first to the last of ``range``."""
+        return self.range[1].year - self.range[0].year + 1 if self.range else 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Label(Kind):
+    """What is predicted; it becomes the column ``label``.
+
+    Attributes:
+      task: "binary", "classes" or "regression".
+      classes: The values that become 0, 1, ...; or how many integers from 0 there are;
+        None for 0 and 1, or false and true.
+      range: Of a regression: numbers are clipped to it and scaled to [-1, 1].
+    """
+
+    kind: ClassVar[str] = "label"
+    task: str = BINARY
+    classes: tuple[str, ...] | int | None = None
+    range: tuple[float, float] | None = None
+
+    @staticmethod
+    def _task(fields: Fields) -> str:
+        return fields.choice("task", TASKS)
+
+    @staticmethod
+    def _classes(fields: Fields) -> tuple[str, ...] | int | None:
+        value = fields.get("classes")
+        if type(value) is int:
+            return fields.integer("classes", None, at_least=2, at_most=MOST_IDS)
+        return fields.texts("classes", 'classes = ["no", "yes"]')
+
+    @staticmethod
+    def _range(fields: Fields) -> tuple[float, float] | None:
+        return fields.range("range")
+
+    def _check(self, fields: Fields) -> Kind:
+        if self.name:
+            raise fields.wrong("name", "left out: a label is named label", "no name")
+        example = 'classes = ["no", "yes"]'
+        if self.task == REGRESSION:
+            if self.classes is not None:
+                raise fields.wrong("classes", "left out of a regression", "no classes")
+            if self.range is None:
+                wanted = "which is public: no number that was seen in the data"
+                raise fields.wrong("range", wanted, "range = [0, 100]")
+        elif self.range is not None:
+            raise fields.wrong("range", "left out but of a regression", "no range")
+        elif self.task == CLASSES and self.num_classes < 2:
+            raise fields.wrong("classes", "two or more values, or a number", example)
+        elif self.task == BINARY and not self._is_pair:
+            wanted = "two values, the one that becomes 0 first"
+            raise fields.wrong("classes", wanted, example)
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields that are not at their defaults, and kind and task."""
+        return {**Kind.to_json(self), "task": self.task}
+
+    @property
+    def _is_pair(self) -> bool:
+        if self.classes is None:
+            return True
+        return not isinstance(self.classes, int) and len(self.classes) == 2
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 of a regression, and where the schema does not say."""
+        if isinstance(self.classes, int):
+            return self.classes
+        return len(self.classes or ()) or (2 if self.task == BINARY else 0)
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns the column ``label``, whatever the name."""
+        del name
+        dtype = {BINARY: "int8", CLASSES: "int32", REGRESSION: "float32"}[self.task]
+        return (Output(name=LABEL, role=LABEL, dtype=dtype),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drop(Kind):
+    """A column that is left out."""
+
+    kind: ClassVar[str] = "drop"
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns nothing."""
+        del name
+        return ()
+
+
+KINDS: dict[str, type[Kind]] = {
+    kind.kind: kind for kind in (Numeric, Category, Text, Date, Boolean, Label, Drop)
+}
+
+
+def usable_name(name: str) -> str:
+    """Returns the name with which a model can take a column: letters, digits and _.
+
+    Example:
+      >>> usable_name("hours-per-week"), usable_name("2nd")
+      ('hours_per_week', 'c_2nd')
+    """
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+    return plain if re.match("[A-Za-z]", plain) else f"c_{plain}"

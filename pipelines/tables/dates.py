@@ -1,0 +1,103 @@
+"""Dates and times of a table to their public parts.
+
+Sensitive: everything but the schema.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.tables import column_kinds as kinds
+from pipelines.tables.cells import Cells, cast, is_text
+
+_ZONED = r"[Tt ].*([Zz]|[+-][0-9]{2}:?[0-9]{2})$"
+_EPOCH = datetime.datetime(1970, 1, 1)
+_DAY = 86_400_000_000  # microseconds
+
+
+def times_of(cells: Cells, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
+    """Returns times on the clock of the zone, and which cells are no times.
+
+    Args:
+      cells: Dates, times, texts or integers.
+      kind: How they are read.
+    """
+    local, array = pa.timestamp("us"), cells.array
+    if kind.unit:
+        array, bad = cast(array, pa.int64())
+        return array.cast(pa.timestamp(kind.unit)).cast(local, safe=False), bad
+    if is_text(array.type):
+        return _parsed_times(array, kind)
+    if pa.types.is_timestamp(array.type) and array.type.tz is not None:
+        return _in_zone(array, kind.zone), np.zeros(len(array), bool)
+    return array.cast(local, safe=False), np.zeros(len(array), bool)
+
+
+def _in_zone(array: pa.Array, zone: str) -> pa.Array:
+    known = array.cast(pa.timestamp("us", "UTC"), safe=False)
+    return pc.local_timestamp(known.cast(pa.timestamp("us", zone)))
+
+
+def _parsed_times(array: pa.Array, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
+    if kind.format:
+        times = pc.strptime(array, format=kind.format, unit="us", error_is_null=True)
+        bad = pc.and_(times.is_null(), array.is_valid())
+        return times, bad.to_numpy(zero_copy_only=False)
+    zoned = pc.fill_null(pc.match_substring_regex(array, _ZONED), False)
+    nothing = pa.scalar(None, array.type)
+    plain, bad = cast(pc.if_else(zoned, nothing, array), pa.timestamp("us"))
+    there, worse = cast(pc.if_else(zoned, array, nothing), pa.timestamp("us", "UTC"))
+    return pc.coalesce(plain, _in_zone(there, kind.zone)), bad | worse
+
+
+def microseconds(times: pa.Array) -> np.ndarray:
+    """Returns int64 microseconds since 1970, 0 where there is no time."""
+    counts = times.cast(pa.timestamp("us")).cast(pa.int64())
+    found: np.ndarray = pc.fill_null(counts, 0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def since_1970(moment: datetime.datetime) -> int:
+    """Returns microseconds, of a time without a zone."""
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
+
+
+_ID_PARTS: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "month": pc.month,
+    "day": pc.day,
+    "hour": lambda times: pc.add(pc.hour(times), 1),
+    "weekday": lambda times: pc.day_of_week(times, count_from_zero=False),
+}
+
+
+def part_of(times: pa.Array, kind: kinds.Date, part: str) -> np.ndarray:
+    """Returns ids, 0 where missing, or days from -1 to 1, NaN where missing.
+
+    Args:
+      times: From ``times_of``.
+      kind: Has the range of years and days.
+      part: One of ``kinds.PARTS``.
+    """
+    missing = times.is_null().to_numpy(zero_copy_only=False)
+    if part == kinds.DAYS:
+        assert kind.range is not None
+        first, last = (since_1970(moment) / _DAY for moment in kind.range)
+        days = np.where(missing, np.nan, microseconds(times) / _DAY)
+        days = 2 * (np.clip(days, first, last) - first) / (last - first) - 1
+        return days.astype(np.float32)
+    if part == kinds.YEAR:
+        assert kind.range is not None
+        numbers = pc.year(times)
+    else:
+        numbers = _ID_PARTS[part](times)
+    ids = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if part == kinds.YEAR and kind.range is not None:
+        place = ids - kind.range[0].year
+        ids = np.where((place >= 0) & (place < kind.num_years), place + 2, 1)
+    ids[missing] = 0
+    return ids.astype(np.int32)

@@ -1,0 +1,365 @@
+"""A first schema of a table, for people to complete.
+
+Formal guarantees:
+  - Without ``look_at_rows`` no value is read: of Parquet the footers' names and types,
+    of text the header.  What cannot be known so is left to be chosen.
+  - With it, the schema says how many rows were looked at, in a field that the prepared
+    data and the manifest of its batches carry.
+  - What is written can be read: names of columns and classes are quoted as TOML wants.
+
+Public: the schema, but for what ``look_at_rows`` puts there.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from accounting.validation import InputError, check_int
+from pipelines.batches.batch_format import RESERVED_NAMES
+from pipelines.inputs.type_kinds import kind_of_type
+from pipelines.tables.cells import Cells, cast, is_list, is_text
+from pipelines.tables.column_kinds import (
+    BINARY,
+    CLASSES,
+    DAYS,
+    LABEL,
+    PARTS,
+    REGRESSION,
+    usable_name,
+)
+from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.schema import UNCHOSEN, VERSION, InputOptions
+from pipelines.tables.schema_fields import did_you_mean
+from pipelines.tables.table_files import (
+    PARQUET,
+    read_parquet,
+    read_text,
+    table_columns,
+    table_kind,
+)
+
+#: Texts that people write for a missing value; they are looked for on request alone.
+_MISSING = ("?", "NA", "N/A", "NULL", "null", "None")
+_BOOLEANS = {"true", "false", "yes", "no"}
+#: Words of a text; categories have fewer.
+_WORDS_OF_TEXT = 6
+_MOST_CLASSES = 1000
+
+_NOT_LOOKED_AT = """\
+# Made from {source} alone.  No value was looked at:
+# there may be missing values, ranges and classes that this file does not know of."""
+_LOOKED_AT = """\
+# Kinds, classes and missing values were learned from the first {rows} rows.  No epsilon
+# covers what this file tells of them: write down what is public, or look at rows that
+# are nobody's."""
+_HEAD = """\
+# How the columns of a table become numbers, for `dpsgd prepare --schema`.
+#
+{looked}
+#
+# This file is public.  Write no number into it that was counted from the data: a range
+# is what a value can be, a vocabulary what everybody knows.
+version = {version}
+"""
+_SPLIT = """
+[split]  # train, val and test
+by = "fraction"  # first to last; or "hash" or "time" of a column
+shares = [80, 10, 10]
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Column:
+    """What is known of a column.
+
+    Attributes:
+      name: In the table.
+      type: Of its file.
+      kind: For the schema.
+      lines: The lines after ``kind``.
+    """
+
+    name: str
+    type: pa.DataType
+    kind: str
+    lines: tuple[str, ...] = ()
+
+
+def first_schema(
+    pattern: str,
+    *,
+    label: str = "",
+    classes: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    look_at_rows: int = 0,
+) -> str:
+    """Returns the text of a first schema.
+
+    Args:
+      pattern: A table: a file, a folder or a glob.
+      label: The column that is predicted; empty if that is still to be said.
+      classes: Its values, which are public; none if that is still to be said.
+      kinds: Name of a column -> its kind, where they are known.
+      look_at_rows: Rows whose values may be looked at; 0 for none.
+
+    Raises:
+      InputError: no table, or a column that it does not have.
+    """
+    check_int("--look-at-rows", look_at_rows, at_least=0)
+    files = [file for file in list_files(pattern, partitions=True) if file.size]
+    table = table_kind(files)
+    types = table_columns(files[0], table, InputOptions())
+    kinds = dict(kinds or {})
+    for name in (*([label] if label else []), *kinds):
+        _check_there(name, list(types), files[0])
+    rows = _rows(files, table, list(types), look_at_rows)
+    missing = _missing_values(rows)
+    columns = []
+    for name, kind in types.items():
+        cells = None
+        if rows:
+            cells = Cells(name, rows[name], missing, [])
+        if name == label:
+            columns.append(_label(name, kind, classes, cells))
+        else:
+            columns.append(_column(name, kind, kinds.get(name), cells, table))
+    return _text(columns, table, missing, look_at_rows)
+
+
+def _check_there(name: str, names: Sequence[str], file: InputFile) -> None:
+    if name not in names:
+        raise InputError(
+            f"Expected column {name} in {file.shown}; it has {', '.join(names)}."
+            f"{did_you_mean(name, names)}"
+        )
+
+
+# --- From names and types -----------------------------------------------------------
+
+
+def _column(
+    name: str,
+    kind: pa.DataType,
+    told: str | None,
+    cells: Cells | None,
+    table: str,
+) -> _Column:
+    """Returns a column by what was told, looked at, or known by its type."""
+    chosen = told
+    if chosen is None and (not name or re.fullmatch("__index_level_[0-9]+__", name)):
+        chosen = "drop"
+    if chosen is None and cells is not None and is_text(cells.array.type):
+        chosen = _kind_of_texts(cells)
+    if chosen is None:
+        chosen = UNCHOSEN if table != PARQUET else kind_of_type(kind)
+    return _Column(name=name, type=kind, kind=chosen, lines=_LINES[chosen](kind))
+
+
+def _length(kind: pa.DataType) -> list[str]:
+    if not is_list(kind):
+        return []
+    size = 1
+    while pa.types.is_fixed_size_list(kind):
+        size, kind = size * kind.list_size, kind.value_type
+    if is_list(kind):
+        return ["length = 16  # longer lists are cut, shorter ones filled up with 0"]
+    return [f"length = {size}"]
+
+
+def _numeric(kind: pa.DataType) -> tuple[str, ...]:
+    hint = "# range = [0, 100]  # clips, and scales to [-1, 1]; also: log = true"
+    return (*_length(kind), hint)
+
+
+def _category(kind: pa.DataType) -> tuple[str, ...]:
+    hint = '# vocabulary = ["red", "green"]  # in place of buckets'
+    return (*_length(kind), "buckets = 1024  # of the hash", hint)
+
+
+def _date(kind: pa.DataType) -> tuple[str, ...]:
+    parts = ["month", "weekday"]
+    if pa.types.is_timestamp(kind):
+        parts.append("hour")
+    hint = f"# parts: {', '.join(PARTS)}; year and {DAYS} need a range:"
+    return (
+        f"parts = {json.dumps(parts)}",
+        hint,
+        "# range = [2020-01-01, 2030-01-01]",
+    )
+
+
+_LINES = {
+    "numeric": _numeric,
+    "category": _category,
+    "date": _date,
+    "boolean": lambda kind: (),
+    "text": lambda kind: ("tokens = 32  # words that are kept", "buckets = 8192"),
+    "drop": lambda kind: (),
+    UNCHOSEN: lambda kind: (),
+}
+
+
+def _label(
+    name: str, kind: pa.DataType, classes: Sequence[str], cells: Cells | None
+) -> _Column:
+    def of(task: str, *lines: str) -> _Column:
+        lines = (f'task = "{task}"', *lines)
+        return _Column(name=name, type=kind, kind=LABEL, lines=lines)
+
+    if not classes and cells is not None:
+        return of(*_label_of_values(cells))
+    if classes:
+        task = BINARY if len(classes) == 2 else CLASSES
+        return of(task, f"classes = {_words(classes)}")
+    if pa.types.is_boolean(kind):
+        return of(BINARY)
+    if pa.types.is_integer(kind):
+        hint = '# 0 or 1; or task = "classes" and classes = 10, or "regression"'
+        return of(BINARY, hint)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return of(REGRESSION, "range = []  # to be chosen: the least and the largest")
+    return of(BINARY, 'classes = []  # to be chosen, such as ["no", "yes"]')
+
+
+# --- From values, on request --------------------------------------------------------
+
+
+def _rows(
+    files: Sequence[InputFile], table: str, names: Sequence[str], num_rows: int
+) -> dict[str, pa.Array]:
+    """Returns the first rows; none if none may be looked at.  Sensitive."""
+    parts, left = [], num_rows
+    if num_rows:
+        for block in _blocks(files, table, names):
+            parts.append({name: cells[:left] for name, cells in block.items()})
+            left -= len(next(iter(parts[-1].values())))
+            if left <= 0:
+                break
+    if not parts:
+        return {}
+    return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+
+
+def _blocks(
+    files: Sequence[InputFile], table: str, names: Sequence[str]
+) -> Iterator[dict[str, pa.Array]]:
+    for file in files:
+        read = (
+            read_parquet(file, names)
+            if table == PARQUET
+            else read_text(file, names, InputOptions())
+        )
+        yield from (block.columns for block, _ in read if block.columns)
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    return pa.chunked_array(arrays).combine_chunks()
+
+
+def _missing_values(rows: Mapping[str, pa.Array]) -> tuple[str, ...]:
+    """Returns which of the usual texts for missing stand in some cell."""
+    seen = set()
+    for array in rows.values():
+        if is_text(array.type):
+            listed = pa.array(_MISSING, array.type)
+            found = array.filter(pc.is_in(array, value_set=listed))
+            seen.update(found.unique().to_pylist())
+    return tuple(word for word in _MISSING if word in seen)
+
+
+def _kind_of_texts(cells: Cells) -> str:
+    values = cells.array.drop_null()
+    if not len(values):
+        return UNCHOSEN
+    if set(pc.utf8_lower(values).unique()[:5].to_pylist()) <= _BOOLEANS:
+        return "boolean"
+    if not cast(values, pa.float64())[1].any():
+        return "numeric"
+    if not cast(values, pa.timestamp("us"))[1].any():
+        return "date"
+    if not cast(values, pa.timestamp("us", "UTC"))[1].any():
+        return "date"
+    words = pc.mean(pc.count_substring(values, " ")).as_py()
+    return "text" if words >= _WORDS_OF_TEXT else "category"
+
+
+def _label_of_values(cells: Cells) -> tuple[str, ...]:
+    """Returns the task, and the line of its classes or range."""
+    values = cells.array.drop_null()
+    numbers = None
+    if is_text(values.type):
+        as_numbers, bad = cast(values, pa.float64())
+        numbers = None if bad.any() else as_numbers
+    elif not pa.types.is_boolean(values.type):
+        numbers = values.cast(pa.float64(), safe=False)
+    distinct = sorted(map(str, values.unique().to_pylist()))
+    if pa.types.is_boolean(values.type) or set(distinct) <= {"0", "1"}:
+        return (BINARY,)
+    if numbers is not None:
+        found = numbers.to_numpy(zero_copy_only=False)
+        whole = bool((found == np.floor(found)).all())
+        if whole and found.min() >= 0 and found.max() < _MOST_CLASSES:
+            return CLASSES, f"classes = {int(found.max()) + 1}  # 0, 1, ..."
+        return REGRESSION, f"range = [{found.min()!r}, {found.max()!r}]"
+    task = BINARY if len(distinct) == 2 else CLASSES
+    return task, f"classes = {_words(distinct[:_MOST_CLASSES])}"
+
+
+# --- TOML ---------------------------------------------------------------------------
+
+
+def _text(
+    columns: Sequence[_Column], table: str, missing: Sequence[str], num_rows: int
+) -> str:
+    source = "names and types of columns" if table == PARQUET else "names of columns"
+    looked = _LOOKED_AT if num_rows else _NOT_LOOKED_AT
+    head = _HEAD.format(
+        looked=looked.format(source=source, rows=num_rows), version=VERSION
+    )
+    if num_rows:
+        head += f"looked_at_rows = {num_rows}\n"
+    if missing:
+        head += f"\n[input]\nmissing_values = {_words(missing)}\n"
+    taken: set[str] = set()
+    tables = [_table(column, table, taken) for column in columns]
+    return "\n".join([head.rstrip("\n"), _SPLIT.rstrip("\n"), *tables]) + "\n"
+
+
+def _table(column: _Column, table: str, taken: set[str]) -> str:
+    told = f"  # {column.type}" if table == PARQUET else ""
+    kind = f'kind = "{column.kind}"'
+    if column.kind == UNCHOSEN:
+        kind += "  # numeric, category, text, date, boolean or drop"
+    lines = ["", f"[columns.{_key(column.name)}]{told}", kind]
+    if column.kind not in (LABEL, "drop"):
+        name = usable_name(column.name)
+        others = (f"{name}_{number}" for number in itertools.count(2))
+        used = {*taken, *RESERVED_NAMES, LABEL}
+        free = next(
+            each for each in itertools.chain([name], others) if each not in used
+        )
+        taken.add(free)
+        if free != name:
+            lines.append(f'name = "{free}"')
+    return "\n".join([*lines, *column.lines])
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _word(name)
+
+
+def _word(text: str) -> str:
+    # JSON's texts are TOML's, but for one character that JSON lets stand.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _words(texts: Sequence[str]) -> str:
+    return f"[{', '.join(map(_word, texts))}]"

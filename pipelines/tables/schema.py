@@ -1,0 +1,394 @@
+"""The schema of a table: a public file that says how its columns become numbers.
+
+    version = 1
+
+    [columns.income]
+    kind = "label"
+    task = "binary"
+    classes = ["<=50K", ">50K"]
+
+    [columns.age]
+    kind = "numeric"
+    range = [0, 100]
+
+    [columns.occupation]
+    kind = "category"
+    buckets = 256
+
+docs/your_table.md has every field.  The prepared data carries the schema in its
+metadata, the manifest of its batches does too, and models read it there.
+
+Formal guarantees:
+  - An unknown field, kind or version is refused, and every wrong value by file, column
+    and remedy.
+  - ``Schema.from_json`` gives back what ``to_json`` was made of.
+  - No two columns of the prepared data have one name, and one of them is ``label``.
+
+Everything here is public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import RESERVED_NAMES
+from pipelines.tables.column_kinds import (
+    KINDS,
+    LABEL,
+    Date,
+    Drop,
+    Kind,
+    Label,
+    Output,
+    usable_name,
+)
+from pipelines.tables.convert import check_shares
+from pipelines.tables.hashing import HASH_NAME
+from pipelines.tables.schema_fields import Fields, did_you_mean
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VERSION = 1
+#: ``dataset["name"]`` of a manifest whose data has a schema.
+DATASET_NAME = "table"
+
+FRACTION, TIME, HASH = "fraction", "time", "hash"
+
+#: What a first schema says of a column whose kind it cannot know.
+UNCHOSEN = "choose"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """Which rows are for training, validation and test.
+
+    Attributes:
+      by: "fraction", first to last; "time"; or "hash", of which rows of one value, such
+        as a person's, come out together.
+      shares: Of train, val and test, in any unit; not used by "time".
+      column: Whose time or value decides.
+      val_from: The time at which val begins.
+      test_from: The time at which test begins.
+      salt: Public; another one gives another choice of "hash".
+    """
+
+    by: str = FRACTION
+    shares: tuple[int, ...] = (80, 10, 10)
+    column: str = ""
+    val_from: datetime.datetime | None = None
+    test_from: datetime.datetime | None = None
+    salt: str = ""
+
+    @classmethod
+    def read(cls, fields: Fields) -> Split:
+        """Returns the split that fields describe.
+
+        Raises:
+          InputError: a wrong or an unknown field.
+        """
+        by = fields.choice("by", (FRACTION, TIME, HASH), FRACTION)
+        if by == TIME:
+            fields.only("by", "column", "val_from", "test_from")
+            return cls._by_time(fields)
+        shares = fields.get("shares", list(cls.shares))
+        example = "shares = [80, 10, 10]"
+        if not isinstance(shares, list):
+            raise fields.wrong("shares", "a list of three shares", example)
+        check_shares(f"shares of {fields.place}", shares)
+        if by == FRACTION:
+            fields.only("by", "shares")
+            return cls(shares=tuple(shares))
+        fields.only("by", "shares", "column", "salt")
+        column = fields.text("column", example='column = "user_id"')
+        salt = fields.text("salt", "")
+        return cls(by=HASH, shares=tuple(shares), column=column, salt=salt)
+
+    @classmethod
+    def _by_time(cls, fields: Fields) -> Split:
+        column = fields.text("column", example='column = "date"')
+        starts = [fields.moment(name) for name in ("val_from", "test_from")]
+        for name, start in zip(("val_from", "test_from"), starts, strict=True):
+            if start is None:
+                raise fields.wrong(name, "a date", f"{name} = 2024-01-31")
+        if starts[0] > starts[1]:  # type: ignore[operator]
+            wanted = "at or after val_from"
+            raise fields.wrong("test_from", wanted, f"test_from = {starts[0]}")
+        return cls(by=TIME, column=column, val_from=starts[0], test_from=starts[1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields that count."""
+        if self.by == FRACTION:
+            return {"by": self.by, "shares": list(self.shares)}
+        if self.by == HASH:
+            fields = {"by": self.by, "shares": list(self.shares), "column": self.column}
+            return {**fields, "salt": self.salt}
+        assert self.val_from is not None
+        assert self.test_from is not None
+        return {
+            "by": self.by,
+            "column": self.column,
+            "val_from": self.val_from.isoformat(),
+            "test_from": self.test_from.isoformat(),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How cells of text are read.
+
+    Attributes:
+      missing_values: Texts that stand for a missing value, beside null; the empty one
+        always does.
+      delimiter: Of CSV; empty for a comma, of TSV a tab.
+      header: Names of the columns of CSV or TSV without a header; empty if it has one.
+      encoding: Of CSV and TSV.
+    """
+
+    missing_values: tuple[str, ...] = ("",)
+    delimiter: str = ""
+    header: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+
+    @classmethod
+    def read(cls, fields: Fields) -> InputOptions:
+        """Returns the options that fields describe.
+
+        Raises:
+          InputError: a wrong or an unknown field.
+        """
+        fields.only("missing_values", "delimiter", "header", "encoding")
+        delimiter = fields.text("delimiter", "")
+        if len(delimiter.encode()) > 1:
+            raise fields.wrong("delimiter", "one ASCII character", 'delimiter = ";"')
+        encoding = fields.text("encoding", "utf-8")
+        try:
+            "".encode(encoding)
+        except LookupError:
+            wanted = "an encoding that Python knows"
+            raise fields.wrong("encoding", wanted, 'encoding = "latin-1"') from None
+        missing = fields.texts("missing_values", 'missing_values = ["", "?"]')
+        header = fields.texts("header", 'header = ["age", "income"]')
+        return cls(
+            missing_values=tuple(dict.fromkeys(("", *(missing or ())))),
+            delimiter=delimiter,
+            header=header or (),
+            encoding=encoding,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields that are not at their defaults."""
+        return {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schema:
+    """How the columns of a table become numbers.  All fields are public.
+
+    Attributes:
+      columns: Name in the table -> what it is, in the order of the prepared data.
+      split: Which rows are for training, validation and test.
+      input: How cells of text are read.
+      looked_at_rows: Rows whose values `dpsgd schema` was told to look at; 0 for none.
+        No epsilon covers what the schema says because of them.
+
+    Raises:
+      InputError: no label or several, or two columns that become one.
+    """
+
+    columns: Mapping[str, Kind]
+    split: Split = Split()
+    input: InputOptions = InputOptions()
+    looked_at_rows: int = 0
+
+    def __post_init__(self) -> None:
+        labels = [name for name, kind in self.columns.items() if kind.kind == LABEL]
+        if len(labels) != 1:
+            found = ", ".join(labels) if labels else "there is none"
+            raise InputError(
+                f"Expected one column of kind label in the schema; {found}. Write "
+                'kind = "label" and task = "binary" for the one that is predicted.'
+            )
+        seen: dict[str, str] = {}
+        for column, kind in self.columns.items():
+            for output in kind.outputs(usable_name(column)):
+                _check_name(column, output, seen)
+        if self.split.by == TIME and self.split.column in self.columns:
+            kind = self.columns[self.split.column]
+            if not isinstance(kind, Date | Drop):
+                raise InputError(
+                    f"Expected column {self.split.column} of [split] to be of kind "
+                    f'date, not {kind.kind}. Write kind = "date".'
+                )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Schema:
+        """Returns the schema in a TOML file.
+
+        Raises:
+          InputError: no such file, not TOML, or not a schema.
+        """
+        try:
+            with open(path, "rb") as file:
+                values = tomllib.load(file)
+        except OSError as error:
+            raise InputError(
+                f"Expected {path} to be a readable schema: "
+                f"{error.strerror or type(error).__name__}. `dpsgd schema TABLE` "
+                "writes a first one."
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"Expected {path} to be TOML: {error}.") from None
+        return cls.from_json(values, str(path))
+
+    @classmethod
+    def from_json(cls, values: Any, place: str = "the schema") -> Schema:
+        """Returns the schema that the values of a file describe.
+
+        Args:
+          values: As TOML or JSON gives them.
+          place: The file, for messages.
+
+        Raises:
+          InputError: a wrong or an unknown field.
+        """
+        fields = Fields(values, place)
+        if fields.get("version") != VERSION:
+            raise fields.wrong("version", f"{VERSION}", f"version = {VERSION}")
+        fields.only("version", "looked_at_rows", "columns", "split", "input")
+        columns = Fields(fields.get("columns", {}), f"[columns] of {place}")
+        _refuse_unchosen(columns)
+        read = {name: _column(columns, name, place) for name in columns.names()}
+        return cls(
+            columns=read,
+            split=Split.read(Fields(fields.get("split", {}), f"[split] of {place}")),
+            input=InputOptions.read(
+                Fields(fields.get("input", {}), f"[input] of {place}")
+            ),
+            looked_at_rows=fields.integer(
+                "looked_at_rows", 0, at_least=0, at_most=10**12
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, from which ``from_json`` reads it back."""
+        found: dict[str, Any] = {"version": VERSION}
+        if self.looked_at_rows:
+            found["looked_at_rows"] = self.looked_at_rows
+        return {
+            **found,
+            "input": self.input.to_json(),
+            "split": self.split.to_json(),
+            "columns": {name: kind.to_json() for name, kind in self.columns.items()},
+        }
+
+    @property
+    def label(self) -> Label:
+        """What is predicted."""
+        return next(kind for kind in self.columns.values() if isinstance(kind, Label))
+
+    def outputs_of(self, column: str) -> tuple[Output, ...]:
+        """Returns what a column of the table becomes."""
+        return self.columns[column].outputs(usable_name(column))
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """The columns of the prepared data, in order."""
+        return tuple(out for name in self.columns for out in self.outputs_of(name))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns of the table that are read, in order."""
+        kept = [name for name, kind in self.columns.items() if kind.kind != Drop.kind]
+        column = self.split.column
+        return (*kept, column) if column and column not in kept else tuple(kept)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the prepared data says of itself, for the manifest and for models."""
+        inputs = [
+            {**dataclasses.asdict(output), "shape": list(output.shape)}
+            for output in self.outputs
+            if output.role != LABEL
+        ]
+        label = {"task": self.label.task, "num_classes": self.label.num_classes}
+        return {
+            "name": DATASET_NAME,
+            "hash": HASH_NAME,
+            "label": label,
+            "inputs": inputs,
+            "schema": self.to_json(),
+        }
+
+
+def _refuse_unchosen(columns: Fields) -> None:
+    unchosen = [
+        name
+        for name in columns.names()
+        if isinstance(columns.get(name), Mapping)
+        and columns.get(name).get("kind") == UNCHOSEN
+    ]
+    if unchosen:
+        raise InputError(
+            f"Expected a kind for each column in {columns.place}; to be chosen: "
+            f"{', '.join(unchosen)}. Write one of {', '.join(KINDS)} for each."
+        )
+
+
+def _column(columns: Fields, name: str, place: str) -> Kind:
+    fields = Fields(columns.get(name), f"column {name} in {place}")
+    return KINDS[fields.choice("kind", tuple(KINDS))].read(fields)
+
+
+def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
+    name = output.name
+    remedy = f'Write name = "{name}_2" in [columns.{column}] of the schema.'
+    if name in RESERVED_NAMES or (name == LABEL and output.role != LABEL):
+        raise InputError(
+            f"Expected column {column} not to become {name}, which has a meaning of "
+            f"its own. {remedy}"
+        )
+    if name != usable_name(name):
+        raise InputError(
+            f"Expected name = {name!r} of column {column} in the schema to begin with "
+            f'a letter and to hold letters, digits and _. Write name = "'
+            f'{usable_name(name)}".'
+        )
+    first = seen.setdefault(name, column)
+    if first != column:
+        raise InputError(
+            f"Expected columns {first} and {column} to become different columns, not "
+            f"both {name}. {remedy}"
+        )
+
+
+def refuse_missing(schema: Schema, names: Sequence[str], place: str) -> None:
+    """Refuses a table that lacks columns of a schema, all in one line.
+
+    Args:
+      schema: Which columns there must be.
+      names: The columns of the table.
+      place: The table, for messages.
+
+    Raises:
+      InputError: a column is missing.
+    """
+    missing = [name for name in schema.needed if name not in names]
+    if missing:
+        hints = [did_you_mean(name, names) for name in missing]
+        raise InputError(
+            f"Expected columns {', '.join(missing)} of the schema in {place}; it has "
+            f"{', '.join(names)}.{''.join(hints)}"
+        )

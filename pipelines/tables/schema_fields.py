@@ -1,0 +1,214 @@
+"""Values of a schema file: read one by one, each wrong one refused in one line.
+
+Everything here is public, so that messages may quote it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from accounting.validation import InputError
+
+_WORDS = {int: "an integer", str: "a text", bool: "true or false"}
+
+
+def did_you_mean(name: str, choices: Collection[str]) -> str:
+    """Returns a sentence that names the choice nearest to ``name``; empty if none is.
+
+    Args:
+      name: What was written.
+      choices: What could have been meant.
+    """
+    close = difflib.get_close_matches(name, choices, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+class Fields:
+    """The fields of one table of a schema file, such as ``[columns.age]``.
+
+    Args:
+      values: Name of a field -> value, as TOML or JSON has them.
+      place: File and table, for messages.
+    """
+
+    def __init__(self, values: Any, place: str) -> None:
+        self.place = place
+        if not isinstance(values, Mapping):
+            raise InputError(f"Expected {place} to be a table, not {values!r}.")
+        self._values = dict(values)
+
+    def names(self) -> list[str]:
+        """Returns the names of the fields that are there."""
+        return list(self._values)
+
+    def only(self, *names: str) -> None:
+        """Refuses fields of other names.
+
+        Raises:
+          InputError: there is one.
+        """
+        for name in self._values:
+            if name not in names:
+                raise InputError(
+                    f"Expected no {name} in {self.place}; it may hold "
+                    f"{', '.join(sorted(names))}.{did_you_mean(name, names)}"
+                )
+
+    def wrong(self, name: str, wanted: str, example: str) -> InputError:
+        """Returns the error of a field.
+
+        Args:
+          name: Of the field.
+          wanted: What it should be, after "to be".
+          example: A line that is right.
+        """
+        if name not in self._values:
+            return InputError(
+                f"Expected {name} in {self.place}, {wanted}. Write {example}."
+            )
+        value = self._values[name]
+        shown = str(value) if isinstance(value, datetime.date) else repr(value)
+        return InputError(
+            f"Expected {name} = {shown} of {self.place} to be {wanted}. Write "
+            f"{example}."
+        )
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns the value of a field as it is; ``default`` if it is not there."""
+        return self._values.get(name, default)
+
+    def _typed(self, name: str, kind: type, default: Any, example: str) -> Any:
+        value = self.get(name, default)
+        if value is None or type(value) is not kind:
+            raise self.wrong(name, _WORDS[kind], example)
+        return value
+
+    def text(self, name: str, default: str | None = None, *, example: str = "") -> str:
+        """Returns a text.
+
+        Args:
+          name: Of the field.
+          default: If it is not there; None if it has to be.
+          example: A line that is right.
+        """
+        value: str = self._typed(name, str, default, example or f'{name} = "..."')
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Returns true or false, which it is if it is not there."""
+        value: bool = self._typed(name, bool, False, f"{name} = true")
+        return value
+
+    def choice(self, name: str, choices: Collection[str], default: str = "") -> str:
+        """Returns one of some words.
+
+        Args:
+          name: Of the field.
+          choices: The words.
+          default: If it is not there; empty if it has to be.
+        """
+        example = f'{name} = "{next(iter(choices))}"'
+        value = self.get(name, default)
+        if value not in choices:
+            wanted = f"one of {', '.join(choices)}"
+            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+            raise InputError(str(self.wrong(name, wanted, example)) + hint)
+        return str(value)
+
+    def integer(
+        self, name: str, default: int | None, *, at_least: int, at_most: int
+    ) -> int:
+        """Returns an integer.
+
+        Args:
+          name: Of the field.
+          default: If it is not there; None if it has to be.
+          at_least: The smallest.
+          at_most: The largest.
+        """
+        value = self.get(name, default)
+        if type(value) is not int or not at_least <= value <= at_most:
+            wanted = f"an integer from {at_least} to {at_most}"
+            raise self.wrong(name, wanted, f"{name} = {default or at_least}")
+        return value
+
+    def number(self, name: str, *, above: float = -math.inf) -> float | None:
+        """Returns a finite number above a bound; None if it is not there.
+
+        Args:
+          name: Of the field.
+          above: The bound.
+        """
+        if name not in self._values:
+            return None
+        value = self._values[name]
+        if not _is_number(value) or not value > above:
+            bound = "" if above == -math.inf else f" above {above:g}"
+            raise self.wrong(name, f"a number{bound}", f"{name} = 1.0")
+        return float(value)
+
+    def range(self, name: str) -> tuple[float, float] | None:
+        """Returns two numbers, the smaller first; None if they are not there."""
+        if name not in self._values:
+            return None
+        value = self._values[name]
+        pair = isinstance(value, list | tuple) and len(value) == 2
+        if not pair or not all(map(_is_number, value)) or not value[0] < value[1]:
+            raise self.wrong(
+                name, "two numbers, the smaller first", f"{name} = [0, 100]"
+            )
+        return float(value[0]), float(value[1])
+
+    def texts(self, name: str, example: str) -> tuple[str, ...] | None:
+        """Returns different words, of texts, integers or booleans; None if not there.
+
+        Args:
+          name: Of the field.
+          example: A line that is right.
+        """
+        if name not in self._values:
+            return None
+        value = self._values[name]
+        if not isinstance(value, list | tuple) or not value:
+            raise self.wrong(name, "a list with a value or more", example)
+        if not all(isinstance(each, str | int) for each in value):
+            raise self.wrong(name, "a list of texts or integers", example)
+        words = tuple(
+            str(each).lower() if isinstance(each, bool) else str(each) for each in value
+        )
+        if len(set(words)) < len(words):
+            raise self.wrong(name, "a list of different values", example)
+        return words
+
+    def moment(self, name: str) -> datetime.datetime | None:
+        """Returns a date or a time without a zone; None if it is not there."""
+        if name not in self._values:
+            return None
+        found = to_moment(self._values[name])
+        if found is None:
+            wanted = "a date, or a time without a zone"
+            raise self.wrong(name, wanted, f"{name} = 2024-01-31")
+        return found
+
+
+def to_moment(value: Any) -> datetime.datetime | None:
+    """Returns what a date, time or ISO text stands for; None if it is none of them."""
+    if isinstance(value, str):
+        try:
+            value = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    if type(value) is datetime.date:
+        value = datetime.datetime.combine(value, datetime.time())
+    if isinstance(value, datetime.datetime) and value.tzinfo is None:
+        return value
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)

@@ -1,0 +1,361 @@
+"""Files of a table as blocks of rows: CSV, TSV and Parquet, by Arrow's own readers.
+
+Text may be packed (.gz, .zst, .bz2).  Every column of text is read as text: what its
+cells are is said by the schema, and guessed by nothing.
+
+Formal guarantees:
+  - Every row of a file is in exactly one block, in order, or is counted as malformed.
+  - A file that is cut, damaged or written to is refused, without a word of its content.
+  - Memory does not depend on the number of rows, but for Parquet on the largest row
+    group, as it is stored.
+
+Public: names, columns and types.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import dataclasses
+import io
+import os
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError
+from pipelines.tables.raw_files import InputFile, check_unchanged
+from pipelines.tables.schema import InputOptions
+
+CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
+_ENDINGS = {
+    ".csv": CSV,
+    ".tsv": TSV,
+    ".tab": TSV,
+    ".parquet": PARQUET,
+    ".pq": PARQUET,
+}
+_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+# Of text, and of rows as Arrow holds them.
+_BLOCK_BYTES = 1 << 22
+_BLOCK_ROWS = 1 << 14
+#: What Spark and Hive write for null in the name of a folder.
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RawBlock:
+    """Consecutive rows of a file.  Sensitive.
+
+    Attributes:
+      columns: Name -> cells of the rows that have the right number of them.
+      num_rows: All rows, those with another number of cells among them.
+      uneven: Indices of those, increasing.
+    """
+
+    columns: dict[str, pa.Array] = dataclasses.field(repr=False)
+    num_rows: int
+    uneven: np.ndarray
+
+
+def kind_of_file(path: str) -> str | None:
+    """Returns "CSV", "TSV" or "Parquet", by the name; None if it is none of them."""
+    stem, ending = os.path.splitext(path.lower())
+    if ending in _PACKED:
+        kind = _ENDINGS.get(os.path.splitext(stem)[1])
+        return None if kind == PARQUET else kind
+    return _ENDINGS.get(ending)
+
+
+def table_kind(files: Sequence[InputFile]) -> str:
+    """Returns the kind that all files are of.
+
+    Raises:
+      InputError: of different kinds, or of none.
+    """
+    kinds = {}
+    for file in files:
+        kind = kind_of_file(file.path)
+        if kind is None:
+            raise InputError(
+                f"Expected {file.shown} to be a table: a name that ends in "
+                f"{', '.join(_ENDINGS)}, or for text in {', '.join(_PACKED)} after it. "
+                "Rename it, or move it away."
+            )
+        kinds[kind] = file.shown
+    if len(kinds) > 1:
+        raise InputError(
+            f"Expected files of one kind; {' and '.join(kinds.values())} differ. Give "
+            "--input a glob that matches one kind, such as 'table/**/*.parquet'."
+        )
+    return next(iter(kinds))
+
+
+def partitions_of(file: InputFile) -> dict[str, str | None]:
+    """Returns name -> value of the columns that are in the names of folders."""
+    folders = [part for part in file.name.split("/")[:-1] if "=" in part]
+    pairs = [folder.split("=", 1) for folder in folders]
+    return {
+        urllib.parse.unquote(name): None
+        if value == _NULL_PARTITION
+        else urllib.parse.unquote(value)
+        for name, value in pairs
+    }
+
+
+@contextlib.contextmanager
+def _plain_errors(file: InputFile) -> Iterator[None]:
+    """Raises Arrow's errors without their text, which may quote a row."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError, UnicodeError, csv.Error) as error:
+        hint = ""
+        if "UTF8" in str(error) or isinstance(error, UnicodeError):
+            hint = (
+                " It is not of the encoding that is expected: write encoding = "
+                '"latin-1" below [input] of the schema.'
+            )
+        elif "straddl" in str(error):
+            hint = f" A row is longer than {_BLOCK_BYTES} bytes; is a quote left open?"
+        raise InputError(
+            f"Expected input file {file.shown} to be readable to its end: "
+            f"{type(error).__name__}.{hint}"
+        ) from None
+
+
+# --- Text ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
+    """Gives the file, and a stream of what is packed in it."""
+    packed = _PACKED.get(os.path.splitext(file.path.lower())[1])
+    with pa.OSFile(file.path) as raw, contextlib.ExitStack() as stack:
+        check_unchanged(file, os.stat(file.path))
+        stream = raw
+        if packed:
+            stream = stack.enter_context(pa.CompressedInputStream(raw, packed))
+        yield raw, stream
+
+
+def _delimiter(file: InputFile, options: InputOptions) -> str:
+    return options.delimiter or ("\t" if kind_of_file(file.path) == TSV else ",")
+
+
+def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
+    """Returns the names of the columns, and the lines that the header takes."""
+    with _plain_errors(file), _open_text(file) as (_, stream):
+        lines = io.TextIOWrapper(stream, _with_mark(options.encoding), newline="")
+        rows = csv.reader(lines, delimiter=_delimiter(file, options))
+        first = next((row for row in rows if row), [])
+        num_lines = rows.line_num
+        lines.detach()
+    if not options.header:
+        return [name.strip() for name in first], num_lines
+    if len(options.header) != len(first):
+        raise InputError(
+            f"Expected header of [input] in the schema to name the {len(first)} "
+            f"columns of {file.shown}; it names {len(options.header)}."
+        )
+    return list(options.header), 0
+
+
+def text_columns(file: InputFile, options: InputOptions) -> list[str]:
+    """Returns the names of the columns in the header, and reads no further.
+
+    Args:
+      file: CSV or TSV.
+      options: How cells are read.
+
+    Raises:
+      InputError: no header, or one with a name twice.
+    """
+    names, _ = _header(file, options)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not names:
+        raise InputError(
+            f"Expected a header with different names in {file.shown}; "
+            f"{'it is empty' if not names else ', '.join(twice)}. If it has no header, "
+            "write header = [...] with all names below [input] of the schema."
+        )
+    return names
+
+
+def _with_mark(encoding: str) -> str:
+    """The same encoding, but for the mark with which spreadsheets begin UTF-8."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+
+
+def read_text(
+    file: InputFile, needed: Sequence[str], options: InputOptions
+) -> Iterator[tuple[RawBlock, int]]:
+    """Yields blocks of rows, and the bytes of the file so far.
+
+    Args:
+      file: CSV or TSV.
+      needed: Columns that are read.
+      options: How cells are read.
+
+    Raises:
+      InputError: the file is damaged, or was written to.
+    """
+    names, skipped = _header(file, options)
+    inside = [name for name in needed if name in names]
+    uneven: list[int] = []
+
+    def note(row: Any) -> str:
+        uneven.append(row.number - skipped - 1)
+        return "skip"
+
+    with _plain_errors(file), _open_text(file) as (raw, stream):
+        reader = pa_csv.open_csv(
+            stream,
+            read_options=pa_csv.ReadOptions(
+                block_size=_BLOCK_BYTES,
+                use_threads=False,
+                column_names=names,
+                skip_rows=skipped,
+                encoding=options.encoding,
+            ),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=_delimiter(file, options),
+                newlines_in_values=True,
+                invalid_row_handler=note,
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                include_columns=inside,
+                column_types={name: pa.string() for name in inside},
+                strings_can_be_null=False,
+            ),
+        )
+        yield from _numbered(reader, uneven, partitions_of(file), raw)
+
+
+def _numbered(
+    reader: Any, uneven: list[int], partitions: dict[str, str | None], raw: Any
+) -> Iterator[tuple[RawBlock, int]]:
+    """Yields batches, each with the uneven rows that stand before or among its own.
+
+    Args:
+      reader: Gives batches without those rows.  It may be one batch ahead.
+      uneven: Their indices in the file, to which the reader adds.
+      partitions: From ``partitions_of``.
+      raw: Tells how far the file was read.
+    """
+    first = 0
+    for batch in reader:
+        last, here = first + batch.num_rows, []
+        for row in sorted(row for row in uneven if row >= first):
+            if row >= last:
+                break
+            here.append(row - first)
+            last += 1
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = {name: pc.utf8_trim_whitespace(c) for name, c in columns.items()}
+        yield _block(columns, batch.num_rows, here, partitions), raw.tell()
+        first = last
+    if rest := [row for row in uneven if row >= first]:
+        yield _block({}, 0, list(range(len(rest))), partitions), raw.tell()
+
+
+def _block(
+    columns: dict[str, pa.Array],
+    num_rows: int,
+    uneven: Sequence[int],
+    partitions: dict[str, str | None],
+) -> RawBlock:
+    # A dictionary of one value: the hash of it is computed once.
+    zeros = pa.array(np.zeros(num_rows, np.int32))
+    in_names = {
+        name: pa.DictionaryArray.from_arrays(zeros, pa.array([value], pa.string()))
+        for name, value in partitions.items()
+    }
+    return RawBlock(
+        columns={**columns, **in_names},
+        num_rows=num_rows + len(uneven),
+        uneven=np.array(uneven, np.int64),
+    )
+
+
+# --- Parquet ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
+    with pa.OSFile(file.path) as raw:
+        check_unchanged(file, os.stat(file.path))
+        yield pq.ParquetFile(raw, page_checksum_verification=True)
+
+
+def parquet_schema(file: InputFile) -> pa.Schema:
+    """Returns the columns of a Parquet file, from its footer.
+
+    Raises:
+      InputError: it is damaged.
+    """
+    with _plain_errors(file), _open_parquet(file) as parquet:
+        return parquet.schema_arrow
+
+
+def read_parquet(
+    file: InputFile, needed: Sequence[str]
+) -> Iterator[tuple[RawBlock, int]]:
+    """Yields blocks of rows, and the bytes of the file so far, about.
+
+    Args:
+      file: Parquet.
+      needed: Columns that are read.
+
+    Raises:
+      InputError: the file is damaged, or was written to.
+    """
+    partitions, done = partitions_of(file), 0
+    with _plain_errors(file), _open_parquet(file) as parquet:
+        total = max(1, parquet.metadata.num_rows)
+        inside = [name for name in needed if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(_rows_at_a_time(parquet), columns=inside):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            done += batch.num_rows
+            block = _block(columns, batch.num_rows, [], partitions)
+            yield block, file.size * done // total
+
+
+def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
+    """As many as a block may hold bytes, by what the footer says of the largest."""
+    metadata = parquet.metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    sizes = [group.total_byte_size / max(1, group.num_rows) for group in groups]
+    return max(1, min(_BLOCK_ROWS, int(2 * _BLOCK_BYTES / max([1.0, *sizes]))))
+
+
+def table_columns(
+    file: InputFile, kind: str, options: InputOptions
+) -> dict[str, pa.DataType]:
+    """Returns name -> type of the columns of a file, those in names of folders too.
+
+    Args:
+      file: A table.
+      kind: From ``table_kind``.
+      options: How cells of text are read.
+
+    Raises:
+      InputError: it is damaged, or has a name twice.
+    """
+    if kind == PARQUET:
+        schema = parquet_schema(file)
+        found = dict(zip(schema.names, schema.types, strict=True))
+        if len(found) < len(schema.names):
+            raise InputError(
+                f"Expected columns with different names in {file.shown}. Rename one."
+            )
+    else:
+        found = {name: pa.string() for name in text_columns(file, options)}
+    return {**found, **{name: pa.string() for name in partitions_of(file)}}

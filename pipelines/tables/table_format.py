@@ -1,0 +1,209 @@
+"""A table with a schema, as a format of ``convert``.
+
+Formal guarantees:
+  - Columns that the schema needs and a file lacks, or that are of a type that their
+    kind cannot take, are refused before any row is read, all in one line.
+  - What is prepared carries the schema: batches, models and predictions know it.
+
+Public: schema and options.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.tables.column_kinds import Output
+from pipelines.tables.columns import Converted, convert, refusal
+from pipelines.tables.convert import (
+    DEFAULT_ROW_GROUP_ROWS,
+    ConvertOptions,
+    ParsedBlock,
+)
+from pipelines.tables.raw_files import InputFile
+from pipelines.tables.schema import FRACTION, Schema, refuse_missing
+from pipelines.tables.table_files import (
+    PARQUET,
+    RawBlock,
+    read_parquet,
+    read_text,
+    table_columns,
+    table_kind,
+)
+
+#: Of a row group: the batch job holds a few at a time.
+_ROW_GROUP_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableOptions(ConvertOptions):
+    """How a table becomes Parquet.  All fields are public.
+
+    Attributes:
+      schema: What its columns are.
+    """
+
+    schema: Schema
+
+    partitions = True
+
+    def open(self, files: Sequence[InputFile]) -> TableFormat:
+        """Returns the format of files of one kind that have all columns.
+
+        Raises:
+          InputError: other files.
+        """
+        return TableFormat(self.schema, files)
+
+
+def row_group_rows(schema: Schema) -> int:
+    """Returns the rows of a row group of a size that a worker can hold."""
+    row_bytes = sum(
+        np.dtype(output.dtype).itemsize * math.prod(output.shape)
+        for output in schema.outputs
+    )
+    return max(1, min(DEFAULT_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // row_bytes))
+
+
+def prepared_schema(schema: Schema) -> pa.Schema:
+    """Returns the columns of the prepared data, and what they say of themselves."""
+    return pa.schema(
+        [
+            pa.field(output.name, _arrow_type(output), nullable=False)
+            for output in schema.outputs
+        ],
+        metadata={DATASET_METADATA_KEY: json.dumps(schema.description).encode()},
+    )
+
+
+def _arrow_type(output: Output) -> pa.DataType:
+    kind = pa.from_numpy_dtype(np.dtype(output.dtype))
+    if not output.shape:
+        return kind
+    item = pa.field("item", kind, nullable=False)
+    return pa.list_(item, output.shape[0])
+
+
+class TableFormat:
+    """Blocks of rows of CSV, TSV or Parquet, and their columns by a schema.
+
+    Args:
+      schema: What the columns are.
+      files: Of one kind.
+
+    Raises:
+      InputError: other files, or columns that the schema is not for.
+    """
+
+    def __init__(self, schema: Schema, files: Sequence[InputFile]) -> None:
+        self._table = schema
+        self._kind = table_kind(files)
+        self.schema = prepared_schema(schema)
+        self.shares = schema.split.shares if schema.split.by == FRACTION else None
+        has_header = self._kind != PARQUET and not schema.input.header
+        self.first_row = 2 if has_header else 1
+        left_out: dict[str, None] = {}
+        for file in files:
+            if file.size:
+                left_out.update(dict.fromkeys(self._check_columns(file)))
+        self.left_out = tuple(left_out)
+
+    def _check_columns(self, file: InputFile) -> list[str]:
+        """Returns the columns that the schema does not mention."""
+        found = table_columns(file, self._kind, self._table.input)
+        refuse_missing(self._table, list(found), file.shown)
+        wrong = [
+            f"{name} of type {found[name]} ({remedy})"
+            for name in self._table.needed
+            if (kind := self._table.columns.get(name)) is not None
+            and (remedy := refusal(kind, found[name])) is not None
+        ]
+        if wrong:
+            raise InputError(
+                f"Expected columns of {file.shown} to be of the kinds that the schema "
+                f"gives them; these are not: {', '.join(wrong)}."
+            )
+        known = {*self._table.columns, *self._table.needed}
+        return [name for name in found if name not in known]
+
+    def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
+        """Yields blocks of rows, and the bytes of the file so far."""
+        if not file.size:
+            return iter(())
+        if self._kind == PARQUET:
+            return read_parquet(file, self._table.needed)
+        return read_text(file, self._table.needed, self._table.input)
+
+    def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
+        """Converts the columns of a block.
+
+        Args:
+          block: Of ``blocks``.  Sensitive.
+          check_only: Whether only malformed rows and splits are asked for.
+        """
+        even = np.setdiff1d(np.arange(block.num_rows), block.uneven)
+        reasons = dict.fromkeys(block.uneven.tolist(), "another number of cells")
+        if not len(even):
+            found = Converted()
+            good = np.zeros(0, bool)
+        else:
+            found = convert(self._table, block.columns, check_only=check_only)
+            good = first_faults(found, even, reasons)
+        bad = np.array(sorted(reasons), np.int64)
+        splits = found.splits
+        if splits is None and self.shares is None:
+            splits = np.zeros(0, np.int8)
+        return ParsedBlock(
+            num_rows=block.num_rows,
+            bad_rows=bad,
+            bad_reasons=[reasons[row] for row in bad.tolist()],
+            splits=None if splits is None else splits[good],
+            table=None if check_only else to_table(found, good, self.schema),
+        )
+
+
+def first_faults(
+    found: Converted, rows: np.ndarray, reasons: dict[int, str]
+) -> np.ndarray:
+    """Returns which rows are well-formed, bool.
+
+    Args:
+      found: Has their faults.
+      rows: Their indices.
+      reasons: Index -> reason, to which the first fault of every other row is added.
+    """
+    good = np.ones(len(rows), bool)
+    for faulty, reason in found.faults:
+        for row in rows[faulty & good].tolist():
+            reasons[row] = reason
+        good &= ~faulty
+    return good
+
+
+def to_table(found: Converted, good: np.ndarray, schema: pa.Schema) -> pa.Table:
+    """Returns the well-formed rows as a table.  Sensitive.
+
+    Args:
+      found: Columns of all rows.
+      good: Which rows are well-formed.
+      schema: From ``prepared_schema``.
+    """
+    if not len(good):
+        return schema.empty_table()
+    keep = slice(None) if good.all() else good
+    arrays = []
+    for field in schema:
+        values = found.arrays[field.name][keep]
+        if pa.types.is_fixed_size_list(field.type):
+            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+        else:
+            arrays.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)

@@ -1,0 +1,275 @@
+"""The default model, made from what prepared data says of its columns.
+
+Embeddings of ids, one table for all features with rows of its own for each; means of
+the embeddings of words and lists; numbers as the schema scales them, or else their
+logarithms; whether a number is missing; fully connected layers; and an output for the
+kind of label.  Criteo's columns are such a table.
+
+Formal guarantees:
+  - Any column value gives a finite output of the model with finite weights: missing,
+    negative and infinite numbers and ids out of range included.
+
+Public: everything but column values.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, section 5: embeddings, log of the integers,
+  fully connected layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError, check_int
+from pipelines.batches.manifest import Manifest
+from trainer.model.metrics import LABEL
+from trainer.tf_compat import keras, tf
+
+INTEGERS = "integers"
+CATEGORIES = "categories"
+NUM_INTEGERS = 13
+NUM_CATEGORIES = 26
+
+#: Brings the logarithms of counts to the size of the other inputs.
+_LOG_SCALE = 0.25
+_MOST_FLOAT = np.finfo(np.float32).max
+
+# What the model makes of a column.
+COUNT, NUMBER, ID, IDS = "count", "number", "id", "ids"
+BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Feature:
+    """A column as the default model takes it.  Public.
+
+    Attributes:
+      name: Of the column.
+      role: "count" is a number whose logarithm is taken, "number" one that is taken as
+        it is; "id" has an embedding; of "ids" the mean of the embeddings is taken, but
+        for those of 0.
+      dtype: Of the column.
+      shape: Of one example.
+      sizes: Of ids: how many there are, for each of the columns of "id"; one for "ids".
+      nullable: Whether NaN stands for missing, which the model is told.
+    """
+
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    nullable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """What the default model knows of a table.  Public.
+
+    Attributes:
+      features: Its inputs.
+      task: "binary", "classes" or "regression".
+      num_classes: Of "classes".
+      name: Of the model.
+    """
+
+    features: tuple[Feature, ...]
+    task: str = BINARY
+    num_classes: int = 2
+    name: str = "table"
+
+
+def table_model(table: Table, *, embedding_dim: int, hidden: Sequence[int]) -> Any:
+    """Returns embeddings, numbers and fully connected layers for a table.
+
+    One table holds the embeddings of all features, each feature in rows of its own:
+    one gather instead of many.
+
+    Args:
+      table: Features and label.
+      embedding_dim: Size of an embedding.
+      hidden: Sizes of the fully connected layers.
+
+    Raises:
+      InputError: impossible sizes.
+    """
+    check_int("embedding_dim", embedding_dim, at_least=1)
+    for size in hidden:
+        check_int("hidden", size, at_least=1)
+    named = _free_names([feature.name for feature in table.features])
+    inputs = {
+        feature.name: keras.Input(feature.shape, dtype=feature.dtype, name=feature.name)
+        for feature in table.features
+    }
+    numbers = [f for f in table.features if f.role in (COUNT, NUMBER)]
+    ids = [f for f in table.features if f.role in (ID, IDS)]
+    values = [part for f in numbers for part in _encode_numbers(f, inputs[f.name])]
+    if ids:
+        values += _embed(ids, inputs, embedding_dim, named)
+    values = _joined(values, named("features"))
+    for index, size in enumerate(hidden):
+        layer = keras.layers.Dense(
+            size, activation="relu", name=named(f"hidden_{index}")
+        )
+        values = layer(values)
+    # Zero outputs at first: clipped steps are not spent on undoing a random start.
+    units = table.num_classes if table.task == CLASSES else 1
+    head = keras.layers.Dense(units, kernel_initializer="zeros", name=named("logit"))
+    return keras.Model(inputs, head(values), name=table.name)
+
+
+def _free_names(taken: Sequence[str]) -> Callable[[str], str]:
+    """Returns how to name a layer: inputs, which are named as columns, come first."""
+
+    def free(name: str) -> str:
+        while name in taken:
+            name += "_"
+        return name
+
+    return free
+
+
+def _joined(parts: list[Any], name: str) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return keras.layers.Concatenate(name=name)(parts)
+
+
+def _encode_numbers(feature: Feature, values: Any) -> list[Any]:
+    """Returns numbers of shape (batch, k), and which of them are missing."""
+    if not feature.shape:
+        values = values[:, None]
+    values = tf.cast(values, tf.float32)
+    missing = tf.math.is_nan(values)
+    known = tf.where(missing, 0.0, values)
+    known = tf.clip_by_value(known, -_MOST_FLOAT, _MOST_FLOAT)
+    if feature.role == COUNT:
+        # A constant scale, no statistic of the data: counts of thousands come out near
+        # 2, so that no input dominates the norm that is clipped.
+        known = _LOG_SCALE * (tf.sign(known) * tf.math.log1p(tf.abs(known)))
+    if not feature.nullable:
+        return [known]
+    return [known, tf.cast(missing, tf.float32)]
+
+
+def _embed(
+    features: Sequence[Feature], inputs: dict[str, Any], dim: int, named: Any
+) -> list[Any]:
+    """Returns embeddings of ids, and means of those of lists, of shape (batch, k)."""
+    columns, last, widths = [], [], []
+    for feature in features:
+        values = inputs[feature.name]
+        columns.append(values if feature.shape else values[:, None])
+        widths.append(feature.shape[0] if feature.shape else 1)
+        sizes = feature.sizes if feature.role == ID else feature.sizes * widths[-1]
+        last.append([size - 1 for size in sizes])
+    offsets, total = _offsets(features, last)
+    ids = columns[0] if len(columns) == 1 else tf.concat(columns, 1)
+    ids = tf.minimum(tf.maximum(ids, 0), [end for ends in last for end in ends])
+    table = keras.layers.Embedding(total, dim, name=named("embeddings"))
+    rows = table(ids + offsets)
+    if all(feature.role == ID for feature in features):
+        flat = keras.layers.Reshape((sum(widths) * dim,), name=named("embedded"))
+        return [flat(rows)]
+    parts = zip(
+        features, tf.split(rows, widths, 1), tf.split(ids, widths, 1), strict=True
+    )
+    return [_mean_or_all(feature, part, at, dim) for feature, part, at in parts]
+
+
+def _offsets(
+    features: Sequence[Feature], last: Sequence[Sequence[int]]
+) -> tuple[list[int], int]:
+    """Returns where the rows of each column of ids begin, and how many there are."""
+    offsets, total = [], 0
+    for feature, ends in zip(features, last, strict=True):
+        if feature.role == IDS:
+            offsets += [total] * len(ends)
+            total += feature.sizes[0]
+            continue
+        for end in ends:
+            offsets.append(total)
+            total += end + 1
+    return offsets, total
+
+
+def _mean_or_all(feature: Feature, rows: Any, ids: Any, dim: int) -> Any:
+    if feature.role == ID:
+        return tf.reshape(rows, (-1, len(feature.sizes) * dim))
+    present = tf.cast(ids > 0, tf.float32)[:, :, None]
+    count = tf.maximum(tf.reduce_sum(present, 1), 1.0)
+    return tf.reduce_sum(rows * present, 1) / count
+
+
+def read_table(manifest: Manifest) -> Table:
+    """Returns what batches of prepared data say of their columns.
+
+    Raises:
+      InputError: the data was not prepared, or its columns are others.
+    """
+    dataset = manifest.dataset
+    try:
+        table = {"criteo": _criteo_table, "table": _any_table}[dataset["name"]](dataset)
+    except (KeyError, TypeError, AttributeError, IndexError):
+        raise InputError(
+            "Expected batches of data that `dpsgd prepare` wrote, for the default "
+            "model. Prepare the table (`dpsgd schema TABLE` writes a first schema), or "
+            "give --model module:function."
+        ) from None
+    found = {column.name: (column.dtype, column.shape) for column in manifest.columns}
+    for feature in table.features:
+        if found.get(feature.name) != (feature.dtype, feature.shape):
+            raise InputError(
+                f"Expected column {feature.name} of type {feature.dtype} and shape "
+                f"{feature.shape}. Make the batches from what `dpsgd prepare` wrote."
+            )
+        for size in feature.sizes:
+            check_int("num_buckets", size, at_least=1)
+    if LABEL not in found:
+        raise InputError(
+            f"Expected column {LABEL} in the batches. Make them from what `dpsgd "
+            "prepare` wrote."
+        )
+    return table
+
+
+def _criteo_table(dataset: dict[str, Any]) -> Table:
+    sizes = tuple(dataset["num_buckets"])
+    if len(sizes) != NUM_CATEGORIES:
+        raise KeyError("num_buckets")
+    integers = Feature(
+        name=INTEGERS,
+        role=COUNT,
+        dtype="float32",
+        shape=(NUM_INTEGERS,),
+        nullable=True,
+    )
+    categories = Feature(
+        name=CATEGORIES, role=ID, dtype="int32", shape=(NUM_CATEGORIES,), sizes=sizes
+    )
+    return Table(features=(integers, categories), name="pctr")
+
+
+def _any_table(dataset: dict[str, Any]) -> Table:
+    label = dataset["label"]
+    return Table(
+        features=tuple(map(_feature, dataset["inputs"])),
+        task=label["task"],
+        num_classes=label["num_classes"],
+    )
+
+
+def _feature(fields: dict[str, Any]) -> Feature:
+    role = NUMBER if fields["role"] == "numbers" else fields["role"]
+    return Feature(
+        name=fields["name"],
+        role=role,
+        dtype=fields["dtype"],
+        shape=tuple(fields["shape"]),
+        sizes=(fields["size"],) if role in (ID, IDS) else (),
+        nullable=fields["nullable"],
+    )
