@@ -512,3 +512,8 @@ def usable_name(name: str) -> str:
     """
     plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
     return plain if re.match("[A-Za-z]", plain) else f"c_{plain}"
+
+
+def is_usable(name: str) -> bool:
+    """Whether a model can take a column of this name."""
+    return re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) is not None

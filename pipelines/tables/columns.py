@@ -315,7 +315,8 @@ def _labels(
     last = kind.num_classes - 1
     with np.errstate(invalid="ignore"):
         good = (values >= 0) & (values <= last) & (np.floor(values) == values) & ~bad
-    cells.fault(~good, f"is no integer from 0 to {last}, as this label has to be")
+    reason = f"is no integer from 0 to {last}; for others write classes in the schema"
+    cells.fault(~good, reason)
     return [np.where(good, values, 0).astype(dtype)]
 
 

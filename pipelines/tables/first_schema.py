@@ -126,9 +126,9 @@ def first_schema(
     for name, kind in types.items():
         cells = None
         if rows:
-            cells = Cells(name, rows[name], missing, [])
+            cells = Cells(name, rows[name], ("", *missing), [])
         if name == label:
-            columns.append(_label(name, kind, classes, cells))
+            columns.append(_label(name, kind, classes, cells, table))
         else:
             columns.append(_column(name, kind, kinds.get(name), cells, table))
     return _text(columns, table, missing, look_at_rows)
@@ -208,7 +208,11 @@ _LINES = {
 
 
 def _label(
-    name: str, kind: pa.DataType, classes: Sequence[str], cells: Cells | None
+    name: str,
+    kind: pa.DataType,
+    classes: Sequence[str],
+    cells: Cells | None,
+    table: str,
 ) -> _Column:
     def of(task: str, *lines: str) -> _Column:
         lines = (f'task = "{task}"', *lines)
@@ -226,6 +230,9 @@ def _label(
         return of(BINARY, hint)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return of(REGRESSION, "range = []  # to be chosen: the least and the largest")
+    if table != PARQUET:
+        hint = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
+        return of(BINARY, hint)
     return of(BINARY, 'classes = []  # to be chosen, such as ["no", "yes"]')
 
 

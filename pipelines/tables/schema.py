@@ -46,6 +46,7 @@ from pipelines.tables.column_kinds import (
     Kind,
     Label,
     Output,
+    is_usable,
     usable_name,
 )
 from pipelines.tables.convert import check_shares
@@ -360,7 +361,7 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
             f"Expected column {column} not to become {name}, which has a meaning of "
             f"its own. {remedy}"
         )
-    if name != usable_name(name):
+    if not is_usable(name):
         raise InputError(
             f"Expected name = {name!r} of column {column} in the schema to begin with "
             f'a letter and to hold letters, digits and _. Write name = "'

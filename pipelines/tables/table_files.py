@@ -153,7 +153,10 @@ def _delimiter(file: InputFile, options: InputOptions) -> str:
 def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
     """Returns the names of the columns, and the lines that the header takes."""
     with _plain_errors(file), _open_text(file) as (_, stream):
-        lines = io.TextIOWrapper(stream, _with_mark(options.encoding), newline="")
+        # The rows after it are read ahead: they are not for this to judge.
+        lines = io.TextIOWrapper(
+            stream, _with_mark(options.encoding), errors="replace", newline=""
+        )
         rows = csv.reader(lines, delimiter=_delimiter(file, options))
         first = next((row for row in rows if row), [])
         num_lines = rows.line_num

@@ -1,0 +1,430 @@
+"""What ``pipelines.tables.columns`` guarantees, held against one cell at a time."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
+from pipelines.tables.hashing import GOLDEN
+from pipelines.tables.schema import Schema
+
+CANARY = "5ec4e7ca"
+UTC = datetime.timezone.utc
+
+
+def schema_of(column: dict[str, Any], **others: Any) -> Schema:
+    columns = {"y": {"kind": "label", "task": "binary"}, "x": column}
+    return Schema.from_json({"version": 1, "columns": columns, **others})
+
+
+def numbers(values: Any, column: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """What a column x of some values becomes: lists, the label left out."""
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    schema = schema_of(column, **others)
+    labels = pa.array([1] * len(array))
+    found = convert(schema, {"y": labels, "x": array})
+    assert not found.faults
+    del found.arrays["label"]
+    return {name: value.tolist() for name, value in found.arrays.items()}
+
+
+def reasons(values: Any, column: dict[str, Any], **others: Any) -> list[str | None]:
+    """What is wrong with each value of a column x."""
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    labels = pa.array([1] * len(array))
+    found = convert(schema_of(column, **others), {"y": labels, "x": array}).faults
+    first: list[str | None] = [None] * len(array)
+    for rows, reason in reversed(found):
+        first = [reason if bad else old for bad, old in zip(rows, first, strict=True)]
+    return first
+
+
+NUMERIC = {"kind": "numeric"}
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ({}, [-3.0, 0.0, 12.0]),
+        ({"range": [0, 10]}, [-1.0, -1.0, 1.0]),
+        ({"log": True}, [-math.log(4) / 4, 0.0, math.log(13) / 4]),
+        ({"log": True, "range": [-3, 0]}, [-1.0, 1.0, 1.0]),
+        ({"mean": 2, "scale": 5}, [-1.0, -0.4, 2.0]),
+        ({"range": [-1, 7], "mean": 2, "scale": 5}, [-0.6, -0.4, 1.0]),
+    ],
+)
+def test_numbers_are_clipped_then_in_logarithms_then_scaled(
+    column: dict[str, Any], expected: list[float]
+) -> None:
+    found = numbers([-3, 0, 12], {**NUMERIC, **column})["x"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_missing_numbers_are_what_the_schema_says() -> None:
+    values = [50.0, None, float("nan")]
+    column = {**NUMERIC, "range": [0, 100]}
+    found = numbers(values, column)["x"]
+    assert found[0] == 0
+    assert np.isnan(found[1:]).all()
+    told = numbers(values, {**column, "missing": "indicator"})
+    assert told == {"x": [0.0, 0.0, 0.0], "x_missing": [0, 1, 1]}
+    assert numbers(values, {**column, "missing": 75})["x"] == [0.0, 0.5, 0.5]
+    found = reasons(values, {**column, "missing": "refuse"})
+    assert found == [None, "x is missing", "x is missing"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array(["1", "2", None]),
+        pa.array(["1", "2", ""], pa.large_string()),
+        pa.array(["1", "2", "?"], pa.string_view()),
+        pa.array([b"1", b"2", None], pa.binary()),
+        pa.array(["1", "2", None]).dictionary_encode(),
+        pa.array([1, 2, None], pa.int8()),
+        pa.array([1, 2, None], pa.uint64()),
+        pa.array([1.0, 2.0, None], pa.float32()),
+        pa.array([1.0, 2.0, None], pa.float64()),
+        pa.array([decimal.Decimal(1), decimal.Decimal(2), None], pa.decimal128(9, 0)),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_equal_cells_give_equal_numbers_whatever_their_type(array: pa.Array) -> None:
+    missing = {"input": {"missing_values": ["?"]}}
+    found = numbers(array, {**NUMERIC, "missing": 9}, **missing)["x"]
+    assert found == [1.0, 2.0, 9.0]
+    category = {"kind": "category", "vocabulary": ["2", "1"]}
+    assert numbers(array, category, **missing)["x"] == [3, 2, 0]
+    hashed = numbers(array, {"kind": "category", "buckets": 1000}, **missing)["x"]
+    assert hashed[:2] == [bucket("x", "1", 1000), bucket("x", "2", 1000)]
+    assert hashed[2] == 0
+
+
+# --- The hash, one byte string at a time --------------------------------------------
+
+
+def mix(state: int) -> int:
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) % 2**64
+    return state ^ state >> 31
+
+
+def hashed(salt: int, text: bytes) -> int:
+    state = salt ^ len(text) * GOLDEN % 2**64
+    for start in range(0, max(len(text), 1), 8):
+        state = mix(state ^ int.from_bytes(text[start : start + 8], "little"))
+    return state
+
+
+def bucket(column: str, text: str, buckets: int) -> int:
+    salt = hashed(0, column.encode())
+    return 1 + ((hashed(salt, text.encode()) >> 32) * (buckets - 1) >> 32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.text()), max_size=8), st.text(min_size=1))
+def test_the_hash_is_that_of_the_obvious_implementation(
+    texts: list[str | None], name: str
+) -> None:
+    salt = hashed(0, name.encode())
+    assert int(salt_of(name)) == salt
+    array = pa.array(["left out", *texts], pa.large_string())[1:]
+    found = hash_texts(array, salt_of(name)).tolist()
+    assert found == [hashed(salt, (text or "").encode()) for text in texts]
+
+
+def test_columns_hash_in_their_own_ways() -> None:
+    one = [bucket("a", str(i), 1000) for i in range(50)]
+    two = [bucket("b", str(i), 1000) for i in range(50)]
+    assert sum(x == y for x, y in zip(one, two, strict=True)) < 5
+
+
+# --- Other kinds --------------------------------------------------------------------
+
+
+def test_unknown_and_missing_categories_have_ids_of_their_own() -> None:
+    column = {"kind": "category", "vocabulary": ["red", "green"]}
+    assert numbers(["green", "red", "blue", None, ""], column)["x"] == [3, 2, 1, 0, 0]
+    hashed = numbers(["a", None], {"kind": "category", "buckets": 2})["x"]
+    assert hashed == [1, 0]
+
+
+def test_words_are_lower_case_and_cut_or_filled_up() -> None:
+    column = {"kind": "text", "tokens": 3, "buckets": 5000}
+    found = numbers(["Ünder, the-SEA 42 x", "the", " .. ", None], column)["x"]
+    words = [bucket("x", word, 5000) for word in ("ünder", "the", "sea")]
+    assert found == [words, [words[1], 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([["a", "b", "c"], [], None, ["b", None]]),
+        pa.array([["a", "b", "c"], [], None, ["b", None]], pa.large_list(pa.string())),
+        pa.array(["a|b|c", "", None, "b|"]),
+        pa.array([["zz"], ["a", "b", "c"], [], None, ["b", None]])[1:],
+    ],
+)
+def test_lists_of_categories_are_cut_or_filled_up(array: pa.Array) -> None:
+    column = {"kind": "category", "vocabulary": ["a", "b"], "length": 2}
+    if not pa.types.is_list(array.type) and not pa.types.is_large_list(array.type):
+        column["separator"] = "|"
+    assert numbers(array, column)["x"] == [[2, 3], [0, 0], [0, 0], [3, 0]]
+
+
+def test_lists_of_numbers_are_flat_and_scaled() -> None:
+    column = {"kind": "numeric", "length": 4, "range": [0, 2]}
+    images = pa.array(
+        [[[0, 1], [2, 9]], [[2, 2], [2, 2]], None],
+        pa.list_(pa.list_(pa.uint8(), 2), 2),
+    )
+    expected = [[-1, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
+    assert numbers(images, column)["x"] == expected
+    ragged = pa.array([[0.0], [2.0] * 9, [None, 1.0]])
+    assert numbers(ragged, column)["x"] == [[-1, 0, 0, 0], [1] * 4, [0, 0, 0, 0]]
+    assert numbers(["0 2", "1"], {**column, "separator": " "})["x"] == [
+        [-1, 1, 0, 0], [0, 0, 0, 0],
+    ]  # fmt: skip
+
+
+MOMENT = datetime.datetime(2020, 3, 4, 23, 30)
+PARTS = ["year", "month", "day", "weekday", "hour", "days"]
+DATE = {"kind": "date", "parts": PARTS, "range": ["2019-01-01", "2021-01-01"]}
+
+
+def parts_of(moment: datetime.datetime) -> list[float]:
+    first, last = datetime.datetime(2019, 1, 1), datetime.datetime(2021, 1, 1)
+    days = 2 * ((moment - first) / (last - first)) - 1
+    return [
+        moment.year - 2019 + 2, moment.month, moment.day, moment.isoweekday(),
+        moment.hour + 1, np.float32(days),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("array", "more", "zone_hours"),
+    [
+        (pa.array([MOMENT, None], pa.timestamp("ns")), {}, 0),
+        (pa.array([MOMENT, None], pa.timestamp("us", "UTC")), {}, 0),
+        (pa.array([MOMENT, None], pa.timestamp("ms", "Asia/Tokyo")), {}, 0),
+        (pa.array([MOMENT, None], pa.timestamp("s", "UTC")), {"zone": "Asia/Tokyo"}, 9),
+        (pa.array(["2020-03-04 23:30:00", ""]), {}, 0),
+        (pa.array(["2020-03-04T23:30:00Z", None]), {"zone": "Asia/Tokyo"}, 9),
+        (pa.array(["2020-03-05T00:30:00+01:00", None]), {}, 0),
+        (pa.array(["04.03.2020 23-30", None]), {"format": "%d.%m.%Y %H-%M"}, 0),
+        (pa.array([1583364600, None]), {"unit": "s"}, 0),
+        (pa.array(["1583364600000", None]), {"unit": "ms"}, 0),
+    ],
+)
+def test_dates_become_their_parts(
+    array: pa.Array, more: dict[str, str], zone_hours: int
+) -> None:
+    found = numbers(array, {**DATE, **more})
+    expected = parts_of(MOMENT + datetime.timedelta(hours=zone_hours))
+    assert [found[f"x_{part}"][0] for part in PARTS] == expected
+    assert [found[f"x_{part}"][1] for part in PARTS[:-1]] == [0] * 5
+    assert np.isnan(found["x_days"][1])
+
+
+def test_days_and_years_out_of_range_are_bounded() -> None:
+    days = pa.array([datetime.date(2018, 12, 31), datetime.date(2022, 1, 1)])
+    found = numbers(days, DATE)
+    assert found["x_days"] == [-1, 1]
+    assert found["x_year"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([True, False, None]),
+        pa.array([1, 0, None]),
+        pa.array(["True", "no", ""]),
+    ],
+)
+def test_booleans_are_0_and_1(array: pa.Array) -> None:
+    found = numbers(array, {"kind": "boolean"})["x"]
+    assert found[:2] == [1, 0]
+    assert np.isnan(found[2])
+
+
+@pytest.mark.parametrize(
+    ("label", "values", "expected"),
+    [
+        ({"task": "binary"}, [0, 1, 1], [0, 1, 1]),
+        ({"task": "binary"}, [False, True, True], [0, 1, 1]),
+        ({"task": "binary"}, ["0", "true", "1"], [0, 1, 1]),
+        ({"task": "binary", "classes": ["no", "yes"]}, ["yes", "no"], [1, 0]),
+        ({"task": "classes", "classes": [7, 9, 8]}, [8, 7], [2, 0]),
+        ({"task": "classes", "classes": 4}, ["3", "0"], [3, 0]),
+        ({"task": "regression", "range": [0, 4]}, [1.0, 9.0], [-0.5, 1.0]),
+    ],
+)
+def test_labels(label: dict[str, Any], values: list[Any], expected: list[Any]) -> None:
+    columns = {"y": {"kind": "label", **label}}
+    schema = Schema.from_json({"version": 1, "columns": columns})
+    found = convert(schema, {"y": pa.array(values)})
+    assert not found.faults
+    assert found.arrays["label"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("label", "values"),
+    [
+        ({"task": "binary"}, [None, 2, -1, 0]),
+        ({"task": "binary"}, [CANARY, "", "2", "0"]),
+        ({"task": "binary", "classes": ["no", "yes"]}, [CANARY, None, "No", "no"]),
+        ({"task": "classes", "classes": 4}, [4, None, 0.5, 3]),
+        ({"task": "regression", "range": [0, 4]}, [CANARY, "", "nan", "3"]),
+    ],
+)
+def test_a_label_that_is_none_makes_its_row_malformed(
+    label: dict[str, Any], values: list[Any]
+) -> None:
+    columns = {"y": {"kind": "label", **label}}
+    schema = Schema.from_json({"version": 1, "columns": columns})
+    [(rows, reason)] = convert(schema, {"y": pa.array(values)}).faults
+    assert rows.tolist() == [True, True, True, False]
+    assert reason.startswith("y is ")
+    assert CANARY not in reason
+
+
+@pytest.mark.parametrize(
+    ("values", "column", "reason"),
+    [
+        ([CANARY, "1"], NUMERIC, "x is not a number"),
+        (["inf", "1"], NUMERIC, "x is not finite; give it a range in the schema"),
+        (
+            [1.5, 1.0],
+            {"kind": "category"},
+            "x is not a whole number, as a category has",
+        ),
+        ([CANARY, "2020-01-01"], {"kind": "date"}, "x is not a date"),
+        (["2020-02-31", "2020-01-01"], {"kind": "date"}, "x is not a date"),
+        ([CANARY, "%d"], {"kind": "date", "format": "%%d"}, "x is not a date"),
+        ([CANARY, "yes"], {"kind": "boolean"}, "x is neither true nor false"),
+        ([f"1 {CANARY}", "1"], {**NUMERIC, "length": 2, "separator": " "}, "x holds"),
+        ([[1.5], [1.0]], {"kind": "category", "length": 1}, "x holds what is not a wh"),
+    ],
+)
+def test_a_wrong_cell_makes_its_row_malformed_and_is_not_quoted(
+    values: list[Any], column: dict[str, Any], reason: str
+) -> None:
+    for repeat in (1, 3):
+        found = reasons(values * repeat, column)
+        assert all(str(each).startswith(reason) for each in found[::2])
+        assert found[1::2] == [None] * repeat
+        assert CANARY not in str(found)
+
+
+MIXED = {
+    "a": {"kind": "numeric", "log": True},
+    "b": {"kind": "category"},
+    "c": {"kind": "text", "tokens": 2},
+    "d": {"kind": "date", "parts": ["month", "hour"]},
+    "e": {"kind": "category", "length": 2, "separator": ","},
+    "f": {"kind": "boolean"},
+    "y": {"kind": "label", "task": "binary"},
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "a": st.sampled_from(["1", "", "-2e3", CANARY, "nan"]),
+                "b": st.text(max_size=12),
+                "c": st.text(max_size=12),
+                "d": st.sampled_from(
+                    ["2020-01-02", "", CANARY, "2020-01-02T03:04:05Z"]
+                ),
+                "e": st.text(alphabet="ab,", max_size=6),
+                "f": st.sampled_from(["true", "0", "", CANARY]),
+                "y": st.sampled_from(["0", "1", CANARY]),
+            }
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_rows_numbers_depend_on_this_row_alone(rows: list[dict[str, str]]) -> None:
+    split = {"by": "hash", "column": "b"}
+    schema = Schema.from_json({"version": 1, "columns": MIXED, "split": split})
+
+    def of(part: list[dict[str, str]]) -> Any:
+        columns = {name: pa.array([row[name] for row in part]) for name in MIXED}
+        found = convert(schema, columns)
+        bad = np.zeros(len(part), bool)
+        for faulty, _ in found.faults:
+            bad |= faulty
+        return found.arrays, found.splits, bad
+
+    arrays, splits, bad = of(rows)
+    for number, row in enumerate(rows):
+        own, own_split, own_bad = of([row])
+        assert own_bad[0] == bad[number]
+        assert own_split[0] == splits[number]
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(values[number], own[name][0])
+
+
+def test_shares_of_a_hash_are_kept_and_values_stay_together() -> None:
+    people = [f"person {number}" for number in range(3000)]
+    split = {"by": "hash", "column": "x", "shares": [60, 10, 30]}
+    schema = schema_of({"kind": "drop"}, split=split)
+    columns = {"y": pa.array([1] * 6000), "x": pa.array(people * 2)}
+    splits = convert(schema, columns).splits
+    assert splits is not None
+    assert (splits[:3000] == splits[3000:]).all()
+    counts = np.bincount(splits[:3000], minlength=3)
+    # Five standard deviations of a binomial of 3,000.
+    assert (abs(counts - [1800, 300, 900]) < 5 * 27).all()
+    other = schema_of({"kind": "drop"}, split={**split, "salt": "other"})
+    again = convert(other, columns).splits
+    assert (again != splits).any()
+
+
+def test_a_split_by_time_has_its_bounds() -> None:
+    split = {"by": "time", "column": "x"}
+    split |= {"val_from": "2020-01-02", "test_from": "2020-01-03"}
+    days = ["2020-01-01T23:59:59", "2020-01-02", "2020-01-02T12:00:00", "2020-01-03"]
+    schema = schema_of({"kind": "drop"}, split=split)
+    found = convert(schema, {"y": pa.array([1] * 4), "x": pa.array(days)})
+    assert found.splits is not None
+    assert found.splits.tolist() == [0, 1, 1, 2]
+    wrong = reasons([days[0], None, CANARY], {"kind": "drop"}, split=split)
+    assert wrong == [None, *["x is missing, or no date to split by"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "remedy"),
+    [
+        (NUMERIC, pa.string(), None),
+        (NUMERIC, pa.list_(pa.float32()), "length = 8"),
+        (NUMERIC, pa.timestamp("us"), 'kind = "date"'),
+        (NUMERIC, pa.struct([("a", pa.int8())]), 'kind = "drop"'),
+        ({**NUMERIC, "length": 3}, pa.float32(), "leave length out"),
+        ({**NUMERIC, "length": 3}, pa.string(), "separator"),
+        ({"kind": "text"}, pa.int64(), 'kind = "numeric"'),
+        ({"kind": "boolean"}, pa.list_(pa.bool_()), 'kind = "numeric" or "category"'),
+        ({"kind": "date"}, pa.int64(), 'unit = "s"'),
+        ({"kind": "date", "unit": "s"}, pa.timestamp("us"), "leave unit out"),
+        ({"kind": "category"}, pa.dictionary(pa.int8(), pa.string()), None),
+        ({"kind": "category"}, pa.null(), None),
+    ],
+)
+def test_types_that_a_kind_cannot_take_are_told_with_what_to_write(
+    column: dict[str, Any], kind: pa.DataType, remedy: str | None
+) -> None:
+    found = refusal(schema_of(column).columns["x"], kind)
+    assert (found is None) == (remedy is None)
+    assert remedy is None or remedy in str(found)

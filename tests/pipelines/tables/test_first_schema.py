@@ -1,0 +1,171 @@
+"""What ``pipelines.tables.first_schema`` guarantees."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accounting.validation import InputError
+from pipelines.tables import first_schema as module
+from pipelines.tables.first_schema import first_schema
+from pipelines.tables.schema import Schema
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TYPES: dict[str, Any] = {
+    "age": pa.array([1, 2]),
+    "weight": pa.array([1.5, None]),
+    "job": pa.array(["a", "b"]).dictionary_encode(),
+    "ok": pa.array([True, False]),
+    "day": pa.array([0, 1], pa.date32()),
+    "at": pa.array([0, 1], pa.timestamp("us", "UTC")),
+    "image": pa.array([[1.0] * 6] * 2, pa.list_(pa.float32(), 6)),
+    "tags": pa.array([["x"], []]),
+    "pair": pa.array([{"a": 1}, {"a": 2}]),
+    "__index_level_0__": pa.array([0, 1]),
+    "sold": pa.array([0, 1], pa.int8()),
+}
+
+
+@pytest.fixture
+def table(tmp_path: pathlib.Path) -> str:
+    pq.write_table(pa.table(TYPES), tmp_path / "t.parquet")
+    return str(tmp_path / "t.parquet")
+
+
+def kinds_of(text: str) -> dict[str, str]:
+    return {name: c["kind"] for name, c in tomllib.loads(text)["columns"].items()}
+
+
+def test_names_and_types_give_a_schema_that_works(
+    table: str, tmp_path: pathlib.Path
+) -> None:
+    text = first_schema(table, label="sold")
+    assert kinds_of(text) == {
+        "age": "numeric", "weight": "numeric", "job": "category", "ok": "boolean",
+        "day": "date", "at": "date", "image": "numeric", "tags": "category",
+        "pair": "drop", "__index_level_0__": "drop", "sold": "label",
+    }  # fmt: skip
+    assert "No value was looked at" in text
+    schema = Schema.from_json(tomllib.loads(text))
+    names = [output.name for output in schema.outputs]
+    # A column of a reserved name gets one of its own.
+    assert names == [
+        "age", "weight_2", "job", "ok", "day_month", "day_weekday", "at_month",
+        "at_weekday", "at_hour", "image", "tags", "label",
+    ]  # fmt: skip
+    assert schema.columns["image"].length == 6  # type: ignore[attr-defined]
+
+
+def test_no_value_is_read_unless_asked(
+    table: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: object) -> None:
+        raise AssertionError("a value was read")
+
+    monkeypatch.setattr(module, "read_parquet", read)
+    monkeypatch.setattr(module, "read_text", read)
+    first_schema(table)
+    # Rows that no reader could read.
+    text = tmp_path / "t.csv"
+    text.write_bytes(b"a,sold\n" + b"\xff" * 9)
+    assert kinds_of(first_schema(str(text), label="sold")) == {
+        "a": "choose", "sold": "label",
+    }  # fmt: skip
+    with pytest.raises(AssertionError, match="was read"):
+        first_schema(table, look_at_rows=1)
+
+
+CSV = """\
+,age,job,joined,note,at home,empty,income
+0,39,clerk,2020-01-02,a b c d e f g h,yes,,<=50K
+1,?,?,2021-01-02,a b c d e f g,no,,>50K
+2,canary,x,x,y,maybe,full,neither
+"""
+
+
+def test_what_was_looked_at_is_said_in_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    text = first_schema(str(path), label="income", look_at_rows=2)
+    assert kinds_of(text) == {
+        "": "drop", "age": "numeric", "job": "category", "joined": "date",
+        "note": "text", "at home": "boolean", "empty": "choose", "income": "label",
+    }  # fmt: skip
+    assert "No epsilon" in text
+    assert "canary" not in text  # of the third row
+    values = tomllib.loads(text)
+    assert values["looked_at_rows"] == 2
+    assert values["input"] == {"missing_values": ["?"]}
+    assert values["columns"]["income"]["classes"] == ["<=50K", ">50K"]
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "more"),
+    [
+        (["0", "1", ""], "binary", {}),
+        (["0", "1", "2"], "classes", {"classes": 3}),
+        (["b", "a", "c"], "classes", {"classes": ["a", "b", "c"]}),
+        (["0.5", "-3", "2"], "regression", {"range": [-3.0, 2.0]}),
+    ],
+)
+def test_labels_that_were_looked_at(
+    tmp_path: pathlib.Path, values: list[str], task: str, more: dict[str, Any]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n" + "".join(f"1,{value}\n" for value in values))
+    text = first_schema(str(path), label="y", look_at_rows=99)
+    assert tomllib.loads(text)["columns"]["y"] == {
+        "kind": "label", "task": task, **more,
+    }  # fmt: skip
+
+
+def test_what_is_told_is_taken(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    kinds = dict.fromkeys(("job", "joined", "empty"), "category")
+    kinds |= {"age": "numeric", "note": "text", "at home": "boolean"}
+    text = first_schema(
+        str(path), label="income", classes=["<=50K", ">50K"], kinds=kinds
+    )
+    schema = Schema.from_json(tomllib.loads(text))
+    assert {name: schema.columns[name].kind for name in kinds} == kinds
+    assert schema.label.classes == ("<=50K", ">50K")
+    for wrong in ({"label": "incom"}, {"kinds": {"incom": "numeric"}}):
+        with pytest.raises(InputError, match=r"column incom .* Did you mean income\?"):
+            first_schema(str(path), **wrong)  # type: ignore[arg-type]
+
+
+names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1
+)
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(names, min_size=2, max_size=5, unique=True), st.lists(names, max_size=3)
+)
+def test_what_is_written_can_be_read_whatever_the_names(
+    tmp_path: pathlib.Path, columns: list[str], classes: list[str]
+) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({name: [1] for name in columns}), path)
+    classes = list(dict.fromkeys([*classes, "0", "1"]))
+    text = first_schema(str(path), label=columns[0], classes=classes)
+    schema = Schema.from_json(tomllib.loads(text))
+    assert list(schema.columns) == columns
+    assert schema.label.classes == tuple(classes)

@@ -1,0 +1,396 @@
+"""Tables of every format that people write, through ``prepare`` with a schema."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import datetime
+import decimal
+import gzip
+import json
+import pathlib
+import stat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.tables import table_files
+from pipelines.tables.convert import PrepareSummary, prepare
+from pipelines.tables.schema import Schema
+from pipelines.tables.table_format import TableOptions, row_group_rows
+
+CANARY = "5ec4e7ca"
+COLUMNS: dict[str, dict[str, Any]] = {
+    "id": {"kind": "numeric"},
+    "job": {"kind": "category", "buckets": 50},
+    "price": {"kind": "numeric", "range": [0, 10]},
+    "day": {"kind": "date", "parts": ["month", "day"]},
+    "ok": {"kind": "boolean"},
+    "note": {"kind": "text", "tokens": 3},
+    "y": {"kind": "label", "task": "binary"},
+}
+Row = dict[str, Any]
+
+
+def make_rows(count: int) -> list[Row]:
+    """Rows whose ``id`` is their number, with missing values and awkward texts."""
+    start = datetime.date(2020, 1, 1)
+    notes = ["plain", 'said "so",\nand left', "ünder the sea", None]
+    return [
+        {
+            "id": number,
+            "job": [None, "clerk", "farmer"][number % 3],
+            "price": decimal.Decimal(number % 40) / 4 if number % 7 else None,
+            "day": start + datetime.timedelta(days=number) if number % 5 else None,
+            "ok": [True, False, None][number % 3],
+            "note": notes[number % 4],
+            "y": number % 2,
+        }
+        for number in range(count)
+    ]
+
+
+def write_text(path: pathlib.Path, rows: list[Row], delimiter: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def schema_of(
+    columns: dict[str, dict[str, Any]] | None = None, **others: Any
+) -> Schema:
+    return Schema.from_json({"version": 1, "columns": columns or COLUMNS, **others})
+
+
+def run(source: pathlib.Path, out: pathlib.Path, **options: Any) -> PrepareSummary:
+    options.setdefault("schema", schema_of())
+    return prepare(str(source), out, TableOptions(**options))
+
+
+def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def table(tmp_path: pathlib.Path) -> pathlib.Path:
+    """``t.parquet``: 200 rows in row groups of 64."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist(make_rows(200)), path, row_group_size=64)
+    return path
+
+
+@pytest.fixture
+def wanted(table: pathlib.Path, tmp_path: pathlib.Path) -> dict[str, bytes]:
+    """The files that come of these rows."""
+    run(table, tmp_path / "wanted")
+    return file_bytes(tmp_path / "wanted")
+
+
+def test_every_format_gives_the_same_bytes(
+    wanted: dict[str, bytes], tmp_path: pathlib.Path
+) -> None:
+    rows = make_rows(200)
+    folder = tmp_path / "formats"
+    folder.mkdir()
+    write_text(folder / "a.csv", rows)
+    write_text(folder / "a.tsv", rows, "\t")
+    text = (folder / "a.csv").read_bytes()
+    (folder / "a.csv.gz").write_bytes(
+        gzip.compress(text[:900]) + gzip.compress(text[900:])
+    )
+    (folder / "a.csv.bz2").write_bytes(bz2.compress(text))
+    # What spreadsheets write.
+    (folder / "mark.csv").write_bytes(b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"))
+    with pa.CompressedOutputStream(str(folder / "a.csv.zst"), "zstd") as file:
+        file.write(text)
+    # What pandas and polars make of types.
+    whole = pa.Table.from_pylist(rows)
+    kinds = {"job": pa.dictionary(pa.int8(), pa.string()), "note": pa.large_string()}
+    kinds |= {"day": pa.timestamp("ns", "UTC"), "id": pa.float64()}
+    other = whole.cast(
+        pa.schema([(f.name, kinds.get(f.name, f.type)) for f in whole.schema])
+    ).append_column("__index_level_0__", pa.array(range(200)))
+    pq.write_table(other, folder / "other.parquet")
+    for path in sorted(folder.iterdir()):
+        out = tmp_path / "out" / path.name
+        summary = run(path, out)
+        assert summary.num_rows == {"train": 160, "val": 20, "test": 20}
+        assert file_bytes(out) == wanted, path.name
+        index = path.name == "other.parquet"
+        assert summary.left_out == (("__index_level_0__",) if index else ())
+
+
+def test_files_blocks_threads_and_row_groups_do_not_matter(
+    wanted: dict[str, bytes], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(table_files, "_BLOCK_ROWS", 7)
+    rows = make_rows(200)
+    for kind in ("csv", "parquet"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        (folder / f"empty.{kind}").touch()
+        for name, part in (("1", rows[:50]), ("2", rows[50:51]), ("10", rows[51:])):
+            path = folder / f"part-{name}.{kind}"
+            if kind == "csv":
+                write_text(path, part)
+            else:
+                schema = pa.Table.from_pylist(rows).schema
+                pq.write_table(pa.Table.from_pylist(part, schema), path)
+        out = tmp_path / f"{kind}-out"
+        prepare(str(folder), out, TableOptions(schema=schema_of()), num_threads=3)
+        assert file_bytes(out) == wanted
+
+
+def test_partition_folders_are_columns(
+    wanted: dict[str, bytes], tmp_path: pathlib.Path
+) -> None:
+    # As Spark writes, the column left out of the files; and in the order of the files.
+    rows = make_rows(200)
+    folder = tmp_path / "spark"
+    null = "__HIVE_DEFAULT_PARTITION__"
+    for job in (null, "clerk", "farmer"):
+        mine = [row for row in rows if row["job"] == (None if job == null else job)]
+        place = folder / f"job={job}"
+        place.mkdir(parents=True)
+        plain = [{k: v for k, v in row.items() if k != "job"} for row in mine]
+        pq.write_table(pa.Table.from_pylist(plain), place / "part-0.snappy.parquet")
+    (folder / "_SUCCESS").touch()
+    split = {"shares": [1, 0, 0]}
+    run(folder, tmp_path / "out", schema=schema_of(split=split))
+    found = pq.read_table(tmp_path / "out" / "train").sort_by("id")
+    run(tmp_path / "t.parquet", tmp_path / "plain", schema=schema_of(split=split))
+    plain = pq.read_table(tmp_path / "plain" / "train")
+    assert repr(found.to_pydict()) == repr(plain.to_pydict())  # NaN equals NaN
+
+
+def test_rows_of_another_number_of_cells_are_malformed_wherever_they_stand(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{number},0" for number in range(40)]
+    for place in (0, 1, 17, 18, 39):
+        lines[place] = f"{place},0,{CANARY}"
+    lines[5] = f"{CANARY},1"
+    source = tmp_path / "t.csv"
+    source.write_text("id,y\n\n" + "\n".join(lines))
+    columns = {name: COLUMNS[name] for name in ("id", "y")}
+    schema = schema_of(columns, split={"shares": [1, 0, 0]})
+    for size in (64, 10_000):
+        monkeypatch.setattr(table_files, "_BLOCK_BYTES", size)
+        monkeypatch.setattr("pipelines.tables.convert._REPORTED_ROWS", 9)
+        with pytest.raises(InputError, match="6 of 40 are malformed") as caught:
+            run(source, tmp_path / "no", schema=schema)
+        message = str(caught.value)
+        assert CANARY not in message
+        told = [f":{row + 2}: another number of cells" for row in (0, 1, 17, 18, 39)]
+        places = [message.index(f"{source}{each}") for each in told]
+        assert places == sorted(places)
+        assert f"{source}:7: id is not a number" in message
+        out = tmp_path / f"out-{size}"
+        summary = run(source, out, schema=schema, on_bad_row="skip")
+        assert summary.num_bad_lines == 6
+        kept = pq.read_table(out / "train")["id"].to_pylist()
+        assert kept == [n for n in range(40) if n not in (0, 1, 5, 17, 18, 39)]
+
+
+def test_a_text_without_a_header_takes_its_names_from_the_schema(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "t.csv").write_text("1; caf\xe9 ;0\n2;?;1\n", encoding="latin-1")
+    columns = {
+        "id": {"kind": "numeric"},
+        "job": {"kind": "category", "vocabulary": ["caf\xe9"]},
+        "y": {"kind": "label", "task": "binary"},
+    }
+    how = {
+        "header": list(columns), "delimiter": ";", "encoding": "latin-1",
+        "missing_values": ["?"],
+    }  # fmt: skip
+    split = {"shares": [1, 0, 0]}
+    schema = schema_of(columns, split=split, input=how)
+    run(tmp_path / "t.csv", tmp_path / "out", schema=schema)
+    found = pq.read_table(tmp_path / "out" / "train").to_pydict()
+    assert found == {"id": [1, 2], "job": [2, 0], "label": [0, 1]}
+
+
+@pytest.mark.parametrize("by", ["hash", "time"])
+def test_rows_keep_their_order_in_splits_that_rows_decide(
+    table: pathlib.Path, tmp_path: pathlib.Path, by: str
+) -> None:
+    split: dict[str, Any] = {"by": "hash", "column": "id", "shares": [60, 20, 20]}
+    if by == "time":
+        split = {"by": "time", "column": "day", "val_from": "2020-03-01"}
+        split["test_from"] = "2020-05-01"
+    schema = schema_of(split=split)
+    summary = run(
+        table, tmp_path / "out", schema=schema, on_bad_row="skip", row_group_rows=16
+    )
+    found = {
+        name: pq.read_table(tmp_path / "out" / name)["id"].to_pylist()
+        for name in ("train", "val", "test")
+    }
+    assert {name: len(ids) for name, ids in found.items()} == summary.num_rows
+    assert all(ids and ids == sorted(ids) for ids in found.values())
+    if by == "time":  # without a day a row has no split
+        known = [row for row in make_rows(200) if row["day"]]
+        march, may = datetime.date(2020, 3, 1), datetime.date(2020, 5, 1)
+        assert found["train"] == [row["id"] for row in known if row["day"] < march]
+        assert found["test"] == [row["id"] for row in known if row["day"] >= may]
+    groups = pq.read_metadata(tmp_path / "out" / "train" / "part-00000.parquet")
+    sizes = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
+    assert set(sizes[:-1]) == {16}
+
+
+def test_the_prepared_data_carries_its_schema_to_the_batches(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    run(table, tmp_path / "out")
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+    dataset = list_blocks(str(tmp_path / "out" / "train"))
+    assert Schema.from_json(dataset.description["schema"]) == schema_of()
+    roles = {each["name"]: each["role"] for each in dataset.description["inputs"]}
+    assert roles == {
+        "id": "count", "job": "id", "price": "number", "day_month": "id",
+        "day_day": "id", "ok": "number", "note": "ids",
+    }  # fmt: skip
+    schema = pq.read_schema(tmp_path / "out" / "train" / "part-00000.parquet")
+    assert json.loads(schema.metadata[DATASET_METADATA_KEY]) == dataset.description
+
+
+def test_row_groups_of_large_rows_are_small() -> None:
+    assert row_group_rows(schema_of()) == 131_072
+    columns = {**COLUMNS, "image": {"kind": "numeric", "length": 1 << 18}}
+    assert row_group_rows(schema_of(columns)) == 63
+
+
+def refused(source: pathlib.Path, out: pathlib.Path, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        run(source, out, **options)
+    assert not out.exists()
+    assert "\n" not in str(caught.value)
+    assert CANARY not in str(caught.value)
+    return str(caught.value)
+
+
+def test_columns_that_are_missing_or_of_other_types_are_told_in_one_line(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    more = {"more": COLUMNS["id"], "prise": COLUMNS["price"]}
+    message = refused(table, tmp_path / "out", schema=schema_of({**COLUMNS, **more}))
+    assert "columns more, prise of the schema in " in message
+    assert "Did you mean price?" in message
+    wrong = {**COLUMNS, "day": COLUMNS["id"], "id": {"kind": "text"}}
+    message = refused(table, tmp_path / "out", schema=schema_of(wrong))
+    assert 'day of type date32[day] (write kind = "date")' in message
+    assert 'id of type int64 (write kind = "numeric")' in message
+
+
+def test_files_that_are_no_table_are_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    out = tmp_path / "out"
+    other = tmp_path / "t.xlsx"
+    other.write_text(CANARY)
+    assert "ends in .csv, .tsv" in refused(other, out)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "a.csv").write_text("id\n")
+    (tmp_path / "two" / "b.parquet").write_bytes(table.read_bytes())
+    assert "glob that matches one kind" in refused(tmp_path / "two", out)
+    twice = tmp_path / "twice.csv"
+    twice.write_text("id,id,y\n1,1,1\n")
+    assert "different names in " in refused(twice, out)
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(table.read_bytes()[:-9] + CANARY.encode())
+    assert "readable to its end" in refused(broken, out)
+    text = tmp_path / "t.csv"
+    write_text(text, make_rows(200))
+    cut = tmp_path / "cut.csv.gz"
+    cut.write_bytes(gzip.compress(text.read_bytes())[:-20])
+    assert "readable to its end" in refused(cut, out)
+    text.write_bytes(text.read_bytes() + b"1,\xff" + CANARY.encode() + b",,,,,1\n")
+    assert 'encoding = "latin-1"' in refused(text, out)
+
+
+def test_a_damaged_page_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    rows = pa.Table.from_pylist(make_rows(200))
+    pq.write_table(rows, table, compression="none", write_page_checksum=True)
+    data = bytearray(table.read_bytes())
+    place = data.index(b"farmer")
+    data[place : place + 6] = b"former"
+    table.write_bytes(data)
+    assert "readable to its end" in refused(table, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_that_changes_between_the_passes_is_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path, kind: str
+) -> None:
+    path = tmp_path / f"t.{kind}"
+    if kind == "csv":
+        write_text(path, make_rows(200))
+
+    def on_progress(phase: str, done: int, total: int) -> None:
+        if phase == "check" and done == total:
+            path.write_bytes(path.read_bytes() + b"\n")
+
+    with pytest.raises(InputError, match="not to change while it is read"):
+        prepare(
+            str(path), tmp_path / "out", TableOptions(schema=schema_of()),
+            on_progress=on_progress,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_row_for_train_is_refused_with_what_to_mend(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    split = {"by": "time", "column": "day"}
+    split |= {"val_from": "2000-01-01", "test_from": "2000-01-01"}
+    message = refused(
+        table, tmp_path / "out", schema=schema_of(split=split), on_bad_row="skip"
+    )
+    assert "Mend [split] of the schema." in message
+
+
+def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -> None:
+    place = tmp_path / "t" / f"job={CANARY}"
+    place.mkdir(parents=True)
+    pq.write_table(pa.table({"y": ["x"]}), place / "a.parquet")
+    message = refused(
+        tmp_path / "t", tmp_path / "out", schema=schema_of({"y": COLUMNS["y"]})
+    )
+    assert "t/job=*/a.parquet:1: y is no integer" in message
+
+
+def test_memory_does_not_grow_with_the_input(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of Arrow's memory; a block is bounded, and so are the rows that wait.
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 1 << 16)
+    peaks = []
+    for count in (4_000, 40_000):
+        path = tmp_path / f"{count}.csv"
+        lines = "".join(f"{n},{'x' * 60}{n},0\n" for n in range(count))
+        path.write_text("id,job,y\n" + lines)
+        columns = {name: COLUMNS[name] for name in ("id", "job", "y")}
+        peaks.append(_peak(path, tmp_path / f"out-{count}", schema_of(columns)))
+    assert peaks[1] < peaks[0] + 1_000_000  # the large one has 2.4 MB more
+
+
+def _peak(path: pathlib.Path, out: pathlib.Path, schema: Schema) -> int:
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    default = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        prepare(str(path), out, TableOptions(schema=schema, row_group_rows=1000),
+                num_threads=1)  # fmt: skip
+        return int(pool.max_memory())
+    finally:
+        pa.set_memory_pool(default)
