@@ -44,8 +44,8 @@ _ENDINGS = {
 }
 _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
-# Of text, and of rows as Arrow holds them.
-_BLOCK_BYTES = 1 << 22
+# Of text, and of rows as Arrow holds them.  Arrow reads some 32 blocks of text ahead.
+_BLOCK_BYTES = 1 << 21
 _BLOCK_ROWS = 1 << 14
 #: What Spark and Hive write for null in the name of a folder.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -336,7 +336,7 @@ def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
     metadata = parquet.metadata
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     sizes = [group.total_byte_size / max(1, group.num_rows) for group in groups]
-    return max(1, min(_BLOCK_ROWS, int(2 * _BLOCK_BYTES / max([1.0, *sizes]))))
+    return max(1, min(_BLOCK_ROWS, int(4 * _BLOCK_BYTES / max([1.0, *sizes]))))
 
 
 def table_columns(
