@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from pipelines.job.poisson_batches import PoissonBatches as PoissonBatches
     from pipelines.job.poisson_batching import write_batches as write_batches
     from pipelines.job.sizing import make_layout as make_layout
+    from pipelines.tables.convert import prepare as prepare
+    from pipelines.tables.first_schema import first_schema as first_schema
+    from pipelines.tables.prepare_rows import PrepareRows as PrepareRows
+    from pipelines.tables.schema import Schema as Schema
+    from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.compare import compare as compare
@@ -84,12 +89,15 @@ _HOMES = {
     "PhysicalBatch": "pipelines.batches.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
+    "PrepareRows": "pipelines.tables.prepare_rows",
     "PrivacyStatement": "accounting.statement",
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.run.run_record",
+    "Schema": "pipelines.tables.schema",
     "SimulationSettings": "trainer.settings.comparison_settings",
     "Summary": "trainer.train",
+    "TableOptions": "pipelines.tables.table_format",
     "TrainSettings": "trainer.settings.train_settings",
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",
@@ -97,12 +105,14 @@ _HOMES = {
     "budget": "accounting.planning",
     "cli": "dpsgd.command_line",
     "compare": "trainer.experiments.compare",
+    "first_schema": "pipelines.tables.first_schema",
     "list_blocks": "pipelines.inputs.parquet_blocks",
     "main": "dpsgd.command_line",
     "make_batches": "pipelines.job.make_batches",
     "make_layout": "pipelines.job.sizing",
     "make_private": "trainer.keras_model",
     "predict": "trainer.prediction.predict",
+    "prepare": "pipelines.tables.convert",
     "privacy_statement": "accounting.statement",
     "read_batches": "pipelines.batches.reader",
     "read_manifest": "pipelines.batches.manifest",

@@ -234,11 +234,12 @@ def prepare(
 
     options = {name: value for name, value in options.items() if value is not None}
     num_threads = options.pop("threads", None)
-    prepared = (
-        _criteo_options(options)
-        if schema_file is None
-        else _table_options(schema_file, options)
-    )
+    if schema_file is not None:
+        prepared = _table_options(schema_file, options)
+    else:
+        if "kind" not in options:
+            _refuse_tables(source)
+        prepared = _criteo_options(options)
     began = time.perf_counter()
     with Bars(["check", "write"]) as bars:
         summary = convert.prepare(
@@ -246,6 +247,23 @@ def prepare(
         )
     seconds = time.perf_counter() - began
     show("Prepared data", _prepared(out, summary, seconds), as_json)
+
+
+def _refuse_tables(source: str) -> None:
+    """Refuses files that are no text of Criteo's, by their names, before they are read.
+
+    Raises:
+      InputError: CSV or Parquet.
+    """
+    from pipelines.tables.raw_files import list_files
+    from pipelines.tables.table_files import TSV, kind_of_file
+
+    for file in list_files(source, partitions=True):
+        if kind_of_file(file.path) not in (None, TSV):
+            raise InputError(
+                f"Expected --schema for {file.shown}, a table. `dpsgd schema {source}` "
+                "writes a first one, schema.toml."
+            )
 
 
 def _criteo_options(options: dict[str, Any]) -> Any:

@@ -210,8 +210,8 @@ def _check_partitions(query: _Query, found: Found) -> None:
         raise InputError(
             f"Expected no partition folders {'/'.join(folders)} in {query.option} "
             f"{query.text}: a column that is in their names alone is not read. Write "
-            "it into the files, as a number, without such folders; or leave it out "
-            f"with {query.glob(wanted)}."
+            "it into the files, as a number, without such folders, as `dpsgd prepare "
+            f"--schema` does; or leave it out with {query.glob(wanted)}."
         )
 
 

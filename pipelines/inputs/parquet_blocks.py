@@ -35,6 +35,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.input_files import find_files
+from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
 
 
@@ -152,7 +153,16 @@ def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
         ) from None
 
 
-def _column(field: pa.Field) -> Column:
+def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+    found = [_column(field) for field in schema]
+    unusable = [f for f, column in zip(schema, found, strict=True) if column is None]
+    if unusable:
+        raise InputError(not_numbers(unusable))
+    return tuple(column for column in found if column is not None)
+
+
+def _column(field: pa.Field) -> Column | None:
+    """Returns what batches hold of a column; None if they cannot."""
     kind, shape = field.type, []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -161,11 +171,7 @@ def _column(field: pa.Field) -> Column:
         str(kind), {"double": "float64"}.get(str(kind), str(kind))
     )
     if name not in DTYPES:
-        raise InputError(
-            f"Expected column {field.name} of type {field.type} to be a fixed-width "
-            "number or a fixed-size list of them. Turn text into numbers with "
-            "`dpsgd prepare`, or drop the column."
-        )
+        return None
     return Column(name=field.name, dtype=name, shape=tuple(shape))
 
 
@@ -185,16 +191,15 @@ def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
     """Refuses nulls that the footer tells of; others are found when they are read."""
+    names: dict[str, None] = {}
     for row_group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
             column = metadata.row_group(row_group).column(index)
             statistics = column.statistics
             if statistics is not None and statistics.null_count:
-                name = column.path_in_schema.split(".")[0]
-                raise InputError(
-                    f"Expected column {name} of {path} to hold no nulls. Fill them, "
-                    "for example with NaN, or drop the rows."
-                )
+                names[column.path_in_schema.split(".")[0]] = None
+    if names:
+        raise InputError(with_nulls(names, path))
 
 
 def list_blocks(pattern: str) -> Dataset:
@@ -241,7 +246,7 @@ def list_blocks(pattern: str) -> Dataset:
     if not any(block.num_rows for block in blocks):
         raise InputError(f"Expected rows in --input {pattern}; there are none.")
     return Dataset(
-        columns=tuple(_column(field) for field in schema),
+        columns=_columns(schema),
         blocks=tuple(blocks),
         description=_description(schema, pattern),
         files=files,
@@ -255,10 +260,7 @@ def _values(array: pa.Array, column: Column) -> np.ndarray:
     num_rows = len(array)
     while True:
         if array.null_count:
-            raise InputError(
-                f"Expected column {column.name} to hold no nulls. Fill them, for "
-                "example with NaN, or drop the rows."
-            )
+            raise InputError(with_nulls([column.name], ""))
         if not pa.types.is_fixed_size_list(array.type):
             break
         array = array.flatten()

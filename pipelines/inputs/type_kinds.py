@@ -1,8 +1,18 @@
-"""The kind of column that a schema gives to an Arrow type, from the type alone."""
+"""The kind of column that a schema gives to an Arrow type, from the type alone.
+
+Public: names and types.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
+
+_PREPARE = (
+    "`dpsgd schema TABLE` writes the schema, with which `dpsgd prepare --input TABLE "
+    "--schema schema.toml --out data` turns them into numbers"
+)
 
 DROP = "drop"
 
@@ -30,6 +40,33 @@ def kind_of_type(kind: pa.DataType) -> str:
     if text or data or types.is_string_view(kind) or types.is_binary_view(kind):
         return "category"
     return DROP
+
+
+def not_numbers(fields: Iterable[pa.Field]) -> str:
+    """Returns what to say of columns that batches cannot hold, and which lines help."""
+    told = [
+        f"column {field.name} of type {field.type} "
+        f'([columns.{field.name}] kind = "{kind_of_type(field.type)}")'
+        for field in fields
+    ]
+    return (
+        f"Expected {', '.join(told)} to be a fixed-width number or a fixed-size list "
+        f"of them. {_PREPARE}, by the line in brackets; or drop the column."
+    )
+
+
+def with_nulls(names: Iterable[str], path: str) -> str:
+    """Returns what to say of columns with missing values, and what helps.
+
+    Args:
+      names: Of the columns.
+      path: Of the file; empty if it is not known.
+    """
+    where = f" of {path}" if path else ""
+    return (
+        f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
+        f"missing values. {_PREPARE} (NaN, 0, or a column that tells)."
+    )
 
 
 def _is_list(kind: pa.DataType) -> bool:

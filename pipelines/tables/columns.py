@@ -368,7 +368,7 @@ def refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
         found = found.storage_type
     if pa.types.is_dictionary(found):
         found = found.value_type
-    if pa.types.is_null(found):
+    if pa.types.is_null(found):  # without values it is of any kind
         return None
     return _list_refusal(kind, found) or _value_refusal(kind, found)
 
@@ -389,7 +389,7 @@ def _list_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
 def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
     while is_list(found):
         found = found.value_type
-    if is_text(found):
+    if pa.types.is_null(found) or is_text(found):
         return None
     if not any(check(found) for check in _TAKEN[kind.kind]):
         return f'write kind = "{kind_of_type(found)}"'

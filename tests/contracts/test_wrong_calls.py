@@ -51,6 +51,7 @@ BASES = {
     "batches": "--input input --out new --batch-size 10 --epochs 1",
     "verify": "",
     "synth": "--rows 10 --out new",
+    "schema": "table.csv --out new.toml",
     "prepare": "--input text --out new --buckets 10",
     "plan": "--num-examples 1000 --batch-size 10 --epochs 1 --epsilon 2 --delta 1e-6 "
     "--sampler deterministic",
@@ -237,7 +238,34 @@ SYNTH = [
     *UNKNOWN,
 ]
 
+SCHEMA = [
+    whole("", "Missing argument 'TABLE'"),
+    whole("nosuch.csv", "there are none"),
+    whole("text", "ends in .csv, .tsv"),
+    row("--label incom", "Did you mean income?", "--label income"),
+    row("--numeric agee", "column agee in table.csv", "- --numeric"),
+    number("--look-at-rows", "-1", "--look-at-rows=-1 >= 0", "3"),
+    *not_a("integer", "--look-at-rows", "x", "3"),
+    row("--out input", "--out input to be a new file", "--out another.toml"),
+    row("--out nosuch/a.toml", "a new file in a folder that exists", "--out a.toml"),
+    *UNKNOWN,
+]  # fmt: skip
+
+_WITH_SCHEMA = "--input table.csv --schema table.toml --out new"
 PREPARE = [
+    whole("--input table.csv --schema nosuch.toml --out new", "`dpsgd schema TABLE`"),
+    whole("--input table.csv --schema other.toml --out new", "columns city, day of"),
+    whole("--input table.csv --schema table.csv --out new", "table.csv to be TOML"),
+    *(
+        whole(f"{_WITH_SCHEMA} {flag}", f"no {name} beside --schema",
+              f"- {name} + --on-bad-row skip")
+        for flag in ("--buckets 10", "--split 8,1,1", "--format criteo-tsv")
+        for name in [flag.split()[0]]
+    ),
+    whole("--input table.csv --out new", "--schema for table.csv, a table. `dpsgd sch",
+          "--schema table.toml --on-bad-row skip"),
+    whole(_WITH_SCHEMA, "1 of 3 are malformed: table.csv:4: age is not a number",
+          "--on-bad-row skip"),
     whole("", "Missing option '--input'"),
     whole("--input text", "Missing option '--out'", "--out new"),
     number("--format", "csv", "'csv' is not 'criteo-tsv'", "criteo-tsv"),
@@ -498,9 +526,10 @@ PREDICT = [
     *UNKNOWN,
 ]  # fmt: skip
 TABLES = {
-    "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "prepare": PREPARE,
-    "plan": PLAN, "demo": DEMO, "train": TRAIN, "account": ACCOUNT, "audit": AUDIT,
-    "compare": COMPARE, "simulate": SIMULATE, "predict": PREDICT,
+    "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "schema": SCHEMA,
+    "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
+    "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
+    "predict": PREDICT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 
@@ -555,6 +584,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     _write_run(root / "run", read_manifest(root / "batches"))
     (root / "list.json").write_text("[1]")
     (root / "wrong.json").write_text('{"C99": ["a"]}')
+    (root / "table.csv").write_text("age,income\n39,1\n40,0\nx,1\n")
+    label = 'version = 1\n[columns.income]\nkind = "label"\ntask = "binary"\n'
+    (root / "table.toml").write_text(f'{label}[columns.age]\nkind = "numeric"\n')
+    others = (f'[columns.{name}]\nkind = "category"\n' for name in ("city", "day"))
+    (root / "other.toml").write_text(label + "".join(others))
     good = (root / "text").glob("*").__next__().read_text().splitlines()[:20]
     (root / "bad.txt").write_text("\n".join([good[0], "1\t2", *good[1:]]) + "\n")
     return root

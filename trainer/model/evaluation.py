@@ -291,8 +291,8 @@ def _values(array: pa.Array, column: Column, option: str) -> np.ndarray:
         array = array.flatten()
     if array.null_count:
         raise InputError(
-            f"Expected column {column.name} of {option} to hold no nulls. Fill them, "
-            "for example with NaN, or drop the rows."
+            f"Expected column {column.name} of {option} to hold no nulls. Give a table "
+            "of the same `dpsgd prepare` as the training examples."
         )
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())

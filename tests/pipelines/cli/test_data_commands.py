@@ -1,4 +1,4 @@
-"""``dpsgd synth`` and ``dpsgd prepare`` as a person runs them."""
+"""``dpsgd synth``, ``schema`` and ``prepare`` as a person runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from accounting.validation import InputError
-from pipelines.cli.data_commands import prepare, synth
+from pipelines.cli.data_commands import prepare, schema, synth
 
 
 def run_prepare(*arguments: object) -> Result:
@@ -118,6 +118,32 @@ def test_options_out_of_bounds_are_one_line(
     assert not (tmp_path / "data").exists()
 
 
+def test_a_schema_is_written_and_read(tmp_path: pathlib.Path) -> None:
+    table, made = tmp_path / "t.csv", tmp_path / "schema.toml"
+    table.write_text("age,job,income\n39,clerk,no\n40,,yes\n,x,no\n")
+    arguments = [
+        str(table), "--label", "income", "--classes", "no,yes", "--numeric", "age",
+        "--out", str(made), "--json",
+    ]  # fmt: skip
+    told = json.loads(CliRunner().invoke(schema, arguments).stdout)
+    assert (told["columns"], told["to_be_chosen"]) == (3, 1)
+    assert "no value" in told["looked_at"]
+    refused = run_prepare("--input", table, "--schema", made, "--out", tmp_path / "no")
+    assert "to be chosen: job" in str(refused.exception)
+    made.write_text(made.read_text().replace("choose", "drop"))
+    result = run_prepare(
+        "--input", table, "--schema", made, "--out", tmp_path / "data", "--json"
+    )
+    summary = json.loads(result.stdout)
+    assert summary["rows"] == {"train": 2, "val": 1, "test": 0}
+    assert "columns_left_out" not in summary
+    again = CliRunner().invoke(schema, [*arguments, "--look-at-rows", "2"])
+    assert "to be a new file" in str(again.exception)
+    made.unlink()
+    told = CliRunner().invoke(schema, [*arguments, "--look-at-rows", "2"]).stdout
+    assert "no epsilon covers what it says" in told
+
+
 def test_progress_and_errors_go_to_standard_error(
     root: pathlib.Path, raw: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -142,11 +168,15 @@ def test_neither_beam_nor_tensorflow_is_imported(
 ) -> None:
     program = f"""
 import sys
-from pipelines.cli.data_commands import prepare, synth
+from pipelines.cli.data_commands import prepare, schema, synth
 assert "numpy" not in sys.modules and "rich" not in sys.modules
 raw, out = {str(tmp_path / "raw")!r}, {str(tmp_path / "out")!r}
 synth(["--rows", "9", "--out", raw], standalone_mode=False)
 prepare(["--input", raw, "--out", out], standalone_mode=False)
+table, made = out + "/train", out + "/schema.toml"
+schema([table, "--label", "label", "--out", made], standalone_mode=False)
+again = ["--input", table, "--schema", made, "--out", out + "/again"]
+prepare(again, standalone_mode=False)
 heavy = {{"apache_beam", "tensorflow", "tf_keras", "pandas", "scipy"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
@@ -156,8 +186,8 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [synth, prepare])
+@pytest.mark.parametrize("command", [synth, schema, prepare])
 def test_help_shows_an_example(command: object) -> None:
     result = CliRunner().invoke(command, ["--help"])  # type: ignore[arg-type]
-    assert "Example:\n" in result.output
+    assert re.search("Examples?:\n", result.output)
     assert "dpsgd prepare --input" in result.output

@@ -1,0 +1,173 @@
+"""Rows of one's own pipeline (BigQuery, Avro, a database) to prepared Parquet.
+
+    OUT/train-00000-of-00004.parquet ...  below OUT/train, OUT/val and OUT/test
+
+``PrepareRows`` converts dicts by a schema, as `dpsgd prepare` does with files, and
+writes them by Beam's own Parquet sink.  Batches are made from the files, in a second
+pipeline: sampling needs to know how many rows there are, and where each one is.
+
+Formal guarantees:
+  - A row becomes the numbers that ``prepare`` makes of it in a file.
+  - Every row is in one split, decided by the row alone: a pipeline has no order.
+  - Files appear complete or not at all; a bundle that is run again writes no row twice.
+  - With on_bad_row="fail" a malformed row fails the pipeline; with "skip" it is left
+    out.  No message holds its content; counters are not kept, since engines show them.
+
+Public: the schema.  Sensitive: rows, and what is written.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.io.parquetio import WriteToParquetBatched
+
+from accounting.validation import InputError, check_choice
+from pipelines.files.storage import StrPath, absolute, is_remote, join
+from pipelines.tables.columns import convert, refusal
+from pipelines.tables.convert import ON_BAD_ROW, SPLITS
+from pipelines.tables.output_folder import check_output
+from pipelines.tables.schema import FRACTION, HASH, Schema, refuse_missing
+from pipelines.tables.table_format import first_faults, prepared_schema, to_table
+
+#: Rows that are converted at once.
+_MOST_ROWS = 4096
+
+
+class PrepareRows(beam.PTransform):
+    """Converts rows by a schema, and writes them.
+
+    Input: a PCollection of dicts, from names of columns to values.  Output: the paths
+    of the files, of all splits.
+
+    Args:
+      schema: What the columns are; its split is by hash or by time.
+      out: A new or empty folder, or a path in a store.
+      on_bad_row: "fail" or "skip": what a malformed row does.
+      files_per_split: How many files Beam writes; it decides if 0.
+
+    Raises:
+      InputError: a split by shares, which needs an order, or a folder in use.
+
+    Example:
+      >>> with beam.Pipeline() as pipeline:  # doctest: +SKIP
+      ...     rows = pipeline | beam.io.ReadFromAvro("people.avro")
+      ...     _ = rows | PrepareRows(Schema.read("schema.toml"), "data")
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        out: StrPath,
+        *,
+        on_bad_row: str = "fail",
+        files_per_split: int = 0,
+    ) -> None:
+        super().__init__()
+        if schema.split.by == FRACTION:
+            raise InputError(
+                "Expected a split by hash or time: the rows of a pipeline have no "
+                f'order. Write by = "{HASH}" and column = "..." below [split] of the '
+                "schema."
+            )
+        check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
+        self._schema, self._on_bad_row = schema, on_bad_row
+        self._num_files = files_per_split
+        self._out = absolute(out)
+
+    def expand(self, rows: beam.PCollection) -> beam.PCollection:
+        """Makes the folder, and wires conversion and writing.
+
+        Raises:
+          InputError: the folder is in use.
+        """
+        if not is_remote(self._out):
+            check_output(self._out)
+            _make_private(self._out)
+        parts = (
+            rows
+            | "Group" >> beam.BatchElements(max_batch_size=_MOST_ROWS)
+            | "Convert"
+            >> beam.ParDo(_Convert(self._schema, self._on_bad_row)).with_outputs(
+                *SPLITS
+            )
+        )
+        written = [
+            parts[split]
+            | f"Write {split}"
+            >> WriteToParquetBatched(
+                join(self._out, split, "part"),
+                prepared_schema(self._schema),
+                codec="zstd",
+                file_name_suffix=".parquet",
+                num_shards=self._num_files,
+            )
+            for split in SPLITS
+        ]
+        return written | beam.Flatten()
+
+
+def _make_private(out: str) -> None:
+    folder = pathlib.Path(out)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+
+
+@beam.typehints.with_output_types(pa.Table)
+class _Convert(beam.DoFn):
+    """Converts lists of rows to a table for each split."""
+
+    def __init__(self, schema: Schema, on_bad_row: str) -> None:
+        self._schema, self._on_bad_row = schema, on_bad_row
+
+    def process(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+        """Yields tables, each for the output of its split."""
+        reasons: dict[int, str] = {}
+        found = convert(self._schema, _columns(self._schema, rows))
+        good = first_faults(found, np.arange(len(rows)), reasons)
+        if reasons and self._on_bad_row != "skip":
+            raise InputError(
+                f"Expected well-formed rows: {min(reasons.values())}. "
+                'Mend it, or leave such rows out with on_bad_row="skip".'
+            )
+        assert found.splits is not None  # not by shares
+        arrow_schema = prepared_schema(self._schema)
+        for number, split in enumerate(SPLITS):
+            mine = good & (found.splits == number)
+            if mine.any():
+                yield beam.pvalue.TaggedOutput(
+                    split, to_table(found, mine, arrow_schema)
+                )
+
+
+def _columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    """Returns the columns that the schema needs.  Sensitive.
+
+    Raises:
+      InputError: a column is missing, or holds what no kind takes.
+    """
+    refuse_missing(schema, list(rows[0]), "the rows of the pipeline")
+    columns = {}
+    for name in schema.needed:
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            # Its message quotes a value.
+            raise InputError(
+                f"Expected values of one type in column {name}: "
+                f"{type(error).__name__}. Convert them before PrepareRows."
+            ) from None
+        kind = schema.columns.get(name)
+        remedy = None if kind is None else refusal(kind, columns[name].type)
+        if remedy is not None:
+            raise InputError(
+                f"Expected column {name} of type {columns[name].type} to be of the "
+                f"kind that the schema gives it: {remedy}."
+            )
+    return columns

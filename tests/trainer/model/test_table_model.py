@@ -1,0 +1,147 @@
+"""The default model of any prepared table, from its schema."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from pipelines.batches.batch_format import Column
+from pipelines.tables.schema import Schema
+from trainer.model.table_model import read_table, table_model
+from trainer.models import make_loss, make_model
+from trainer.tf_compat import keras, tf
+
+COLUMNS: dict[str, Any] = {
+    "raw": {"kind": "numeric"},
+    "scaled": {"kind": "numeric", "range": [0, 1]},
+    "told": {"kind": "numeric", "range": [0, 1], "missing": "indicator"},
+    "vector": {"kind": "numeric", "length": 2},
+    "job": {"kind": "category", "buckets": 5},
+    "words": {"kind": "text", "tokens": 3, "buckets": 4},
+    "city": {"kind": "category", "vocabulary": ["a"]},
+    "features": {"kind": "boolean"},  # as a layer is named
+    "y": {"kind": "label", "task": "binary"},
+}
+
+
+def manifest_of(manifest: Any, columns: dict[str, Any], **label: Any) -> Any:
+    """A manifest of what a schema prepares."""
+    y = {**columns["y"], **label}
+    schema = Schema.from_json({"version": 1, "columns": {**columns, "y": y}})
+    return dataclasses.replace(
+        manifest,
+        dataset=schema.description,
+        columns=tuple(
+            Column(name=out.name, dtype=out.dtype, shape=out.shape)
+            for out in schema.outputs
+        ),
+    )
+
+
+@pytest.fixture
+def manifest(small_batches: Any) -> Any:
+    return small_batches.manifest
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "raw": 0.0, "scaled": 0.0, "told": 0.0, "told_missing": 0, "vector": [0.0, 0.0],
+        "job": 0, "words": [0, 0, 0], "city": 0, "features": 0.0, **changes,
+    }  # fmt: skip
+    whole = ("told_missing", "job", "words", "city")
+    return {
+        name: tf.constant([value], tf.int32 if name in whole else tf.float32)
+        for name, value in values.items()
+    }
+
+
+def features_of(network: Any, **changes: Any) -> np.ndarray:
+    """What the fully connected layers see of a row."""
+    inner = keras.Model(network.input, network.get_layer("features_").output)
+    columns = row(**changes)
+    columns["told_missing"] = tf.cast(columns["told_missing"], tf.int8)
+    found: np.ndarray = inner(columns).numpy()[0]
+    return found
+
+
+def test_columns_enter_as_the_schema_says(manifest: Any) -> None:
+    table = read_table(manifest_of(manifest, COLUMNS))
+    network = table_model(table, embedding_dim=2, hidden=(4,))
+    e, nan = np.e, np.nan
+    start = features_of(network, raw=e - 1, scaled=-0.5, told=0.5, told_missing=1)
+    # raw and missing, scaled and missing, told, told_missing, vector, features and
+    # missing; then embeddings.
+    np.testing.assert_allclose(
+        start[:10], [0.25, 0, -0.5, 0, 0.5, 1, 0, 0, 0, 0], atol=1e-6
+    )
+    found = features_of(network, raw=nan, scaled=nan, features=nan, vector=[3.0, -4.0])
+    np.testing.assert_allclose(
+        found[:10], [0, 1, 0, 1, 0, 0, 3, -4, 0, 1], atol=1e-6
+    )  # fmt: skip
+
+
+def test_ids_have_rows_of_their_own_and_lists_the_mean_of_theirs(manifest: Any) -> None:
+    table = read_table(manifest_of(manifest, COLUMNS))
+    network = table_model(table, embedding_dim=2, hidden=())
+    rows = network.get_layer("embeddings").embeddings.numpy()
+    assert rows.shape == (5 + 4 + 3, 2)
+    found = features_of(network, job=4, words=[3, 1, 0], city=2)[10:]
+    np.testing.assert_allclose(found[:2], rows[4])
+    np.testing.assert_allclose(found[2:4], (rows[5 + 3] + rows[5 + 1]) / 2)
+    np.testing.assert_allclose(found[4:], rows[9 + 2])
+    np.testing.assert_array_equal(features_of(network)[12:14], [0, 0])
+
+
+def test_any_column_value_gives_a_finite_output(manifest: Any) -> None:
+    table = read_table(manifest_of(manifest, COLUMNS))
+    network = table_model(table, embedding_dim=2, hidden=(4,))
+    for number in (np.nan, np.inf, -np.inf, 3.4e38):
+        for whole in (-(2**31), 2**31 - 1):
+            found = features_of(
+                network, raw=number, scaled=number, vector=[number] * 2,
+                job=whole, words=[whole] * 3, city=whole,
+            )  # fmt: skip
+            assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize(
+    ("label", "loss", "units"),
+    [
+        ({"task": "binary"}, "binary_crossentropy", 1),
+        ({"task": "classes", "classes": 3}, "sparse_categorical_crossentropy", 3),
+        ({"task": "regression", "range": [0, 1]}, "mean_squared_error", 1),
+    ],
+)
+def test_the_output_is_for_the_label_and_other_losses_are_refused(
+    manifest: Any, label: dict[str, Any], loss: str, units: int
+) -> None:
+    columns = {"job": COLUMNS["job"], "y": COLUMNS["y"]}
+    found = manifest_of(manifest, columns, **label)
+    sizes: dict[str, Any] = {"embedding_dim": 2, "hidden": (3,)}
+    model = make_model(found, loss=make_loss(loss), **sizes)
+    assert model.network.output_shape == (None, units)
+    assert model.description["name"] == "table"
+    wrong = "mean_squared_error" if label["task"] == "binary" else "binary_crossentropy"
+    with pytest.raises(
+        InputError, match=f"--loss {loss} for the {label['task']} label"
+    ):
+        make_model(found, loss=make_loss(wrong), **sizes)
+
+
+def test_batches_of_other_columns_are_refused(manifest: Any) -> None:
+    found = manifest_of(manifest, COLUMNS)
+    broken = {**found.dataset, "inputs": [{"name": "raw"}]}
+    for dataset in ({}, {"name": "other"}, broken):
+        other = dataclasses.replace(found, dataset=dataset)
+        with pytest.raises(InputError, match=r"`dpsgd prepare` wrote.*--model module"):
+            read_table(other)
+    fewer = tuple(c for c in found.columns if c.name != "words")
+    with pytest.raises(InputError, match="column words of type int32"):
+        read_table(dataclasses.replace(found, columns=fewer))
+    unlabelled = tuple(c for c in found.columns if c.name != "label")
+    with pytest.raises(InputError, match="column label"):
+        read_table(dataclasses.replace(found, columns=unlabelled))
