@@ -103,7 +103,7 @@ class PrepareRows(beam.PTransform):
             | f"Write {split}"
             >> WriteToParquetBatched(
                 join(self._out, split, "part"),
-                prepared_schema(self._schema),
+                _file_schema(self._schema),
                 codec="zstd",
                 file_name_suffix=".parquet",
                 num_shards=self._num_files,
@@ -111,6 +111,11 @@ class PrepareRows(beam.PTransform):
             for split in SPLITS
         ]
         return written | beam.Flatten()
+
+
+def _file_schema(schema: Schema) -> pa.Schema:
+    # Pickling loses that elements of lists are never null: as if they could be.
+    return prepared_schema(schema, nullable_items=True)
 
 
 def _make_private(out: str) -> None:
@@ -137,7 +142,7 @@ class _Convert(beam.DoFn):
                 'Mend it, or leave such rows out with on_bad_row="skip".'
             )
         assert found.splits is not None  # not by shares
-        arrow_schema = prepared_schema(self._schema)
+        arrow_schema = _file_schema(self._schema)
         for number, split in enumerate(SPLITS):
             mine = good & (found.splits == number)
             if mine.any():

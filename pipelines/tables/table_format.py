@@ -72,22 +72,27 @@ def row_group_rows(schema: Schema) -> int:
     return max(1, min(DEFAULT_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // row_bytes))
 
 
-def prepared_schema(schema: Schema) -> pa.Schema:
-    """Returns the columns of the prepared data, and what they say of themselves."""
+def prepared_schema(schema: Schema, *, nullable_items: bool = False) -> pa.Schema:
+    """Returns the columns of the prepared data, and what they say of themselves.
+
+    Args:
+      schema: Of the table.
+      nullable_items: Whether elements of lists are declared as if they could be null.
+    """
     return pa.schema(
         [
-            pa.field(output.name, _arrow_type(output), nullable=False)
+            pa.field(output.name, _arrow_type(output, nullable_items), nullable=False)
             for output in schema.outputs
         ],
         metadata={DATASET_METADATA_KEY: json.dumps(schema.description).encode()},
     )
 
 
-def _arrow_type(output: Output) -> pa.DataType:
+def _arrow_type(output: Output, nullable_items: bool) -> pa.DataType:
     kind = pa.from_numpy_dtype(np.dtype(output.dtype))
     if not output.shape:
         return kind
-    item = pa.field("item", kind, nullable=False)
+    item = pa.field("item", kind, nullable=nullable_items)
     return pa.list_(item, output.shape[0])
 
 

@@ -19,7 +19,7 @@ from pipelines.batches.reader import read_batches
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.tables.convert import prepare
-from pipelines.tables.prepare_rows import PrepareRows
+from pipelines.tables.prepare_rows import PrepareRows, _Convert
 from pipelines.tables.schema import Schema
 from pipelines.tables.table_format import TableOptions
 
@@ -52,7 +52,6 @@ ROWS: list[dict[str, Any]] = [
 
 
 def run(rows: list[dict[str, Any]], out: pathlib.Path, **options: Any) -> None:
-    # Errors of workers arrive wrapped; what they say is the last line.
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         _ = pipeline | beam.Create(rows) | PrepareRows(SCHEMA, out, **options)
 
@@ -65,7 +64,7 @@ def test_rows_become_what_prepare_makes_of_them_and_then_batches(
     tmp_path: pathlib.Path,
 ) -> None:
     bad = {**ROWS[0], "day": None, "y": None}
-    run([*ROWS, bad], tmp_path / "out", on_bad_row="skip", files_per_split=2)
+    run([*ROWS, bad], tmp_path / "out", on_bad_row="skip")
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "t.parquet")
     prepare(
@@ -74,6 +73,8 @@ def test_rows_become_what_prepare_makes_of_them_and_then_batches(
     for split in ("train", "val", "test"):
         found = sorted_rows(tmp_path / "out" / split)
         assert found == sorted_rows(tmp_path / "wanted" / split)
+    run(ROWS[:9], tmp_path / "two", files_per_split=2)
+    assert len(list((tmp_path / "two" / "train").iterdir())) == 2
     dataset = list_blocks(str(tmp_path / "out" / "train"))
     assert dataset.description == SCHEMA.description
     plan = DpSgdPlan(
@@ -100,10 +101,13 @@ def test_a_malformed_row_fails_the_pipeline_without_its_content(
         ({"job": {"a": CANARY}}, 'kind = "drop"'),
         ({"id": [CANARY, 1]}, "values of one type in column id"),
     ):
-        with pytest.raises(Exception, match=r"Expected") as caught:
-            run([{**ROWS[0], **wrong}], tmp_path / str(len(message)))
-        assert message in str(caught.value)
-        assert CANARY not in str(caught.value)
+        with pytest.raises(InputError) as refused:
+            list(_Convert(SCHEMA, "fail").process([{**ROWS[0], **wrong}]))
+        assert message in str(refused.value)
+        assert CANARY not in str(refused.value)
+    with pytest.raises(Exception, match="y is no integer from 0 to 1") as failed:
+        run([{**ROWS[0], "y": CANARY}], tmp_path / "out")
+    assert CANARY not in str(failed.value)
 
 
 def test_what_a_pipeline_cannot_do_is_refused_before_it_runs(
