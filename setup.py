@@ -18,6 +18,7 @@ PIPELINES = [
 ]
 ACCOUNTING = ["dp-accounting>=0.4.3,<0.7", "matplotlib>=3.8", "scipy>=1.11"]
 TRAIN = [
+    "jinja2>=3.1",
     "randomgen>=2.1",
     "tensorflow>=2.21,<2.22",
     # It refuses later Pythons, and with it their NumPy 2 and dp-accounting 0.6.
@@ -65,8 +66,8 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["accounting*", "dpsgd*", "pipelines*", "trainer*"]),
-    # Marks the types of all of them as those of users, too.
-    package_data={"": ["py.typed"]},
+    # py.typed marks the types of all of them as those of users, too.
+    package_data={"": ["py.typed"], "trainer.html_report": ["*.jinja"]},
     install_requires=BASE,
     extras_require={
         "pipelines": PIPELINES,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.compare import compare as compare
     from trainer.experiments.simulate import simulate as simulate
+    from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
     from trainer.prediction.predict import PredictSummary as PredictSummary
@@ -124,6 +125,7 @@ _HOMES = {
     "train": "trainer.train",
     "verify": "pipelines.batches.verify",
     "write_batches": "pipelines.job.poisson_batching",
+    "write_report": "trainer.html_report.page",
 }
 #: Part of this project -> the extra that installs what it needs.
 _EXTRAS = {

@@ -1,7 +1,7 @@
 """The command line: one command, whose parts are imported when they are used.
 
 dpsgd plan | synth | schema | prepare | batches | verify | train | predict
-      | simulate | compare | account | audit | demo
+      | simulate | compare | account | audit | report | demo
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ COMMANDS = {
     "audit": (
         "trainer.cli.audit_commands:audit_command",
         "Attack a run's mechanism: epsilon from below.",
+    ),
+    "report": (
+        "trainer.cli.report_commands:report",
+        "One HTML page about a run, to show to others.",
     ),
 }
 

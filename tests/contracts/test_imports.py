@@ -94,6 +94,8 @@ def loaded(root: pathlib.Path, code: str, *arguments: str) -> set[str]:
         ("trainer.auditing.audit_mechanism", FRAMEWORKS),
         ("trainer.auditing.audit_training", FRAMEWORKS),
         ("trainer.auditing.audit_report", FRAMEWORKS),
+        ("trainer.cli.report_commands", HEAVY - {"numpy"}),
+        ("trainer.html_report.page", FRAMEWORKS),
         ("trainer.train", {"apache_beam"}),
     ],
 )
@@ -118,6 +120,7 @@ def test_a_module_loads_no_more_than_it_may(
         ("compare", "--help"),
         ("simulate", "--help"),
         ("demo", "--help"),
+        ("report", "--help"),
     ],
 )
 def test_help_loads_nothing_heavy(

@@ -25,7 +25,7 @@ import pytest
 import dpsgd
 from dpsgd import command_line
 from pipelines.batches.manifest import Manifest, read_manifest
-from tests.trainer.conftest import make_record
+from tests.trainer.conftest import BatchFolder, write_run_folder
 from trainer.run import serving
 from trainer.run.serving import Serving
 
@@ -63,6 +63,7 @@ BASES = {
     "--noise-multiplier 1 --delta 1e-5",
     "audit": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
+    "report": "run --out new.html",
     "compare": "--input data/train --eval data/test --out new --epsilon 1 --delta 1e-5 "
     "--batch-size 16 --epochs 1 --l2-norm-clip 1",
     "simulate": "--input data/train --eval data/test --out new --batch-size 32 "
@@ -455,6 +456,25 @@ AUDIT = [
     *DELTAS,
 ]  # fmt: skip
 
+REPORT = [
+    whole("", "Missing argument 'RUN'"),
+    whole("nosuch", "nosuch/run_record.json to exist"),
+    whole("batches", "batches/run_record.json to exist. Name a folder that `dpsgd tr"),
+    row("--out data", "--out data to be a file; it is a folder",
+        "--out report.html"),
+    row("--out nosuch/a.html", "folder of --out nosuch/a.html to exist",
+        "--out a.html"),
+    row("--out list.json", "--out list.json not to exist", "--out a.html"),
+    row("--audit nosuch", "nosuch to exist. Make it with `dpsgd audit RUN --json",
+        "- --audit"),
+    row("--audit list.json", "list.json to be an audit", "- --audit"),
+    row("--comparison data", "data/comparison.json to exist", "- --comparison"),
+    row("--comparison wrong.json", "to be a comparison", "- --comparison"),
+    row("--noise-key-file nosuch", "key file nosuch to exist", "- --noise-key-file"),
+    *DELTAS,
+    *UNKNOWN,
+]  # fmt: skip
+
 TRAIN_FLAGS = [
     row("--init-seed 3", "no --init-seed for `dpsgd train`", "- --init-seed"),
     row("--nosuch", "No such option '--nosuch'", "- --nosuch"),
@@ -529,7 +549,7 @@ TABLES = {
     "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "schema": SCHEMA,
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
-    "predict": PREDICT,
+    "predict": PREDICT, "report": REPORT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 
@@ -596,14 +616,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def _write_run(run: pathlib.Path, manifest: Manifest) -> None:
     """Writes what a finished run has, as far as is looked at before any work."""
+    write_run_folder(run, BatchFolder(run.parent, manifest, []), target_delta=1e-6)
     for name in ("saved_model", "iterates"):
-        (run / name).mkdir(parents=True)
+        (run / name).mkdir()
     for step in (1, 2):
         (run / "iterates" / f"step-{step:08d}.npz").touch()
     inputs = tuple(column for column in manifest.columns if column.name != "label")
     serving.write(run, Serving(inputs=inputs, outputs=("probability",), task="binary"))
-    for name, value in (("manifest", manifest), ("run_record", make_record(manifest))):
-        (run / f"{name}.json").write_text(json.dumps(value.to_json()))
 
 
 Call = Callable[[str, list[str]], Answer]

@@ -32,6 +32,10 @@ def test_the_demo_ends_in_a_report(root: pathlib.Path, tmp_path: pathlib.Path) -
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")
     assert len(re.findall(r"^\| (ema|past_ema|upa|opa|omv): ", report, re.M)) == 5
     assert re.search(r"\((3\.99\d*|4\.0*), ", report)
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "Privacy report: dp-sgd" in page
+    assert page.count("<polyline") == 3
+    assert f"report: {pathlib.Path('demo') / 'report.html'}" in result.stdout
     metrics = {
         name: json.loads((tmp_path / "demo" / name / "metrics.json").read_bytes())
         for name in ("dp-sgd", "non-private")

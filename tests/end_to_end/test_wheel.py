@@ -76,7 +76,8 @@ def test_the_wheel_holds_every_module_and_its_types(
         for package in PACKAGES
         for path in (root / package).rglob("*.py")
     }
-    assert held == modules | {f"{package}/py.typed" for package in PACKAGES}
+    templates = {"trainer/html_report/report.html.jinja"}
+    assert held == modules | templates | {f"{name}/py.typed" for name in PACKAGES}
 
 
 def test_it_runs_without_the_checkout(

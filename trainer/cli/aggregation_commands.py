@@ -9,26 +9,12 @@ import click
 
 from trainer.model.metrics import in_words, metric_names
 from trainer.settings.aggregation_settings import (
-    EMA,
+    MEANINGS,
     OMV,
-    OPA,
-    PAST_EMA,
     PAST_WEIGHT_AVERAGES,
     TRAINING_AVERAGES,
-    UPA,
-    UTA,
     AggregationSettings,
 )
-
-#: What the name of an average stands for, in plain words.
-MEANINGS = {
-    EMA: "moving average of the weights",
-    UTA: "mean of the last weights, while training",
-    PAST_EMA: "moving average of kept weights",
-    UPA: "mean of kept weights",
-    OPA: "mean of predicted probabilities",
-    OMV: "majority vote",
-}
 
 _OPTIONS = (
     click.option(

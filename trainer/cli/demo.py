@@ -19,7 +19,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.validation import InputError, check_float, check_int
-from trainer.cli.aggregation_commands import MEANINGS
+from trainer.settings.aggregation_settings import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
 #: With fewer, noise wins and the report shows a model that learned nothing.
@@ -58,6 +58,9 @@ def stages(
         ]),
         ("state the epsilon of what was executed", [
             "account", f"{out}/dp-sgd", *shared_options.allowance(flags),
+        ]),
+        ("write a page about it, to show to others", [
+            "report", f"{out}/dp-sgd", f"--out={out}/report.html",
         ]),
     ]  # fmt: skip
 
@@ -145,7 +148,8 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
     click.echo()
     Console().print(table)
     click.echo(result["statement"].splitlines()[0])
-    click.echo(f"report: {out}/report.md  ({seconds:.0f} s)")
+    click.echo(f"both models side by side: {out}/report.md")
+    click.echo(f"report: {out}/report.html, to open in a browser  ({seconds:.0f} s)")
 
 
 @click.command()

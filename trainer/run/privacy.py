@@ -27,11 +27,11 @@ from trainer.settings.train_settings import TrainSettings
 if TYPE_CHECKING:
     from accounting.theorem import Theorem
 
-_NOT_PRIVATE = (
+NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
     "No epsilon can be stated."
 )
-_NO_DELTA = (
+NO_DELTA = (
     "No epsilon is stated, since no delta was given. "
     "`dpsgd account RUN --delta D` states one."
 )
@@ -220,10 +220,10 @@ def write_statement(
       InputError: ``check_run`` refuses the run.
     """
     if record.method == NON_PRIVATE:
-        text = _NOT_PRIVATE
+        text = NOT_PRIVATE
         fields: dict[str, Any] = {"private": False, "reason": text}
     elif record.target_delta is None:
-        text, fields = _NO_DELTA, {"epsilon": None, "reason": _NO_DELTA}
+        text, fields = NO_DELTA, {"epsilon": None, "reason": NO_DELTA}
     else:
         found = run_statement(
             record, manifest, delta=None, allow_large_delta=allow_large_delta

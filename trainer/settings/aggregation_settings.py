@@ -28,6 +28,16 @@ PAST_WEIGHT_AVERAGES = (PAST_EMA, UPA)
 
 WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
 
+#: What the name of an average stands for, in plain words.
+MEANINGS = {
+    EMA: "moving average of the weights",
+    UTA: "mean of the last weights, while training",
+    PAST_EMA: "moving average of kept weights",
+    UPA: "mean of kept weights",
+    OPA: "mean of predicted probabilities",
+    OMV: "majority vote",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationSettings:

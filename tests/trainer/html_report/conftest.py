@@ -1,0 +1,115 @@
+"""Finished runs, written without training: the same files, in a moment."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accounting.plan import DpSgdPlan
+from pipelines.batches.manifest import BatchFile, Manifest, pretty_json
+from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
+
+METRICS = {"accuracy": 0.71, "auc": 0.8125, "log_loss": 0.51234, "num_examples": 300}
+POINTS = [
+    {"step": 0, "accuracy": 0.5, "auc": None, "log_loss": 0.6931, "num_examples": 300},
+    {"step": 300, "accuracy": 0.6, "auc": 0.75, "log_loss": 0.6, "num_examples": 300},
+    {"step": 600, **METRICS},
+]
+AVERAGES = {
+    "ema": {"accuracy": 0.72, "auc": 0.82, "log_loss": 0.5, "num_examples": 300},
+    "omv": {"accuracy": 0.7, "auc": 0.6, "log_loss": None, "num_examples": 300},
+}
+PLAN = DpSgdPlan(
+    sampler="truncated-poisson",
+    num_examples=20_000,
+    expected_batch_size=100,
+    num_steps=600,
+    num_epochs=3,
+    truncated_batch_size=200,
+)
+
+MakeRun = Callable[..., pathlib.Path]
+
+
+@pytest.fixture
+def make_run(tmp_path: pathlib.Path) -> MakeRun:
+    """``make_run(name="run", plan=PLAN, **record)``."""
+
+    def make(
+        name: str = "run", *, plan: DpSgdPlan = PLAN, **record: Any
+    ) -> pathlib.Path:
+        manifest = Manifest(
+            plan=plan,
+            columns=COLUMNS,
+            physical_batch_size=200,
+            batches_id="0" * 32,
+            files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
+            dataset=DATASET,
+        )
+        batches = BatchFolder(tmp_path, manifest, [])
+        fields = {"target_delta": 1e-6, "noise_multiplier": 0.9, **record}
+        run = write_run_folder(tmp_path / name, batches, **fields)
+        metrics = {"examples": "held-out", "method": "dp-sgd", **METRICS}
+        metrics |= {"aggregates": AVERAGES, "uncertainty": None}
+        (run / "metrics.json").write_bytes(pretty_json(metrics))
+        curve = {"examples": "held-out", "points": POINTS}
+        (run / "curve.json").write_bytes(pretty_json(curve))
+        return run
+
+    return make
+
+
+@pytest.fixture
+def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
+    """``audit_of(**claim)``: a file as of `dpsgd audit`."""
+
+    def make(**claim: Any) -> pathlib.Path:
+        fields = {
+            "level": "mechanism",
+            "notes": ["nothing is scaled"],
+            "meaning": "It looks for faults.",
+            "cannot_see": ["faults of training"],
+            "trials": 1000,
+            "confidence": 0.999,
+            "verdict": "consistent: nothing found.",
+            "violated": False,
+            "audited": PLAN.to_json(),
+            "claim": {"plan": PLAN.to_json(), "noise_multiplier": 0.9, "delta": 1e-6,
+                      "epsilon": 1.5, **claim},
+            "findings": [{"confidence": 0.999, "epsilon_lower_bound": 0.25}],
+        }  # fmt: skip
+        (tmp_path / "audit.json").write_bytes(pretty_json(fields))
+        return tmp_path / "audit.json"
+
+    return make
+
+
+@pytest.fixture
+def comparison_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
+    """``comparison_of(num_seeds=2)``: a folder as of `dpsgd compare`."""
+
+    def make(**changes: Any) -> pathlib.Path:
+        line = {
+            "sampler": PLAN.sampler,
+            "method": "dp-sgd",
+            "weights": "last",
+            "target_epsilon": 1.5,
+            "noise_multiplier": 0.9,
+            "epsilon": 1.49991,
+            "epsilon_lower_bound": None,
+            "metric": "auc",
+            "mean": 0.81,
+            "stddev": 0.01,
+            "num_seeds": 2,
+        }
+        other = {**line, "method": "non-private", "noise_multiplier": None}
+        folder = tmp_path / "comparison"
+        folder.mkdir(exist_ok=True)
+        lines = [{**line, **changes}, {**other, "epsilon": None}]
+        (folder / "comparison.json").write_bytes(pretty_json(lines))
+        return folder
+
+    return make

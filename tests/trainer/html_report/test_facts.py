@@ -1,0 +1,258 @@
+"""Guarantees of what a privacy report says of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+import dpsgd
+from accounting.validation import InputError
+from pipelines.batches.manifest import pretty_json
+from trainer.html_report.facts import collect, recognised_at_most
+from trainer.html_report.page import render
+from trainer.run.privacy import run_statement
+from trainer.run.run_record import read_run
+
+STATEMENT = {
+    "version", "claim", "is_guarantee", "epsilon", "epsilon_lower_bound", "delta",
+    "weakness", "bound", "theorem", "lower_bound_theorem", "neighboring_relation",
+    "neighboring_relation_text", "privacy_unit", "mechanism", "sampling",
+    "plan_fingerprint", "sampling_probability", "noise_multiplier", "l2_norm_clip",
+    "accountant", "reference_accountant", "discretization", "pessimism",
+    "not_covered[]",
+    "plan.version", "plan.sampler", "plan.num_examples", "plan.expected_batch_size",
+    "plan.num_steps", "plan.num_epochs", "plan.truncated_batch_size",
+}  # fmt: skip
+#: Everything that a report takes.  A new line here is a decision on privacy.
+TAKEN = {
+    "format", "version",
+    "run.name", "run.method", "run.num_steps_executed", "run.simulates",
+    "run.record_verified",
+    "privacy.private", "privacy.reason", "privacy.tests[].false_alarms",
+    "privacy.tests[].recognised_at_most",
+    *(f"privacy.statement.{name}" for name in STATEMENT),
+    "plan.sampler", "plan.num_examples", "plan.expected_batch_size", "plan.num_steps",
+    "plan.num_epochs", "plan.truncated_batch_size", "plan.sampling_probability",
+    "plan.once_per_epoch", "plan.fingerprint",
+    "batches.dataset", "batches.columns[].name", "batches.columns[].dtype",
+    "batches.columns[].shape[]", "batches.physical_batch_size", "batches.num_files",
+    "batches.batches_id", "batches.manifest_fingerprint",
+    "training.noise_multiplier", "training.l2_norm_clip",
+    "training.expected_batch_size", "training.target_delta",
+    # Whole, as they are in the run record, which is public.
+    "training.optimizer.name", "training.optimizer.learning_rate",
+    "training.model.name", "software.numpy",
+    "evaluation.num_examples", "evaluation.curve.step[]",
+    *(f"evaluation.metrics.{name}" for name in ("auc", "log_loss", "accuracy")),
+    *(f"evaluation.curve.metrics.{n}[]" for n in ("auc", "log_loss", "accuracy")),
+    *(f"evaluation.averages[].metrics.{n}" for n in ("auc", "log_loss", "accuracy")),
+    "evaluation.averages[].name", "evaluation.averages[].meaning",
+    "evaluation.uncertainty.level", "evaluation.uncertainty.mean_width",
+    "audit.level", "audit.notes[]", "audit.meaning", "audit.cannot_see[]",
+    "audit.trials", "audit.confidence", "audit.verdict", "audit.violated",
+    "audit.claim.epsilon", "audit.claim.delta", "audit.claim.noise_multiplier",
+    "audit.findings[].confidence", "audit.findings[].epsilon_lower_bound",
+    "comparison[].sampler", "comparison[].method", "comparison[].weights",
+    "comparison[].target_epsilon", "comparison[].noise_multiplier",
+    "comparison[].epsilon", "comparison[].epsilon_lower_bound", "comparison[].metric",
+    "comparison[].mean", "comparison[].stddev", "comparison[].num_seeds",
+    "comparison[].is_this",
+    "commands[].purpose", "commands[].command",
+    "files.run_record.json", "files.manifest.json", "files.metrics.json",
+    "files.curve.json",
+}  # fmt: skip
+
+
+def paths(value: Any, prefix: str = "") -> Iterator[str]:
+    """The path of every leaf."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from paths(each, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from paths(each, f"{prefix}[]")
+    else:
+        yield prefix
+
+
+def edit(path: pathlib.Path, **changes: Any) -> None:
+    path.write_bytes(pretty_json({**json.loads(path.read_bytes()), **changes}))
+
+
+def plant(run: pathlib.Path, secret: float) -> None:
+    """Writes a number into all places that a report must not take it from."""
+    for name in ("training_losses.json", "realised_batch_sizes.json", "sampling.key"):
+        (run / "private" / name).write_text(f'{{"loss": [{secret}]}}')
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    metrics["aggregates"]["ema"]["training_loss"] = secret
+    found = {"level": 0.9, "mean_width": 0.1, "widths": [secret]}
+    more = {"uncertainty": found, "training_losses": {"by_step": [secret]}}
+    edit(run / "metrics.json", **{**metrics, **more})
+    points = json.loads((run / "curve.json").read_bytes())["points"]
+    edit(run / "curve.json", points=[{**p, "batch_size": secret} for p in points])
+
+
+def test_nothing_sensitive_is_taken(
+    make_run: Any, audit_of: Any, comparison_of: Any
+) -> None:
+    run, secret = make_run(), 31415.9265
+    plant(run, secret)
+    audit, comparison = audit_of(scores=[secret]), comparison_of(losses=[secret])
+    edit(audit, keys=[secret])
+    found = collect(run, audit=audit, comparison=comparison)
+    assert set(paths(found)) == TAKEN
+    key = (run / "private" / "noise.key").read_text().strip()
+    mac = (run / "private" / "run_record.mac").read_text().strip()
+    for text in (json.dumps(found), render(found)):
+        assert not [hidden for hidden in (str(secret), key, mac) if hidden in text]
+
+
+def test_an_edited_run_is_refused_where_the_key_is(make_run: Any) -> None:
+    run = make_run()
+    assert collect(run)["run"]["record_verified"]
+    edit(run / "run_record.json", noise_multiplier=9.0)
+    with pytest.raises(InputError, match="they were edited"):
+        collect(run)
+
+
+def test_without_the_key_the_report_says_that_nobody_looked(make_run: Any) -> None:
+    run = make_run()
+    key = shutil.copy(run / "private" / "noise.key", run.parent)
+    (run / "private" / "noise.key").unlink()
+    found = collect(run)
+    assert not found["run"]["record_verified"]
+    assert "nobody checked" in render(found)
+    again = collect(run, noise_key_file=pathlib.Path(key))
+    assert again["run"]["record_verified"]
+    assert "nobody checked" not in render(again)
+    with pytest.raises(InputError, match="nosuch to exist"):
+        collect(run, noise_key_file=pathlib.Path("nosuch"))
+
+
+def test_epsilon_is_computed_from_record_and_manifest(make_run: Any) -> None:
+    run = make_run()
+    (run / "privacy.json").write_text('{"epsilon": 0.01, "claim": "perfect"}')
+    statement = run_statement(*read_run(run), delta=None)
+    assert collect(run)["privacy"]["statement"] == statement.to_json()
+    assert collect(run, delta=1e-9)["privacy"]["statement"]["delta"] == 1e-9
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "curve.json"])
+def test_curves_and_metrics_are_of_held_out_examples(make_run: Any, name: str) -> None:
+    run = make_run()
+    edit(run / name, examples="training")
+    with pytest.raises(InputError, match=r"examples are held-out.*not private"):
+        collect(run)
+
+
+def test_a_run_that_was_not_evaluated_has_no_results(make_run: Any) -> None:
+    run = make_run()
+    for name in ("metrics.json", "curve.json"):
+        (run / name).unlink()
+    found = collect(run)
+    assert found["evaluation"] is None
+    assert "Results" not in render(found)
+
+
+def test_the_metric_to_judge_by_comes_first(make_run: Any) -> None:
+    evaluation = collect(make_run())["evaluation"]
+    assert list(evaluation["metrics"]) == ["auc", "log_loss", "accuracy"]
+    assert evaluation["curve"]["metrics"]["auc"] == [None, 0.75, 0.8125]
+
+
+@pytest.mark.parametrize("changes", [{"noise_multiplier": 1.1}, {"plan": 0}])
+def test_an_audit_of_another_run_is_refused(
+    make_run: Any, audit_of: Any, changes: dict[str, Any]
+) -> None:
+    run = make_run()
+    with pytest.raises(InputError, match="to be an audit"):
+        collect(run, audit=audit_of(**changes))
+
+
+def test_a_run_sold_under_the_claim_of_another_sampler_is_refused(
+    make_run: Any, audit_of: Any
+) -> None:
+    run, audit = make_run(), audit_of()
+    claim = json.loads(audit.read_bytes())["claim"]
+    edit(audit, claim={**claim, "plan": {**claim["plan"], "sampler": "poisson"}})
+    with pytest.raises(InputError, match="this run's own claim"):
+        collect(run, audit=audit)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"noise_multiplier": 1.1}, "runs like this one"), ({"metric": 0}, None)],
+)
+def test_a_comparison_of_other_runs_is_refused(
+    make_run: Any,
+    comparison_of: Callable[..., pathlib.Path],
+    changes: dict[str, Any],
+    says: str | None,
+) -> None:
+    run, folder = make_run(), comparison_of(**changes)
+    if says is None:
+        (folder / "comparison.json").write_text("[{}]")
+    with pytest.raises(InputError, match=says or "to be a comparison"):
+        collect(run, comparison=folder)
+
+
+def test_equal_files_have_equal_reports(make_run: Any, tmp_path: pathlib.Path) -> None:
+    run = make_run()
+    copy = shutil.copytree(run, tmp_path / "elsewhere" / "run")
+    assert render(collect(run)) == render(collect(copy))
+
+
+def test_an_unfinished_run_is_refused(make_run: Any) -> None:
+    run = make_run(complete=False, num_steps_executed=3)
+    with pytest.raises(InputError, match="stopped after step 3"):
+        collect(run)
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (
+            {"method": "non-private", "noise_multiplier": None, "l2_norm_clip": None,
+             "target_delta": None},
+            "Not private",
+        ),
+        ({"target_delta": None}, "No epsilon is stated"),
+        ({"noise_multiplier": 0.0}, "No guarantee is claimed"),
+        ({"noise_multiplier": 0.3}, "Differentially private, but weakly"),
+        ({"target_delta": 0.02}, "Differentially private, but weakly"),
+        ({"simulates": "a large run"}, "This run stands for a large run"),
+        ({}, "Differentially private</p>"),
+    ],
+)  # fmt: skip
+def test_the_page_says_what_a_run_is_worth(
+    make_run: Any, record: dict[str, Any], says: str
+) -> None:
+    text = render(collect(make_run(**record)))
+    assert says in text
+    assert ('class="verdict good"' in text) == (not record or "simulates" in record)
+
+
+@pytest.mark.parametrize("false_alarms", [0.0, 0.01, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (3.0, 0.1), (20.0, 1e-9)])
+def test_recognised_at_most_is_tight(
+    false_alarms: float, epsilon: float, delta: float
+) -> None:
+    """Against the best test of the worst mechanism (Kairouz et al., section 3)."""
+    share = math.exp(epsilon) / (1 + math.exp(epsilon))
+    used = np.array([delta, (1 - delta) * share, (1 - delta) * (1 - share), 0.0])
+    unused = used[::-1]
+    best = linprog(-used, A_ub=[unused], b_ub=[false_alarms], bounds=(0, 1))
+    found = recognised_at_most(false_alarms, epsilon=epsilon, delta=delta)
+    assert found == pytest.approx(-best.fun, abs=1e-9)
+
+
+def test_the_public_function_is_that_of_the_page() -> None:
+    assert dpsgd.write_report.__module__ == "trainer.html_report.page"

@@ -1,0 +1,170 @@
+"""Guarantees of the page of a privacy report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import random
+import re
+from decimal import Decimal
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import dpsgd
+from accounting.validation import InputError
+from trainer.html_report import charts, facts, page
+
+
+class Elements(HTMLParser):
+    """Names and attributes of all elements, and which are open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.found if tag in tags]
+
+
+@pytest.fixture
+def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
+    """The page with everything on it."""
+    found = facts.collect(make_run(), audit=audit_of(), comparison=comparison_of())
+    return page.render(found)
+
+
+def test_nothing_is_fetched(text: str) -> None:
+    elements = Elements(text)
+    fetching = ("script", "link", "img", "iframe", "object", "embed", "base", "image")
+    assert not elements.of(*fetching)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", text)
+    addresses = [a["href"] for a in elements.of("a", "use") if "href" in a]
+    assert addresses
+    assert all(address.startswith("#") for address in addresses if address)
+    [policy] = [m for m in elements.of("meta") if "http-equiv" in m]
+    assert policy["content"].startswith("default-src 'none'")
+    # It must stand before all that it forbids.
+    assert text.index("http-equiv") < text.index("<style>")
+
+
+def test_text_of_files_is_escaped(make_run: Any) -> None:
+    evil = "<script>alert(1)<"
+    run = make_run(evil, simulates=evil, versions={evil: evil})
+    text = page.render(facts.collect(run, delta=1e-8))
+    assert not Elements(text).of("script")
+    assert "&lt;script&gt;alert(1)&lt;" in text
+
+
+def test_headings_are_in_order_and_figures_and_tables_are_named(text: str) -> None:
+    elements = Elements(text)
+    levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
+    assert all(th.get("scope") in ("row", "col") for th in elements.of("th"))
+    identities = [each["id"] for _, each in elements.found if "id" in each]
+    assert len(identities) == len(set(identities))
+    for svg in elements.of("svg"):
+        assert svg["role"] == "img"
+        assert set(svg["aria-labelledby"].split()) <= set(identities)
+    targets = {a["href"][1:] for a in elements.of("a")}
+    assert targets <= set(identities)
+    # What scrolls can be reached by the keyboard, and has a name.
+    for box in elements.of("div"):
+        if box.get("class") == "scroll":
+            assert box["tabindex"] == "0"
+            assert box["aria-label"]
+
+
+def test_upper_bounds_are_rounded_up_and_lower_bounds_down(text: str) -> None:
+    assert page._rounded(page.math.ceil)(1.00001) == "1.0001"
+    assert page._rounded(page.math.floor)(1.99999) == "1.9999"
+    assert page._percent_up(0.010001) == "1.1 %"
+    assert re.search(r"≤ \d\.\d{4}", text)
+    source = random.Random(0)
+    for _ in range(200):
+        value = 10 ** source.uniform(-12, 12)
+        digits, power = page._scientific_up(value).split(" \N{MULTIPLICATION SIGN} 10")
+        power = power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+        shown, exact = Decimal(f"{digits}e{power}"), Decimal(repr(value))
+        assert exact <= shown <= exact * Decimal("1.01")
+        if value < 1:
+            assert 1 / int(page._one_in(value)[7:].replace(",", "")) >= value
+
+
+def test_a_file_takes_the_place_of_another_only_if_asked(
+    make_run: Any, tmp_path: pathlib.Path
+) -> None:
+    run, out = make_run(), tmp_path / "report.html"
+    out.write_text("mine")
+    with pytest.raises(InputError, match="not to exist"):
+        page.write_report(run, out)
+    assert out.read_text() == "mine"
+    found = page.write_report(run, out, overwrite=True)
+    assert found["run"]["name"] == "run"
+    assert out.read_text() == page.render(found)
+
+
+def test_a_file_appears_whole_or_not_at_all(
+    make_run: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, out = make_run(), tmp_path / "report.html"
+    before = set(tmp_path.iterdir())
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", fail)
+        patch.setattr("pathlib.Path.replace", fail)
+        with pytest.raises(OSError, match="No space"):
+            page.write_report(run, out)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_the_command_prints_the_facts_of_the_page(
+    make_run: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(dpsgd.cli, ["report", "run"])
+    assert done.output == "report: report.html\n"
+    printed = CliRunner().invoke(dpsgd.cli, ["report", "run", "--json"]).stdout
+    found = json.loads(printed)
+    assert found == facts.collect(run)
+    assert (tmp_path / "report.html").read_text() == page.render(found)
+    (run / "private" / "noise.key").unlink()
+    done = CliRunner().invoke(dpsgd.cli, ["report", "run", "--force"])
+    assert "not verified" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.5, 0.75, 0.81], ["0.5", "0.6", "0.7", "0.8", "0.9"]),
+        ([0.75, 0.7525, 0.76], ["0.750", "0.755", "0.760"]),
+        ([0.0, 0.0], ["-0.50", "-0.25", "0.00", "0.25", "0.50"]),
+        ([1e3, 5e3], ["1,000", "2,000", "3,000", "4,000", "5,000"]),
+    ],
+)
+def test_ticks_hold_all_values_and_can_be_told_apart(
+    values: list[float], labels: list[str]
+) -> None:
+    chart = charts.line_chart(range(len(values)), values)
+    assert chart is not None
+    assert [tick.label for tick in chart.y_ticks] == labels
+    heights = [tick.place for tick in chart.y_ticks]
+    assert all(min(heights) <= y <= max(heights) for _, y in chart.points)
+    assert all(chart.left <= x <= chart.right for x, _ in chart.points)
+
+
+def test_a_curve_of_one_known_point_is_none() -> None:
+    assert charts.line_chart([0, 1], [None, 0.5]) is None

@@ -1,0 +1,77 @@
+"""``dpsgd report``."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import click
+
+from accounting.cli import shared_options
+
+_FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=pathlib.Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=pathlib.Path),
+    default="report.html",
+    show_default=True,
+    help="The HTML file to write.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option(
+    "--audit",
+    type=_FILE,
+    help="Show this audit of the run: what `dpsgd audit RUN --json` printed.",
+)
+@click.option(
+    "--comparison",
+    type=click.Path(path_type=pathlib.Path),
+    help="Show the comparison that the run is of: a folder of `dpsgd compare`.",
+)
+@shared_options.delta("Default: the one the run was for.")
+@click.option(
+    "--noise-key-file",
+    type=_FILE,
+    help="If it is not in the run: then the record is verified, too.",
+)
+@shared_options.as_json
+def report(
+    run: pathlib.Path,
+    out: pathlib.Path,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write one HTML page about a run, to show to others.
+
+    It holds the privacy statement, in plain words and in full, what is not covered,
+    plan, batches, model, held-out metrics, and how to verify all of it.  It is made
+    from the public files of RUN and needs no network: mail it, print it, publish it.
+
+    With --json the same facts go to standard output, and no page is written.
+
+    \b
+    Example, with an audit:
+      dpsgd audit run --json > audit.json
+      dpsgd report run --audit audit.json --out report.html
+    """
+    if as_json:
+        from trainer.html_report.facts import collect
+
+        click.echo(json.dumps(collect(run, **options), indent=2))
+        return
+    from trainer.html_report.page import write_report
+
+    found = write_report(run, out, overwrite=force, **options)
+    if not found["run"]["record_verified"]:
+        click.echo(
+            "note: the noise key is not at hand, so the record was not verified; the "
+            "page says so. Give --noise-key-file.",
+            err=True,
+        )
+    click.echo(f"report: {out}")

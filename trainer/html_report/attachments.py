@@ -1,0 +1,100 @@
+"""What others found out about a run, and a report shows beside it.
+
+Formal guarantees:
+  - Only the fields that are named here are taken.
+  - An audit is taken only if it is of the plan, the noise and the sampler's own claim
+    of the run; a comparison only if it has runs of its sampler, method and noise.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_json
+from trainer.experiments.compare import Outcome
+from trainer.run.run_record import RunRecord
+
+COMPARISON_NAME = "comparison.json"
+_AUDIT = (
+    "level", "notes", "meaning", "cannot_see", "trials", "confidence", "verdict",
+    "violated",
+)  # fmt: skip
+_CLAIM = ("epsilon", "delta", "noise_multiplier")
+_FINDING = ("confidence", "epsilon_lower_bound")
+_OUTCOME = tuple(field.name for field in dataclasses.fields(Outcome))
+
+
+def read_audit(
+    path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
+) -> dict[str, Any]:
+    """Returns what is shown of an audit.
+
+    Args:
+      path: What ``dpsgd audit RUN --json`` printed.
+      record: Of the run.
+      plan: Of the run.
+
+    Raises:
+      InputError: no audit, or one of another run or of another sampler's claim.
+    """
+    remedy = f"Make it with `dpsgd audit RUN --json > {path}`."
+    fields = read_json(path, remedy=remedy)
+    try:
+        claim = fields["claim"]
+        audited = DpSgdPlan.from_json(fields["audited"])
+        found = {
+            **{name: fields[name] for name in _AUDIT},
+            "claim": {name: claim[name] for name in _CLAIM},
+            "findings": [
+                {name: each[name] for name in _FINDING} for each in fields["findings"]
+            ],
+        }
+        sampler = claim["plan"]["sampler"]
+    except (KeyError, TypeError, InputError):
+        raise InputError(f"Expected {path} to be an audit. {remedy}") from None
+    told = (audited, sampler, claim["noise_multiplier"])
+    if told != (plan, plan.sampler, record.noise_multiplier):
+        raise InputError(
+            f"Expected {path} to be an audit of this run's own claim; it is of another "
+            f"plan, noise or sampler. {remedy}"
+        )
+    return found
+
+
+def read_comparison(
+    path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
+) -> list[dict[str, Any]]:
+    """Returns the lines of a comparison; ``is_this`` says which are of runs like this.
+
+    Args:
+      path: The folder of a comparison, or its ``comparison.json``.
+      record: Of the run.
+      plan: Of the run.
+
+    Raises:
+      InputError: no comparison, or one without runs like this.
+    """
+    path = path / COMPARISON_NAME if path.is_dir() else path
+    remedy = "Name a folder that `dpsgd compare` wrote."
+    fields = read_json(path, remedy=remedy)
+    this = (plan.sampler, record.method, record.noise_multiplier)
+    try:
+        lines = [{name: each[name] for name in _OUTCOME} for each in fields]
+    except (KeyError, TypeError):
+        raise InputError(f"Expected {path} to be a comparison. {remedy}") from None
+    for line in lines:
+        of = (line["sampler"], line["method"], line["noise_multiplier"])
+        line["is_this"] = of == this
+    if not any(line["is_this"] for line in lines):
+        raise InputError(
+            f"Expected {path} to have runs like this one: {record.method} on "
+            f"{plan.sampler} batches, noise_multiplier={record.noise_multiplier}. Name "
+            "the comparison that the run is of, or leave it out."
+        )
+    return lines

@@ -1,0 +1,96 @@
+"""Line charts as numbers for a template: where lines, ticks and labels go.
+
+The unit is that of the template's picture of 340 by 210, y downwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from matplotlib.ticker import MaxNLocator
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 326, 14, 170
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: its place and what stands beside it."""
+
+    place: float
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LineChart:
+    """One curve.
+
+    Attributes:
+      points: Places of its points that are known.
+      x_ticks: Of the horizontal axis.
+      y_ticks: Of the vertical axis.
+      left: Where the horizontal axis starts.
+      right: Where it ends.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    left: float = _LEFT
+    right: float = _RIGHT
+
+    @property
+    def path(self) -> str:
+        """What SVG draws the line by."""
+        return " ".join(f"{x},{y}" for x, y in self.points)
+
+
+def line_chart(
+    x_values: Sequence[float], y_values: Sequence[float | None]
+) -> LineChart | None:
+    """Returns the chart of a curve; None where fewer than two points are known.
+
+    Args:
+      x_values: Steps, ascending.
+      y_values: As many; None where the metric is not defined.
+    """
+    known = [(x, y) for x, y in zip(x_values, y_values, strict=True) if y is not None]
+    if len(known) < 2:
+        return None
+    x_axis = _Axis([x for x, _ in known], _LEFT, _RIGHT, whole=True)
+    y_axis = _Axis([y for _, y in known], _BOTTOM, _TOP)
+    return LineChart(
+        points=tuple((x_axis.place(x), y_axis.place(y)) for x, y in known),
+        x_ticks=x_axis.ticks,
+        y_ticks=y_axis.ticks,
+    )
+
+
+class _Axis:
+    """From values to places, between the outermost ticks."""
+
+    def __init__(
+        self, values: Sequence[float], start: float, end: float, *, whole: bool = False
+    ) -> None:
+        low, high = min(values), max(values)
+        if low == high:
+            low, high = low - 0.5, high + 0.5
+        locator = MaxNLocator(nbins=4, integer=whole, steps=[1, 2, 2.5, 5, 10])
+        self._values = [float(value) for value in locator.tick_values(low, high)]
+        self._start, self._end = start, end
+
+    def place(self, value: float) -> float:
+        low, high = self._values[0], self._values[-1]
+        part = (value - low) / (high - low)
+        return round(self._start + part * (self._end - self._start), 1)
+
+    @property
+    def ticks(self) -> tuple[Tick, ...]:
+        step = self._values[1] - self._values[0]
+        # As many decimals as tell two ticks apart, for 2.5 one more.
+        digits = max(0, -math.floor(math.log10(step)))
+        digits += not math.isclose(step * 10**digits, round(step * 10**digits))
+        return tuple(
+            Tick(self.place(value), f"{value:,.{digits}f}") for value in self._values
+        )

@@ -1,0 +1,299 @@
+"""What a privacy report says of a run.
+
+    RUN/run_record.json, RUN/manifest.json  what was executed, and on which batches
+    RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
+    AUDIT                                   what `dpsgd audit RUN --json` printed
+    COMPARISON                              comparison.json of `dpsgd compare`
+
+Formal guarantees:
+  - Nothing sensitive: all values are fields of these public files that are named here,
+    or follow from such fields.  With the noise key the record is verified; whether it
+    was is all that is taken from the private folder.
+  - An edited run is refused where the noise key is at hand; elsewhere the report says
+    that nobody looked.
+  - Epsilon is computed from record and manifest, as by ``dpsgd account``.
+  - Curves and metrics are taken only from files that say they are of held-out examples.
+  - An audit or a comparison of another run is refused.
+  - Equal files have equal reports.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import pathlib
+from typing import Any
+
+from accounting import sampler_registry
+from accounting.plan import DpSgdPlan
+from accounting.statement import PrivacyStatement
+from accounting.validation import InputError
+from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from trainer.html_report import attachments, commands
+from trainer.model.metrics import METRICS, in_words, metric_names
+from trainer.run import privacy, run_record
+from trainer.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
+from trainer.settings.aggregation_settings import MEANINGS
+from trainer.settings.method_settings import NON_PRIVATE
+
+#: Bump when a field of a report is added or removed, or changes its meaning.
+REPORT_VERSION = 1
+#: Rates of false alarms of which a report says how many rows they recognise.
+FALSE_ALARMS = (0.001, 0.01, 0.1)
+_REMEDY = "Name a folder that `dpsgd train` wrote."
+_HELD_OUT = "held-out"
+
+
+def collect(
+    run: pathlib.Path,
+    *,
+    audit: pathlib.Path | None = None,
+    comparison: pathlib.Path | None = None,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    noise_key_file: pathlib.Path | None = None,
+) -> dict[str, Any]:
+    """Returns all that a report says, JSON-serialisable.
+
+    Args:
+      run: The folder of a finished run.
+      audit: JSON that ``dpsgd audit RUN --json`` printed.
+      comparison: The folder of a comparison, or its ``comparison.json``.
+      delta: To state epsilon at; the one that the run was for if None.
+      allow_large_delta: Whether one that protects next to nothing is meant.
+      noise_key_file: Where the noise key is, if not in the run.
+
+    Raises:
+      InputError: no finished run, an edited one, or files of another run.
+    """
+    run_record.check_finished(run)
+    record, manifest, verified = _read(run, noise_key_file)
+    run_record.check_execution(record, manifest)
+    plan = manifest.plan
+    statement = _statement(record, manifest, delta, allow_large_delta)
+    return {
+        "format": "dpsgd-report",
+        "version": REPORT_VERSION,
+        "run": _run(run, record, verified),
+        "privacy": _privacy(record, statement),
+        "plan": _plan(plan),
+        "batches": _batches(manifest),
+        "training": _training(record),
+        "evaluation": _evaluation(run),
+        "audit": audit and attachments.read_audit(audit, record, plan),
+        "comparison": comparison
+        and attachments.read_comparison(comparison, record, plan),
+        "commands": commands.to_verify(run.resolve().name, record, plan, statement),
+        "software": record.versions,
+        "files": _digests(run),
+    }
+
+
+def _read(
+    run: pathlib.Path, noise_key_file: pathlib.Path | None
+) -> tuple[RunRecord, Manifest, bool]:
+    """Returns record and manifest, and whether the noise key says they are unedited."""
+    key = run_record.noise_key_path(run, noise_key_file)
+    if noise_key_file is not None or key.exists():
+        return *run_record.read_run(run, noise_key_file=noise_key_file), True
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
+    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME, remedy=_REMEDY))
+    return record, manifest, False
+
+
+def _statement(
+    record: RunRecord, manifest: Manifest, delta: float | None, allow_large: bool
+) -> PrivacyStatement | None:
+    """Returns what can be stated; None without privacy, or without a delta."""
+    unstated = record.method == NON_PRIVATE or record.target_delta is None
+    if delta is None and unstated:
+        return None
+    found: PrivacyStatement = privacy.run_statement(
+        record,
+        manifest,
+        delta=delta,
+        # The delta of the run was allowed when it was trained.
+        allow_large_delta=allow_large or delta is None,
+    )
+    return found
+
+
+def _run(run: pathlib.Path, record: RunRecord, verified: bool) -> dict[str, Any]:
+    return {
+        "name": run.resolve().name,
+        "method": record.method,
+        "method_settings": record.method_settings,
+        "num_steps_executed": record.num_steps_executed,
+        "simulates": record.simulates,
+        "record_verified": verified,
+    }
+
+
+def _privacy(record: RunRecord, statement: PrivacyStatement | None) -> dict[str, Any]:
+    private = record.method != NON_PRIVATE
+    if statement is None:
+        reason = privacy.NO_DELTA if private else privacy.NOT_PRIVATE
+        stated: dict[str, Any] = {"reason": reason, "statement": None}
+        return {"private": private, **stated, "tests": [], "weaknesses": []}
+    return {
+        "private": private,
+        "reason": None,
+        "statement": statement.to_json(),
+        "tests": _tests(statement),
+        "weaknesses": _weaknesses(statement),
+    }
+
+
+def _tests(statement: PrivacyStatement) -> list[dict[str, float]]:
+    if not statement.is_guarantee:
+        return []
+    epsilon, delta = statement.epsilon.guarantee, statement.delta
+    return [
+        {
+            "false_alarms": rate,
+            "recognised_at_most": recognised_at_most(
+                rate, epsilon=epsilon, delta=delta
+            ),
+        }
+        for rate in FALSE_ALARMS
+    ]
+
+
+def _weaknesses(statement: PrivacyStatement) -> list[str]:
+    """Returns why a guarantee protects little, in sentences."""
+    found = [] if statement.weakness is None else [statement.weakness]
+    for test in _tests(statement):
+        if test["false_alarms"] == 0.01 and test["recognised_at_most"] > 0.5:
+            found.append(
+                "Epsilon is large: a test that recognises most of the rows that were "
+                "used, with false alarms for one row in a hundred, is not ruled out."
+            )
+    return found
+
+
+def recognised_at_most(false_alarms: float, *, epsilon: float, delta: float) -> float:
+    """Returns how often a test recognises a row that was used, at the very most.
+
+    Args:
+      false_alarms: Probability of "used" for a row that was not, in [0, 1].
+      epsilon: Of the guarantee, in both directions.
+      delta: Of the guarantee.
+
+    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1.
+
+    Example:
+      >>> round(recognised_at_most(0.01, epsilon=1.0, delta=1e-6), 4)
+      0.0272
+    """
+    factor = math.exp(min(epsilon, 700.0))
+    return min(
+        factor * false_alarms + delta, 1 - (1 - delta - false_alarms) / factor, 1.0
+    )
+
+
+def _plan(plan: DpSgdPlan) -> dict[str, Any]:
+    fields = plan.to_json()
+    del fields["version"]
+    return {
+        **fields,
+        "sampling_probability": str(plan.sampling_probability),
+        "once_per_epoch": sampler_registry.rules(plan.sampler).once_per_epoch,
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def _batches(manifest: Manifest) -> dict[str, Any]:
+    columns = [
+        {"name": each.name, "dtype": each.dtype, "shape": list(each.shape)}
+        for each in manifest.columns
+    ]
+    return {
+        "dataset": manifest.dataset.get("name"),
+        "columns": columns,
+        "physical_batch_size": manifest.physical_batch_size,
+        "num_files": len(manifest.files),
+        "batches_id": manifest.batches_id,
+        "manifest_fingerprint": manifest.fingerprint,
+    }
+
+
+def _training(record: RunRecord) -> dict[str, Any]:
+    names = ("noise_multiplier", "l2_norm_clip", "expected_batch_size", "target_delta")
+    fields = {name: getattr(record, name) for name in names}
+    settings = {
+        name: dict(sorted(value.items(), key=lambda item: (item[0] != "name", item)))
+        for name, value in (("optimizer", record.optimizer), ("model", record.model))
+    }
+    return {**fields, **settings}
+
+
+def _evaluation(run: pathlib.Path) -> dict[str, Any] | None:
+    """Returns metrics, curves and averages; None if the run was not evaluated."""
+    if not (run / METRICS_NAME).exists():
+        return None
+    metrics = _held_out(run / METRICS_NAME)
+    points = _held_out(run / CURVE_NAME)["points"] if _has_curve(run) else []
+    names = _in_order(metric_names(metrics))
+    return {
+        "num_examples": metrics["num_examples"],
+        "metrics": {name: metrics[name] for name in names},
+        "curve": {
+            "step": [point["step"] for point in points],
+            "metrics": {name: [point[name] for point in points] for name in names},
+        },
+        "averages": [
+            {
+                "name": name,
+                "meaning": MEANINGS.get(name, name),
+                "metrics": {key: values.get(key) for key in names},
+            }
+            for name, values in metrics["aggregates"].items()
+        ],
+        "uncertainty": _uncertainty(metrics["uncertainty"]),
+    }
+
+
+def _in_order(names: list[str]) -> list[str]:
+    """Returns names of metrics, the one to judge by first."""
+    known = next((task for task in METRICS.values() if set(task) <= set(names)), ())
+    return [*known, *(name for name in names if name not in known)]
+
+
+def _has_curve(run: pathlib.Path) -> bool:
+    return (run / CURVE_NAME).exists()
+
+
+def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    return found and {name: found[name] for name in ("level", "mean_width")}
+
+
+def _held_out(path: pathlib.Path) -> dict[str, Any]:
+    fields: dict[str, Any] = read_json(path)
+    if fields.get("examples") != _HELD_OUT:
+        raise InputError(
+            f"Expected {path} to say that its examples are {_HELD_OUT}: numbers of "
+            "training examples are not private. Restore it, or remove it."
+        )
+    return fields
+
+
+def _digests(run: pathlib.Path) -> dict[str, str]:
+    names = (RECORD_NAME, MANIFEST_NAME, METRICS_NAME, CURVE_NAME)
+    return {
+        name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+        for name in names
+        if (run / name).exists()
+    }
+
+
+def title_of(metric: str) -> str:
+    """Returns the name of a metric as the beginning of a line.
+
+    Example:
+      >>> title_of("log_loss")
+      'Log loss'
+    """
+    words = in_words(metric)
+    return words[:1].upper() + words[1:]

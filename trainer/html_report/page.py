@@ -1,0 +1,190 @@
+"""A privacy report as one HTML file that needs nothing else.
+
+Formal guarantees:
+  - Nothing is fetched: the page has no script, no link to a file and no font, and its
+    content security policy forbids all of them.
+  - Text of files is escaped: a name cannot become markup.
+  - Upper bounds are rounded up, lower bounds down.
+  - The file appears whole or not at all, and takes the place of another only if asked.
+
+Public: everything, see ``facts``.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jinja2
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import write_atomically
+from trainer.html_report import charts, facts
+
+_TEMPLATE = "report.html.jinja"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def write_report(
+    run: str | pathlib.Path,
+    out: str | pathlib.Path,
+    *,
+    overwrite: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes the privacy report of a run, and returns what it says.
+
+    Args:
+      run: The folder of a finished run.
+      out: The HTML file to write.
+      overwrite: Whether it may take the place of another file.
+      **options: Of ``facts.collect``: audit, comparison, delta, allow_large_delta and
+        noise_key_file.
+
+    Returns:
+      The facts, JSON-serialisable.
+
+    Raises:
+      InputError: ``out`` cannot be written, no finished run, an edited one, or files of
+        another run.
+    """
+    path = pathlib.Path(out)
+    check_out(path, overwrite=overwrite)
+    found = facts.collect(pathlib.Path(run), **options)
+    write_atomically(path, render(found).encode())
+    return found
+
+
+def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
+    """Accepts where a report may be written, before there is one.
+
+    Args:
+      path: Of the file.
+      overwrite: Whether it may take the place of another file.
+
+    Raises:
+      InputError: a folder, a file that is there, or no folder to write into.
+    """
+    if path.is_dir():
+        raise InputError(
+            f"Expected --out {path} to be a file; it is a folder. Give --out "
+            f"{path / 'report.html'}."
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"Expected the folder of --out {path} to exist. Make it first."
+        )
+    if path.exists() and not overwrite:
+        raise InputError(
+            f"Expected --out {path} not to exist. Give another one, or add --force "
+            "(in Python overwrite=True)."
+        )
+
+
+def render(found: dict[str, Any]) -> str:
+    """Returns the page of what ``facts.collect`` found."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trainer", "html_report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= _FILTERS
+    template = environment.get_template(_TEMPLATE)
+    return template.render(**found, charts=_charts(found["evaluation"]))
+
+
+def _charts(evaluation: dict[str, Any] | None) -> dict[str, charts.LineChart]:
+    """Returns a chart for each metric that has a curve."""
+    if evaluation is None:
+        return {}
+    curve = evaluation["curve"]
+    drawn = {
+        name: charts.line_chart(curve["step"], values)
+        for name, values in curve["metrics"].items()
+    }
+    return {name: chart for name, chart in drawn.items() if chart is not None}
+
+
+def _rounded(side: Callable[[float], int]) -> Callable[[float | None, int], str]:
+    def text(value: float | None, digits: int = 4) -> str:
+        if value is None or not math.isfinite(value):
+            return "unknown"
+        return f"{side(value * 10**digits) / 10**digits:.{digits}f}"
+
+    return text
+
+
+def _percent_up(rate: float) -> str:
+    """Returns a rate in percent, rounded up, with a decimal or, if small, two."""
+    digits = 1 if rate >= 0.01 else 2
+    return f"{math.ceil(rate * 100 * 10**digits) / 10**digits:.{digits}f} %"
+
+
+def _scientific_up(value: float) -> str:
+    """Returns a small number for people, rounded up to three digits.
+
+    Example:
+      >>> _scientific_up(2.0833e-06)
+      '2.09 × 10⁻⁶'
+    """
+    # By its decimal digits: a product of floats may round to the other side.
+    exact = decimal.Decimal(repr(value))
+    up = decimal.Context(prec=3, rounding=decimal.ROUND_UP).plus(exact)
+    digits, exponent = f"{up:.2e}".split("e")
+    power = str(int(exponent)).translate(_SUPERSCRIPTS)
+    return f"{digits} \N{MULTIPLICATION SIGN} 10{power}"
+
+
+def _factor_up(epsilon: float) -> str:
+    """Returns e to the power of epsilon for people, rounded up.
+
+    Example:
+      >>> _factor_up(1.0)
+      '2.72'
+    """
+    factor = math.exp(min(epsilon, 700.0))
+    if factor >= 1e6:
+        return _scientific_up(factor)
+    return f"{math.ceil(factor * 100) / 100:,.2f}"
+
+
+def _one_in(probability: float) -> str:
+    """Returns a probability as people say it; it is not larger than that.
+
+    Example:
+      >>> _one_in(3e-6)
+      'one in 333,333'
+    """
+    return f"one in {math.floor(1 / probability):,}"
+
+
+def _plain(value: Any) -> str:
+    """Returns a setting for people."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+    return str(value)
+
+
+_FILTERS = {
+    "up": _rounded(math.ceil),
+    "down": _rounded(math.floor),
+    "percent_up": _percent_up,
+    "factor_up": _factor_up,
+    "scientific_up": _scientific_up,
+    "one_in": _one_in,
+    "plain": _plain,
+    "title_of": facts.title_of,
+}
