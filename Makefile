@@ -9,7 +9,7 @@ PIP_INSTALL = $(RUN)pip install --quiet --disable-pip-version-check
 COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-.PHONY: help demo test lint docs engines engines-embedded check-python lock clean
+.PHONY: help demo test lint docs engines engines-embedded browser check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
@@ -18,6 +18,7 @@ help:
 	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
 	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
+	@echo "make browser  install Debian's Chromium, in which the tests open a report"
 	@echo "make lock   bring deploy/lock/ up to setup.py; UPGRADE=--upgrade renews all of it"
 	@echo "make clean  remove the environment and what the demo made"
 
@@ -44,6 +45,12 @@ engines-embedded: $(INSTALLED)
 
 engines: $(INSTALLED)
 	$(RUN)python -m tests.engines.harness all
+
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && \
+	apt-get -q update && apt-get -q install --yes --no-install-recommends chromium; } \
+	|| { echo "error: Expected Debian's apt-get and the right to install chromium, \
+	for example as root. Without a browser the tests of the page are skipped." >&2; exit 1; }
 
 check-python:
 	@test -n "$(PYTHON)" || { echo "error: Expected Python 3.10 to 3.13 on the PATH; \

@@ -8,7 +8,6 @@ after a minus, taken away.  With the remedy the same command gets to its work.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import pathlib

@@ -21,7 +21,7 @@ from typing import Any
 import jinja2
 
 from accounting.validation import InputError
-from pipelines.batches.manifest import write_atomically
+from pipelines.files.storage import StrPath, write_atomically
 from trainer.html_report import charts, facts
 
 _TEMPLATE = "report.html.jinja"
@@ -29,23 +29,30 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def write_report(
-    run: str | pathlib.Path,
-    out: str | pathlib.Path,
+    run: StrPath,
+    out: StrPath,
     *,
+    audit: StrPath | None = None,
+    comparison: StrPath | None = None,
+    delta: float | None = None,
+    allow_large_delta: bool = False,
+    noise_key_file: StrPath | None = None,
     overwrite: bool = False,
-    **options: Any,
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns what it says.
 
     Args:
       run: The folder of a finished run.
       out: The HTML file to write.
-      overwrite: Whether it may take the place of another file.
-      **options: Of ``facts.collect``: audit, comparison, delta, allow_large_delta and
-        noise_key_file.
+      audit: JSON that ``dpsgd audit RUN --json`` printed.
+      comparison: The folder of a comparison, or its ``comparison.json``.
+      delta: To state epsilon at; the one that the run was for if None.
+      allow_large_delta: Whether one that protects next to nothing is meant.
+      noise_key_file: Where the noise key is, if not in the run.
+      overwrite: Whether the page may take the place of another file.
 
     Returns:
-      The facts, JSON-serialisable.
+      The facts on the page, JSON-serialisable.
 
     Raises:
       InputError: ``out`` cannot be written, no finished run, an edited one, or files of
@@ -53,9 +60,20 @@ def write_report(
     """
     path = pathlib.Path(out)
     check_out(path, overwrite=overwrite)
-    found = facts.collect(pathlib.Path(run), **options)
+    found = facts.collect(
+        pathlib.Path(run),
+        audit=_path(audit),
+        comparison=_path(comparison),
+        delta=delta,
+        allow_large_delta=allow_large_delta,
+        noise_key_file=_path(noise_key_file),
+    )
     write_atomically(path, render(found).encode())
     return found
+
+
+def _path(path: StrPath | None) -> pathlib.Path | None:
+    return None if path is None else pathlib.Path(path)
 
 
 def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
