@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +27,43 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
     Raises:
       InputError: the folder does not exist, or the format is unknown.
     """
-    figure, (left, right) = new_figure(9.6, 4.8, columns=2)
+    figure, (left, right) = new_figure(9.6, 5.2, columns=2)
     least = 0.5 / verdict.trials
     fpr = np.geomspace(least, 1.0, 500)
     fnr = verdict.claim.profile.least_fnr(fpr)
-    claimed = f"claimed: epsilon {verdict.claim.epsilon:.4g} at {verdict.claim.delta:g}"
-    left.plot(fpr, fnr, color=_CLAIMED, label=claimed)
-    left.fill_between(fpr, 0, fnr, color=_CLAIMED, alpha=0.15)
-    left.text(0.04, 0.04, "impossible if the claim is true", color=_CLAIMED)
+    left.plot(fpr, fnr, color=_CLAIMED, label=_claimed(verdict))
+    impossible = "impossible if the claim is true"
+    left.fill_between(fpr, 0, fnr, color=_CLAIMED, alpha=0.15, lw=0, label=impossible)
     left.plot(fpr, 1 - fpr, ":", color="0.5", label="perfect privacy")
     right.plot(fpr, 1 - fnr, color=_CLAIMED)
-    right.fill_between(fpr, 1 - fnr, 1, color=_CLAIMED, alpha=0.15)
+    right.fill_between(fpr, 1 - fnr, 1, color=_CLAIMED, alpha=0.15, lw=0)
     right.plot(fpr, fpr, ":", color="0.5")
     false = np.array([point.fpr for point in verdict.points])
     missed = np.array([point.fnr for point in verdict.points])
     _add_points(left, false, missed)
     # Of the rate of what is found, bounds are in the opposite order.
     _add_points(right, np.maximum(false, least), np.maximum(1 - missed[:, ::-1], least))
-    left.set(xlim=(0, 1), ylim=(0, 1), xlabel="ghosts taken for the example")
+    left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), title="all errors")
     left.set_ylabel("the example taken for a ghost")
-    right.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
-    right.set_xlabel("ghosts taken for the example")
+    # No error at all stands at half of one in all trials.
+    ends = (least * 0.7, 1.4)
+    right.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title="rare errors")
     right.set_ylabel("the example recognised")
-    left.legend(frameon=False, loc="upper right", fontsize=8)
     for axes in (left, right):
+        axes.set_xlabel("ghosts taken for the example")
         axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2
+    )
     color = _BAD if verdict.violated else "black"
     figure.suptitle(f"{title}\n{verdict.text}", size=10, color=color)
     save(figure, path)
+
+
+def _claimed(verdict: Verdict) -> str:
+    # Rounded up, as in the table: the printed number is still claimed.
+    epsilon = math.ceil(verdict.claim.epsilon * 1e4) / 1e4
+    return f"claimed: epsilon ≤ {epsilon:.4f} at delta {verdict.claim.delta:.3g}"
 
 
 def _add_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:

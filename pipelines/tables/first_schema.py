@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.batch_format import RESERVED_NAMES
+from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.inputs.type_kinds import kind_of_type
 from pipelines.tables.cells import Cells, cast, is_list, is_text
 from pipelines.tables.column_kinds import (

@@ -17,8 +17,8 @@ import shutil
 from collections.abc import Iterator
 
 from accounting.validation import InputError
+from pipelines.files.folders import usable_folder
 from pipelines.files.stopping import on_signals
-from pipelines.files.storage import usable_folder
 
 
 def check_output(out: str | os.PathLike[str]) -> pathlib.Path:

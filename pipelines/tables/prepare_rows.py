@@ -29,7 +29,7 @@ import pyarrow as pa
 from apache_beam.io.parquetio import WriteToParquetBatched
 
 from accounting.validation import InputError, check_choice
-from pipelines.files.storage import StrPath, absolute, is_remote, join
+from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.tables.columns import convert, refusal
 from pipelines.tables.convert import ON_BAD_ROW, SPLITS
 from pipelines.tables.output_folder import check_output

@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from pipelines.batches.batch_format import RESERVED_NAMES
+from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.tables.column_kinds import (
     KINDS,
     LABEL,

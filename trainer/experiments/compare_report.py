@@ -8,11 +8,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+import numpy as np
 
+from accounting.plots import new_figure
 from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.experiments.compare import Outcome
+from trainer.model.metrics import in_words
 from trainer.report import tables
 from trainer.report.plots import write_png
 from trainer.settings.aggregation_settings import OMV
@@ -47,8 +48,13 @@ def _note(outcomes: Sequence[Outcome]) -> str:
     return (
         "eps ≤ is proven for these batches at the noise multiplier in the column "
         "noise; no proof can go below eps ≥.  The last column is of held-out examples: "
-        f"mean and standard deviation over {outcomes[0].num_seeds} seeds."
+        f"{_over_seeds(outcomes)}."
     )
+
+
+def _over_seeds(outcomes: Sequence[Outcome]) -> str:
+    count = outcomes[0].num_seeds
+    return "1 seed" if count == 1 else f"mean and standard deviation over {count} seeds"
 
 
 def markdown(outcomes: Sequence[Outcome], *, title: str, picture: str) -> str:
@@ -98,32 +104,41 @@ def show(outcomes: Sequence[Outcome], *, title: str) -> None:
 
 
 def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None:
-    """Draws the metric over the proven epsilon: a panel for each way of training.
+    """Draws the metric over epsilon: a panel for each way of training.
 
     Colours are the weights that were evaluated, bars one standard deviation, dashed
     lines the runs without privacy on the same kind of batches.  Where nothing is proven
-    the point stands at the epsilon that no proof can go below.  Majority votes are in
-    the table alone.
+    the point is hollow, at the epsilon that no proof can go below.  Majority votes are
+    in the table alone.
 
     Args:
       outcomes: Lines of the table.
-      path: Where the PNG goes.
-      title: Above the panels.
+      path: Of the PNG.
+      title: One line above the plot.
     """
     # Votes have few levels, and an AUC so low that it would flatten all other lines.
     shown = [outcome for outcome in outcomes if outcome.weights != OMV]
     panels = list(dict.fromkeys(_panel(o) for o in shown if _place(o) is not None))
     panels = panels or [_panel(shown[0])]
-    figure = Figure(figsize=(2.5 + 3.2 * len(panels), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    figure, found = new_figure(2.5 + 3.2 * len(panels), 4.5, columns=len(panels))
+    axes = np.atleast_1d(found)
     for axis, panel in zip(axes, panels, strict=True):
+        axis.sharey(axes[0])
+        axis.label_outer()
         _draw_panel(axis, panel, shown)
-    axes[0].set_ylabel(f"held-out {outcomes[0].metric.replace('_', ' ')}")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize="small")
-    figure.suptitle(title)
+    axes[0].set_ylabel(f"held-out {in_words(outcomes[0].metric)}")
+    _add_legend(figure, axes)
+    figure.suptitle(f"{title}\n{_over_seeds(outcomes)}", fontsize="medium")
     write_png(figure, path)
+
+
+def _add_legend(figure: Any, axes: Any) -> None:
+    """Names everything that stands in one of the panels, once."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    figure.legend(found.values(), found, loc="outside right upper", fontsize="small")
 
 
 def _panel(outcome: Outcome) -> tuple[str, str]:
@@ -136,28 +151,52 @@ def _place(outcome: Outcome) -> float | None:
 
 
 def _draw_panel(axes: Any, panel: tuple[str, str], shown: Sequence[Outcome]) -> None:
-    lines: dict[str, list[Outcome]] = {}
-    for outcome in shown:
-        lines.setdefault(outcome.weights, [])
-        if _panel(outcome) == panel and _place(outcome) is not None:
-            lines[outcome.weights].append(outcome)
-        elif outcome.sampler == panel[1] and _place(outcome) is None:
-            color = f"C{list(lines).index(outcome.weights)}"
-            axes.axhline(outcome.mean, color=color, linestyle="--", linewidth=1)
-    for index, (weights, points) in enumerate(lines.items()):
+    weights = list(dict.fromkeys(outcome.weights for outcome in shown))
+    for index, name in enumerate(weights):
         # A little apart, so that bars at one epsilon do not hide each other.
-        shift = 1.02 ** (index - (len(lines) - 1) / 2)
-        axes.errorbar(
-            [(_place(point) or 0.0) * shift for point in points],
-            [point.mean for point in points],
-            yerr=[point.stddev or 0.0 for point in points],
-            color=f"C{index}", marker="o", markersize=4, capsize=2, label=weights,
-        )  # fmt: skip
-    places = {round(p, 2) for o in shown if _panel(o) == panel and (p := _place(o))}
-    if places:
-        axes.set_xscale("log")
-        axes.set_xticks(sorted(places), [f"{value:g}" for value in sorted(places)])
-        axes.minorticks_off()
-    axes.set_xlabel("proven epsilon")
+        shift = 1.02 ** (index - (len(weights) - 1) / 2)
+        of = [outcome for outcome in shown if outcome.weights == name]
+        points = [o for o in of if _panel(o) == panel and _place(o) is not None]
+        _draw_points(axes, points, f"C{index}", shift)
+        for outcome in of:
+            if outcome.sampler == panel[1] and _place(outcome) is None:
+                label = f"{name}, {outcome.method}"
+                axes.axhline(
+                    outcome.mean, color=f"C{index}", ls="--", lw=1, label=label
+                )
+    _set_ticks(axes, [outcome for outcome in shown if _panel(outcome) == panel])
+    axes.set_xlabel("epsilon")
     axes.set_title(f"{panel[0]}, {panel[1]}", fontsize="medium")
     axes.grid(alpha=0.3)
+
+
+def _draw_points(
+    axes: Any, points: Sequence[Outcome], color: str, shift: float
+) -> None:
+    for proven in (True, False):
+        some = [point for point in points if (point.epsilon is not None) == proven]
+        if some:
+            spread = [point.stddev or 0.0 for point in some]
+            label = some[0].weights + ("" if proven else ", epsilon not proven")
+            axes.errorbar(
+                [(_place(point) or 0.0) * shift for point in some],
+                [point.mean for point in some],
+                yerr=spread if any(spread) else None,
+                color=color, marker="o", markersize=4, capsize=2,
+                fillstyle="full" if proven else "none", label=label,
+            )  # fmt: skip
+
+
+def _set_ticks(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    """Marks the epsilons of a panel, rounded as in the table."""
+    ticks = {}
+    for outcome in outcomes:
+        place = _place(outcome)
+        if place:
+            upper = outcome.epsilon is not None
+            text = _rounded(place, math.ceil if upper else math.floor)
+            ticks[text if upper else f"≥ {text}"] = place
+    if ticks:
+        axes.set_xscale("log")
+        axes.set_xticks(list(ticks.values()), list(ticks))
+        axes.minorticks_off()

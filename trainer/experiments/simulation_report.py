@@ -203,10 +203,16 @@ class Report:
     # -- plot ----------------------------------------------------------------------
 
     def plot(self, path: pathlib.Path) -> None:
-        """Draws runs, lines, intervals and, hollow, the reference run."""
-        figure, axes = new_figure(7, 4.5)
+        """Draws runs, lines, intervals and, hollow, the reference run.
+
+        Args:
+          path: Of the PNG.
+        """
+        figure, axes = new_figure(7.5, 5)
         for index, one in enumerate(self._simulations):
-            self._draw(axes, one, f"C{index}")
+            # A little apart, so that equal runs and intervals do not hide each other.
+            shift = 1.04 ** (index - (len(self._simulations) - 1) / 2)
+            self._draw(axes, one, f"C{index}", shift)
         large = self._protocol.reference.plan.expected_batch_size
         ticks = [*self._protocol.batch_sizes, large]
         axes.set_xscale("log", base=2)
@@ -215,31 +221,34 @@ class Report:
         axes.set_xlabel("expected batch size, at the same total amount of noise")
         axes.set_ylabel(f"held-out {in_words(self._settings.metric)}")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        axes.plot([], [], "x", color="0.3", label="one simulated run")
+        axes.plot([], [], "--", color="0.3", lw=1, label="the line through them")
+        figure.legend(loc="outside lower center", fontsize="small")
         axes.set_title("Simulated runs are not private", fontsize="medium")
         write_png(figure, path)
 
-    def _draw(self, axes: Any, one: Simulation, color: str) -> None:
+    def _draw(self, axes: Any, one: Simulation, color: str, shift: float) -> None:
         protocol, found = self._protocol, one.prediction
         large = protocol.reference.plan.expected_batch_size
         for point in one.points:
-            places = [point.batch_size] * len(point.values)
+            places = [point.batch_size * shift] * len(point.values)
             axes.plot(places, point.values, "x", color=color, markersize=6)
         ends = (protocol.batch_sizes[0], large)
         line = [
             one.line.predict(end, confidence=self._settings.confidence).mean
             for end in ends
         ]
-        axes.plot(ends, line, "--", color=color, linewidth=1)
+        axes.plot([end * shift for end in ends], line, "--", color=color, linewidth=1)
+        rate = f"learning rate {one.learning_rate:g}"
         axes.errorbar(
-            [large], [found.mean], yerr=[found.upper - found.mean], color=color,
+            [large * shift], [found.mean], yerr=[found.upper - found.mean], color=color,
             marker="o", markersize=5, capsize=4,
-            label=f"learning rate {one.learning_rate:g}: {prediction_text(one)}",
+            label=f"{rate}: {prediction_text(one)}",
         )  # fmt: skip
         if one.actual is not None:
             axes.plot(
-                [large], [one.actual], "D", color=color, fillstyle="none",
-                markersize=9, label=actual_text(one),
+                [large * shift], [one.actual], "D", color=color, fillstyle="none",
+                markersize=9, label=f"{rate}: {actual_text(one)}",
             )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from accounting.plan import DpSgdPlan, steps_and_epochs
 from accounting.statement import PrivacyStatement
 from trainer.run import privacy
 from trainer.run.run_record import MANIFEST_NAME, RECORD_NAME, RunRecord
-from trainer.settings.method_settings import DP_SGD_RELEASES
+from trainer.settings import methods
 
 
 def to_verify(
@@ -46,7 +46,9 @@ def to_verify(
                 f"dpsgd account {run}{_delta(record, statement)}",
             ),
         ]
-        if statement.is_guarantee and record.method in DP_SGD_RELEASES:
+        if statement.is_guarantee and (
+            methods.get(record.method).has_dp_sgd_accounting
+        ):
             found.append(
                 (
                     "Attack the mechanism itself, and bound its epsilon from below.",
@@ -73,11 +75,10 @@ def _account(record: RunRecord, plan: DpSgdPlan, statement: PrivacyStatement) ->
     }
     if plan.truncated_batch_size is not None:
         flags["truncated-batch-size"] = plan.truncated_batch_size
-    mixing = privacy.mixing_of_run(record)
-    if mixing is not None:
-        flags["l2-norm-clip"] = mixing.l2_norm_clip
-        flags["mix-width"] = mixing.mix_width
-        flags["linf-factor"] = mixing.linf_factor
+    if privacy.theorem_of_run(record) is not None:
+        flags["l2-norm-clip"] = record.l2_norm_clip
+        for setting, value in record.method_settings.items():
+            flags[setting.replace("_", "-")] = value
     words = [f"--{name} {value}" for name, value in flags.items()]
     return " ".join(["dpsgd account", *words]) + _allowance(statement)
 

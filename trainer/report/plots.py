@@ -6,6 +6,8 @@ import io
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from accounting.plots import new_figure
 from pipelines.batches.manifest import write_atomically
 from trainer.model.metrics import in_words, metric_names
@@ -19,23 +21,22 @@ def write_png(figure: Any, path: pathlib.Path) -> None:
 
 
 def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) -> None:
-    """Draws the first two metrics of held-out examples over the steps.
+    """Draws the first two metrics of held-out examples over the steps, side by side.
 
     Args:
       points: Dicts with ``step`` and the metrics of ``tasks.Scores``.
       path: Where the PNG goes.
       title: One line above the plot.
     """
-    figure, left = new_figure(7, 4)
+    names = metric_names(points[-1])[:2]
+    figure, found = new_figure(4.5 * len(names), 3.6, columns=len(names))
     steps = [point["step"] for point in points]
-    for index, name in enumerate(metric_names(points[-1])[:2]):
-        axes = left if index == 0 else left.twinx()
-        color = ("tab:blue", "tab:orange")[index]
+    for axes, name in zip(np.atleast_1d(found), names, strict=True):
         values = [point[name] for point in points]
         known = [value if value is not None else float("nan") for value in values]
-        axes.plot(steps, known, color=color, marker="o", markersize=3)
-        axes.set_ylabel(f"{in_words(name)} on held-out examples", color=color)
-    left.set_xlabel("step")
-    left.set_title(title)
-    left.grid(alpha=0.3)
+        axes.plot(steps, known, color="tab:blue", marker="o", markersize=3)
+        axes.set_ylabel(f"{in_words(name)} on held-out examples")
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    figure.suptitle(title)
     write_png(figure, path)
