@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from accounting import accountant
 from accounting.auditing import lower_bounds
-from accounting.auditing.lower_bounds import Errors, Profile
+from accounting.auditing.lower_bounds import ClaimedProfile, Errors
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
 
@@ -67,7 +67,7 @@ class Claim:
     noise_multiplier: float
     delta: float
     epsilon: float
-    profile: Profile
+    profile: ClaimedProfile
 
 
 def check(noise_multiplier: float, delta: float) -> None:
@@ -114,7 +114,7 @@ def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
         noise_multiplier=noise_multiplier,
         delta=delta,
         epsilon=epsilon,
-        profile=Profile(
+        profile=ClaimedProfile(
             epsilons=(*map(float, epsilons), epsilon),
             deltas=(*(found.guarantee for found in answers), delta),
         ),
@@ -149,7 +149,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
+class ErrorRates:
     """Errors at one threshold, with 95 % intervals of each rate: for plots alone."""
 
     fpr: tuple[float, float, float]
@@ -170,7 +170,7 @@ class Verdict:
     claim: Claim
     trials: int
     findings: tuple[Finding, ...]
-    points: tuple[Point, ...]
+    points: tuple[ErrorRates, ...]
 
     @property
     def violated(self) -> bool:
@@ -307,14 +307,18 @@ def _rates(
     ]
 
 
-def _closest(profile: Profile, rates: list[tuple[float, float]]) -> tuple[int, int]:
+def _closest(
+    profile: ClaimedProfile, rates: list[tuple[float, float]]
+) -> tuple[int, int]:
     """Returns which test, and which claim of the profile it breaks most or nearly."""
     excesses = [float(profile.excess(*pair)) for pair in rates]
     test = int(np.argmax(excesses))
     return test, profile.worst(*rates[test])
 
 
-def _points(real: NDArray[np.float64], ghost: NDArray[np.float64]) -> tuple[Point, ...]:
+def _points(
+    real: NDArray[np.float64], ghost: NDArray[np.float64]
+) -> tuple[ErrorRates, ...]:
     thresholds = lower_bounds.candidates(real, ghost)
     thresholds = thresholds[:: max(1, len(thresholds) // 40)]
     error = (1 - USUAL_CONFIDENCE) / 2
@@ -328,7 +332,7 @@ def _points(real: NDArray[np.float64], ghost: NDArray[np.float64]) -> tuple[Poin
 
     found = [lower_bounds.count_errors(real, ghost, float(t)) for t in thresholds]
     return tuple(
-        Point(
+        ErrorRates(
             fpr=interval(errors.false_positives, errors.ghosts),
             fnr=interval(errors.false_negatives, errors.reals),
         )

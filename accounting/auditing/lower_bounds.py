@@ -14,8 +14,8 @@ Formal guarantees, for independent trials, whatever the mechanism and the score 
     ``error``.
   - coverage of epsilon: with rates that hold jointly with probability ``1 - error``,
     ``epsilon_bound`` exceeds the true epsilon with probability at most ``error``.
-  - ``Profile.excess`` is above 0 only for rates that contradict one of the claims
-    (epsilon_j, delta_j) of the profile.
+  - ``ClaimedProfile.excess`` is above 0 only for rates that contradict one of its
+    claims (epsilon_j, delta_j).
   - ``gaussian_bound`` is a bound on epsilon only of mechanisms whose trade-off curve is
     Gaussian; it proves nothing of others.
 
@@ -217,7 +217,7 @@ def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Profile:
+class ClaimedProfile:
     """What an accountant claims at once: (epsilon_j, delta_j)-privacy for every j.
 
     Attributes:

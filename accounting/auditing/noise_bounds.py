@@ -27,7 +27,7 @@ import numpy as np
 
 from accounting import accountant, sampler_registry
 from accounting.auditing.audit import Claim, Finding
-from accounting.auditing.lower_bounds import Profile
+from accounting.auditing.lower_bounds import ClaimedProfile
 
 #: Noise multipliers are tried on a grid, in steps of 1.5 %.
 _STEPS_PER_DOUBLING = 48
@@ -93,7 +93,7 @@ class _Family:
         profile = self._profile(place)
         return any(profile.excess(*pair) > 0 for pair in finding.rates)
 
-    def _make_profile(self, place: int) -> Profile:
+    def _make_profile(self, place: int) -> ClaimedProfile:
         plan = self._claim.plan
         noise, epsilons = self.noise(place), self._epsilons
         truncation = sampler_registry.get(plan.sampler).truncation
@@ -109,7 +109,7 @@ class _Family:
             min(1.0, found.guarantee + cost)
             for found, cost in zip(answers, costs, strict=True)
         )
-        return Profile(epsilons=epsilons, deltas=tuple(deltas))
+        return ClaimedProfile(epsilons=epsilons, deltas=tuple(deltas))
 
 
 def _effective_noise(family: _Family, finding: Finding) -> EffectiveNoise:

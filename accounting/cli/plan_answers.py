@@ -12,7 +12,7 @@ from accounting import neighboring_relation, sampler_registry
 from accounting import plan as plans
 from accounting.cli import plan_tables, shared_options
 from accounting.planning import comparison
-from accounting.planning.comparison import Answer, Point, Question
+from accounting.planning.comparison import Answer, Question, SweepPoint
 from accounting.validation import InputError
 
 
@@ -75,7 +75,9 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
         plan_tables.print_sweep(axis, points)
 
 
-def _sweep_json(question: Question, axis: str, points: list[Point]) -> dict[str, Any]:
+def _sweep_json(
+    question: Question, axis: str, points: list[SweepPoint]
+) -> dict[str, Any]:
     rows = [
         {
             "value": point.value,

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from accounting import neighboring_relation
 from accounting.intervals import Bounds, NoiseBounds
-from accounting.planning.comparison import Answer, Point, Question
+from accounting.planning.comparison import Answer, Question, SweepPoint
 
 
 def print_table(question: Question, rows: list[Answer]) -> None:
@@ -88,7 +88,7 @@ def _rounded(value: float | None, side: Callable[[float], int]) -> str:
     return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else "infinite"
 
 
-def print_sweep(axis: str, points: list[Point]) -> None:
+def print_sweep(axis: str, points: list[SweepPoint]) -> None:
     """Prints the noise that each sampler needs at each point of a sweep.
 
     Args:

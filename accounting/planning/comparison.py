@@ -163,7 +163,7 @@ def sweep_samplers() -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One point of a sweep: the value that was varied, and the rows there."""
 
     value: float
@@ -230,7 +230,7 @@ def at(question: Question, axis: str, value: float) -> Question:
 
 def sweep(
     question: Question, axis: str, samplers: tuple[str, ...] | None = None
-) -> list[Point]:
+) -> list[SweepPoint]:
     """Returns the rows of each sampler at each value of ``axis``.
 
     Args:
@@ -256,7 +256,7 @@ def sweep(
         )
     shown = sweep_samplers() if samplers is None else samplers
     return [
-        Point(
+        SweepPoint(
             value=value,
             rows=tuple(answer(at(question, axis, value), name) for name in shown),
         )

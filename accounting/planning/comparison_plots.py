@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from accounting.neighboring_relation import NAMES
-from accounting.planning.comparison import Answer, Point, Question
+from accounting.planning.comparison import Answer, Question, SweepPoint
 from accounting.plots import new_figure, save
 
 _COLOR = "#31688e"
@@ -95,7 +95,7 @@ def _caption(question: Question) -> str:
     )
 
 
-def draw_sweep(points: list[Point], axis: str, caption: str, path: Path) -> None:
+def draw_sweep(points: list[SweepPoint], axis: str, caption: str, path: Path) -> None:
     """Draws the noise of each sampler against the value that is varied.
 
     Solid lines are proven to suffice; dashed lines are necessary, and where a dashed

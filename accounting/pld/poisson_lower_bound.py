@@ -26,7 +26,7 @@ _TAIL = 1e-20
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcomes:
+class MergedOutcomes:
     """Merged outcomes: masses under P and Q, and losses ``ln(P/Q)``."""
 
     upper: NDArray[np.float64]
@@ -34,7 +34,7 @@ class Outcomes:
     losses: NDArray[np.float64]
 
 
-def _single(sampling_probability: float, noise: float) -> Outcomes:
+def _single(sampling_probability: float, noise: float) -> MergedOutcomes:
     """Returns outcomes of one step: x cut into cells, with exact masses."""
     reach = -float(special.ndtri(_TAIL / 4)) * noise
     points = np.linspace(-reach, 1 + reach, 2 * _NUM_CELLS) / noise
@@ -44,7 +44,7 @@ def _single(sampling_probability: float, noise: float) -> Outcomes:
     lower, shifted = lower[kept], shifted[kept]
     # As one plus a small difference, which a small rate would drown.
     losses = np.log1p(sampling_probability * (shifted / lower - 1))
-    return Outcomes(lower * np.exp(losses), lower, losses)
+    return MergedOutcomes(lower * np.exp(losses), lower, losses)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Cells:
         return np.floor(share * self.count)
 
 
-def _merge(outcomes: Outcomes, cells: _Cells) -> Outcomes:
+def _merge(outcomes: MergedOutcomes, cells: _Cells) -> MergedOutcomes:
     index = cells.index(outcomes.losses)
     # Events outside are ignored: a lower bound still.
     inside = (index >= 0) & (index < cells.count)
@@ -85,11 +85,11 @@ def _merge(outcomes: Outcomes, cells: _Cells) -> Outcomes:
     upper, lower, middle = upper[kept], lower[kept], middle[kept] / upper[kept]
     # Relative to a loss in the cell, so that small losses keep their digits.
     correction = np.log(upper / (lower * np.exp(middle)))
-    return Outcomes(upper, lower, middle + correction)
+    return MergedOutcomes(upper, lower, middle + correction)
 
 
-def _product(left: Outcomes, right: Outcomes) -> Outcomes:
-    pairs = Outcomes(
+def _product(left: MergedOutcomes, right: MergedOutcomes) -> MergedOutcomes:
+    pairs = MergedOutcomes(
         np.multiply.outer(left.upper, right.upper).ravel(),
         np.multiply.outer(left.lower, right.lower).ravel(),
         np.add.outer(left.losses, right.losses).ravel(),
@@ -97,7 +97,7 @@ def _product(left: Outcomes, right: Outcomes) -> Outcomes:
     kept = np.flatnonzero((pairs.upper > _TAIL / 1e3) | (pairs.lower > _TAIL / 1e3))
     if not len(kept):
         # Nothing is left to consider: a lower bound of 0.
-        return Outcomes(kept * 0.0, kept * 0.0, kept * 0.0)
+        return MergedOutcomes(kept * 0.0, kept * 0.0, kept * 0.0)
     losses = pairs.losses[kept]
     low, high = float(losses.min()), float(losses.max())
     center = sum(float(one.upper @ one.losses) for one in (left, right))
@@ -114,7 +114,7 @@ def _product(left: Outcomes, right: Outcomes) -> Outcomes:
 @functools.lru_cache(maxsize=8)
 def outcomes(
     sampling_probability: float, noise_multiplier: float, num_steps: int
-) -> Outcomes:
+) -> MergedOutcomes:
     """Returns merged outcomes of ``num_steps`` steps.
 
     Args:

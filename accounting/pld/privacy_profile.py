@@ -19,7 +19,7 @@ from accounting.pld import composition, loss_distribution
 from accounting.pld.dominating_pairs import Step
 
 #: Variance that the grid may add, relative to that of the loss under the tilt.  At the
-#: published settings epsilon is then 0.001 %, 0.005 % and 0.05 % above its limit.
+#: published settings epsilon is then at most 0.01 %, 0.02 % and 0.2 % above its limit.
 FINE = 3e-6
 MEDIUM = 1e-5
 COARSE = 1e-4

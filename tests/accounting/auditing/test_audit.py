@@ -12,7 +12,7 @@ from scipy import stats
 
 from accounting.auditing import audit, lower_bounds
 from accounting.auditing.audit import Claim
-from accounting.auditing.lower_bounds import Profile
+from accounting.auditing.lower_bounds import ClaimedProfile
 from accounting.plan import DpSgdPlan
 from accounting.pld.gaussian import gaussian_epsilon
 from accounting.validation import InputError
@@ -43,7 +43,7 @@ def _randomised_response(epsilon: float) -> Claim:
         noise_multiplier=1.0,
         delta=1e-9,
         epsilon=epsilon,
-        profile=Profile(epsilons=tuple(points), deltas=(*deltas[:-1], 1e-9)),
+        profile=ClaimedProfile(epsilons=tuple(points), deltas=(*deltas[:-1], 1e-9)),
     )
 
 

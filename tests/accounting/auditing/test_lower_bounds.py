@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from accounting.auditing import lower_bounds
-from accounting.auditing.lower_bounds import Errors, Profile
+from accounting.auditing.lower_bounds import ClaimedProfile, Errors
 from accounting.pld.gaussian import gaussian_delta, gaussian_epsilon
 
 
@@ -87,9 +87,9 @@ def test_the_threshold_has_the_most_gain() -> None:
     assert found == pytest.approx(near, abs=0.1)
 
 
-def _gaussian_profile(noise: float, count: int = 400) -> Profile:
+def _gaussian_profile(noise: float, count: int = 400) -> ClaimedProfile:
     epsilons = np.linspace(0, 12, count)
-    return Profile(
+    return ClaimedProfile(
         epsilons=tuple(epsilons),
         deltas=tuple(gaussian_delta(noise, epsilon) for epsilon in epsilons),
     )

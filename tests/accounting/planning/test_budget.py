@@ -80,7 +80,7 @@ def test_attack_success_of_the_gaussian_mechanism_is_its_roc_curve(small_plan):
 
 
 def test_no_attack_beats_chance_without_signal(small_plan):
-    plan = small_plan("poisson")
+    plan = small_plan("deterministic")
     bound = budget.attack_success(plan, noise_multiplier=1e3, false_positive_rate=0.2)
     assert 0.2 <= bound < 0.201
     with pytest.raises(InputError, match="false_positive_rate"):

@@ -82,7 +82,7 @@ def test_simulation_agrees(epochs, epsilon):
 def test_two_steps_by_quadrature(noise):
     """t = 2 in both directions, on a fine product grid of the two coordinates."""
     reach = 9 * noise
-    x = np.linspace(-reach, reach + 1, 6001)
+    x = np.linspace(-reach, reach + 1, 2001)
     weight = np.exp(-((x / noise) ** 2) / 2)
     weight /= weight.sum()
     ratio = np.exp((2 * x - 1) / (2 * noise**2))
