@@ -4,10 +4,10 @@ A record is a ``tf.train.Example`` with one bytes feature per column, the raw
 little-endian buffer of an array of shape ``(physical_batch_size, *column.shape)``; a
 bytes feature ``weight`` (float32, 1 for a real row, 0 for padding); and the int64
 features ``step`` and ``part``.  Padding rows are all zero bits and stand at the end.  A
-reader parses once per batch, never per example.
+reader parses each batch once, and no single examples.
 
-Records are those of version 1.  Since version 2 the choices derive from the digest of
-the input too (``known_input``), so that no key makes the batches of version 1 again.
+Records are those of version 1.  Since version 2 the choices also derive from the digest
+of the input (``known_input``), so that no key reproduces the batches of version 1.
 
 Formal guarantees:
   - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
@@ -55,7 +55,7 @@ class PhysicalBatch:
 def as_items(values: np.ndarray) -> np.ndarray:
     """Returns ``values`` as a flat array of opaque items, one per row.
 
-    NumPy gathers such items by copying memory, whatever shape a row has.
+    NumPy gathers such items by copying memory, whatever the shape of a row.
     """
     contiguous = np.ascontiguousarray(values)
     size = contiguous.itemsize * int(np.prod(contiguous.shape[1:]))
@@ -68,11 +68,14 @@ def encode_batch(
     """Returns the record of the rows in ``columns``, padded with weight-0 rows.
 
     Args:
-      columns: name -> little-endian array of shape (rows, ...), of at most
-        ``physical_batch_size`` rows, the same number in each.  Sensitive.
+      columns: name -> little-endian array of shape (rows, ...), with the same number
+        of rows in each, at most ``physical_batch_size``.  Sensitive.
       step: Step of the batch.
       part: Index of the record within the step.
       physical_batch_size: Rows of the record, real and padding.
+
+    Raises:
+      ValueError: columns of different lengths, or too many rows.
     """
     num_rows = {len(values) for values in columns.values()}
     if len(num_rows) != 1 or max(num_rows) > physical_batch_size:
@@ -114,6 +117,11 @@ def decode_batch(
     record: bytes, columns: Sequence[Column], physical_batch_size: int
 ) -> PhysicalBatch:
     """Returns the batch in ``record``; arrays share its memory and are read-only.
+
+    Args:
+      record: From ``encode_batch``.
+      columns: Its columns.
+      physical_batch_size: Its rows, real and padding.
 
     Raises:
       CorruptRecordError: not a record of these columns and this size.

@@ -84,7 +84,7 @@ def row_bytes(columns: Sequence[Column]) -> int:
 
 
 def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
-    """Returns what no record is longer than, by few bytes.
+    """Returns a tight upper bound on the bytes of a record.
 
     Args:
       columns: Of the rows.
@@ -96,7 +96,7 @@ def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
 
 
 def check_record(columns: Sequence[Column], physical_batch_size: int) -> None:
-    """Refuses records that could be written and never be read.
+    """Refuses records that could be written but never read.
 
     Args:
       columns: Of the rows.

@@ -8,11 +8,11 @@
 
 Formal guarantees:
   - ``Manifest`` holds public values only: nothing in it depends on which example was
-    sampled when, and the files it names depend on the plan alone.
+    sampled when, and the files it names depend on plan and columns alone.
   - ``batches_id`` commits to the sampling key: two sets of batches of one plan but of
     different keys have different manifests.
   - An edited manifest no longer matches the digest in the checksums.
-  - ``read_input_digests`` tells the files that the examples are from.
+  - ``read_input_digests`` identifies the files that the examples are from.
   - Files appear under their final name complete or not at all.
 """
 
@@ -171,7 +171,11 @@ def pretty_json(value: Any) -> bytes:
 
 
 def read_json(path: StrPath, *, remedy: str = "") -> Any:
-    """Returns the JSON value in the file at ``path``.
+    """Returns the JSON value in a file.
+
+    Args:
+      path: Of the file.
+      remedy: What to do if it is missing.
 
     Raises:
       InputError: no such file, or not JSON.
@@ -207,12 +211,12 @@ def write_manifest(
     checksums: dict[str, FileChecksum],
     input_digests: Collection[str] = (),
 ) -> None:
-    """Writes the checksums, then the manifest: a manifest means a finished job.
+    """Writes the checksums, then the manifest, whose presence means a finished job.
 
     Args:
-      directory: Of the batches.
-      manifest: What they are.
-      checksums: Name of a batch file -> what it holds.
+      directory: Folder of the batches.
+      manifest: Their description.
+      checksums: Name of a batch file -> its checksum.
       input_digests: Of the files that the examples are from; see
         ``parquet_blocks.footer_digest``.
     """
@@ -229,7 +233,7 @@ def write_manifest(
 
 
 def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:
-    """Returns the checksums of a folder, after holding its manifest against them.
+    """Returns the checksums of a folder, after checking its manifest against them.
 
     Raises:
       InputError: missing or damaged, or the manifest was edited.
@@ -245,7 +249,7 @@ def read_input_digests(directory: StrPath) -> frozenset[str]:
     """Returns the digests of the files that the examples are from.  Sensitive.
 
     Raises:
-      InputError: as of ``read_checksums``, or they were not recorded.
+      InputError: as ``read_checksums``, or they were not recorded.
     """
     private, refusal = _read_private(directory)
     try:
@@ -255,7 +259,7 @@ def read_input_digests(directory: StrPath) -> frozenset[str]:
 
 
 def _read_private(directory: StrPath) -> tuple[Any, InputError]:
-    """Returns what is kept in private, and the error of who finds it incomplete."""
+    """Returns the contents of checksums.json, and the error if they are incomplete."""
     path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
     manifest = join(directory, MANIFEST_NAME)
     private = read_json(path, remedy="Without it the batches cannot be verified.")

@@ -43,9 +43,15 @@ def read_file(
     checksums: dict[str, FileChecksum],
     buffer: FileBuffer,
 ) -> memoryview:
-    """Returns the contents of a batch file, after holding them against its checksum.
+    """Returns the contents of a batch file, after checking their checksum.
 
     They lie in ``buffer`` and are valid until it reads another file.
+
+    Args:
+      directory: A folder of batches, here or in a store.
+      file: Which file of its manifest.
+      checksums: From ``read_checksums``.
+      buffer: Memory for the contents.
 
     Raises:
       InputError: missing, without a checksum, or not the bytes that were written.
@@ -75,6 +81,11 @@ def check_file(
     data: bytes | memoryview, file: BatchFile, manifest: Manifest
 ) -> Iterator[PhysicalBatch]:
     """Yields the batches of one file, after checking steps and parts.
+
+    Args:
+      data: Contents of the file.
+      file: Which file of the manifest.
+      manifest: Of the folder.
 
     Raises:
       CorruptRecordError: a step or part is missing, repeated or out of order.
@@ -137,7 +148,7 @@ def _contents(
     files: Iterable[BatchFile],
     checksums: dict[str, FileChecksum],
 ) -> Iterator[tuple[BatchFile, memoryview]]:
-    """Yields checked files; one is read and hashed while that before it is used."""
+    """Yields checked files; the next one is read and hashed while one is used."""
     buffers = itertools.cycle([FileBuffer(), FileBuffer()])
 
     def read(work: tuple[BatchFile, FileBuffer]) -> tuple[BatchFile, memoryview]:

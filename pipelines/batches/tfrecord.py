@@ -33,7 +33,12 @@ def _masked_crc(data: bytes | memoryview) -> int:
 
 
 def write_record(write: Callable[[bytes], object], record: bytes) -> None:
-    """Hands ``record`` to what writes a file, in TFRecord framing."""
+    """Writes a record in TFRecord framing.
+
+    Args:
+      write: Appends bytes to a file; called several times.
+      record: The contents of the record.
+    """
     length = _LENGTH.pack(len(record))
     write(length + _CRC.pack(_masked_crc(length)))
     write(record)
@@ -41,7 +46,7 @@ def write_record(write: Callable[[bytes], object], record: bytes) -> None:
 
 
 def iterate_records(data: bytes | memoryview) -> Iterator[bytes]:
-    """Yields the records of the contents of one TFRecord file.
+    """Yields the records of a TFRecord file, given its contents.
 
     Raises:
       CorruptRecordError: a checksum does not match, or the file ends within a record.

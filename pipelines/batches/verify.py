@@ -1,4 +1,4 @@
-"""Holds a folder of batches against its manifest and checksums.
+"""Checks a folder of batches against its manifest and checksums.
 
 Formal guarantees, if ``verify`` returns no findings:
   - the manifest is the one that was written, and every file that it names is there,

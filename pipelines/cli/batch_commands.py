@@ -27,7 +27,13 @@ class ByteSize(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Returns the number of bytes, or fails with the forms that are read."""
+        """Returns the number of bytes, or fails with an example of a size.
+
+        Args:
+          value: As typed, or the default.
+          param: Of click, as is ``ctx``.
+          ctx: For the error.
+        """
         if isinstance(value, int):
             return value
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).lower())
@@ -55,8 +61,8 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     "--input",
     "source",
     required=True,
-    help="Parquet: a folder, of which every visible file at any depth is read, a file "
-    "or a quoted glob; also s3:// and such.  --dry-run lists what is found.",
+    help="Parquet: a folder (every visible file in it, at any depth), a file, or a "
+    "quoted glob; also s3:// and such.  --dry-run lists what is found.",
 )
 @click.option("--out", required=True, help="New folder, or that of the same job.")
 @registered.sampler(
@@ -86,32 +92,34 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     type=ByteSize(),
     default="4GiB",
     show_default=True,
-    help="Of this process: on the local runner, whose shuffle goes through files, and "
-    "while the order of shuffled batches is searched.",
+    help="Of this process, on the local runner and while it searches the order of "
+    "shuffled batches.",
 )
 @click.option(
     "--shuffle",
     type=click.Choice(["auto", "files", "engine"]),
     default="auto",
     show_default=True,
-    help="Rows wait between map and reduce in files, which every worker reaches, or in "
-    "the engine.  auto: in the engine on Dataflow or if they would be in a store.",
+    help="Where rows wait between map and reduce: in files, which every worker must "
+    "reach, or in the engine.  auto: in files, except on Dataflow or in a store.",
 )
 @click.option(
     "--scratch",
     help="Folder for the files of the shuffle.  [default: in OUT or, without --runner "
     "and with OUT in a store, among temporary files]",
 )
-@click.option("--dry-run", is_flag=True, help="Print what was found and would be done.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print input, layout and cost; write nothing."
+)
 @shared_options.as_json
 @click.pass_context
 def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     """Samples and writes the batches of a whole training run, with Apache Beam.
 
-    Every example flips its own coin for every step; a truncated step keeps a random
-    subset.  The result is a folder of TFRecords, each record a batch of fixed size in
-    which a weight of 0 marks padding, and a manifest that the trainer and the
-    accountant read.  A killed job is finished by the same command.
+    With a Poisson sampler every example flips its own coin for every step; a truncated
+    step keeps a random subset.  The result is a folder of TFRecords and a manifest for
+    trainer and accountant.  Each record is a batch of fixed size, in which weight 0
+    marks padding.  The same command finishes a job that was killed.
 
     Every other option goes to Beam, such as --runner=FlinkRunner; without --runner the
     job runs in this process.
@@ -152,7 +160,7 @@ def make_batches(source: str, out: str, settings: BatchSettings) -> None:
 @click.argument("directory")
 @shared_options.as_json
 def verify(directory: str, as_json: bool) -> None:
-    """Holds every byte of a folder of batches against manifest and checksums.
+    """Checks every byte of a folder of batches against manifest and checksums.
 
     \b
     Example:

@@ -42,7 +42,11 @@ _STOPPED = (
 
 
 def beam_options(arguments: list[str]) -> PipelineOptions:
-    """Beam's options from what is left of the command line; refuses unknown ones."""
+    """Parses the options that are Beam's.
+
+    Raises:
+      InputError: an option that Beam does not know.
+    """
 
     class Parser(_BeamArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -62,7 +66,7 @@ def beam_options(arguments: list[str]) -> PipelineOptions:
 
 
 def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
-    """What to know before Flink or Spark shuffle rows, which may never end; else empty.
+    """Returns a warning if a shuffle of rows on Flink or Spark may never end, else "".
 
     A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
     apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
@@ -71,7 +75,7 @@ def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> s
     if runner not in _JAVA_RUNNERS:
         return ""
     needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
-    # Spark has no such option, and does not tell how many workers it has.
+    # Spark has no such option, and does not say how many workers it has.
     told = runner != "SparkRunner" and options.get_all_options().get("parallelism")
     if (told or 1) >= needed:
         return ""
@@ -101,7 +105,7 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 
 
 def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
-    """Returns what was found at ``--input``, for people no more than they read."""
+    """Returns what was found at ``--input``; for people, the first files."""
     if as_json:
         return {"input_files": dataset.files, "hidden_files": list(dataset.hidden)}
     lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]

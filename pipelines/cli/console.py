@@ -1,4 +1,4 @@
-"""What the commands of this package show people, on standard output: tables.
+"""Tables that the commands print on standard output.
 
 Public values only.
 """

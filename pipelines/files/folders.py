@@ -1,8 +1,8 @@
-"""Folders that a user names: whether they can be used, and closed to everybody else.
+"""Folders that a user names: usable, and closed to others, or refused.
 
 Formal guarantees:
-  - After ``make_private_folder`` only its owner, who runs this, may enter a folder of
-    this machine, whatever it was before.
+  - After ``make_private_folder`` only the user who runs this may enter the folder, if
+    it is on this machine, whatever its mode was before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
     Args:
       path: The folder; in a store, its own rules of access guard it.
       follow: Whether it may be a link to a folder.
-      remedy: What to do where this cannot be.
+      remedy: What to do if it cannot be made private.
 
     Raises:
       InputError: another user's, no folder, or on a file system without modes.
@@ -50,11 +50,11 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
 
 @contextlib.contextmanager
 def usable_folder(path: StrPath, option: str) -> Iterator[None]:
-    """Says in one line why the system cannot use a folder that the user named.
+    """Turns an OSError about a folder into one line with a remedy.
 
     Args:
       path: The folder.
-      option: How it was named.
+      option: The option that named it.
 
     Raises:
       InputError: below a file, too long a name, no access, ...
@@ -73,11 +73,11 @@ def usable_folder(path: StrPath, option: str) -> Iterator[None]:
 
 
 def check_folder(path: StrPath, option: str) -> None:
-    """Refuses what cannot be a folder: here, or in a store, where a listing errs.
+    """Refuses a path that cannot be a folder.
 
     Args:
-      path: New, or there.
-      option: How the user named it.
+      path: A new or an existing folder.
+      option: The option that named it.
 
     Raises:
       InputError: below a file, too long a name or no access; in a store, wildcards, or

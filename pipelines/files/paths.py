@@ -23,7 +23,12 @@ def absolute(path: StrPath) -> str:
 
 
 def join(folder: StrPath, *names: str) -> str:
-    """Returns the path of something in ``folder``."""
+    """Returns the path of something in a folder.
+
+    Args:
+      folder: Here, or in a store.
+      *names: Of folders within, and of the file.
+    """
     if is_remote(folder):
         return "/".join([os.fspath(folder).rstrip("/"), *names])
     return os.path.join(folder, *names)

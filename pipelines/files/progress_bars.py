@@ -38,8 +38,8 @@ class Bars:
         """Makes the bars.
 
         Args:
-          labels: One for each bar.
-          unit: Singular, of what is counted, where speed is to be shown: "step".
+          labels: One per bar.
+          unit: What is counted, in the singular ("step"), if speed is to be shown.
         """
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -75,7 +75,7 @@ class Bars:
         self.stop()
 
     def stop(self) -> None:
-        """Ends the bars as they are."""
+        """Stops the bars where they are."""
         if self._progress.live.is_started:  # otherwise it would print an empty line
             self._progress.stop()
 
@@ -84,11 +84,11 @@ class Bars:
         self._progress.console.print(text, markup=False)
 
     def begin(self, label: str, done: int, total: int) -> None:
-        """Says that work begins, of which another process has ``done`` some.
+        """Starts a bar for work that another process may have begun.
 
         Args:
           label: Of the bar.
-          done: Counted as done, but not for the speed.
+          done: What that process did; it does not count for the speed.
           total: How much there is to do in all.
         """
         self._progress.reset(
@@ -100,17 +100,33 @@ class Bars:
             self._progress.start()
 
     def set_total(self, label: str, total: int) -> None:
-        """Says how much there is to do."""
+        """Sets how much there is to do.
+
+        Args:
+          label: Of the bar.
+          total: In all.
+        """
         self._progress.update(self._tasks[label], total=total)
 
     def advance(self, label: str, amount: int) -> None:
-        """Says that ``amount`` more is done."""
+        """Adds to what is done.
+
+        Args:
+          label: Of the bar.
+          amount: What was done since the last call.
+        """
         self._start(label)
         self._progress.advance(self._tasks[label], amount)
         self._tell(label)
 
     def update(self, label: str, done: int, total: int) -> None:
-        """Says that ``done`` of ``total`` is done."""
+        """Sets what is done.
+
+        Args:
+          label: Of the bar.
+          done: In all.
+          total: How much there is to do.
+        """
         self._start(label)
         self._progress.update(self._tasks[label], completed=done, total=total)
         self._progress.update(self._tasks[label], speed=self._speed(label))
@@ -132,7 +148,7 @@ class Bars:
             self._progress.start_task(task)
 
     def _tell(self, label: str) -> None:
-        """Where nobody sees a bar move, a line now and then says the same."""
+        """Prints a line now and then where standard error is not a terminal."""
         now = time.monotonic()
         task = self._progress.tasks[self._tasks[label]]
         quiet = now - self._last_line < _LINE_SECONDS and task.completed != task.total

@@ -1,17 +1,17 @@
 """A function call in a process of its own, with Python objects in and out.
 
-Beam and TensorFlow each want a process: they bring threads, signal handlers and memory
-that is not given back, and need not know each other.  The function is named, not
-imported, so that this process does not load what it needs.
+Beam and TensorFlow each get a process: they start threads, install signal handlers and
+keep memory.  The function is named, not imported, so that this process does not load
+the modules that it needs.
 
 Formal guarantees:
   - The function runs in a fresh interpreter that finds the same modules; the caller's
     script or notebook is not run again, as ``multiprocessing`` would.
   - An InputError, OSError or StoppedError that is raised there is raised here.  If the
     process ends in any other way, an InputError says so.
-  - An exception that ends the wait, as that of a signal, ends the process too.
+  - An exception that ends the wait, such as that of a signal, ends the process too.
 
-Public: nothing by itself; arguments and results go through pipes alone.
+Arguments and results go through pipes alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipelines.files.stopping import StoppedError, stoppable
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Returns what a function returns that runs in a process of its own.
+    """Calls a function in a process of its own and returns its result.
 
     Args:
       function: "module:function".

@@ -1,10 +1,12 @@
-"""SIGINT and SIGTERM: a stopped command tidies up, says one line, and tells its signal.
+"""SIGINT and SIGTERM: a stopped command cleans up and prints one line.
+
+Its exit status is that of the signal.
 
 Formal guarantees:
-  - A signal ends the command by an exception that is no ``Exception``: no library takes
-    it for a failure of its own, which it may retry, log with a traceback, or pass over.
+  - A signal raises an exception that is not an ``Exception``: no library takes it for a
+    failure of its own, which it may retry, log with a traceback, or ignore.
   - Whatever a library makes of it on its way, ``stoppable`` ends in ``StoppedError``.
-  - Handlers are those from before when a context ends.
+  - When a context ends, the earlier handlers are restored.
 
 References:
   Exit status 128 + number: POSIX.1-2017, Shell Command Language, section 2.8.2, and
@@ -47,7 +49,7 @@ class StoppedError(BaseException):
 def on_signals(handler: Callable[[int], None]) -> Iterator[None]:
     """Calls ``handler(number)``, in the main thread, for every signal to stop.
 
-    Python lets the main thread alone ask for signals: in others nothing is changed.
+    Python delivers signals to the main thread alone: elsewhere nothing is changed.
     """
     before = {}
     for number in _SIGNALS:

@@ -25,14 +25,13 @@ def in_order(
     items: Iterable[_Item],
     depth: int,
 ) -> Generator[_Result, None, None]:
-    """Yields ``function(item)`` in order; closed early, begins no more.
+    """Yields ``function(item)`` in order; if closed early, starts no more of them.
 
     Args:
-      pool: Where it runs.
-      function: What is done with each item.
-      items: Taken as there is room for them.
-      depth: How many are begun and not yet given up by the caller, at most: while the
-        caller uses one, ``depth`` - 1 others are in work.
+      pool: Where ``function`` runs.
+      function: Of one item.
+      items: Taken as they are needed.
+      depth: The most items in flight, the one that the caller uses included.
     """
     pending: collections.deque[Future[_Result]] = collections.deque()
     try:

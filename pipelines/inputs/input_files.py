@@ -5,19 +5,19 @@ it, at any depth.  A file is hidden if its name, or that of a folder above it, b
 with a dot or an underscore; a partition folder such as ``_day=3`` is not.
 
 Formal guarantees:
-  - Of a folder every visible file is returned.  One that has another suffix, that is
-    not a file, or that leads to nothing is an error that names it, and so is a folder
-    that cannot be listed.
-  - Hidden files are not returned; their names are.  A glob matches one only if it
-    writes the dot or underscore.
+  - Every visible file of a folder is returned.  One with another suffix, one that is
+    not a file, and a link to nothing are errors that name it, and so is a folder that
+    cannot be listed.
+  - Hidden files are not returned, but their names are.  A glob matches one only if it
+    spells the dot or underscore.
   - ``**`` in a glob matches any number of folders, also none.
   - No file of this machine is returned twice, whatever links lead to it: each of its
     rows would be two examples, and the stated epsilon false.
-  - A partition folder such as ``day=3`` is refused, because the column ``day`` is in
-    its name alone, unless the input writes ``day=``.
+  - A partition folder such as ``day=3`` is refused, because the column ``day`` is only
+    in its name, unless the pattern spells ``day=``.
 
 Public: paths and names.  Sensitive: values of partition columns, which may be ids; no
-refusal of a partition quotes one.
+error about a partition quotes one.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class _Query:
     """What the user asked for: a pattern, in parts, below a folder without wildcards.
 
     Attributes:
-      option: Where the user gave it, for messages.
+      option: The option that gave it, for messages.
       text: What the user gave.
       root: The folder.
       parts: Of the pattern; none if ``text`` names one file.
-      suffix: How every matching file has to end.
+      suffix: That every matching file must have.
     """
 
     option: str
@@ -85,8 +85,8 @@ def find_files(
 
     Args:
       pattern: A file, a folder or a glob.
-      suffix: How the files of a folder have to end.
-      option: Where the user gave ``pattern``, for messages.
+      suffix: Of the files of a folder.
+      option: The option that gave ``pattern``, for messages.
       partitions: Whether the caller reads the columns that partition folders stand for.
 
     Raises:
@@ -148,15 +148,16 @@ def _match(query: _Query) -> Found:
 def _follow(
     parts: tuple[str, ...], names: tuple[str, ...]
 ) -> tuple[frozenset[tuple[str, ...]], list[str]]:
-    """Returns what a pattern may still want below a path, and the hidden name on it.
+    """Matches a path against the first parts of a pattern.
 
     Args:
       parts: Of the pattern.
       names: Of the path.
 
     Returns:
-      The parts that are left, in each way to match; () where the path itself matches.
-      None are left where a name is hidden; the path to that name is the second value.
+      The parts of the pattern that are left, for each way to match; () means that the
+      path itself matches.  If a name on the path is hidden, no way is left, and the
+      second value is the path to that name.
     """
     rests = _or_no_folders({parts})
     for depth, name in enumerate(names, 1):
@@ -172,7 +173,7 @@ def _follow(
 
 
 def _or_no_folders(rests: set[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Adds what is left if ``**`` stands for nothing."""
+    """Adds what is left if ``**`` matches no folder."""
     found = set(rests)
     for rest in rests:
         while rest and rest[0] == _ANY_FOLDERS:
@@ -197,7 +198,7 @@ def _nothing(query: _Query, found: Found) -> InputError:
 
 
 def _check_partitions(query: _Query, found: Found) -> None:
-    """Refuses folders that stand for a column, unless the pattern writes its name."""
+    """Refuses folders such as ``key=value``, unless the pattern spells ``key=``."""
     for _, name in found.files:
         above = name.split("/")[:-1]
         keys = [folder.split("=")[0] + "=" for folder in above if "=" in folder]
@@ -216,7 +217,7 @@ def _check_partitions(query: _Query, found: Found) -> None:
 
 
 def _check_suffix(query: _Query, found: Found) -> None:
-    """Refuses visible files of a folder that would have to be left out."""
+    """Refuses a folder with visible files of another suffix."""
     others = [name for _, name in found.files if not name.endswith(query.suffix)]
     if not others:
         return

@@ -1,14 +1,14 @@
-"""The data set as workers know it: by keyed digests, which tell nothing about it.
+"""The data set as workers know it: by keyed digests, which reveal nothing about it.
 
 Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
   - ``check_block`` accepts a block only if every field equals that of the data set's
     block of the same ordinal: place, name and rows; ``is_listed`` accepts its file only
     with the same footer, which holds the types of the columns.
-  - What travels holds no digest of the input that is not keyed.
+  - Every digest of the input that travels is keyed.
   - One sampling key gives independent choices for two inputs that differ in the names,
     the rows or the footers of their files: choices derive from ``data_set_key``.
-    Footers hold types, sizes and, unless the writer left them out, statistics, but no
-    row: inputs with equal names and footers are taken for one.
+    Footers hold types, sizes and, unless the writer omitted them, statistics, but no
+    rows: inputs with equal names and footers are taken for one.
   - A worker that reads another key than the job's is refused.
 
 Public: everything here but the keys.
@@ -32,8 +32,8 @@ class KnownInput:
 
     Attributes:
       input_id: Commitment to the sampling key and the digest of the input.
-      tags: Keyed digests of nothing, which tells the key, and of every block in turn:
-        of itself, and of the footer of its file.
+      tags: Keyed digests: first of nothing, which identifies the key; then, for each
+        block, of the block and of the footer of its file.
     """
 
     input_id: str
@@ -57,11 +57,11 @@ class KnownInput:
         """Refuses what is not a block of the data set.
 
         Args:
-          data_set_key: From the method of that name.
+          data_set_key: From ``KnownInput.data_set_key``.
           block: What arrived at a worker.
 
         Raises:
-          InputError: it is something else, and what to write.
+          InputError: another type, or a block of another data set.
         """
         if not isinstance(block, Block):
             raise not_blocks(type(block).__name__)
@@ -76,7 +76,7 @@ class KnownInput:
         """Whether the file of a block is the one that was listed.
 
         Args:
-          data_set_key: From the method of that name.
+          data_set_key: From ``KnownInput.data_set_key``.
           block: One that ``check_block`` accepted.
           footer: The ``footer_digest`` of its file.
         """
@@ -88,7 +88,7 @@ class KnownInput:
 
 
 def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
-    """Returns what workers have to know of ``dataset``.
+    """Returns what workers must know of a data set.
 
     Args:
       sampling_key: Secret, 32 bytes.
@@ -104,11 +104,11 @@ def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
 
 
 def not_blocks(kind: str, transform: str = "PoissonBatches") -> InputError:
-    """Returns what to write for a pipeline that does not begin with blocks.
+    """Returns the error for a pipeline whose elements are not blocks, with the remedy.
 
     Args:
-      kind: Name of the type of what was given instead.
-      transform: To which it was given.
+      kind: Name of the type of its elements.
+      transform: Name of the transform that got them.
     """
     return InputError(
         f"Expected the input of {transform} to be of blocks, not of {kind}. Write "

@@ -1,17 +1,18 @@
 """Parquet row groups as blocks: listed once, read as columns.
 
 A block is one row group of one file.  Its name, ``file#row-group`` with the file's path
-relative to the input, is its identity: the sampler's randomness depends on it and on
-nothing else about where or when the block is read.
+relative to the input, is its identity: of where and when a block is read, the sampler's
+randomness depends on nothing else.
 
 Formal guarantees:
   - Those of ``input_files``, about which files are read.
-  - Blocks are listed in the order of names and numbers, on every machine the same.
+  - Blocks are listed by name and number, in the same order on every machine.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
-    raises: a file whose footer is not the one that was listed is refused, and so is a
-    page that does not match its checksum, where it has one (`dpsgd prepare` writes it).
-  - Columns that are not fixed-width numbers, and nulls, are refused before any work, or
-    at the latest when the block is read; no message holds a value.
+    raises.  It refuses a file whose footer is not the one that was listed, and a page
+    that does not match its checksum, if it has one (`dpsgd prepare` writes them).
+  - Columns that are not fixed-width numbers are refused before any work, and so are
+    nulls that the footer counts; others are refused when the block is read.  No message
+    holds a value.
   - A ``Block``, which travels through an engine, holds public values alone.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
@@ -67,12 +68,13 @@ class Block:
 class Dataset:
     """What the input holds.
 
-    Footers cover column statistics: their digests let a guess at a row be checked.
+    Footers hold column statistics, so that a guess at a row could be checked against
+    their digests.
 
     Attributes:
       columns: Of every file.
-      blocks: In the order of names and numbers.
-      description: What the files say of themselves.
+      blocks: By name and number.
+      description: The files' own description; see ``DATASET_METADATA_KEY``.
       files: Name -> rows of every file.
       hidden: Names of hidden files and folders that were left out.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
@@ -91,7 +93,12 @@ class Dataset:
         return sum(block.num_rows for block in self.blocks)
 
     def is_listed(self, block: Block, footer: str) -> bool:
-        """Whether ``footer`` is the digest of the file of a block of this data set."""
+        """Whether a file is the one that was listed.
+
+        Args:
+          block: A block of the file.
+          footer: The ``footer_digest`` of the file now.
+        """
         return self.footers.get(block.name) == footer
 
     @property
@@ -190,7 +197,7 @@ def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
 
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
-    """Refuses nulls that the footer tells of; others are found when they are read."""
+    """Refuses nulls that the footer counts; others are found when they are read."""
     names: dict[str, None] = {}
     for row_group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
@@ -275,6 +282,10 @@ def table_columns(
 ) -> dict[str, np.ndarray]:
     """Returns name -> array of shape (rows, *column.shape).  Sensitive.
 
+    Args:
+      table: Rows of a row group.
+      columns: Which columns to return.
+
     Raises:
       InputError: a column holds nulls.
     """
@@ -298,11 +309,12 @@ def read_block(
     Args:
       block: Which row group.
       columns: Which of its columns.
-      is_listed: Whether a footer is that of the file that was listed: that method of
-        its ``Dataset`` or, where that is not known, of ``KnownInput``.
+      is_listed: Whether the file with a footer is the one that was listed:
+        ``Dataset.is_listed`` or, in a worker, ``KnownInput.is_listed``.
 
     Raises:
-      InputError: the file is gone or is not the one that was listed.
+      InputError: the file is missing, damaged, or not the one that was listed, or a
+        column holds nulls.
     """
     with _open(block.path) as file:
         if not is_listed(block, _footer_digest(file, block.path)):

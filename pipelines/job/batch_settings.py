@@ -8,7 +8,7 @@ from accounting import sampler_registry
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan, steps_and_epochs
 from accounting.validation import InputError, check_float
 
-#: What ``separate_process.call`` makes batches with, of source, folder and settings.
+#: For ``separate_process.call``: makes batches of (source, folder, settings).
 MAKE_BATCHES = "pipelines.job.quiet_beam:make_batches_quietly"
 
 
@@ -24,11 +24,12 @@ class BatchSettings:
       truncated_batch_size: Cap on the examples of a truncated step; None for the
         smallest that costs no epsilon.
       epsilon: For that cap: the largest epsilon that the batches are meant for.
-      delta: For that cap: the smallest delta; a tenth of one over the examples if None.
-      physical_batch_size: Rows of one record; chosen by their size if None.
+      delta: For that cap: the smallest delta; 0.1 / examples if None.
+      physical_batch_size: Rows of one record; if None, a step is one record, or the
+        fewest equal ones of at most 8,192 rows and 64 MiB.
 
     Raises:
-      InputError: name, value, bound, remedy.
+      InputError: an epsilon that is not positive, or a cap without truncation.
     """
 
     expected_batch_size: int

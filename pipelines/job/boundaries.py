@@ -1,16 +1,16 @@
-"""The order of a shuffle on disk: searched once, kept sealed, gone on with.
+"""The boundaries of a shuffle on disk: searched once, authenticated, resumed.
 
 A search draws every rank of every epoch twice, which takes hours for billions of rows.
-What it found stays in the job's private folder until the batches are written.
+Its result stays in the job's private folder until the batches are written.
 
 Formal guarantees:
   - What is read is what was found, bit for bit, for the same sampling key, plan, layout
-    and data set.  Anything else (cut short, edited, of another job) is not used.
-  - An epoch that was kept is not searched again; at most the epochs of
-    ``_SECONDS`` and the one in work are lost with a killed job.
-  - Memory stays within ``search_bytes`` and twice ``boundaries_bytes`` of ``shuffle``.
+    and data set.  Any other file (cut short, edited, of another job) is not used.
+  - An epoch that was stored is not searched again.  A killed job loses at most the
+    epochs that it finished within ``_SECONDS``, and the one in progress.
+  - Memory stays within ``search_bytes`` plus twice ``boundaries_bytes`` of ``shuffle``.
 
-Public: where the file is, and ``batches_id``.  Sensitive: what is in it.
+Public: the file's path, and ``batches_id``.  Sensitive: its contents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipelines.job import progress
 from pipelines.sampling import shuffle
 from pipelines.sampling.keys import KEY_BYTES, derive
 
-#: Between two times that what was found is kept.
+#: Between two stores of the epochs found so far.
 _SECONDS = 60.0
 _WORD = np.dtype("<u8")
 
@@ -41,7 +41,7 @@ class BoundariesFile:
 
     Attributes:
       path: A file of mode 0600, or one in a store.
-      batches_id: Of the job: names its key, plan, layout and data set.
+      batches_id: Of the job: identifies its key, plan, layout and data set.
     """
 
     path: str
@@ -66,7 +66,15 @@ class BoundariesFile:
         return found
 
     def load_epochs(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
-        """Returns the boundaries of the first epochs, as many as were kept."""
+        """Returns the boundaries of the first epochs, as many as were stored.
+
+        Args:
+          plan: Of the job.
+          sampling_key: Secret, 32 bytes.
+
+        Returns:
+          uint64, shape (epochs, steps_per_epoch - 1, 2).  Sensitive.
+        """
         if not shuffle.num_epochs_drawn(plan):
             return shuffle.empty_boundaries(plan)
         shape = (-1, plan.steps_per_epoch - 1, 2)
@@ -86,7 +94,7 @@ class BoundariesFile:
         """Replaces the file.
 
         Args:
-          boundaries: Of the first epochs.
+          boundaries: Of the first epochs, as ``load_epochs`` returns them.
           sampling_key: Secret, 32 bytes.
         """
         mac = self._mac(sampling_key)
@@ -113,17 +121,17 @@ def complete(
     """Makes the file hold the boundaries of all epochs of a shuffle.
 
     Args:
-      file: Made if it is missing; gone on with if it holds some epochs.
+      file: Made if it is missing; completed if it holds some epochs.
       plan: A shuffle.
       sampling_key: Secret, 32 bytes.
       blocks: (name, number of rows) of every block of the data.
-      num_threads: That draw ranks.
+      num_threads: Threads that draw ranks.
     """
     found = shuffle.empty_boundaries(plan)
     known = file.load_epochs(plan, sampling_key)
     found[: len(known)] = known
     first_epoch = len(known)
-    del known  # there are two of them no longer than needed
+    del known  # so that memory holds only one copy
     epoch_passes = shuffle.num_block_passes(plan, len(blocks)) // len(found)
     _advance(first_epoch * epoch_passes)
     if first_epoch == len(found):

@@ -1,17 +1,17 @@
-"""The folder of a job: opened, locked, looked through, finished.
+"""The folder of a job: opened, locked, resumed, finished.
 
     OUT/private/job.json     what is being made; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
     OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
-    OUT/private/owner        in a store, who began last to write here, until then
+    OUT/private/owner        in a store, the job that began last, until then
 
 Formal guarantees:
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
     state of the very same job (version, plan, layout, input, key) is refused.
   - On this machine two jobs never write one folder at a time.  A store has no locks:
-    there the job that began last wins, any other ends with an error, and what both
-    wrote of the same job is the same.
+    there the job that began last wins, and any other ends with an error.  Both write
+    the same bytes.
   - A manifest is written only when every file is there.
   - On this machine nobody but this user may enter the folder, or read a batch, whether
     it was there before or not; otherwise the job is refused before any work.
@@ -60,12 +60,17 @@ BOUNDARIES_NAME = "boundaries"
 
 
 def _mark(name: str) -> str:
-    """Name of what says that the batch file ``name`` is finished."""
+    """File name of the completion marker of the batch file ``name``."""
     return f"{name}.json"
 
 
 def checksum_path(directory: str, name: str) -> str:
-    """Where the checksum of the batch file ``name`` is kept until the job ends."""
+    """Returns the path of a batch file's checksum, its completion marker.
+
+    Args:
+      directory: Of the job.
+      name: Of the batch file.
+    """
     return join(directory, PRIVATE_NAME, FILES_NAME, _mark(name))
 
 
@@ -87,11 +92,11 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
 
 @contextlib.contextmanager
 def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
-    """Holds an open job locked; the lock goes with the process, however it ends.
+    """Locks an open job; the lock ends with the process, however it ends.
 
     Yields:
-      What checks, right before the job is finished, that the lock is still held: in a
-      store, which has no locks, the job that began last has it.
+      A function to call right before the job is finished: it raises InputError if the
+      lock was lost.  In a store the job that began last has the lock.
 
     Raises:
       InputError: another job has it.
@@ -113,10 +118,10 @@ def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
 
 
 def _own(path: str, taken: InputError) -> Callable[[], None]:
-    """Enters this process as the owner of a job; returns what checks that it still is.
+    """Makes this process the owner of a job; returns the check that it still is.
 
-    The window between that check and the manifest stays open; ``verify`` finds files of
-    two jobs with different keys.
+    Between that check and the manifest another job may begin; ``verify`` then finds
+    files of two jobs with different keys.
     """
     name = os.urandom(16)
     write_atomically(path, name, mode=0o600)
@@ -132,7 +137,7 @@ def check_out(out: StrPath) -> None:
     """Refuses a folder that holds anything but an unfinished job.
 
     Raises:
-      InputError: what the folder holds.
+      InputError: it holds finished batches or other files, or cannot be a folder.
     """
     folders.check_folder(out, "--out")
     with folders.usable_folder(out, "--out"):
@@ -150,7 +155,7 @@ def check_out(out: StrPath) -> None:
 
 
 def _is_fresh(out: StrPath) -> bool:
-    """Whether a folder holds nothing, or what a job does before its state is there."""
+    """Whether a folder is empty, or of a job that was killed as it made the folder."""
     if storage.names(out) - {PRIVATE_NAME}:
         return False
     begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
@@ -187,7 +192,13 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
 def open_job(
     out: StrPath, layout: Layout, dataset: Dataset, key_file: StrPath | None
 ) -> tuple[str, str]:
-    """Makes or re-opens the folder of a job; returns (key file, batches_id).
+    """Makes or reopens the folder of a job; returns (key file, batches_id).
+
+    Args:
+      out: The folder, here or in a store.
+      layout: From ``make_layout``.
+      dataset: The input.
+      key_file: The sampling key; None for one within the folder.
 
     Raises:
       InputError: the input has other rows or columns, the folder holds something
@@ -218,9 +229,9 @@ def open_job(
 
 
 def _make_folders(out: StrPath) -> None:
-    """Makes the folders of a job, or closes those that are there.
+    """Makes the folders of a job private, whether they are there or not.
 
-    Batches are sensitive, and so is the size of a file where a step is not capped.
+    Batches are sensitive, and so is the size of a file if steps are not truncated.
     """
     private = join(out, PRIVATE_NAME)
     with folders.usable_folder(out, "--out"):
@@ -231,7 +242,7 @@ def _make_folders(out: StrPath) -> None:
 
 
 def _own_key_file(out: StrPath) -> str:
-    """Where the key of a job is kept whose user named no place."""
+    """Returns the default path of a job's key."""
     if is_remote(out):
         raise InputError(
             f"Expected --key-file with --out {out}, so that the key is not "
@@ -261,7 +272,7 @@ def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
 
 
 def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
-    """Groups whose file is complete, with the checksums that their writers left."""
+    """Groups whose file is complete, with the checksums of their writers."""
     files = storage.sizes(out)
 
     def read(group: int) -> FileChecksum | None:
@@ -269,14 +280,19 @@ def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
         return read_checksum(os.fspath(out), name, files.get(name))
 
     groups = range(layout.num_groups)
-    # A store answers after a while, and answers many at once.
+    # A store takes a while to answer, and answers many requests at once.
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         found = pool.map(read, groups)
         return {group: c for group, c in zip(groups, found, strict=True) if c}
 
 
 def pending_groups(out: StrPath, layout: Layout) -> list[int]:
-    """Returns the groups that an open job has still to write."""
+    """Returns the groups that an open job has yet to write.
+
+    Args:
+      out: Folder of the job.
+      layout: Of the job.
+    """
     if storage.exists(join(out, MANIFEST_NAME)):
         return []  # killed while it cleaned up
     done = _finished(out, layout)
@@ -284,7 +300,12 @@ def pending_groups(out: StrPath, layout: Layout) -> list[int]:
 
 
 def num_steps_written(out: StrPath, layout: Layout) -> int:
-    """Returns how many steps are in finished files, by the marks that these have."""
+    """Returns how many steps are in files that have a completion marker.
+
+    Args:
+      out: Folder of the job.
+      layout: Of the job.
+    """
     marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
     return sum(
         len(layout.steps(group))
@@ -300,12 +321,14 @@ def finish_job(
     batches_id: str,
     spill: StrPath | None = None,
 ) -> Manifest:
-    """Writes checksums and manifest of an open job, and removes what else it left.
+    """Writes checksums and manifest of an open job, and removes its temporary files.
 
     Args:
-      out: The folder that ``open_job`` was given; so are ``layout`` and ``dataset``.
+      out: As given to ``open_job``.
+      layout: As given to ``open_job``.
+      dataset: As given to ``open_job``.
       batches_id: From ``open_job``.
-      spill: Where the shuffle was, if not in ``out``.
+      spill: Folder of the shuffle, if it is not in ``out``.
 
     Raises:
       InputError: not every file is there.
@@ -340,7 +363,7 @@ def _write_manifest(
 
 
 def _clean(out: StrPath, spill: StrPath | None) -> None:
-    """Leaves of a job with a manifest what is to stay; does nothing the second time."""
+    """Removes the temporary files of a finished job; does nothing the second time."""
     private = join(out, PRIVATE_NAME)
     own_spill = join(private, SPILL_NAME)
     for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:

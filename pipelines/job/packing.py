@@ -2,13 +2,13 @@
 
     block -> (group, packed rows) -> contents of the file of a group
 
-A *group* is a range of consecutive steps, which one reducer writes into one file.  What
-a block sends to a group is columns, not rows: steps, priorities, then each column.
+A *group* is a range of consecutive steps, which one reducer writes into one file.  A
+block sends columns to a group, not rows: steps, priorities, then each column.
 
 Formal guarantees:
   - The contents of a file depend on (key, plan, input, layout) and the order of the
     blocks alone.
-  - ``Packed.sizes`` are those of the pieces, before any piece is made.
+  - ``PackedBlock.sizes`` are the bytes of the pieces, known before any is made.
 
 Public: the layout.  Sensitive: everything packed.
 """
@@ -47,7 +47,7 @@ class Layout:
       steps_per_group: Consecutive steps that one reducer writes into one file.
 
     Raises:
-      InputError: records that could not be read.
+      InputError: records too long to be read.
     """
 
     plan: DpSgdPlan
@@ -81,7 +81,15 @@ class Layout:
 def unpack(
     pieces: Iterable[bytes], columns: tuple[Column, ...]
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Returns (step, priority, name -> items) of the concatenated ``pieces``."""
+    """Returns (step, priority, name -> items) of the concatenated pieces.  Sensitive.
+
+    Args:
+      pieces: From ``PackedBlock.piece``.
+      columns: Of the rows.
+
+    Returns:
+      Parallel arrays: uint32, uint64, and opaque items, one per row of a column.
+    """
     dtypes: list[np.dtype[Any]] = [_STEP, _PRIORITY]
     dtypes += [np.dtype(f"V{column.numpy_dtype.itemsize}") for column in columns]
     size = sum(dtype.itemsize for dtype in dtypes)
@@ -97,7 +105,12 @@ def unpack(
 
 
 def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
-    """Returns, for each group, the indices of its participations."""
+    """Returns, for each group, the indices of its participations.  Sensitive.
+
+    Args:
+      chosen: Participations of a block.
+      layout: How steps are spread over groups.
+    """
     group = chosen.step // layout.steps_per_group
     # Small integers are sorted by radix, in linear time.
     kind = np.uint16 if layout.num_groups <= 1 << 16 else np.int64
@@ -108,12 +121,12 @@ def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedBlock:
-    """What a block sends to each group, made when it is asked for.  Sensitive.
+    """What a block sends to each group.  Sensitive.
 
     Attributes:
       columns: Name -> items of all rows of the block.
       chosen: The steps that its rows chose.
-      parts: Of each group, the indices of its participations in ``chosen``.
+      parts: For each group, the indices of its participations in ``chosen``.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -150,10 +163,10 @@ def sample_and_pack(
 
     Args:
       layout: How steps are spread over groups.
-      key: The key of the data set, from ``KnownInput.data_set_key``.
-      block: What to read.
-      is_listed: Whether its file is the one that was listed, as of ``read_block``.
-      boundaries: Of a shuffle, from ``sampling.find_boundaries``.
+      key: Secret, from ``KnownInput.data_set_key``.
+      block: Which rows.
+      is_listed: As of ``read_block``.
+      boundaries: Of a shuffle, from ``shuffle.find_boundaries``.
 
     Raises:
       InputError: the input is not what it was.
@@ -173,13 +186,16 @@ def encode_steps(
     pieces: Iterable[bytes],
     write: Callable[[bytes], object],
 ) -> FileChecksum:
-    """Writes the file of ``group``, a record at a time.  Sensitive.
+    """Writes the file of a group, a record at a time.  Sensitive.
 
     Args:
       layout: How steps are spread over groups.
-      group: Which.
-      pieces: What each block sent to it, in the order of the blocks.
-      write: Takes the contents of the file, part by part.
+      group: Which group.
+      pieces: The piece of each block, in the order of the blocks.
+      write: Appends bytes to the file; called for each part of a record.
+
+    Returns:
+      The checksum of the file.
     """
     step, priority, columns = unpack(pieces, layout.columns)
     steps = layout.steps(group)
@@ -212,7 +228,7 @@ def _records(
     columns: Mapping[str, np.ndarray],
     num_rows: Sequence[int],
 ) -> Iterator[bytes]:
-    """Yields the records of ``steps``, whose rows stand one after the other."""
+    """Yields the records of ``steps``, whose rows are sorted by step."""
     size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
     start = 0
     for step, count in zip(steps, num_rows, strict=True):
@@ -229,7 +245,7 @@ def _records(
 
 
 def group_bytes(layout: Layout) -> int:
-    """Bytes of the rows of the largest group that a reducer may be handed."""
+    """Returns the bytes of a group's rows: the most, or without a cap the expected."""
     largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     return layout.steps_per_group * largest * row

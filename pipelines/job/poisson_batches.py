@@ -1,10 +1,10 @@
 """Poisson batches as one transform of your own pipeline.
 
-``PoissonBatches`` is ``WriteBatches`` for those who do not care about its layout, key
-and state: it makes them, goes on where an interrupted pipeline stopped, and ends in a
-folder that ``dpsgd verify``, the trainer and the readers accept.
+``PoissonBatches`` is ``WriteBatches`` that makes layout, key and state itself, resumes
+an interrupted pipeline, and ends in a folder that ``dpsgd verify``, the trainer and the
+readers accept.
 
-Formal guarantees: those of ``transforms`` and, of the folder, of ``poisson_batching``.
+Formal guarantees: those of ``transforms`` and, for the folder, of ``job_folder``.
 
 Public: the plan, the columns, the names of files.  Sensitive: the key and the batches.
 """
@@ -53,12 +53,12 @@ class PoissonBatches(TakesBlocks):
         missing.  By default in ``out``/private.
       physical_batch_size: Rows of every record; by default a step is one record, or
         several if it is large.
-      shuffle: "files" lets rows wait in ``out``/private, which every worker must reach;
-        "engine" lets them travel through the engine; "auto" is the engine on Dataflow
-        and where ``out`` is in a store, else files.
+      shuffle: "files": rows wait in ``out``/private, which every worker must reach;
+        "engine": they travel through the engine; "auto": "engine" on Dataflow or if
+        ``out`` is in a store, else "files".
 
     Raises:
-      InputError: another sampler, or a bad size.
+      InputError: another sampler, a bad size, or no data set.
 
     Example:
       >>> batches = PoissonBatches(plan, dataset, "batches")  # doctest: +SKIP

@@ -2,14 +2,13 @@
 
 Formal guarantees:
   - Nothing is written before every option, the input's columns and the key are checked.
-  - A job that was killed is finished by the same command; blocks that were sampled and
-    files that were complete are not made again, and the result is byte-identical to an
-    undisturbed run.
+  - The same command finishes a job that was killed: blocks that were sampled and files
+    that were complete are not made again, and the result is byte-identical to that of
+    an undisturbed run.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
-    data, and so does the search for the boundaries of a shuffle on any.  In a Python
+    data; on any runner so does the search for the boundaries of a shuffle.  In a Python
     worker of an engine it stays within ``sizing.worker_bytes``.
-  - Rows go through files unless the user or Dataflow has the engine shuffle them; then
-    the input is read once.
+  - Rows go through files unless ``choose_shuffle`` says otherwise.
   - Those of ``job_folder`` and ``transforms``.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
@@ -62,14 +61,14 @@ from pipelines.sampling.keys import read_key_file
 
 #: Beam's in-process runner, which holds what it groups in memory.
 LOCAL = "FnApiRunner"
-#: How rows go from the map to the reduce step; see ``choose_shuffle``.
+#: How rows travel from map to reduce; see ``choose_shuffle``.
 AUTO, FILES, ENGINE = SHUFFLES = ("auto", "files", "engine")
-#: Between two looks at what an engine has written.
+#: Between two counts of what an engine has written.
 _SECONDS, _REMOTE_SECONDS = 1.0, 15.0
 
 
 def runner_of(options: PipelineOptions) -> str:
-    """Returns the name of the runner; refuses what the local one does not survive.
+    """Returns the name of the runner; refuses options with which it loses data.
 
     Raises:
       InputError: no such runner, or several workers of the local one.
@@ -105,10 +104,10 @@ def _run_pipeline(
 
 
 def _run_to_end(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline, and returns, or raises, when nothing of it runs any more.
+    """Runs a pipeline; returns or raises once nothing of it runs any more.
 
-    It runs in a thread of its own.  What a signal raises comes up wherever the main
-    thread is: amid Beam's code it would leave locks held and objects half made.
+    It runs in a thread of its own.  A signal raises in the main thread, wherever that
+    is: amid Beam's code it would leave locks held and objects half made.
     """
     given_up, jobs = threading.Event(), list[Any]()
     outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
@@ -147,7 +146,7 @@ def _run_to_end(pipeline: beam.Pipeline) -> None:
 def _run_jobs(
     pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
 ) -> None:
-    """Enters the job of a pipeline into ``jobs``, and waits for its end."""
+    """Appends the job of a pipeline to ``jobs``, and waits for its end."""
     if not given_up.is_set():
         with _no_signals_for_beam():
             jobs.append(pipeline.run())
@@ -159,9 +158,9 @@ def _run_jobs(
 
 @contextlib.contextmanager
 def _no_signals_for_beam() -> Iterator[None]:
-    """Keeps the job server that Beam starts for an engine from asking for SIGINT.
+    """Keeps the job server that Beam starts for an engine from handling SIGINT.
 
-    Only the main thread may, and ``stoppable`` has it.  The server also stops when the
+    Only the main thread may, and ``stoppable`` does.  The server also stops when the
     process exits.
     """
     theirs: Any = types.SimpleNamespace(
@@ -182,10 +181,10 @@ def _cancel(jobs: list[Any]) -> None:
 
 
 def _one_line(error: Exception, on_engine: bool) -> Exception:
-    """The InputError that a worker raised, however Beam hands it over.
+    """Returns the InputError that a worker raised, however Beam passes it on.
 
-    That is as itself, as another error or as a traceback, with the step at its end.
-    What an engine says itself is cut to its first line.
+    Beam raises it as it is, as another error, or as a traceback that ends with the
+    step.  Of an engine's own error the first line is kept.
     """
     text = f"{type(error).__name__}: {error}"
     found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
@@ -219,8 +218,8 @@ def write_batches(
         or in a store.
       key_file: The sampling key; made if missing.  By default in ``out``/private, if
         that is on this machine.
-      memory_limit: Bytes for this process; the workers of engines have their own.
-      shuffle: How rows go from map to reduce, as in ``choose_shuffle``.
+      memory_limit: Bytes for this process; it does not concern an engine's workers.
+      shuffle: How rows travel from map to reduce, as in ``choose_shuffle``.
       scratch: A folder for a shuffle through files, which every worker reaches; by
         default in ``out``/private or, locally with ``out`` in a store, a temporary one.
       options: Beam's options; without a runner, Beam's in-process runner.
@@ -259,7 +258,7 @@ def write_batches(
                     try:
                         _run_pipeline(dataset, write, options, local)
                     except InputError:
-                        check_lock()  # who took the job may have tidied it away
+                        check_lock()  # the job's new owner may have removed its files
                         raise
             check_lock()
             return finish_job(root, layout, dataset, batches_id, folder)
@@ -271,7 +270,7 @@ def write_batches(
 def _progress(
     layout: Layout, out: str, pending: list[int], spill: Spill | None, local: bool
 ) -> Iterator[None]:
-    """Lets who listens know how far the workers are."""
+    """Reports the progress of the workers."""
     if local:
         written = set(range(layout.num_groups)) - set(pending)
         progress.advance("steps", sum(len(layout.steps(group)) for group in written))
@@ -290,17 +289,17 @@ def _progress(
 
 
 def choose_shuffle(shuffle: str, runner: str, place: StrPath) -> str:
-    """Returns how rows go from the map to the reduce step: FILES or ENGINE.
+    """Returns how rows travel from map to reduce: FILES or ENGINE.
 
     Args:
-      shuffle: That, or AUTO: through the engine on Dataflow, whose shuffle is a service
-        of its own, and where files would be in a store, of which every group asks for
-        a slice per block; otherwise through files.
+      shuffle: FILES, ENGINE, or AUTO: ENGINE on Dataflow, whose shuffle is a service of
+        its own, and if the files would be in a store, which would get a request per
+        block and group; otherwise FILES.
       runner: Name of Beam's runner.
-      place: Where files would be.
+      place: Where the files would be.
 
     Raises:
-      InputError: none of the three, or the engine's on the local runner.
+      InputError: none of the three, or ENGINE on the local runner.
     """
     check_choice("shuffle", shuffle, SHUFFLES)
     if runner == LOCAL and shuffle == ENGINE:
@@ -314,8 +313,7 @@ def choose_shuffle(shuffle: str, runner: str, place: StrPath) -> str:
 
 
 def _boot_id() -> str:
-    """Names this boot of the machine: spills are not flushed, so that none is trusted
-    after a power loss."""
+    """Identifies this boot: spills are not flushed, and not trusted after another."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -323,10 +321,15 @@ def _boot_id() -> str:
 
 
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
-    """Where files of a shuffle go; no job has it for itself, unless it is ``out``.
+    """Returns where the files of a shuffle go; jobs share it, unless it is ``out``.
+
+    Args:
+      out: Folder of the job.
+      scratch: The folder that the user named, if any.
+      local: Whether the local runner runs the job.
 
     Raises:
-      InputError: in a store, on the local runner.
+      InputError: ``scratch`` is in a store, on the local runner.
     """
     if scratch is None:
         return tempfile.gettempdir() if local and is_remote(out) else out
@@ -339,7 +342,7 @@ def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
 
 
 def _spill_folder(out: str, place: str, batches_id: str) -> str:
-    """Where the shuffle of a job is kept, also by the next try.
+    """Returns the folder of a job's shuffle, the same when the job is resumed.
 
     Raises:
       InputError: another user, who may know the public ``batches_id``, has made it.
@@ -352,24 +355,24 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
 
 
 def _own_folder(folder: str) -> None:
-    """Makes a folder of this user alone, also where others may make some."""
+    """Makes a private folder, also where other users may make some."""
     folders.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def _open_shuffle(
     shuffle: str, folder: str, num_threads: int, local: bool
 ) -> contextlib.AbstractContextManager[Spill | None]:
-    """Makes ready what rows need on their way; None if the engine has it."""
+    """Prepares the files of a shuffle; None if rows travel through the engine."""
     if local:
         return _local_shuffle(folder, num_threads)
     return contextlib.nullcontext(None if shuffle == ENGINE else shared_spill(folder))
 
 
 def shared_spill(folder: str) -> Spill:
-    """Makes a folder for a shuffle of workers that share nothing but that folder.
+    """Makes a folder for the shuffle of workers that share nothing else.
 
-    Its files are flushed to the disk: whatever is there is whole, also after a power
-    loss.
+    Its files are flushed to the disk: those that are there are whole, also after a
+    power loss.
     """
     flushed = join(folder, "flushed")
     for each in (folder, flushed):
@@ -379,9 +382,9 @@ def shared_spill(folder: str) -> Spill:
 
 @contextlib.contextmanager
 def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
-    """Makes the folder of the local shuffle, and holds it locked.
+    """Makes and locks the folder of the local shuffle.
 
-    What other boots of this machine left there is removed.
+    Files that other boots of this machine left there are removed.
 
     Raises:
       InputError: another process has it or, among temporary files, it is another
@@ -413,7 +416,7 @@ def _secrets(
     batches_id: str,
     num_threads: int,
 ) -> Secrets:
-    """Leaves for the workers what derives from the key and from all blocks together."""
+    """Writes for the workers what derives from key and all blocks together."""
     if not layout.plan.num_shuffles:
         return Secrets(key_file=key_file)
     rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]

@@ -1,9 +1,10 @@
 """Progress of workers, wherever they are.
 
 On the local runner workers are threads of this process and report here.  On a cluster
-they are other processes; then ``poll`` counts what they have finished.  Only public
-numbers pass: blocks read, steps written, and blocks drawn in search of the boundaries
-of a shuffle.
+they are other processes; then ``poll`` counts what they have finished.
+
+Public: all that is reported, which is blocks read, steps written, and blocks drawn in
+search of the boundaries of a shuffle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ _listener: Callable[[str, int], None] | None = None
 
 
 def advance(kind: str, amount: int = 1) -> None:
-    """Reports that ``amount`` more of ``kind`` are done."""
+    """Reports progress.
+
+    Args:
+      kind: BLOCKS, STEPS or BOUNDARIES.
+      amount: What was done since the last report.
+    """
     if _listener is not None:
         _listener(kind, amount)
 
@@ -54,10 +60,10 @@ def ending_at(event: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def poll(count: Callable[[], dict[str, int]], seconds: float) -> Iterator[None]:
-    """Reports what ``count`` finds now and then, in place of what workers report.
+    """Reports what ``count`` finds, in place of what workers report.
 
     Args:
-      count: Returns how many of each kind are done so far.  An OSError is passed over.
+      count: Returns kind -> how many are done so far.  An OSError of it is ignored.
       seconds: Between two counts.
     """
     tell, reported, ended = _listener, dict[str, int](), threading.Event()

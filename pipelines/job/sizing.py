@@ -20,23 +20,23 @@ from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes
 from pipelines.sampling.samplers import check_assigned
 from pipelines.sampling.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 
-#: The most rows and bytes of a record unless the user says otherwise: one record per
-#: small step, and never one that is a burden to whoever reads it.
+#: The most rows and bytes of a record unless the user says otherwise: a small step is
+#: one record, and no record is a burden to its readers.
 DEFAULT_PHYSICAL_BATCH_SIZE = 8192
 _DEFAULT_RECORD_BYTES = 64 << 20
-#: A reducer holds about this much; enough of them to keep a few workers busy, and few
-#: enough that what a block sends to each is not tiny.
+#: A group has about this many bytes.  There are enough groups to keep a few workers
+#: busy, and so few that what a block sends to each is not tiny.
 _GROUP_BYTES = 32 << 20
 _LEAST_GROUPS = 16
 _MOST_GROUPS = 4096
-#: Memory of the local runner: without any data, per byte of the block or group that a
-#: thread works on (read, gathered, encoded, hashed), and per participation of a block.
-#: Measured, and rounded up.
+#: Memory of the local runner: without any data; per byte of a thread's block or group
+#: (read, gathered, encoded, hashed); and per participation of a block.  Measured, and
+#: rounded up.
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
-#: What Beam lets pile up between a Python worker and an engine that is slower: two
-#: queues to send and one to receive, of 100 MiB each.
+#: What Beam queues between a Python worker and a slower engine: two queues to send and
+#: one to receive, of 100 MiB each.
 _CHANNEL_BYTES = 300 << 20
 DEFAULT_MEMORY_LIMIT = 4 << 30
 
@@ -46,10 +46,10 @@ class Estimate:
     """What a job will cost.  Public: expectations over the sampling.
 
     Attributes:
-      shuffle_bytes: Expected bytes between map and reduce; where they go through files
-        they are on disk, beside the output, until the job ends.
+      shuffle_bytes: Expected bytes between map and reduce; a shuffle through files
+        keeps them on disk until the job ends.
       output_bytes: Bytes of the columns and weights of all records.
-      padding: Rows that are padding, in expectation, per example of a step.
+      padding: Expected rows of padding per example.
     """
 
     shuffle_bytes: int
@@ -60,12 +60,12 @@ class Estimate:
 def make_layout(
     plan: DpSgdPlan, dataset: Dataset, physical_batch_size: int | None = None
 ) -> Layout:
-    """Returns the layout that depends on public values only, never on the engine.
+    """Returns the layout of a job: a function of public values, never of the engine.
 
     Args:
       plan: What is sampled.
       dataset: From ``list_blocks``.
-      physical_batch_size: Rows of a record; as few records per step as fit if None.
+      physical_batch_size: Rows of a record; None for as few records per step as fit.
 
     Raises:
       InputError: a bad size, one whose records could not be read, or a sampler whose
@@ -92,7 +92,7 @@ def make_layout(
 
 
 def _usual_batch_size(plan: DpSgdPlan) -> int:
-    """The cap of a step or, where there is none, what next to no step exceeds."""
+    """The cap of a step or, without one, a bound that its size rarely exceeds."""
     if plan.largest_batch_size is not None:
         return plan.largest_batch_size
     return plan.expected_batch_size + 4 * math.isqrt(plan.expected_batch_size)
@@ -112,7 +112,7 @@ def estimate(layout: Layout) -> Estimate:
 
 
 def worker_bytes(layout: Layout, dataset: Dataset, *, by_value: bool = False) -> int:
-    """Returns the memory that a Python worker of an engine needs.  Public.
+    """Returns the bytes of memory that a Python worker of an engine needs.  Public.
 
     It holds one block or one range of steps at a time, whatever the size of the data.
 
@@ -138,7 +138,12 @@ def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
 
 
 def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
-    """Returns how many threads of the local runner fit into ``memory_limit`` bytes.
+    """Returns how many threads of the local runner fit into memory.
+
+    Args:
+      layout: Of the job.
+      dataset: Its input.
+      memory_limit: Bytes.
 
     Raises:
       InputError: not even one.
@@ -155,7 +160,12 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
 
 
 def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
-    """Returns how many threads find the order of a shuffle in ``memory_limit`` bytes.
+    """Returns how many threads can search the order of a shuffle within memory.
+
+    Args:
+      plan: Of the job; if it is no shuffle, the answer is 1.
+      dataset: Its input.
+      memory_limit: Bytes.
 
     Raises:
       InputError: not even one.

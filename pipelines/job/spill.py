@@ -2,9 +2,9 @@
 
 The map step writes what a block sends to each group into one file, and the reduce step
 reads its slices.  Memory then depends on the size of a block and of a group, never on
-that of the data.  An engine that shuffles rows itself holds more: Beam's local runner a
-GroupByKey, at about six times its size; Flink the values of a key; and between a Python
-worker and either of Flink and Spark, Beam's Java modules the output of a whole bundle,
+that of the data.  An engine that shuffles rows itself holds more: Beam's local runner
+all that it groups, at about six times its size; Flink the values of a key; and Beam's
+Java modules, between a Python worker and Flink or Spark, the output of a whole bundle,
 which is a worker's share of the data.
 
     block-<ordinal>      num_groups + 1 offsets (int64), then the groups' bytes
@@ -35,10 +35,9 @@ class Spill:
     """Where a shuffle goes through files.
 
     Attributes:
-      folder: One that the job has made, on this machine or where every worker reaches
-        it.
-      num_threads: Of map and reduce in each worker; with more than one, names of files
-        are told before the files are there.
+      folder: Made by the job, on this machine or where every worker reaches it.
+      num_threads: Of map and reduce in each worker; with more than one, the names of
+        files are emitted before the files are there.
       flush: Whether files must survive a loss of power.
     """
 
@@ -48,7 +47,12 @@ class Spill:
 
 
 def spill_path(folder: StrPath, ordinal: int) -> str:
-    """Where the block with this ordinal is spilled."""
+    """Returns the path of a block's file.
+
+    Args:
+      folder: Of the spill.
+      ordinal: Of the block.
+    """
     return join(folder, f"{BLOCK_PREFIX}{ordinal:09d}")
 
 
@@ -60,8 +64,12 @@ def write_spill(
     Args:
       path: Final name of the file.
       sizes: Bytes of the piece of each group.
-      pieces: Those of all groups, in order.
+      pieces: The pieces of all groups, in order.
       flush: Whether a loss of power must not undo it.
+
+    Raises:
+      ValueError: a piece of another size.
+      OSError: no room, no access, no folder.
     """
     starts = np.cumsum([(len(sizes) + 1) * _OFFSET.itemsize, *sizes], dtype=_OFFSET)
     with new_file(path, mode=0o600, flush=flush) as write:
@@ -73,7 +81,11 @@ def write_spill(
 
 
 def read_slice(path: StrPath, group: int) -> bytes:
-    """Returns what ``write_spill`` was given for ``group``.
+    """Returns the piece of a group.
+
+    Args:
+      path: A file of ``write_spill``.
+      group: Which group.
 
     Raises:
       OSError: the file is missing or too short.

@@ -1,33 +1,33 @@
 """Map, reduce, map: blocks to fixed-size weighted batches, as Beam transforms.
 
-Rows go to their steps by one of two ways.  Through files, on a place that every worker
-reaches, the engine carries the numbers of blocks and groups alone:
+Rows reach their steps in one of two ways.  Through files that every worker reaches;
+then the engine carries only the numbers of blocks and groups:
 
     blocks -> sample, pack, spill -> await all blocks -> groups -> order, truncate, pad,
     write
 
-and without it, the engine carries the rows:
+or through the engine:
 
     blocks -> sample, pack -> group by range of steps -> order, truncate, pad, write
 
-Elements are blocks, not rows.  The map step makes, for each range of steps, one piece
-with all rows of a block that chose a step of that range, be it none; the reduce step
-holds one range at a time, some tens of megabytes.
+Elements are blocks, not rows.  For each range of steps (a group), the map step makes
+one piece of the rows of a block that chose a step in it, even if there are none.  The
+reduce step holds one group at a time, some tens of megabytes.
 
 Formal guarantees:
-  - Every step of every asked-for range is written, also when no example chose it.
-  - No element is lost or counted twice: a range is written only from exactly one
-    piece of every block, whatever the engine delivered.
-  - No row is sampled but those of the data set: a block that is not one of it, by
-    place, name, rows and columns, is refused before it is read (``known_input``).
+  - Every step of every requested group is written, even if no example chose it.
+  - No element is lost or counted twice: a group is written only from exactly one piece
+    of every block, whatever the engine delivered.
+  - Only rows of the data set are sampled: a block whose place, name, rows or columns
+    are not those of the data set is refused before it is read (``known_input``).
   - The bytes of a file depend on (key, plan, input, layout) alone: not on the engine,
-    the way of the rows, the number of workers, or how often and in which order bundles
+    the way rows travel, the number of workers, or how often and in which order bundles
     run.
   - A file is visible under its final name only when it is complete; its checksum is
     written after it.  A finished file is not written again.
-  - No key is part of the pipeline: workers read it from where the pipeline says.
-  - No worker writes but into folders that the job has made, through ``storage``.
-  - What fails in a worker is an InputError of one line, which names no row.
+  - No key is part of the pipeline: it names the place where workers read the key.
+  - Workers write only into folders that the job has made, through ``storage``.
+  - An error in a worker is an InputError of one line, which names no row.
 
 Public: the layout.  Sensitive: every element that holds rows.
 """
@@ -68,11 +68,11 @@ Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """Where workers find what nobody else must know; never the values.
+    """Where workers find the secrets of a job; never their values.
 
     Attributes:
-      key_file: The sampling key: a file on every worker, or one in a store, or a
-        managed secret (see ``keys.read_key_file``).
+      key_file: The sampling key: a file on every worker, one in a store, or a managed
+        secret (see ``keys.read_key_file``).
       boundaries: Of a shuffle, the file that ``boundaries.complete`` made.
     """
 
@@ -83,11 +83,21 @@ class Secrets:
 def write_group(
     layout: Layout, directory: str, group: int, pieces: Iterable[bytes]
 ) -> None:
-    """Writes the file of ``group`` and then its checksum, unless they are there."""
+    """Writes the file of a group and then its checksum, unless they are there.
+
+    Args:
+      layout: Of the job.
+      directory: Of the job.
+      group: Which group.
+      pieces: The piece of each block, in the order of the blocks.  Sensitive.
+
+    Raises:
+      OSError: no room, no access.
+    """
     name = layout.file(group).name
     if read_checksum(directory, name, storage.size(join(directory, name))):
-        return  # an engine that lost a worker may run everything again
-    # The job reads none of it again: memory is left to the shuffle.
+        return  # an engine that lost a worker may run a bundle again
+    # The job does not read it again: memory is left to the shuffle.
     with new_file(join(directory, name), mode=0o600, cached=False) as write:
         checksum = encode_steps(layout, group, pieces, write)
     # Last: a file with a checksum is finished, and is not written again.
@@ -97,6 +107,10 @@ def write_group(
 
 def check_delivery(ordinals: list[int], num_blocks: int) -> None:
     """Refuses anything but one element of every block.
+
+    Args:
+      ordinals: Of the blocks whose elements were delivered.
+      num_blocks: Blocks of the data set.
 
     Raises:
       InputError: the engine lost or repeated elements.
@@ -109,12 +123,12 @@ def check_delivery(ordinals: list[int], num_blocks: int) -> None:
         )
 
 
-#: How every failed job is finished.
+#: How to finish a job that failed.
 AGAIN = "run the same command again: it goes on where it stopped."
 
 
 def storage_error(error: OSError) -> InputError:
-    """Returns what a full disk or a lost file means to the user."""
+    """Returns the error for a full disk or a lost file, with a remedy."""
     reason = error.strerror or type(error).__name__
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return InputError(
@@ -127,8 +141,8 @@ def storage_error(error: OSError) -> InputError:
 def plain_errors() -> Iterator[None]:
     """Turns every error into an InputError of one line.
 
-    The message of an unforeseen error may quote rows, and would reach the logs of every
-    engine: only its type and place are told.
+    The message of an unexpected error may quote rows, and would reach the logs of the
+    engine: only its type and place are kept.
 
     Raises:
       InputError: what went wrong, and how to go on.
@@ -149,9 +163,9 @@ def plain_errors() -> Iterator[None]:
 
 
 class _BundleFn(beam.DoFn):
-    """Runs the jobs of a bundle, at once if it may, on the cores of this machine.
+    """Runs the jobs of a bundle, in several threads if it may.
 
-    What a job emits is known before it runs; a bundle ends when all its jobs have.
+    What a job emits is known before it runs; a bundle ends after all of its jobs.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -163,7 +177,7 @@ class _BundleFn(beam.DoFn):
 
     def _run(self, job: Callable[..., None], *arguments: object) -> None:
         if self._num_threads == 1:
-            job(*arguments)  # in turn, so that the engine sees how far it is
+            job(*arguments)  # in turn, so that the engine sees its progress
         else:
             self._jobs.append(self._pool.submit(job, *arguments))
 
@@ -175,7 +189,7 @@ class _BundleFn(beam.DoFn):
             self._pool.shutdown(cancel_futures=True)
 
     def teardown(self) -> None:
-        # A bundle that was given up does not end: nothing may go on writing.
+        # A bundle that was abandoned does not finish: nothing may go on writing.
         if hasattr(self, "_pool"):
             self._pool.shutdown(cancel_futures=True)
 
@@ -267,7 +281,7 @@ class _SpillBlockFn(_Sampler, _BundleFn):
 @beam.typehints.with_input_types(tuple[int, Iterable[int]])
 @beam.typehints.with_output_types(int)
 class _GroupsFn(beam.DoFn):
-    """(0, ordinals of all blocks) -> the groups, which may be written now."""
+    """(0, ordinals of all blocks) -> the groups, which can now be written."""
 
     def __init__(self, groups: tuple[int, ...], num_blocks: int) -> None:
         self._groups = groups
@@ -309,8 +323,8 @@ class _WriteGroupFn(_Writer):
         self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
     ) -> Iterator[str]:
         group, values = group_and_elements
-        # Once: Flink does not iterate twice.  Into the order of the blocks, so that
-        # arrival decides nothing.
+        # Iterated once: Flink allows no more.  Sorted: the order of arrival must not
+        # matter.
         elements = sorted(values)
         check_delivery([ordinal for ordinal, _ in elements], self._num_blocks)
         self._write(group, (data for _, data in elements))
@@ -335,7 +349,7 @@ class _WriteSpilledFn(_Writer):
         if not is_remote(self._folder):
             yield from map(read, range(self._num_blocks))
             return
-        # A store answers after a while, and answers many at once.
+        # A store takes a while to answer, and answers many requests at once.
         with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
             yield from pool.map(read, range(self._num_blocks))
 
@@ -345,7 +359,7 @@ class _WriteSpilledFn(_Writer):
 
 
 class TakesBlocks(beam.PTransform):
-    """A transform of blocks, which says what to write where it is given others."""
+    """A transform of blocks; of other elements it says what to write instead."""
 
     def type_check_inputs(self, pvalueish: Any) -> None:
         """Refuses everything but one PCollection of blocks.
@@ -365,7 +379,7 @@ class TakesBlocks(beam.PTransform):
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(str)
 class WriteBatches(TakesBlocks):
-    """Samples blocks and writes the batches of some ranges of steps.
+    """Samples blocks and writes the batches of some groups.
 
     Input: a PCollection of ``Block``, all of ``dataset.blocks``.  Output: the names of
     the files written.
@@ -375,8 +389,8 @@ class WriteBatches(TakesBlocks):
       directory: Where the files go, made by ``open_job``; any store that Beam knows.
       secrets: Where the workers find the sampling key and what derives from it.
       dataset: The input, whose blocks are the elements.
-      groups: The ranges of steps to write; all by default.
-      spill: Where the rows go through files; by default they travel through the engine.
+      groups: The groups to write; all by default.
+      spill: Folder of a shuffle through files; by default rows go through the engine.
 
     Raises:
       InputError: ``layout`` was made for another data set.

@@ -4,7 +4,7 @@ Formal guarantees:
   - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
     exist before; a half-written key is never visible under its final name.
   - A key file of this machine that others can read is refused, and so is anything that
-    does not hold one key.  Who can read a key in a store, its own rules of access say.
+    does not hold exactly one key.  In a store, its rules of access decide who can read.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
     the PRF assumption on keyed BLAKE2b; no sub-key tells the key.
   - No function here has a default key or seed.
@@ -35,7 +35,9 @@ SECRET_MANAGER = "secretmanager://"
 def derive(key: bytes, *labels: str | int) -> bytes:
     """Returns the 32-byte sub-key of ``key`` for a tuple of labels.
 
-    The labels are encoded as JSON, so that ("a", "bc") and ("ab", "c") differ.
+    Args:
+      key: Secret, at most 64 bytes.
+      *labels: Encoded as JSON, so that ("a", "bc") and ("ab", "c") differ.
     """
     data = json.dumps(labels, separators=(",", ":")).encode("utf-8")
     return hashlib.blake2b(
@@ -44,22 +46,26 @@ def derive(key: bytes, *labels: str | int) -> bytes:
 
 
 def commitment(key: bytes, *labels: str | int) -> str:
-    """Returns a public 32-digit name for ``key`` that tells nothing about it.
+    """Returns a public 32-digit name for ``key`` that reveals nothing about it.
 
-    Equal names mean equal keys and labels (up to collisions of 128 bits).
+    Equal names mean equal keys and labels, up to collisions of 128 bits.
+
+    Args:
+      key: Secret, at most 64 bytes.
+      *labels: As of ``derive``.
     """
     return derive(key, "commitment", *labels)[:16].hex()
 
 
 def insecure_key(seed: int) -> bytes:
-    """Returns the key that a test derives from a number.  Anyone can derive it too."""
+    """Returns a key for tests, derived from a number: anyone can derive it too."""
     return derive(b"insecure", "seed", seed)
 
 
 def create_key_file(path: StrPath) -> bytes:
     """Makes a key, saves it at ``path`` with mode 0600, and returns it.
 
-    A folder that is made for it is one that its owner alone may enter.
+    Its folder is made if it is missing; then its owner alone may enter it.
 
     Raises:
       InputError: ``path`` exists already.
@@ -83,7 +89,7 @@ def create_key_file(path: StrPath) -> bytes:
 
 
 def _read_text(location: str) -> str:
-    """Returns what is at ``location``; of this machine's files, if it is private."""
+    """Returns the text at ``location``; refuses a local file that others can read."""
     if location.startswith(SECRET_MANAGER):
         return read_secret(location.removeprefix(SECRET_MANAGER)).decode("ascii")
     text = read_bytes(location).decode("ascii")
@@ -121,11 +127,11 @@ def read_key_file(path: StrPath) -> bytes:
 
 
 def read_or_create_key_file(path: StrPath) -> bytes:
-    """Returns the key at ``path``, which is made if it does not exist on this machine.
+    """Returns the key at ``path``; on this machine, makes it if it is missing.
 
     Raises:
-      InputError: the file exists and is refused by ``read_key_file``, or it does not
-        exist in a store, where nothing says that nobody else made it meanwhile.
+      InputError: ``read_key_file`` refuses the file, or it is missing in a store, where
+        two jobs could make it at once.
     """
     if is_remote(path) or os.path.lexists(path):
         return read_key_file(path)

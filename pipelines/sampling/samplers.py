@@ -5,9 +5,10 @@ ChaCha20 stream, keyed by (sampling key, plan, block name), so a retried, repeat
 re-ordered bundle makes the same choices on every engine.
 
 A row first draws how many steps it takes part in, from the exact binomial law, and then
-which ones, a uniform subset of that size: together, independent coin flips for every
-step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and steps exchanged).
-The cost is that of the rows read and the participations drawn, never rows x steps.
+which ones, a uniform subset of that size.  Together these are independent coin flips,
+one per step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and steps
+exchanged).  The cost is that of the rows read and the participations drawn, never rows
+x steps.
 
 Deterministic batches follow the order of the data; balls-and-bins draws one uniform
 step per row and epoch; shuffles are in ``shuffle``.
@@ -62,7 +63,7 @@ from pipelines.sampling.shuffle import count_at_or_below
 from pipelines.sampling.streams import Stream
 
 _WORD = 1 << 64
-# Digits that leave 128-bit thresholds exact after millions of recurrence steps.
+# Decimal digits: 128-bit thresholds stay exact after millions of recurrence steps.
 _PRECISION = 80
 
 
@@ -122,7 +123,14 @@ def binomial_thresholds(
 def binomial_counts(
     stream: Stream, num_trials: int, probability: Fraction, size: int
 ) -> np.ndarray:
-    """Returns ``size`` independent Binomial(num_trials, probability) draws, int64."""
+    """Returns independent Binomial(num_trials, probability) draws, int64.
+
+    Args:
+      stream: Where the randomness comes from.
+      num_trials: At least 1.
+      probability: In [0, 1].
+      size: How many.
+    """
     if probability == 1:
         return np.full(size, num_trials, np.int64)
     high, low = binomial_thresholds(num_trials, probability)
@@ -136,9 +144,16 @@ def distinct_steps(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (row, step), sorted: for row i a uniform subset of ``counts[i]`` steps.
 
-    Uniform draws are added until a row has as many distinct ones as it needs; never
-    more, so the subset is that of the first distinct values of an i.i.d. sequence, and
-    therefore uniform.
+    A row draws steps until it has as many distinct ones as it needs, and no more: its
+    subset is the first distinct values of an i.i.d. sequence, which is uniform.
+
+    Args:
+      stream: Where the randomness comes from.
+      counts: int64, in [0, num_steps], one per row.
+      num_steps: Steps to choose from.
+
+    Returns:
+      Parallel int64 arrays of length ``counts.sum()``.
     """
     codes = np.empty(0, np.int64)
     missing = counts
@@ -153,7 +168,13 @@ def distinct_steps(
 def uniform_subsets(
     stream: Stream, counts: np.ndarray, num_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``distinct_steps`` whose cost stays linear when a row takes most of the steps."""
+    """As ``distinct_steps``, at linear cost also where rows take most of the steps.
+
+    Args:
+      stream: Where the randomness comes from.
+      counts: int64, in [0, num_steps], one per row.
+      num_steps: Steps to choose from.
+    """
     light = np.where(counts <= num_steps // 2, counts, 0)
     row, step = distinct_steps(stream, light, num_steps)
     heavy = np.flatnonzero(counts > num_steps // 2)
@@ -182,12 +203,12 @@ class BlockRows:
 
 #: Parallel arrays: row, step, priority; see `Participations`.
 Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
-#: (plan, sampling key, block, boundaries of a shuffle) -> what the block's rows choose.
+#: (plan, sampling key, block, boundaries of a shuffle) -> the choices of its rows.
 Assign = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], Choices]
 
 
 def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Stream:
-    # The plan is a label too: one key used for two plans must not correlate them.
+    # The plan is a label too: two plans under one key are independent.
     return Stream(derive(sampling_key, "sampling", plan.fingerprint, block.name))
 
 
@@ -251,14 +272,14 @@ _SAMPLERS: dict[str, Assign] = {
 
 
 def register(name: str, assign: Assign) -> None:
-    """Makes known, in this process, how a sampler assigns rows to steps.
+    """Registers, in this process, how a sampler assigns rows to steps.
 
-    A retried or repeated bundle must make the same choices: ``assign`` may use streams
-    keyed by ``derive(key, label, plan.fingerprint, ...)``, and no other chance.
+    A retried or repeated bundle must make the same choices: ``assign`` may draw only
+    from streams keyed by ``derive(key, label, plan.fingerprint, ...)``.
 
     Args:
       name: As registered with `accounting.sampler_registry`.
-      assign: A pure function; the last argument is None but for shuffles.
+      assign: A pure function.  Its last argument is None except for shuffles.
 
     Raises:
       InputError: the name is taken, or plans do not know it.
@@ -272,7 +293,7 @@ def register(name: str, assign: Assign) -> None:
 
 
 def check_assigned(plan: DpSgdPlan) -> None:
-    """Refuses a plan whose sampler cannot be executed here.
+    """Refuses a plan whose sampler cannot be run here.
 
     Raises:
       InputError: nobody registered how it assigns rows to steps.
@@ -288,7 +309,16 @@ def check_assigned(plan: DpSgdPlan) -> None:
 def find_boundaries(
     plan: DpSgdPlan, sampling_key: bytes, blocks: Sequence[BlockRows]
 ) -> np.ndarray | None:
-    """Returns what a sampler must know of all blocks: of a shuffle, boundaries."""
+    """Returns the boundaries of a shuffle, or None for other samplers.  Sensitive.
+
+    Args:
+      plan: Public description of the sampling.
+      sampling_key: Secret, 32 bytes, as of ``sample_block``.
+      blocks: All blocks of the data set.
+
+    Returns:
+      As of ``shuffle.find_boundaries``.
+    """
     if not plan.num_shuffles:
         return None
     named = [(block.name, block.num_rows) for block in blocks]
@@ -305,10 +335,12 @@ def sample_block(
 
     Args:
       plan: Public description of the sampling.
-      sampling_key: Secret, 32 bytes; of a job, that of its data set alone
-        (``KnownInput.data_set_key``).
+      sampling_key: Secret, 32 bytes; a job uses ``KnownInput.data_set_key``.
       block: Which rows.
       boundaries: From ``find_boundaries``.
+
+    Raises:
+      InputError: nobody registered how the sampler assigns rows to steps.
     """
     check_assigned(plan)
     row, step, priority = _SAMPLERS[plan.sampler](plan, sampling_key, block, boundaries)
@@ -323,8 +355,8 @@ def arrange_steps(
 ) -> list[np.ndarray]:
     """Returns, for each of ``steps``, which participations make its batch, in order.
 
-    Rows stand in the order of their priorities, which is uniformly random and does not
-    depend on the order of arrival; a batch that is too large loses its end.
+    Rows are sorted by priority: a uniformly random order that does not depend on the
+    order of arrival.  A batch that is too large loses its end.
 
     Args:
       step: int64, the step of each participation of a group.  Sensitive.

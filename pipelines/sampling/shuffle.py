@@ -1,10 +1,10 @@
 """Exact uniform shuffles of data of any size, by keyed rank.
 
 Every example draws a 128-bit rank from the stream of its block; the order of the ranks
-is a uniformly random permutation.  Its split into batches of equal size needs only the
-rank of the first example of each batch, its boundary: an exact selection, in two passes
-over ranks that are drawn anew, block by block.  No permutation is ever held in memory,
-and the data is not read.
+is a uniformly random permutation.  To split it into batches of equal size, the rank of
+the first example of each batch suffices: its boundary.  Boundaries are found by an
+exact selection, in two passes over the ranks, which are drawn anew block by block.  The
+permutation is never held in memory, and the data is not read.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption:
   - exact split: step t of an epoch gets the examples of positions ceil(t n / T) to
@@ -28,12 +28,12 @@ from pipelines.files.threads import in_order
 from pipelines.sampling.keys import derive
 from pipelines.sampling.streams import Stream
 
-#: Buckets of at least about this many ranks, but of more where few are kept anyway: a
-#: small table of counts stays in the processor's cache.
+#: A bucket holds about this many ranks, or more if few are kept anyway: a small table
+#: of counts stays in the processor's cache.
 _BUCKET_RANKS = 64
 _FEW_RANKS = 1 << 20
 _MOST_BUCKET_BITS = 24
-#: Counting, and keeping what is in a bucket with a boundary.
+#: One that counts, and one that keeps the ranks of buckets with a boundary.
 _PASSES = 2
 _WORD_BYTES = 8
 _RANK_BYTES = 2 * _WORD_BYTES
@@ -56,7 +56,7 @@ def count_at_or_below(
       high: Sorted high words of the thresholds, uint64.
       low: Their low words.
       words: High words of the numbers.
-      second_word: Index of a number -> its low word; asked for in order, and only where
+      second_word: Index of a number -> its low word; called in order, and only where
         the high words are equal.
     """
     counts = np.searchsorted(high, words, side="right")
@@ -71,7 +71,18 @@ def count_at_or_below(
 def draw_ranks(
     plan: DpSgdPlan, sampling_key: bytes, epoch: int, block_name: str, num_rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the (high, low) words of the ranks of the rows of a block.  Sensitive."""
+    """Returns the (high, low) words of the ranks of a block's rows.  Sensitive.
+
+    Args:
+      plan: A shuffle.
+      sampling_key: Secret, 32 bytes.
+      epoch: From 0; a persistent shuffle has one order for all epochs.
+      block_name: Unique within the data set.
+      num_rows: Rows of the block.
+
+    Returns:
+      Two arrays of shape (num_rows,), uint64.
+    """
     stream = _rank_stream(plan, sampling_key, epoch, block_name)
     return stream.words(num_rows), stream.words(num_rows)
 
@@ -87,22 +98,34 @@ def _rank_stream(
 def first_positions(num_examples: int, steps_per_epoch: int) -> np.ndarray:
     """Returns the position at which each step of an epoch starts, int64.
 
-    The batches are as equal as can be: sizes differ by at most one.
+    Batch sizes differ by at most one.
+
+    Args:
+      num_examples: Examples of an epoch.
+      steps_per_epoch: Steps that they are split into.
+
+    Returns:
+      Shape (steps_per_epoch,), ascending from 0.
     """
     steps = np.arange(steps_per_epoch, dtype=np.int64)
     return -(-steps * num_examples // steps_per_epoch)
 
 
 def num_epochs_drawn(plan: DpSgdPlan) -> int:
-    """Returns how many epochs have an order of their own; none if nothing is shuffled.
+    """Returns how many epochs have an order of their own; 0 if nothing is shuffled.
 
-    Batches of one step per epoch have no boundary, and need no order.
+    An epoch of one step has no boundary, and needs no order.
     """
     return 0 if plan.steps_per_epoch == 1 else plan.num_shuffles
 
 
 def num_block_passes(plan: DpSgdPlan, num_blocks: int) -> int:
-    """Returns how often `find_boundaries` draws the ranks of a block, in all."""
+    """Returns how many times `find_boundaries` draws the ranks of some block, in all.
+
+    Args:
+      plan: What is sampled.
+      num_blocks: Blocks of the data.
+    """
     return _PASSES * num_blocks * num_epochs_drawn(plan)
 
 
@@ -117,7 +140,7 @@ def search_bytes(plan: DpSgdPlan, largest_block: int, num_threads: int) -> int:
     Args:
       plan: A shuffle.
       largest_block: Rows of the largest block.
-      num_threads: That draw ranks.
+      num_threads: Threads that draw ranks.
     """
     table = 1 << _bucket_bits(plan)
     kept = plan.steps_per_epoch * (plan.num_examples / table + 1)
@@ -140,7 +163,7 @@ def find_boundaries(
       plan: A shuffle.
       sampling_key: Secret, 32 bytes.
       blocks: (name, number of rows) of every block of the data.
-      num_threads: That draw ranks.  The result does not depend on them.
+      num_threads: Threads that draw ranks; the result does not depend on it.
 
     Returns:
       uint64, shape (epochs, steps_per_epoch - 1, 2): (high, low) of the first example
@@ -174,9 +197,9 @@ def search_epochs(
       plan: A shuffle.
       sampling_key: Secret, 32 bytes.
       blocks: (name, number of rows) of every block of the data.
-      first_epoch: The first that is still to be searched.
-      num_threads: That draw ranks.
-      advance: Takes how many blocks were drawn since it was last called.
+      first_epoch: Where to start.
+      num_threads: Threads that draw ranks.
+      advance: Called with the number of blocks drawn since the last call.
     """
     with ThreadPoolExecutor(num_threads) as pool:
         search = _Search(plan, sampling_key, blocks, pool, num_threads, advance)
@@ -185,7 +208,7 @@ def search_epochs(
 
 
 def _bucket_bits(plan: DpSgdPlan) -> int:
-    """Bits of a rank that name its bucket: few, of which little has to be kept."""
+    """Bits of a rank that name its bucket: as few as keep the kept ranks few."""
     n, steps = plan.num_examples, plan.steps_per_epoch
     usual = max(1, (n // _BUCKET_RANKS).bit_length())
     kept = max(1, min(n // 16, _FEW_RANKS))
@@ -193,7 +216,7 @@ def _bucket_bits(plan: DpSgdPlan) -> int:
 
 
 def _chunk_rows(table: int) -> int:
-    """Ranks that are counted at a time: enough to be worth a table of their own."""
+    """Ranks that are counted at a time: enough to be worth a table of counts."""
     return max(1 << 18, table // 2)
 
 
@@ -291,7 +314,18 @@ def shuffled_steps(
     num_rows: int,
     boundaries: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (row, step, priority): one step per row and epoch.  Sensitive."""
+    """Returns (row, step, priority): one step per row and epoch.  Sensitive.
+
+    Args:
+      plan: A shuffle.
+      sampling_key: Secret, 32 bytes.
+      block_name: Unique within the data set.
+      num_rows: Rows of the block.
+      boundaries: From ``find_boundaries``.
+
+    Returns:
+      Parallel arrays of length num_epochs x num_rows.
+    """
     steps, priorities = [], []
     for epoch in range(plan.num_epochs):
         thresholds = boundaries[min(epoch, len(boundaries) - 1)]
