@@ -139,21 +139,15 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     )  # fmt: skip
 
 
-def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Does what ``dpsgd batches`` does on the local runner, and shows its progress.
+def make_batches(*arguments: Any) -> None:
+    """Makes batches as ``make_batches.make_batches`` does, and shows the progress.
 
-    Args:
-      source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or that of the same job, unfinished.
-      settings: How to sample.
-
-    Raises:
-      InputError: before any work, for anything that the user can mend.
+    In a process that nothing else logs to.
     """
     quiet_beam()
     from pipelines.cli import batch_job
 
-    batch_job.write(*batch_job.open_input(source, out, settings), out)
+    batch_job.make_batches(*arguments)
 
 
 @click.command()

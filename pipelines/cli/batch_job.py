@@ -27,8 +27,6 @@ from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.sampling.shuffle import num_block_passes
 
-__all__ = ["beam_options", "open_input", "run", "write"]
-
 #: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
@@ -164,23 +162,27 @@ def run(
         show("Would write", {**_listing(dataset, as_json), **summary}, as_json)
         return
     check_out(out)
-    manifest = write(dataset, layout, out, **job, options=options)
+    manifest = _write(dataset, layout, out, **job, options=options)
     found = {**summary, "manifest_fingerprint": manifest.fingerprint}
     show(f"Batches in {out}", found, as_json)
 
 
-def write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
-    """Writes batches, with a bar for each kind of progress.
+def make_batches(source: str, out: str, settings: BatchSettings) -> None:
+    """Makes batches on the local runner, with a bar for each kind of progress.
 
     Args:
-      dataset: From ``list_blocks``.
-      layout: From ``make_layout``.
-      out: An empty or new folder, or that of the same job, unfinished.
-      **others: As ``poisson_batching.write_batches`` takes them.
+      source: As of ``run``.
+      out: As of ``run``.
+      settings: How to sample.
 
     Raises:
       InputError: before any work, for anything that the user can mend.
     """
+    _write(*open_input(source, out, settings), out)
+
+
+def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
+    """Writes batches, with a bar for each kind of progress."""
     totals = {
         progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
         progress.BLOCKS: len(dataset.blocks),

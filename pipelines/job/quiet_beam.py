@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-
-from pipelines.job.batch_settings import BatchSettings
+from typing import Any
 
 
 def quiet_beam() -> None:
@@ -27,18 +26,9 @@ def quiet_beam() -> None:
     threading.excepthook = lambda _: None
 
 
-def make_batches_quietly(source: str, out: str, settings: BatchSettings) -> None:
-    """Makes batches in a process that nothing else logs to.
-
-    Args:
-      source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or that of the same job, unfinished.
-      settings: How to sample.
-
-    Raises:
-      InputError: before any work, for anything that the user can mend.
-    """
+def make_batches_quietly(*arguments: Any) -> None:
+    """Calls ``make_batches.make_batches`` in a process that nothing else logs to."""
     quiet_beam()
     from pipelines.job.make_batches import make_batches
 
-    make_batches(source, out, settings)
+    make_batches(*arguments)
