@@ -14,6 +14,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import multiprocessing
+import multiprocessing.context
 import os
 import pathlib
 import pickle
@@ -352,10 +354,37 @@ class Seen:
 
 _GROUPS = 17  # of 136 steps: eight in each range
 
+_COMMAND = """
+import os, sys
+quiet = os.open(os.devnull, os.O_WRONLY)
+os.dup2(quiet, 1), os.dup2(quiet, 2)
+sys.argv = ["dpsgd", *arguments]
+import dpsgd
+dpsgd.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def start() -> Callable[[list[str]], multiprocessing.context.ForkServerProcess]:
+    """Starts ``dpsgd`` in a process of its own, forked from one that loaded Beam."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pipelines.cli.batch_job"])
+
+    def start(arguments: list[str]) -> multiprocessing.context.ForkServerProcess:
+        process = context.Process(
+            target=exec, args=(_COMMAND, {"arguments": arguments})
+        )
+        process.start()
+        return process
+
+    return start
+
 
 @pytest.mark.slow
 def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
-    tmp_path: pathlib.Path, root: pathlib.Path, key_file: pathlib.Path
+    tmp_path: pathlib.Path,
+    key_file: pathlib.Path,
+    start: Callable[[list[str]], multiprocessing.context.ForkServerProcess],
 ) -> None:
     """Twelve kills of ``dpsgd batches``, in its map, its reduce and its start."""
     source, out = tmp_path / "input", tmp_path / "o"
@@ -369,31 +398,29 @@ def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
         options += ["--key-file", str(key_file)]
         size = ["--batch-size", "2000", "--num-steps", "136"]
         cap = ["--truncated-batch-size", "2050"]
-        return [sys.executable, "-m", "dpsgd", "batches", *options, *size, *cap]
-
-    def start(out: pathlib.Path) -> subprocess.Popen[bytes]:
-        quiet = subprocess.DEVNULL
-        return subprocess.Popen(command(out), cwd=root, stdout=quiet, stderr=quiet)
+        return ["batches", *options, *size, *cap]
 
     whole = tmp_path / "whole"
-    assert start(whole).wait() == 0
+    undisturbed = start(command(whole))
+    undisturbed.join()
+    assert undisturbed.exitcode == 0
     seen, draw, killed_at = Seen(out, whole), random.Random(4), []
     # 60 blocks, then 17 files.
     targets = [0, *sorted(draw.sample(range(1, 77), 11))]
     for target in targets:
-        process = start(out)
-        while process.poll() is None and (seen.progress < target or not out.exists()):
+        process = start(command(out))
+        while process.is_alive() and (seen.progress < target or not out.exists()):
             seen.look()
         time.sleep(draw.random() * 0.01)
         process.kill()
-        process.wait()
+        process.join()
         seen.look()
         killed_at.append(seen.progress)
     assert len(set(killed_at)) > 4, killed_at
-    process = start(out)
-    while process.poll() is None:
+    process = start(command(out))
+    while process.is_alive():
         seen.look()
-    if process.returncode:  # the last kill came after the end
+    if process.exitcode:  # the last kill came after the end
         assert (out / "manifest.json").exists()
     seen.look()
     assert len(seen.batches) == _GROUPS
