@@ -176,7 +176,8 @@ def get(name: str) -> Method:
     Raises:
       InputError: no such method.
     """
-    return _ENTRIES[check_choice("method", name, names())]
+    remedy = "Import the module that registers it, if it is yours."
+    return _ENTRIES[check_choice("method", name, names(), remedy=remedy)]
 
 
 def theorem_of(
