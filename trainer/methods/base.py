@@ -1,10 +1,13 @@
 """What a training method does in a step; the rest of it is a `settings.methods.Method`.
 
+A method promises, and its tests show, that one row changes the sum of a physical batch
+by at most ``l2_norm_clip`` in norm.  What an optimizer of its own does before a step is
+a function of what was released and of what was drawn: it is given no batch.
+
 Formal guarantees:
-  - the sum of a physical batch changes by at most ``l2_norm_clip`` in norm with one
-    row: a method promises it, and its tests show it.
-  - what happens before a step sees no example: ``before_step`` is given what was drawn
-    and what was released, and no batch.
+  - the noise of a step is drawn by the trainer for every variable, whatever a method
+    draws beside it.
+  - what is drawn is used: nothing is drawn for a method without an optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from accounting.validation import InputError
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.noise import DrawStep
 from trainer.model.trainable_model import TrainableModel
@@ -60,8 +64,9 @@ class Hooks:
       draw: What is drawn for ``before_step``, beside the noise of every variable, as a
         function of the key of the run and the step; None for nothing.
 
-    Raises of the functions:
-      InputError: the method does not support this model.
+    Raises:
+      InputError: something is drawn, and no optimizer takes it.  The functions raise it
+        if the method does not support a model.
     """
 
     choose_path: Callable[[TrainableModel, TrainSettings], str]
@@ -70,3 +75,10 @@ class Hooks:
         None
     )
     draw: DrawStep | None = None
+
+    def __post_init__(self) -> None:
+        if self.draw is not None and self.optimizer is None:
+            raise InputError(
+                "Expected Hooks with draw to bring an optimizer, whose before_step "
+                "gets what is drawn. Omit draw, or bring one."
+            )

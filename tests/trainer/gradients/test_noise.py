@@ -174,3 +174,21 @@ def test_stream_raises_what_its_thread_met(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.raises(MemoryError, match="planted"),
     ):
         next(iter(stream))
+
+
+def test_the_noise_of_every_variable_is_drawn_whatever_is_drawn_beside_it() -> None:
+    shapes = [(3, 2), (4,)]
+    stream = NoiseStream(
+        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=lambda *_: []
+    )
+    more = NoiseStream(
+        KEY, steps=range(2), shapes=shapes, noise_stddev=1.0, draw=mixing_coefficients
+    )
+    with stream, more:
+        for step, (least, drawn) in enumerate(zip(stream, more, strict=True)):
+            noise = step_noise(KEY, step, shapes, 1.0)
+            coefficients = mixing_coefficients(KEY, step, shapes)
+            assert all(map(np.array_equal, least, noise))
+            assert len(least) == len(noise)
+            assert all(map(np.array_equal, drawn, [*noise, *coefficients]))
+            assert len(drawn) == 4

@@ -366,6 +366,11 @@ def test_a_method_brings_a_theorem_of_its_own(register: Register) -> None:
     assert "--clip-share" in help_text
 
 
+def test_nothing_is_drawn_for_a_method_without_an_optimizer() -> None:
+    with pytest.raises(InputError, match="draw to bring an optimizer"):
+        dataclasses.replace(HOOKS, draw=_draw)
+
+
 QUESTIONS: dict[str, tuple[Callable[[], Any], str]] = {
     "accounting": (
         lambda: methods.theorem_of(NAME, {}, 0.4),
