@@ -36,7 +36,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import check_choice
-from trainer.gradients import ghost_clipping, operation_clipping
+from trainer.gradients import ghost_clipping
+from trainer.gradients.operations import operation_clipping
+from trainer.gradients.operations.plain_layers import plain_layers
 from trainer.gradients.per_example import (
     align,
     cap_coordinates,
@@ -46,7 +48,6 @@ from trainer.gradients.per_example import (
     sum_in_chunks,
     zero_others,
 )
-from trainer.gradients.plain_layers import plain_layers
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 

@@ -37,7 +37,7 @@ from accounting.validation import InputError
 from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.clipping import BOOKKEEPING, choose_path, clipped_sum
-from trainer.gradients.operation_clipping import operations_obstacle
+from trainer.gradients.operations.operation_clipping import operations_obstacle
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel

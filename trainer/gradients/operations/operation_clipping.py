@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
+from trainer.gradients.operations.plain_layers import has_recurrent_layers, plain_layers
+from trainer.gradients.operations.use_gradients import part_of
+from trainer.gradients.operations.weight_uses import Piece, UnknownUseError, find_pieces
 from trainer.gradients.per_example import clip_scale, keep_rows, real_rows
-from trainer.gradients.plain_layers import has_recurrent_layers, plain_layers
 from trainer.gradients.row_independence import Rows, classify, losses_obstacle
-from trainer.gradients.use_gradients import part_of
-from trainer.gradients.weight_uses import Piece, UnknownUseError, find_pieces
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 

@@ -234,12 +234,14 @@ def _split(op: Any, place: int) -> list[Any]:
     return [(*kind, i) for i in range(len(op.outputs))]
 
 
-#: Operations whose outputs are disjoint parts of a weight -> a step for each output.
+#: Operations whose outputs are disjoint parts of a weight, in another order or with
+#: another sign -> a step for each output.
 _CUTS: dict[str, Callable[[Any, int], list[Any]]] = {
     "Identity": lambda op, place: [None],
     **dict.fromkeys(
         ("ExpandDims", "Reshape", "Squeeze"), lambda op, place: [_RESHAPED]
     ),
+    "Neg": lambda op, place: [("negated",)],
     "Split": _split,
     "SplitV": _split,
     "Transpose": lambda op, place: [("transposed", _static(op.inputs[1], op))],

@@ -29,7 +29,7 @@ from trainer.gradients.gradient_parts import (
     Part,
     TableRows,
 )
-from trainer.gradients.weight_uses import Piece, Use, einsum_letters
+from trainer.gradients.operations.weight_uses import Piece, Use, einsum_letters
 from trainer.tf_compat import tf
 
 

@@ -1,0 +1,1 @@
+"""Gradients of single examples by the operations that use a weight."""
