@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.compare import compare as compare
     from trainer.experiments.simulate import simulate as simulate
+    from trainer.export.keras_3 import to_keras_3 as to_keras_3
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
     from trainer.keras_model import make_private as make_private
     from trainer.prediction.predict import PredictSummary as PredictSummary
     from trainer.prediction.predict import predict as predict
-    from trainer.run.keras_3 import to_keras_3 as to_keras_3
     from trainer.run.preflight import Request as Request
     from trainer.run.privacy import run_statement as run_statement
     from trainer.run.run_record import RunRecord as RunRecord
@@ -121,7 +121,7 @@ _HOMES = {
     "run_statement": "trainer.run.privacy",
     "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
-    "to_keras_3": "trainer.run.keras_3",
+    "to_keras_3": "trainer.export.keras_3",
     "train": "trainer.train",
     "verify": "pipelines.batches.verify",
     "write_batches": "pipelines.job.poisson_batching",

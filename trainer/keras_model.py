@@ -54,6 +54,7 @@ from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import read_manifest
 from trainer import models
+from trainer.export.export import export, save_tensorflow
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
@@ -65,7 +66,6 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
-from trainer.run.export import export, save_tensorflow
 from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD
 from trainer.settings.train_settings import TrainSettings
@@ -188,7 +188,12 @@ class PrivateModel(keras.Model):
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns the outputs of the network."""
+        """Returns the outputs of the network.
+
+        Args:
+          inputs: A tensor (batch, ...), or a dict of them by column.
+          training: As in Keras; no layer that clipping takes depends on it.
+        """
         return self.network(inputs, training=training)
 
     def save(self, *args: Any, **more: Any) -> None:

@@ -38,6 +38,7 @@ from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
+from trainer.export.export import check_export, export
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
@@ -52,7 +53,6 @@ from trainer.report.progress import Reporter, Silent
 from trainer.run import preflight, privacy, run_record, threads, traced_origin
 from trainer.run.batches import Element, element_spec
 from trainer.run.checkpoints import Checkpoints
-from trainer.run.export import check_export, export
 from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState

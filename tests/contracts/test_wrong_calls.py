@@ -25,8 +25,8 @@ import dpsgd
 from dpsgd import command_line
 from pipelines.batches.manifest import Manifest, read_manifest
 from tests.trainer.conftest import BatchFolder, write_run_folder
-from trainer.run import serving
-from trainer.run.serving import Serving
+from trainer.export import serving
+from trainer.export.serving import Serving
 
 
 @dataclasses.dataclass(frozen=True)

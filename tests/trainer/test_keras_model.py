@@ -14,10 +14,10 @@ from accounting.validation import InputError
 from pipelines.batches.batch_format import Column
 from pipelines.batches.manifest import read_json
 from tests.trainer.conftest import COLUMNS
+from trainer.export import serving
+from trainer.export.export import predicting_model
 from trainer.gradients.dp_step import Step
 from trainer.keras_model import PrivateModel, make_private
-from trainer.run import serving
-from trainer.run.export import predicting_model
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_compat import keras, tf

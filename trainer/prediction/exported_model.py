@@ -20,10 +20,10 @@ import numpy as np
 from accounting.validation import InputError
 from trainer.averaging.aggregates import Outputs, WeightedMean, uniform_weights
 from trainer.averaging.uncertainty import student_interval
+from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.user_code import withhold_values
 from trainer.prediction.request import PredictRequest
-from trainer.run.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.settings.aggregation_settings import OMV, OPA
 from trainer.tf_compat import tf
 

@@ -18,12 +18,13 @@ import pathlib
 
 from accounting.validation import InputError, check_choice, check_float
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from trainer.export import serving
+from trainer.export.serving import Serving
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY
-from trainer.run import run_record, serving
+from trainer.run import run_record
 from trainer.run.preflight import check_local
 from trainer.run.run_record import ITERATES_NAME, exported_names
-from trainer.run.serving import Serving
 from trainer.settings.aggregation_settings import OMV, OPA, UPA, WEIGHT_AVERAGES
 
 #: Of which weights predictions are; the first are the last iterate's.

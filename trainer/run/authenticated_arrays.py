@@ -1,7 +1,7 @@
 """Arrays in a file that is complete or absent, and refused once it was changed.
 
-The file is NumPy's ``.npz`` with a message authentication code behind it, which NumPy
-does not mind: ``numpy.load`` reads it without the key.
+The file is NumPy's ``.npz`` followed by a message authentication code, which NumPy
+ignores: ``numpy.load`` reads it without the key.
 
 Formal guarantees:
   - ``read`` returns exactly the arrays of the last finished ``write``, bit for bit; a
@@ -58,6 +58,11 @@ def write(
 
 def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]:
     """Returns the arrays by name.
+
+    Args:
+      path: The file.
+      key: That it was written under.  Sensitive.
+      label: What the file is.
 
     Raises:
       FileNotFoundError: there is no file.

@@ -6,7 +6,7 @@ Formal guarantees:
     element of a file comes before the digest of the file was held against its checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
-Reading, hashing and decoding go on in threads of their own while a batch is trained on.
+Background threads read, hash and decode while a batch is trained on.
 
 Public: the manifest.  Sensitive: every element.
 """
@@ -68,8 +68,8 @@ class BatchSource:
         self._first_step = first_step
 
     def __iter__(self) -> Iterator[Element]:
-        # No tf.data: it would copy each record from Python to TensorFlow and parse it
-        # again, which costs more than all that is done here.
+        # Not tf.data, which would copy each record to TensorFlow and parse it again:
+        # that costs more than everything here.
         batches = read_batches(self._directory, first_step=self._first_step)
         return _ahead(map(_element, batches))
 
@@ -91,7 +91,7 @@ def _element(batch: PhysicalBatch) -> Element:
 
 
 def _ahead(elements: Iterator[Element]) -> Iterator[Element]:
-    """Yields the elements, of which a thread makes some ahead."""
+    """Yields the elements, prefetched by a thread."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = collections.deque(
             pool.submit(next, elements, None) for _ in range(_PREFETCH)

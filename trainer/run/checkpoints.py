@@ -7,7 +7,7 @@ Formal guarantees:
     id, plan, manifest, model or setting is refused.
 
 The state between two steps is weights and optimizer slots, which follow from released
-noisy sums; it stays in ``private`` all the same.
+noisy sums.  It is kept in ``private`` nevertheless.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LABEL = "checkpoint"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """What a run needs to go on.
+    """What a run needs to continue.
 
     Attributes:
       num_steps_executed: Steps that are done.
       arrays: Weights and optimizer variables, in a fixed order.
       points: The curve so far.
-      held_out: Digest of the held-out examples, of which the curve is.
+      held_out: Digest of the held-out examples that the curve is computed on.
     """
 
     num_steps_executed: int

@@ -7,9 +7,9 @@ nodes enter.
 Formal guarantees:
   - Functions of equal digest execute the same operations on the same constants and the
     same variables by name, with the same dependences: operations, attributes, captured
-    values and the inner functions of loops and branches enter.  (``tf.py_function``
-    hides its code, a lookup table its entries; devices, settings of the process and
-    values of variables are others' to compare.)
+    values and the inner functions of loops and branches enter.  Not covered: the code
+    of a ``tf.py_function``, entries of lookup tables, devices, settings of the process
+    and values of variables.
   - The same trace has the same digest in every process.
 
 Public: the digest, of a model that is public.

@@ -10,17 +10,17 @@ run goes on only where each of these is what it was:
     batches     their manifest and their bytes
     release     the source of this project
     versions    of TensorFlow and all else that computes, with the C library
-    variables   of the environment that TensorFlow and oneDNN look at
+    variables   of the environment that TensorFlow and oneDNN read
     processor   its kind, instructions and caches, by which kernels are chosen
-    devices     accelerators, by their names
-    threads     of TensorFlow, by which it splits sums; they are set to what they were
+    devices     names of the accelerators
+    threads     of TensorFlow, which split its sums; restored when a run goes on
     code        the files of the user's functions and layers, and what they import
     step        what the traced step computes, whatever its code reads elsewhere
 
 Formal guarantees:
   - A run whose origin differs in any of these is refused, in one line that says which.
-  - All of it enters the key of the run: with an edited record the checkpoint is not of
-    this run, and the noise is other noise.
+  - All of it enters the key of the run: under an edited record the checkpoint is
+    refused, and the noise is other noise.
   - A run that goes on with fewer or more cores uses the threads that it began with.
 
 Not covered: entries of lookup tables of one's own, what a ``tf.py_function`` reads from
@@ -68,8 +68,7 @@ _PARTS = {
 }  # fmt: skip
 #: Of the environment: what these begin, TensorFlow, oneDNN and XLA look at.
 _VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
-#: How much is logged; Keras's version, which is always the same; and what ``threads``
-#: holds.
+#: Log levels, Keras's version, which is fixed, and what ``threads`` holds.
 _HARMLESS = ("TF_CPP_", "TF_USE_LEGACY_KERAS", "TF_NUM_INT")
 #: Of Linux's list of what a processor can do: sets of instructions that compute.
 _COMPUTES = re.compile(r"sse|avx|fma|amx|f16c|bmi|sve|sme|asimd|fp|bf16|i8mm|dot")

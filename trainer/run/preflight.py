@@ -129,6 +129,10 @@ def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
 
     Digests are checked as the files are read; this finds a missing file at once.
 
+    Args:
+      directory: Of the batches.
+      manifest: Theirs.
+
     Raises:
       InputError: a file is missing, or of another size.
     """
@@ -171,8 +175,8 @@ def _check_key(request: Request) -> None:
     given = request.noise_key_file
     if given and given.resolve().is_relative_to(request.run.resolve()):
         raise InputError(
-            f"Expected --noise-key-file {given} outside of --out {request.run}; leave "
-            "it away to keep the key in the run's private folder."
+            f"Expected --noise-key-file {given} outside of --out {request.run}; omit "
+            "it to keep the key in the run's private folder."
         )
     path = noise_key_path(request.run, given)
     if path.exists():
@@ -195,7 +199,15 @@ def _check_curve_files(request: Request, *, resumes: bool) -> None:
 
 
 def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | None:
-    """Returns the given noise multiplier, or that of the target; None without noise."""
+    """Returns the given noise multiplier, or that of the target; None without noise.
+
+    Args:
+      settings: Noise multiplier, or target epsilon and delta.
+      manifest: Of the batches; has the plan.
+
+    Raises:
+      InputError: no noise reaches the target.
+    """
     if settings.method == NON_PRIVATE:
         return None
     if settings.noise_multiplier is not None:

@@ -1,7 +1,4 @@
-"""The privacy of a run, asked of ``accounting`` with what was executed.
-
-What a run says of its own privacy comes from here.
-"""
+"""The privacy of a run, computed by ``accounting`` from what was executed."""
 
 from __future__ import annotations
 
@@ -70,9 +67,9 @@ def noise_multiplier(
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
     Args:
-      plan: How batches are made.
+      plan: What is to be executed.
       epsilon: Target, above 0.
-      delta: Of the target, in (0, 1).
+      delta: Target, in (0, 1).
       theorem: Of a method with accounting of its own; None for DP-SGD's.
 
     Raises:
@@ -100,9 +97,9 @@ def plan_statement(
     Args:
       plan: What is executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the norm of one example's gradient; None if not said.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not said.
       delta: Of the claim, in (0, 1).
-      gradients: What is clipped, in words.
+      gradients: The method and what it clips, in words.
       theorem: Of a method with accounting of its own; None for DP-SGD's.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
 

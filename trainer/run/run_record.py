@@ -50,7 +50,6 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
-from trainer.run.serving import SERVING_NAME
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
 
@@ -69,10 +68,11 @@ PRIVACY_NAME = "privacy.json"
 PRIVACY_TEXT_NAME = "privacy.txt"
 KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
+SERVING_NAME = "serving.json"
 _RUN_ID_BYTES = 16
 ITERATES_NAME = "iterates"
 UNCERTAINTY_NAME = "uncertainty.parquet"
-#: What trains: another version may round, or draw, otherwise.
+#: Packages whose version may change rounding or random numbers.
 _PACKAGES = (
     "dp-accounting",
     "numpy",
@@ -180,7 +180,7 @@ class RunRecord:
                     "method='non-private'."
                 )
             return
-        # A None is reported by name, as any other value that is not a number.
+        # None is refused by name, as any other value that is not a number.
         check_float("noise_multiplier", self.noise_multiplier, at_least=0)  # type: ignore[arg-type]
         check_float("l2_norm_clip", self.l2_norm_clip, above=0)  # type: ignore[arg-type]
 
@@ -241,6 +241,10 @@ class StepLedger:
 
     def enter(self, step: int, *, part: int) -> None:
         """Lets a physical batch pass.
+
+        Args:
+          step: That it belongs to.
+          part: Its place among the batches of that step, from 0.
 
         Raises:
           InputError: it is neither the next part of its step nor the next step.
@@ -334,12 +338,19 @@ def write_run(
     manifest: Manifest,
     noise_key: bytes,
 ) -> None:
-    """Writes record, manifest copy and their code into the folder ``run``."""
+    """Writes record, manifest copy and their authentication code into a folder.
+
+    Args:
+      run: The folder.
+      record: What was executed.
+      manifest: Of the batches.
+      noise_key: Authenticates both.  Sensitive.
+    """
     root = pathlib.Path(run)
     files = [pretty_json(part.to_json()) for part in (record, manifest)]
     (root / PRIVATE_NAME).mkdir(mode=0o700, exist_ok=True)
     mac = _mac(noise_key, *files).encode() + b"\n"
-    # A kill between two of these leaves a run that is refused, never one that lies.
+    # A kill between two of these leaves a run that is refused, not a wrong record.
     write_atomically(root / PRIVATE_NAME / MAC_NAME, mac, mode=0o600)
     for name, data in zip((RECORD_NAME, MANIFEST_NAME), files, strict=True):
         write_atomically(root / name, data)
@@ -415,7 +426,12 @@ def _remove_leftovers(run: pathlib.Path) -> None:
 def noise_key_path(
     run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
 ) -> pathlib.Path:
-    """Returns where the noise key of a run is, or is to be."""
+    """Returns where the noise key of a run is, or is to be.
+
+    Args:
+      run: Folder of the run.
+      noise_key_file: The user's; None for the run's own.
+    """
     if noise_key_file is not None:
         return pathlib.Path(noise_key_file)
     return run / PRIVATE_NAME / NOISE_KEY_NAME
@@ -446,6 +462,10 @@ def read_noise_key(
     run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
 ) -> bytes:
     """Returns the noise key of a run.
+
+    Args:
+      run: Folder of the run.
+      noise_key_file: The user's; None for the run's own.
 
     Raises:
       InputError: there is none, or it is refused.

@@ -1,6 +1,6 @@
 """One run: its key, its steps with their noise, and its record.
 
-``train`` and ``make_private`` both train by it:
+``train`` and ``make_private`` share it:
 
     session.open()
     session.identify(what_else_the_run_is, model=...)
@@ -120,10 +120,10 @@ class Session:
     def use(
         self, step: Step, *, optimizer: dict[str, Any], model: dict[str, Any]
     ) -> None:
-        """Says by what the steps from here on are executed.
+        """Sets what executes the steps from here on.
 
         Args:
-          step: Takes them.
+          step: Executes them.
           optimizer: Name and settings of its optimizer, for the record.
           model: Name and sizes of its model, for the record.
         """

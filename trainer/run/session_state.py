@@ -1,10 +1,10 @@
-"""What changes while a run trains, and goes on from its last checkpoint.
+"""What changes while a run trains: saved in checkpoints, restored from the last.
 
 Formal guarantees:
   - After ``restore``, variables, steps done and curve are bit for bit those of the last
     finished ``save``.
-  - A run goes on with the held-out examples that it began with.
-  - What is saved is fixed by the variables that were given: their order is their name.
+  - A run goes on only with the held-out examples that it began with.
+  - Variables are saved and restored in the order in which they were given.
 
 Public: steps and curve.  The variables follow from released noisy sums.
 """

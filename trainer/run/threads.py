@@ -1,16 +1,14 @@
 """The number of threads of TensorFlow, which a sum's last bits depend on.
 
-TensorFlow splits a large sum into as many parts as it has threads: by default one for
-each core that the process may use.  With their number set it gives the same bits on any
-number of cores.
+TensorFlow splits a large sum into one part per thread, and has one thread per core by
+default.  With a fixed number of threads it gives the same bits on any number of cores.
 
 Formal guarantees:
-  - After ``fix`` the numbers of threads are definite, and those asked for, or it
-    raises.
+  - After ``fix`` the numbers of threads are fixed to those asked for, or it raises.
   - A run that begins gets as many threads as TensorFlow would have taken.
 
-Where TensorFlow computed something before and nobody set a number, it is taken to have
-started on the cores that the process may use now.
+If TensorFlow has started already and nobody set a number, the cores that the process
+may use now are assumed to be those that it started with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The origin of a run (see ``origin``), with what is known once its step is traced.
+"""The parts of a run's origin (see ``origin``) that need the traced step.
 
 Formal guarantees:
   - ``settle`` writes the origin of a run that begins, and accepts that of a run that
     goes on only where all parts are as they were.
-  - The step is the one that is executed: it is traced once, for both.
+  - The step whose digest is taken is the one that is executed: it is traced once.
 
 Public: what ``origin`` says.
 """

@@ -8,8 +8,8 @@ Formal guarantees:
     ``origin`` covers by their versions.
   - ``changed`` names every file of ``digests`` whose bytes differ now, or that is gone.
 
-What code reads or imports under a computed name is not seen here: ``graph_digest`` sees
-what became of it.
+What code imports under a computed name, or reads, is not covered; ``graph_digest``
+covers its effect on the step.
 
 Public: names and digests.
 """

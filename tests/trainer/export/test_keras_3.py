@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from trainer.run import keras_3
-from trainer.run.keras_3 import to_keras_3
+from trainer.export import keras_3
+from trainer.export.keras_3 import to_keras_3
 from trainer.tf_compat import keras, tf
 
 layers = keras.layers

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from trainer.export import serving
+from trainer.export.export import check_export, export
+from trainer.export.keras_3 import to_keras_3
 from trainer.model.trainable_model import TrainableModel
 from trainer.models import make_model
-from trainer.run import serving
-from trainer.run.export import check_export, export
-from trainer.run.keras_3 import to_keras_3
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf

@@ -1,0 +1,1 @@
+"""The trained model in forms that load without this package."""
