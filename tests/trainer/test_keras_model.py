@@ -18,6 +18,7 @@ from trainer.export import serving
 from trainer.export.export import predicting_model
 from trainer.gradients.dp_step import Step
 from trainer.keras_model import PrivateModel, make_private
+from trainer.run.preflight import check_run_folder
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
 from trainer.tf_compat import keras, tf
@@ -163,6 +164,8 @@ def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_pla
     assert "after 8 of T=10 steps; epsilon is of all T" in stopped.to_text()
     assert stopped.to_json()["num_steps_executed"] == 8
     _check_export(model, data[0], tmp_path)
+    with pytest.raises(InputError, match="holds a run of make_private"):
+        check_run_folder(tmp_path / "run")  # as `dpsgd train` does
     model.fit(verbose=0)  # the steps that are left, of the same plan
     whole = model.privacy_statement()
     assert "stopped" not in whole.to_text()

@@ -168,6 +168,11 @@ def check_run_folder(run: pathlib.Path) -> bool:
         record = RunRecord.from_json(read_json(run / RECORD_NAME))
         if record.complete:
             raise InputError(f"{refusal} It holds a finished run.")
+        if record.fits:
+            raise InputError(
+                f"{refusal} It holds a run of make_private, which goes on in its own "
+                "process alone."
+            )
     return True
 
 
