@@ -49,7 +49,7 @@ def build(clusters: bool) -> None:
 @_rows
 @_speed_rows
 def run_all(rows: int, speed_rows: int) -> None:
-    """Run embedded engines, clusters, faults and the speed test; print one table."""
+    """Run embedded engines, clusters, faults and speed."""
     parts.provide_tools()
     if not all(map(parts.present, parts.ENGINES)):
         _tell("engines are built while others run: the first rows/s are too low")
@@ -74,7 +74,7 @@ def run_all(rows: int, speed_rows: int) -> None:
 @_engine
 @_rows
 def cluster(engine: str, rows: int) -> None:
-    """Run every sampler and every fault on one cluster of two workers."""
+    """Run every sampler and fault on a cluster."""
     parts.provide(engine)
     with _workspace() as folder:
         large, small = _make_jobs(folder, rows)
@@ -88,7 +88,7 @@ def cluster(engine: str, rows: int) -> None:
 @_engine
 @_speed_rows
 def speed(engine: str, speed_rows: int) -> None:
-    """Time one job on one worker and on two, each pinned to its own core."""
+    """Time one job on one worker and on two, pinned to cores."""
     parts.provide(engine)
     with _workspace() as folder:
         measured = _speed(engine, *_speed_jobs(folder, speed_rows), folder)
@@ -101,7 +101,7 @@ def speed(engine: str, speed_rows: int) -> None:
 @click.option("--workers", default=2, show_default=True, help="Number of worker hosts.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def run(engine: str, workers: int, command: tuple[str, ...]) -> None:
-    """Start a cluster, run one `dpsgd batches` command on it, and stop it.
+    """Run a `dpsgd batches` command on a new cluster.
 
     \b
     Example:
