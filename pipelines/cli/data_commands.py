@@ -163,7 +163,9 @@ def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
 @click.option(
     "--input",
     "source",
@@ -209,9 +211,22 @@ def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
     "[default: 131072, fewer where rows are large]",
 )
 @click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
+@click.option(
+    "--runner",
+    help="Engine of Apache Beam, which takes all other options; it writes the same "
+    "bytes.  Its workers must see input and output under the same paths.  [default: "
+    "this process]",
+)
 @shared_options.as_json
+@click.pass_context
 def prepare(
-    source: str, schema_file: str | None, out: str, as_json: bool, **options: Any
+    ctx: click.Context,
+    source: str,
+    schema_file: str | None,
+    out: str,
+    runner: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Turns a raw table into numeric Parquet, split into train, val and test.
 
@@ -230,8 +245,11 @@ def prepare(
       dpsgd prepare --input table.parquet --schema schema.toml --out data
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
-    from pipelines.tables import convert
-
+    if ctx.args and runner is None:
+        raise InputError(
+            f"Expected no {ctx.args[0]!r}: it is no option of dpsgd prepare, and those "
+            "of Beam go with --runner. See `dpsgd prepare --help`."
+        )
     options = {name: value for name, value in options.items() if value is not None}
     num_threads = options.pop("threads", None)
     if schema_file is not None:
@@ -241,12 +259,39 @@ def prepare(
             _refuse_tables(source)
         prepared = _criteo_options(options)
     began = time.perf_counter()
-    with Bars(["check", "write"]) as bars:
-        summary = convert.prepare(
-            source, out, prepared, num_threads=num_threads, on_progress=bars.update
-        )
+    if runner is not None:
+        if num_threads is not None:
+            raise InputError("Expected no --threads beside --runner. Leave it out.")
+        summary = _prepare_on(runner, source, out, prepared, ctx.args)
+    else:
+        summary = _prepare_here(source, out, prepared, num_threads)
     seconds = time.perf_counter() - began
     show("Prepared data", _prepared(out, summary, seconds), as_json)
+
+
+def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any:
+    from pipelines.tables import convert
+
+    with Bars(["check", "write"]) as bars:
+        return convert.prepare(
+            source, out, prepared, num_threads=num_threads, on_progress=bars.update
+        )
+
+
+def _prepare_on(
+    runner: str, source: str, out: str, prepared: Any, others: list[str]
+) -> Any:
+    """Prepares on an engine of Beam, with what is left of the command line."""
+    from pipelines.job.make_batches import quiet_beam
+
+    quiet_beam()
+    from pipelines.cli.batch_commands import _beam_options
+    from pipelines.job.poisson_batching import runner_of
+    from pipelines.tables.prepare_job import prepare_on
+
+    options = _beam_options([f"--runner={runner}", *others])
+    runner_of(options)  # refuses what loses elements
+    return prepare_on(source, out, prepared, options)
 
 
 def _refuse_tables(source: str) -> None:

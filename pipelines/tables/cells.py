@@ -126,7 +126,6 @@ def elements(
         inner = _offsets(array)
         starts, ends = inner[starts], inner[ends]
         array = array.flatten()
-    ends[absent] = starts[absent]
     return cells.of(array), starts, ends, absent
 
 

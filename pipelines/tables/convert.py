@@ -30,7 +30,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError, check_choice, check_int
+from pipelines.files.output_folder import check_output, staged_folder
 from pipelines.files.threads import in_order, num_cores
-from pipelines.tables.output_folder import check_output, staged_folder
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
 SPLITS = ("train", "val", "test")
@@ -202,8 +202,15 @@ class _Reader:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Count:
-    """What the first pass learns."""
+class RowCount:
+    """What the first pass learns.  Sensitive.
+
+    Attributes:
+      num_good: Well-formed rows.
+      num_bad: Malformed rows.
+      bad_lines: Place and reason of the first of these.
+      of_splits: Well-formed rows of each split; zeros where shares decide.
+    """
 
     num_good: int = 0
     num_bad: int = 0
@@ -213,6 +220,13 @@ class _Count:
     )
 
     def add(self, path: str, first_row: int, block: ParsedBlock) -> None:
+        """Counts a block.
+
+        Args:
+          path: Of its file, for messages.
+          first_row: Number of its first row.
+          block: Parsed.
+        """
         num_bad = len(block.bad_rows)
         self.num_good += block.num_rows - num_bad
         self.num_bad += num_bad
@@ -223,9 +237,25 @@ class _Count:
         for row, reason in reported:
             self.bad_lines.append(f"{path}:{first_row + int(row)}: {reason}")
 
+    def merge(self, other: RowCount) -> None:
+        """Counts what another one counted, of rows that come later."""
+        self.num_good += other.num_good
+        self.num_bad += other.num_bad
+        self.bad_lines = [*self.bad_lines, *other.bad_lines][:_REPORTED_ROWS]
+        self.of_splits = self.of_splits + other.of_splits
 
-def _check_rows(reader: _Reader) -> _Count:
-    count = _Count()
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict."""
+        return {**vars(self), "of_splits": self.of_splits.tolist()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> RowCount:
+        """Returns what ``to_json`` was made of."""
+        return cls(**{**fields, "of_splits": np.array(fields["of_splits"], np.int64)})
+
+
+def _check_rows(reader: _Reader) -> RowCount:
+    count = RowCount()
     rows: collections.Counter[str] = collections.Counter()
     for file, block in reader.parse("check", check_only=True):
         count.add(file.shown, reader.format.first_row + rows[file.path], block)
@@ -233,7 +263,16 @@ def _check_rows(reader: _Reader) -> _Count:
     return count
 
 
-def _refuse_bad_rows(count: _Count, options: ConvertOptions) -> None:
+def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
+    """Refuses an input with malformed rows, unless they may be left out.
+
+    Args:
+      count: Of all rows.
+      options: Say whether they may.
+
+    Raises:
+      InputError: there are some.
+    """
     if not count.num_bad or options.on_bad_row == "skip":
         return
     total = count.num_good + count.num_bad
@@ -263,8 +302,12 @@ def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
     return tuple(after - before for before, after in itertools.pairwise(bounds))
 
 
-def _counts(count: _Count, shares: Sequence[int] | None) -> tuple[int, ...]:
+def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, ...]:
     """Returns the rows of each split.
+
+    Args:
+      count: Of all rows.
+      shares: Of the splits; None where every row has its own.
 
     Raises:
       InputError: none for the training data.
@@ -291,15 +334,27 @@ def _counts(count: _Count, shares: Sequence[int] | None) -> tuple[int, ...]:
 # --- The second pass: rows are written ----------------------------------------------
 
 
-class _SplitWriter:
-    """Writes the rows of one split to its numbered files, in whole row groups."""
+class SplitWriter:
+    """Writes the rows of one split to its numbered files, in whole row groups.
+
+    Args:
+      folder: A new one.
+      schema: Of the files.
+      options: Say how large they are.
+      first_file: Number of the first file.
+    """
 
     def __init__(
-        self, folder: pathlib.Path, schema: pa.Schema, options: ConvertOptions
+        self,
+        folder: pathlib.Path,
+        schema: pa.Schema,
+        options: ConvertOptions,
+        *,
+        first_file: int = 0,
     ) -> None:
         folder.mkdir()
         self._folder, self._schema, self._options = folder, schema, options
-        self._num_groups = 0
+        self._num_groups = first_file * options.row_groups_per_file
         self._waiting: list[pa.Table] = []
         self._writer: Any = None
         self.num_rows = 0
@@ -357,16 +412,21 @@ class _SplitWriter:
         self._finish_file()
 
 
-def _parts(
-    blocks: Iterator[tuple[InputFile, ParsedBlock]], counts: Sequence[int]
+def split_parts(
+    blocks: Iterable[ParsedBlock], counts: Sequence[int], *, first: int = 0
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yields (index of a split, rows for it), in order.
+
+    Args:
+      blocks: Parsed, with tables.
+      counts: Rows of each split.
+      first: Well-formed rows before these blocks.
 
     Raises:
       InputError: more rows than were counted.
     """
-    bounds, first = np.cumsum([0, *counts]), 0
-    for _, block in blocks:
+    bounds = np.cumsum([0, *counts])
+    for block in blocks:
         table, splits = block.table, block.splits
         assert table is not None  # the second pass does not only check
         if splits is not None:
@@ -387,9 +447,10 @@ def _write_all(
     root: pathlib.Path, reader: _Reader, counts: Sequence[int], options: ConvertOptions
 ) -> None:
     writers = [
-        _SplitWriter(root / name, reader.format.schema, options) for name in SPLITS
+        SplitWriter(root / name, reader.format.schema, options) for name in SPLITS
     ]
-    parts = _parts(reader.parse("write", check_only=False), counts)
+    blocks = (block for _, block in reader.parse("write", check_only=False))
+    parts = split_parts(blocks, counts)
 
     def write(part: tuple[int, pa.Table]) -> None:
         writers[part[0]].add(part[1])
@@ -444,8 +505,8 @@ def prepare(
         on_progress=on_progress,
     )
     count = _check_rows(reader)
-    _refuse_bad_rows(count, options)
-    counts = _counts(count, reader.format.shares)
+    refuse_bad_rows(count, options)
+    counts = rows_of_splits(count, reader.format.shares)
     with staged_folder(out) as root:
         _write_all(root, reader, counts, options)
         written = sum(path.stat().st_size for path in root.glob("*/*"))

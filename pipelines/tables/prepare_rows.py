@@ -29,10 +29,10 @@ import pyarrow as pa
 from apache_beam.io.parquetio import WriteToParquetBatched
 
 from accounting.validation import InputError, check_choice
+from pipelines.files.output_folder import check_output
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.tables.columns import convert, refusal
 from pipelines.tables.convert import ON_BAD_ROW, SPLITS
-from pipelines.tables.output_folder import check_output
 from pipelines.tables.schema import FRACTION, HASH, Schema, refuse_missing
 from pipelines.tables.table_format import first_faults, prepared_schema, to_table
 

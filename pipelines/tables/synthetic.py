@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_int
+from pipelines.files.output_folder import staged_folder
 from pipelines.sampling import keys
 from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
-from pipelines.tables.output_folder import staged_folder
 
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import pytest
 
 from accounting.validation import InputError
+from pipelines.files.output_folder import check_output, staged_folder
 from pipelines.tables import convert
-from pipelines.tables.output_folder import check_output, staged_folder
 from tests.pipelines.conftest import run_command, write_table
 
 #: Name -> --out that is none, in a folder with the file ``file`` and a closed folder.

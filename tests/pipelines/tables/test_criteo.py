@@ -597,16 +597,16 @@ def test_output_in_use_is_refused_and_an_empty_folder_taken(
 def test_no_partial_output_after_a_failure(
     text: Callable[..., str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = convert._SplitWriter.write
+    write = convert.SplitWriter.write
     calls = []
 
-    def fail_at_third(self: convert._SplitWriter, rows: pa.Table) -> None:
+    def fail_at_third(self: convert.SplitWriter, rows: pa.Table) -> None:
         calls.append(1)
         if len(calls) == 3:
             raise OSError(28, "No space left on device")
         write(self, rows)
 
-    monkeypatch.setattr(convert._SplitWriter, "write", fail_at_third)
+    monkeypatch.setattr(convert.SplitWriter, "write", fail_at_third)
     path = text(make_lines(60))
     message = refused(path, tmp_path / "out", PrepareOptions(row_group_rows=10))
     assert "No space left on device" in message
@@ -644,7 +644,7 @@ def test_rows_that_differ_from_the_count_are_refused(
     # As when a file changes without its size and time.
     check = convert._check_rows
 
-    def miscount(reader: convert._Reader) -> convert._Count:
+    def miscount(reader: convert._Reader) -> convert.RowCount:
         count = check(reader)
         count.num_good += change
         return count

@@ -318,6 +318,19 @@ def test_files_that_are_no_table_are_refused(
     assert 'encoding = "latin-1"' in refused(text, out)
 
 
+def test_no_word_of_arrows_is_repeated(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise pa.ArrowInvalid(f"In row 7: {CANARY}")
+
+    write_text(tmp_path / "t.csv", make_rows(9))
+    monkeypatch.setattr(table_files.pa_csv, "open_csv", fail)
+    monkeypatch.setattr(table_files.pq.ParquetFile, "iter_batches", fail)
+    for path in (table, tmp_path / "t.csv"):
+        assert "to its end: ArrowInvalid." in refused(path, tmp_path / "out")
+
+
 def test_a_damaged_page_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
     rows = pa.Table.from_pylist(make_rows(200))
     pq.write_table(rows, table, compression="none", write_page_checksum=True)

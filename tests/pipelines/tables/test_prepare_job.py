@@ -1,0 +1,178 @@
+"""Preparing on an engine of Beam: the files of ``prepare``, and what a kill leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import stat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.validation import InputError
+from pipelines.tables import prepare_job
+from pipelines.tables.convert import ConvertOptions, prepare
+from pipelines.tables.criteo import PrepareOptions
+from pipelines.tables.prepare_job import prepare_on
+from pipelines.tables.schema import Schema
+from pipelines.tables.synthetic import SynthOptions, write_synth
+from pipelines.tables.table_format import TableOptions
+
+ON = PipelineOptions(["--runner=FnApiRunner"])
+LABEL = {"kind": "label", "task": "binary"}
+
+
+def table_options(by: str, **others: Any) -> TableOptions:
+    columns = {"id": {"kind": "numeric"}, "y": LABEL}
+    split: dict[str, Any] = {"by": by}
+    if by == "hash":
+        split["column"] = "id"
+    fields = {"version": 1, "columns": columns, "split": split}
+    return TableOptions(
+        schema=Schema.from_json(fields),
+        row_group_rows=10,
+        row_groups_per_file=2,
+        on_bad_row="skip",
+        **others,
+    )
+
+
+@pytest.fixture
+def table(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Five files of 230 rows together, one of them empty, with malformed rows."""
+    folder = tmp_path / "table"
+    folder.mkdir()
+    bounds = [0, 7, 7, 120, 121, 230]
+    for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+        ids = list(range(first, last))
+        labels = [None if row % 17 == 3 else row % 2 for row in ids]
+        rows = pa.table(
+            {"id": pa.array(ids, pa.int64()), "y": pa.array(labels, pa.int8())}
+        )
+        pq.write_table(rows, folder / f"part-{number}.parquet", row_group_size=16)
+    return folder
+
+
+def file_bytes(out: pathlib.Path) -> dict[str, bytes]:
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+def direct(options: Any, work: Any, items: Any) -> None:
+    """What an engine does, here and in another order."""
+    for item in reversed(list(items)):
+        work(item)
+
+
+@pytest.mark.parametrize("by", ["fraction", "hash", "criteo"])
+def test_the_files_are_those_of_prepare(
+    table: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
+) -> None:
+    options: ConvertOptions
+    if by == "criteo":
+        table = tmp_path / "text"
+        write_synth(table, SynthOptions(num_rows=300, num_files=3))
+        options = PrepareOptions(
+            row_group_rows=10, row_groups_per_file=3, split=(7, 3, 0)
+        )
+    else:
+        options = table_options(by)
+    wanted = prepare(str(table), tmp_path / "wanted", options)
+    if by != "fraction":  # once on Beam is enough
+        monkeypatch.setattr(prepare_job, "_run", direct)
+    found = prepare_on(str(table), tmp_path / "out", options, ON)
+    assert found == wanted
+    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
+    assert len(file_bytes(tmp_path / "out")) > 5
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_a_killed_job_goes_on_and_another_one_is_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "_run", direct)
+    options, out = table_options("fraction"), tmp_path / "out"
+    written: list[str] = []
+    close = prepare_job.SplitWriter.close
+
+    def killed_at_third(self: prepare_job.SplitWriter) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append("file")
+        close(self)
+
+    monkeypatch.setattr(prepare_job.SplitWriter, "close", killed_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_on(str(table), out, options, ON)
+    monkeypatch.setattr(prepare_job.SplitWriter, "close", close)
+    assert not out.exists()
+    unfinished = tmp_path / "out.unfinished"
+    assert stat.S_IMODE(unfinished.stat().st_mode) == 0o700
+    before = file_bytes(unfinished / "data")
+    assert len(before) == 2
+    with pytest.raises(InputError, match="to be of the same job"):
+        prepare_on(str(table), out, table_options("hash"), ON)
+    # What was done is not done again.
+    monkeypatch.setattr(prepare_job._Job, "check_file", _only_if_missing)
+    times = {name: (unfinished / "data" / name).stat().st_mtime_ns for name in before}
+    prepare_on(str(table), out, options, ON)
+    assert times == {name: (out / name).stat().st_mtime_ns for name in before}
+    prepare(str(table), tmp_path / "wanted", options)
+    assert file_bytes(out) == file_bytes(tmp_path / "wanted")
+
+
+def _only_if_missing(job: Any, index: int) -> None:
+    assert job.count_path(index).exists()
+
+
+def test_malformed_rows_are_refused_as_by_prepare(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "_run", direct)
+    options = dataclasses.replace(table_options("fraction"), on_bad_row="fail")
+    told = []
+    for run in (
+        lambda: prepare(str(table), tmp_path / "here", options),
+        lambda: prepare_on(str(table), tmp_path / "there", options, ON),
+    ):
+        with pytest.raises(InputError, match="14 of 230 are malformed") as caught:
+            run()
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert not (tmp_path / "there").exists()
+
+
+def test_what_a_worker_refuses_is_one_line(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    data = bytearray((table / "part-4.parquet").read_bytes())
+    data[4:20] = b"\xff" * 16
+    (table / "part-4.parquet").write_bytes(data)
+    with pytest.raises(InputError, match=r"part-4.parquet to be readable") as caught:
+        prepare_on(str(table), tmp_path / "out", table_options("fraction"), ON)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_that_differ_from_the_count_are_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "_run", direct)
+    read = prepare_job._Job.read_counts
+
+    def one_more(job: Any) -> Any:
+        counts = read(job)
+        counts[2].num_good += 1
+        return counts
+
+    monkeypatch.setattr(prepare_job._Job, "read_counts", one_more)
+    with pytest.raises(InputError, match="not to change while it is read"):
+        prepare_on(str(table), tmp_path / "out", table_options("fraction"), ON)
+    assert not (tmp_path / "out").exists()
