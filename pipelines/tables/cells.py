@@ -23,6 +23,7 @@ class Cells:
       array: As the file has it.
       missing_values: Texts that stand for null.
       faults: (whether a row is malformed, why): to which faults are added.
+      padded: Whether spaces around texts are none of theirs.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Cells:
         array: pa.Array,
         missing_values: Sequence[str],
         faults: list[tuple[np.ndarray, str]],
+        *,
+        padded: bool = False,
     ) -> None:
-        self.name, self._faults = name, faults
+        self.name, self._faults, self._padded = name, faults, padded
         self._missing_values = missing_values
         self.array = self._plain(array)
 
@@ -44,14 +47,26 @@ class Cells:
         kind = array.type
         if is_text(kind):
             array = array.cast(pa.large_string())
-            listed = pa.array(self._missing_values, pa.large_string())
-            missing = pc.is_in(array, value_set=listed)
+            if self._padded:
+                array = pc.ascii_trim_whitespace(array)
+            missing = self._listed(array)
+            if not pc.any(missing).as_py():
+                return array
             return pc.if_else(missing, pa.scalar(None, array.type), array)
         return array
 
+    def _listed(self, texts: pa.Array) -> pa.Array:
+        """Returns which texts stand for missing."""
+        if self._missing_values == ("",):  # the usual case, several times as fast
+            return pc.equal(pc.binary_length(texts), 0)
+        listed = pa.array(self._missing_values, pa.large_string())
+        return pc.is_in(texts, value_set=listed)
+
     def of(self, array: pa.Array) -> Cells:
         """Returns other cells of the same column, such as those of its lists."""
-        return Cells(self.name, array, self._missing_values, self._faults)
+        return Cells(
+            self.name, array, self._missing_values, self._faults, padded=self._padded
+        )
 
     def __len__(self) -> int:
         return len(self.array)

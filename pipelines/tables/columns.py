@@ -17,13 +17,15 @@ Public: kinds, names and reasons.  Sensitive: cells.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from accounting.validation import InputError
 from pipelines.inputs.type_kinds import kind_of_type
 from pipelines.tables import column_kinds as kinds
 from pipelines.tables.cells import (
@@ -37,7 +39,7 @@ from pipelines.tables.cells import (
 )
 from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
-from pipelines.tables.schema import HASH, TIME, Schema
+from pipelines.tables.schema import HASH, Schema
 
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 _MOST_FLOAT = float(np.finfo(np.float32).max)
@@ -61,7 +63,11 @@ class Converted:
 
 
 def convert(
-    schema: Schema, columns: dict[str, pa.Array], *, check_only: bool = False
+    schema: Schema,
+    columns: dict[str, pa.Array],
+    *,
+    check_only: bool = False,
+    padded: bool = False,
 ) -> Converted:
     """Returns what the columns of some rows become.
 
@@ -69,17 +75,52 @@ def convert(
       schema: What they are.
       columns: Name -> array, of every column that the schema needs.  Sensitive.
       check_only: Whether only faults and splits are asked for: ids are left out.
+      padded: Whether spaces around texts are none of theirs.
+
+    Raises:
+      InputError: cells that Arrow cannot read.
     """
     found = Converted()
+
+    def cells_of(name: str) -> Cells:
+        missing = schema.input.missing_values
+        return Cells(name, columns[name], missing, found.faults, padded=padded)
+
     for name, kind in schema.columns.items():
         if kind.kind == kinds.Drop.kind:
             continue
-        cells = Cells(name, columns[name], schema.input.missing_values, found.faults)
+        if check_only and _takes_all(kind, columns[name].type):
+            continue
         outputs = [output.name for output in schema.outputs_of(name)]
-        arrays = _CONVERTERS[kind.kind](cells, kind, outputs[0], check_only)
+        with _plain_errors(name):
+            arrays = _CONVERTERS[kind.kind](
+                cells_of(name), kind, outputs[0], check_only
+            )
         found.arrays.update(zip(outputs, arrays, strict=True) if arrays else ())
-    found.splits = _splits(schema, columns, found.faults)
+    if schema.split.column:
+        with _plain_errors(schema.split.column):
+            found.splits = _splits(schema, cells_of(schema.split.column))
     return found
+
+
+@contextlib.contextmanager
+def _plain_errors(name: str) -> Iterator[None]:
+    """Raises Arrow's errors without their text, which may quote a cell."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise InputError(
+            f"Expected the cells of column {name} to be of the type that their file "
+            f"says, and texts to be UTF-8: {type(error).__name__}. Write it again, or "
+            'kind = "drop" in the schema.'
+        ) from None
+
+
+def _takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
+    """Whether no cell of a type can be malformed."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    return kind.kind == "text" or (kind.kind == "category" and is_text(found))
 
 
 # --- Numbers ------------------------------------------------------------------------
@@ -94,8 +135,7 @@ def _floats(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
         values, bad = array.cast(pa.float64(), safe=False), np.zeros(len(array), bool)
     else:
         values, bad = cast(array, pa.float64())
-    values = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False)
-    return values.astype(np.float64), bad
+    return values.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), bad
 
 
 def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
@@ -320,18 +360,9 @@ def _labels(
     return [np.where(good, values, 0).astype(dtype)]
 
 
-def _splits(
-    schema: Schema,
-    columns: dict[str, pa.Array],
-    faults: list[tuple[np.ndarray, str]],
-) -> np.ndarray | None:
-    """Returns the split of every row, int8; None where shares decide."""
+def _splits(schema: Schema, cells: Cells) -> np.ndarray:
+    """Returns the split of every row, int8, by the column that decides it."""
     split = schema.split
-    if split.by not in (TIME, HASH):
-        return None
-    cells = Cells(
-        split.column, columns[split.column], schema.input.missing_values, faults
-    )
     if split.by == HASH:
         texts, bad = _texts(cells)
         cells.fault(bad | cells.missing, "is missing, or no value to split by")

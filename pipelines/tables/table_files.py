@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -59,11 +58,13 @@ class RawBlock:
       columns: Name -> cells of the rows that have the right number of them.
       num_rows: All rows, those with another number of cells among them.
       uneven: Indices of those, increasing.
+      padded: Whether spaces around texts are none of theirs.
     """
 
     columns: dict[str, pa.Array] = dataclasses.field(repr=False)
     num_rows: int
     uneven: np.ndarray
+    padded: bool = False
 
 
 def kind_of_file(path: str) -> str | None:
@@ -262,8 +263,8 @@ def _numbered(
             here.append(row - first)
             last += 1
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        columns = {name: pc.utf8_trim_whitespace(c) for name, c in columns.items()}
-        yield _block(columns, batch.num_rows, here, partitions), raw.tell()
+        block = _block(columns, batch.num_rows, here, partitions)
+        yield dataclasses.replace(block, padded=True), raw.tell()
         first = last
     if rest := [row for row in uneven if row >= first]:
         yield _block({}, 0, list(range(len(rest))), partitions), raw.tell()

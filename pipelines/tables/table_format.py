@@ -159,7 +159,9 @@ class TableFormat:
             found = Converted()
             good = np.zeros(0, bool)
         else:
-            found = convert(self._table, block.columns, check_only=check_only)
+            found = convert(
+                self._table, block.columns, check_only=check_only, padded=block.padded
+            )
             good = first_faults(found, even, reasons)
         bad = np.array(sorted(reasons), np.int64)
         splits = found.splits

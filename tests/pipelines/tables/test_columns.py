@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accounting.validation import InputError
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.hashing import GOLDEN
 from pipelines.tables.schema import Schema
@@ -323,6 +324,14 @@ def test_a_wrong_cell_makes_its_row_malformed_and_is_not_quoted(
         assert all(str(each).startswith(reason) for each in found[::2])
         assert found[1::2] == [None] * repeat
         assert CANARY not in str(found)
+
+
+@pytest.mark.parametrize("kind", ["category", "text", "numeric", "date"])
+def test_texts_that_are_none_are_refused_without_a_word_of_them(kind: str) -> None:
+    array = pa.array([b"fine", b"\xff" + CANARY.encode()])
+    with pytest.raises(InputError, match="column x .* UTF-8: Arrow") as caught:
+        numbers(array, {"kind": kind})
+    assert CANARY not in str(caught.value)
 
 
 MIXED = {
