@@ -95,6 +95,13 @@ def _kind_options(command: Any) -> Any:
 )
 @_kind_options
 @click.option(
+    "--header",
+    default="",
+    help="Names of all columns, separated by commas, of text without a header: else "
+    "its first row is taken for one, and stands in the schema, which is public.",
+)
+@click.option("--delimiter", default="", help="Of CSV.  [default: a comma]")
+@click.option(
     "--look-at-rows",
     type=int,
     default=0,
@@ -120,7 +127,13 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
       dpsgd prepare --input adult.csv --schema schema.toml --out data
     """
     from pipelines.tables.first_schema import first_schema
+    from pipelines.tables.schema import InputOptions
+    from pipelines.tables.schema_fields import Fields
 
+    told = {
+        "delimiter": options["delimiter"].replace("\\t", "\t"),
+        **({"header": _words(options["header"])} if options["header"] else {}),
+    }
     kinds = {name: kind for kind in _KINDS for name in _words(options.pop(kind))}
     check_new(out)
     text = first_schema(
@@ -129,6 +142,7 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
         classes=_words(options["classes"]),
         kinds=kinds,
         look_at_rows=options["look_at_rows"],
+        options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
     )
     pathlib.Path(out).write_text(text, encoding="utf-8")
     show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)

@@ -100,6 +100,7 @@ def first_schema(
     classes: Sequence[str] = (),
     kinds: Mapping[str, str] | None = None,
     look_at_rows: int = 0,
+    options: InputOptions | None = None,
 ) -> str:
     """Returns the text of a first schema.
 
@@ -109,6 +110,7 @@ def first_schema(
       classes: Its values, which are public; none if that is still to be said.
       kinds: Name of a column -> its kind, where they are known.
       look_at_rows: Rows whose values may be looked at; 0 for none.
+      options: How text is read.
 
     Raises:
       InputError: no table, or a column that it does not have.
@@ -116,11 +118,12 @@ def first_schema(
     check_int("--look-at-rows", look_at_rows, at_least=0)
     files = [file for file in list_files(pattern, partitions=True) if file.size]
     table = table_kind(files)
-    types = table_columns(files[0], table, InputOptions())
+    options = options or InputOptions()
+    types = table_columns(files[0], table, options)
     kinds = dict(kinds or {})
     for name in (*([label] if label else []), *kinds):
         _check_there(name, list(types), files[0])
-    rows = _rows(files, table, list(types), look_at_rows)
+    rows = _rows(files, table, list(types), look_at_rows, options)
     missing = _missing_values(rows)
     columns = []
     for name, kind in types.items():
@@ -131,7 +134,8 @@ def first_schema(
             columns.append(_label(name, kind, classes, cells, table))
         else:
             columns.append(_column(name, kind, kinds.get(name), cells, table))
-    return _text(columns, table, missing, look_at_rows)
+    options = dataclasses.replace(options, missing_values=("", *missing))
+    return _text(columns, table, options, look_at_rows)
 
 
 def _check_there(name: str, names: Sequence[str], file: InputFile) -> None:
@@ -240,12 +244,16 @@ def _label(
 
 
 def _rows(
-    files: Sequence[InputFile], table: str, names: Sequence[str], num_rows: int
+    files: Sequence[InputFile],
+    table: str,
+    names: Sequence[str],
+    num_rows: int,
+    options: InputOptions,
 ) -> dict[str, pa.Array]:
     """Returns the first rows; none if none may be looked at.  Sensitive."""
     parts, left = [], num_rows
     if num_rows:
-        for block in _blocks(files, table, names):
+        for block in _blocks(files, table, names, options):
             parts.append({name: cells[:left] for name, cells in block.items()})
             left -= len(next(iter(parts[-1].values())))
             if left <= 0:
@@ -256,13 +264,16 @@ def _rows(
 
 
 def _blocks(
-    files: Sequence[InputFile], table: str, names: Sequence[str]
+    files: Sequence[InputFile],
+    table: str,
+    names: Sequence[str],
+    options: InputOptions,
 ) -> Iterator[dict[str, pa.Array]]:
     for file in files:
         read = (
             read_parquet(file, names)
             if table == PARQUET
-            else read_text(file, names, InputOptions())
+            else read_text(file, names, options)
         )
         yield from (block.columns for block, _ in read if block.columns)
 
@@ -324,7 +335,7 @@ def _label_of_values(cells: Cells) -> tuple[str, ...]:
 
 
 def _text(
-    columns: Sequence[_Column], table: str, missing: Sequence[str], num_rows: int
+    columns: Sequence[_Column], table: str, options: InputOptions, num_rows: int
 ) -> str:
     source = "names and types of columns" if table == PARQUET else "names of columns"
     looked = _LOOKED_AT if num_rows else _NOT_LOOKED_AT
@@ -333,8 +344,9 @@ def _text(
     )
     if num_rows:
         head += f"looked_at_rows = {num_rows}\n"
-    if missing:
-        head += f"\n[input]\nmissing_values = {_words(missing)}\n"
+    if fields := options.to_json():
+        lines = [f"{name} = {_value(value)}\n" for name, value in fields.items()]
+        head += "\n[input]\n" + "".join(lines)
     taken: set[str] = set()
     tables = [_table(column, table, taken) for column in columns]
     return "\n".join([head.rstrip("\n"), _SPLIT.rstrip("\n"), *tables]) + "\n"
@@ -366,6 +378,10 @@ def _key(name: str) -> str:
 def _word(text: str) -> str:
     # JSON's texts are TOML's, but for one character that JSON lets stand.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: str | Sequence[str]) -> str:
+    return _word(value) if isinstance(value, str) else _words(value)
 
 
 def _words(texts: Sequence[str]) -> str:

@@ -151,12 +151,15 @@ class InputOptions:
         always does.
       delimiter: Of CSV; empty for a comma, of TSV a tab.
       header: Names of the columns of CSV or TSV without a header; empty if it has one.
+      escape: Character before a quote that is part of a cell, as Spark writes it; empty
+        where such a quote is doubled.
       encoding: Of CSV and TSV.
     """
 
     missing_values: tuple[str, ...] = ("",)
     delimiter: str = ""
     header: tuple[str, ...] = ()
+    escape: str = ""
     encoding: str = "utf-8"
 
     @classmethod
@@ -166,10 +169,11 @@ class InputOptions:
         Raises:
           InputError: a wrong or an unknown field.
         """
-        fields.only("missing_values", "delimiter", "header", "encoding")
-        delimiter = fields.text("delimiter", "")
-        if len(delimiter.encode()) > 1:
-            raise fields.wrong("delimiter", "one ASCII character", 'delimiter = ";"')
+        fields.only(*(field.name for field in dataclasses.fields(cls)))
+        delimiter, escape = (fields.text(name, "") for name in ("delimiter", "escape"))
+        for name, value in (("delimiter", delimiter), ("escape", escape)):
+            if len(value.encode()) > 1:
+                raise fields.wrong(name, "one ASCII character", f"{name} = ';'")
         encoding = fields.text("encoding", "utf-8")
         try:
             "".encode(encoding)
@@ -182,6 +186,7 @@ class InputOptions:
             missing_values=tuple(dict.fromkeys(("", *(missing or ())))),
             delimiter=delimiter,
             header=header or (),
+            escape=escape,
             encoding=encoding,
         )
 

@@ -158,7 +158,11 @@ def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
         lines = io.TextIOWrapper(
             stream, _with_mark(options.encoding), errors="replace", newline=""
         )
-        rows = csv.reader(lines, delimiter=_delimiter(file, options))
+        rows = csv.reader(
+            lines,
+            delimiter=_delimiter(file, options),
+            escapechar=options.escape or None,
+        )
         first = next((row for row in rows if row), [])
         num_lines = rows.line_num
         lines.detach()
@@ -180,7 +184,7 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
       options: How cells are read.
 
     Raises:
-      InputError: no header, or one with a name twice.
+      InputError: no header, one with a name twice, or a row in its place.
     """
     names, _ = _header(file, options)
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -190,7 +194,31 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
             f"{'it is empty' if not names else ', '.join(twice)}. If it has no header, "
             "write header = [...] with all names below [input] of the schema."
         )
+    if not options.header and _looks_like_a_row(names):
+        raise InputError(
+            f"Expected names of columns in the first row of {file.shown}; there is a "
+            "number among them. If it has no header, give `dpsgd schema --header`, or "
+            "write header = [...] with all names below [input] of the schema."
+        )
     return names
+
+
+def _looks_like_a_row(names: Sequence[str]) -> bool:
+    """Whether names are cells: one is a number, and they do not count from 0.
+
+    A row that is taken for a header would stand in the schema, which is public.
+    """
+    named = [name for name in names if name]
+    counted = named == [str(number) for number in range(len(named))]
+    return not counted and any(map(_is_number, named))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _with_mark(encoding: str) -> str:
@@ -231,6 +259,7 @@ def read_text(
             ),
             parse_options=pa_csv.ParseOptions(
                 delimiter=_delimiter(file, options),
+                escape_char=options.escape or False,
                 newlines_in_values=True,
                 invalid_row_handler=note,
             ),

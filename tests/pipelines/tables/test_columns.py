@@ -329,7 +329,7 @@ def test_a_wrong_cell_makes_its_row_malformed_and_is_not_quoted(
 @pytest.mark.parametrize("kind", ["category", "text", "numeric", "date"])
 def test_texts_that_are_none_are_refused_without_a_word_of_them(kind: str) -> None:
     array = pa.array([b"fine", b"\xff" + CANARY.encode()])
-    with pytest.raises(InputError, match="column x .* UTF-8: Arrow") as caught:
+    with pytest.raises(InputError, match=r"column x .* UTF-8: Arrow") as caught:
         numbers(array, {"kind": kind})
     assert CANARY not in str(caught.value)
 

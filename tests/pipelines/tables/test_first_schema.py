@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines.tables import first_schema as module
 from pipelines.tables.first_schema import first_schema
-from pipelines.tables.schema import Schema
+from pipelines.tables.schema import InputOptions, Schema
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -106,7 +106,7 @@ def test_what_was_looked_at_is_said_in_the_file(tmp_path: pathlib.Path) -> None:
     assert "canary" not in text  # of the third row
     values = tomllib.loads(text)
     assert values["looked_at_rows"] == 2
-    assert values["input"] == {"missing_values": ["?"]}
+    assert values["input"] == {"missing_values": ["", "?"]}
     assert values["columns"]["income"]["classes"] == ["<=50K", ">50K"]
 
 
@@ -144,6 +144,27 @@ def test_what_is_told_is_taken(tmp_path: pathlib.Path) -> None:
     for wrong in ({"label": "incom"}, {"kinds": {"incom": "numeric"}}):
         with pytest.raises(InputError, match=r"column incom .* Did you mean income\?"):
             first_schema(str(path), **wrong)  # type: ignore[arg-type]
+
+
+def test_a_row_is_not_taken_for_a_header(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("39;clerk;no\n40;canary;yes\n")
+    told = InputOptions(delimiter=";", header=("age", "job", "income"))
+    for options in (InputOptions(delimiter=";"), None):
+        # The delimiter is not known either: one text, which is no number.
+        if options is None:
+            path.write_text(path.read_text().replace(";", ","))
+        with pytest.raises(InputError, match="dpsgd schema --header") as caught:
+            first_schema(str(path), options=options)
+        assert "39" not in str(caught.value)
+    path.write_text(path.read_text().replace(",", ";"))
+    text = first_schema(str(path), label="income", options=told)
+    assert list(kinds_of(text)) == ["age", "job", "income"]
+    values = tomllib.loads(text)["input"]
+    assert values == {"delimiter": ";", "header": ["age", "job", "income"]}
+    # What pandas writes of columns without names.
+    path.write_text(",0,1\n0,39,1\n")
+    assert list(kinds_of(first_schema(str(path)))) == ["", "0", "1"]
 
 
 names = st.text(

@@ -220,6 +220,21 @@ def test_a_text_without_a_header_takes_its_names_from_the_schema(
     assert found == {"id": [1, 2], "job": [2, 0], "label": [0, 1]}
 
 
+def test_quotes_are_read_as_spark_writes_them(tmp_path: pathlib.Path) -> None:
+    # Without a header, and with a backslash before quotes.
+    (tmp_path / "t.csv").write_text('1,"say \\"a, b\\"",0\n2,c,1\n')
+    columns = {
+        "id": {"kind": "numeric"},
+        "job": {"kind": "category", "vocabulary": ['say "a, b"']},
+        "y": {"kind": "label", "task": "binary"},
+    }
+    how = {"header": list(columns), "escape": "\\"}
+    schema = schema_of(columns, split={"shares": [1, 0, 0]}, input=how)
+    run(tmp_path / "t.csv", tmp_path / "out", schema=schema)
+    found = pq.read_table(tmp_path / "out" / "train").to_pydict()
+    assert found == {"id": [1, 2], "job": [2, 1], "label": [0, 1]}
+
+
 @pytest.mark.parametrize("by", ["hash", "time"])
 def test_rows_keep_their_order_in_splits_that_rows_decide(
     table: pathlib.Path, tmp_path: pathlib.Path, by: str
