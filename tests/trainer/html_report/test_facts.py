@@ -240,6 +240,18 @@ def test_the_page_says_what_a_run_is_worth(
     assert ('class="verdict good"' in text) == (not record or "simulates" in record)
 
 
+@pytest.mark.parametrize(
+    ("level", "says"),
+    [("mechanism", "1,000 times over"), ("trainer", "that of these small runs")],
+)
+def test_the_page_says_what_was_audited(
+    make_run: Any, audit_of: Any, level: str, says: str
+) -> None:
+    run, audit = make_run(), audit_of()
+    edit(audit, level=level)
+    assert says in render(collect(run, audit=audit))
+
+
 @pytest.mark.parametrize("false_alarms", [0.0, 0.01, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (3.0, 0.1), (20.0, 1e-9)])
 def test_recognised_at_most_is_tight(

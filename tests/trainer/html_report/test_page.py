@@ -108,7 +108,7 @@ def test_a_file_takes_the_place_of_another_only_if_asked(
     with pytest.raises(InputError, match="not to exist"):
         page.write_report(run, out)
     assert out.read_text() == "mine"
-    found = page.write_report(run, out, overwrite=True)
+    found = page.write_report(str(run), str(out), overwrite=True)
     assert found["run"]["name"] == "run"
     assert out.read_text() == page.render(found)
 
