@@ -70,7 +70,6 @@ def collect(
     """
     run_record.check_finished(run)
     record, manifest, verified = _read(run, noise_key_file)
-    run_record.check_execution(record, manifest)
     plan = manifest.plan
     statement = _statement(record, manifest, delta, allow_large_delta)
     return {
@@ -109,6 +108,7 @@ def _statement(
     """Returns what can be stated; None without privacy, or without a delta."""
     unstated = record.method == NON_PRIVATE or record.target_delta is None
     if delta is None and unstated:
+        run_record.check_execution(record, manifest)
         return None
     found: PrivacyStatement = privacy.run_statement(
         record,

@@ -216,6 +216,20 @@ def test_an_unfinished_run_is_refused(make_run: Any) -> None:
         collect(run)
 
 
+@pytest.mark.parametrize("changes", [{"target_delta": None}, {}])
+def test_a_run_on_other_batches_is_refused(
+    make_run: Any, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match="The run used other batches"):
+        collect(make_run(manifest_fingerprint="0" * 64, **changes))
+
+
+def test_a_statement_of_a_stopped_run_says_so(make_run: Any) -> None:
+    found = collect(make_run())
+    found["privacy"]["statement"]["stopped"] = "after 3 of T=10 steps"
+    assert "after 3 of T=10 steps" in render(found)
+
+
 @pytest.mark.parametrize(
     ("record", "says"),
     [
