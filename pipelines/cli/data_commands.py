@@ -12,6 +12,7 @@ from accounting.cli import shared_options
 from accounting.validation import InputError
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
+from pipelines.job.quiet_beam import quiet_beam
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:
@@ -296,14 +297,12 @@ def _prepare_on(
     runner: str, source: str, out: str, prepared: Any, others: list[str]
 ) -> Any:
     """Prepares on an engine of Beam, with what is left of the command line."""
-    from pipelines.job.make_batches import quiet_beam
-
     quiet_beam()
-    from pipelines.cli.batch_commands import _beam_options
+    from pipelines.cli.batch_job import beam_options
     from pipelines.job.poisson_batching import runner_of
     from pipelines.tables.prepare_job import prepare_on
 
-    options = _beam_options([f"--runner={runner}", *others])
+    options = beam_options([f"--runner={runner}", *others])
     runner_of(options)  # refuses what loses elements
     return prepare_on(source, out, prepared, options)
 
