@@ -46,9 +46,8 @@ def to_verify(
                 f"dpsgd account {run}{_delta(record, statement)}",
             ),
         ]
-        if statement.is_guarantee and (
-            methods.get(record.method).has_dp_sgd_accounting
-        ):
+        attacked = methods.get(record.method).has_dp_sgd_accounting
+        if statement.is_guarantee and attacked and record.complete:
             found.append(
                 (
                     "Attack the mechanism itself, and bound its epsilon from below.",
