@@ -1,9 +1,11 @@
-"""A wheel of the checkout works in an environment without it, in another folder."""
+"""A wheel of the checkout works without it, in another folder: the demo, all of it."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,9 @@ import sysconfig
 import zipfile
 
 import pytest
+from click.testing import CliRunner
+
+import dpsgd
 
 PACKAGES = ("accounting", "dpsgd", "pipelines", "trainer")
 PLAN = (
@@ -98,10 +103,52 @@ def test_it_runs_without_the_checkout(
     assert not any(pathlib.Path(file).is_relative_to(root) for file in files)
 
 
+@pytest.fixture(scope="module")
+def demo(
+    installed: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[pathlib.Path, str]:
+    """The folder of a demo of fewer rows than a person would give it; its output."""
+    folder = tmp_path_factory.mktemp("demo")
+    printed = run(folder, installed / "dpsgd", "demo", "--rows=60000", "--epsilon=4")
+    return folder / "demo", printed
+
+
 @pytest.mark.slow
-def test_the_demo_runs_without_the_checkout(
-    installed: pathlib.Path, tmp_path: pathlib.Path
+def test_the_demo_runs_without_the_checkout_and_ends_in_a_report(
+    demo: tuple[pathlib.Path, str],
 ) -> None:
-    run(tmp_path, installed / "dpsgd", "demo", "--rows=50000")
-    assert "epsilon" in (tmp_path / "demo" / "report.md").read_text().lower()
-    assert (tmp_path / "demo" / "dp-sgd" / "model.keras").exists()
+    folder, printed = demo
+    report = (folder / "report.md").read_text()
+    for name in re.findall(r"\]\((.*?)\)", report):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert len(re.findall(r"^\| (ema|past_ema|upa|opa|omv): ", report, re.M)) == 5
+    assert re.search(r"\((3\.99\d*|4\.0*), ", report)
+    page = (folder / "report.html").read_text()
+    assert "Privacy report: dp-sgd" in page
+    assert page.count("<polyline") == 3
+    assert f"report: {pathlib.Path('demo') / 'report.html'}" in printed
+
+
+@pytest.mark.slow
+def test_the_demo_learns_and_most_of_it_survives_the_noise(
+    demo: tuple[pathlib.Path, str],
+) -> None:
+    auc = {
+        name: json.loads((demo[0] / name / "metrics.json").read_bytes())["auc"]
+        for name in ("dp-sgd", "non-private")
+    }
+    assert auc["non-private"] > 0.75
+    assert auc["dp-sgd"] > 0.65
+
+
+def test_a_demo_refuses_a_used_folder_and_too_few_rows(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = CliRunner().invoke(dpsgd.cli, ["demo", "--rows=1000"])
+    assert "rows=1000" in str(few.exception)
+    assert not (tmp_path / "demo").exists()
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "mine").touch()
+    again = CliRunner().invoke(dpsgd.cli, ["demo", "--rows=60000"])
+    assert "new or empty folder" in str(again.exception)
