@@ -29,21 +29,21 @@ def _of_numbers(body: Callable[[Any], Any]) -> Make:
 
 
 def _of_sequence(body: Callable[[Any], Any]) -> Make:
-    """A model of (batch, 6, 4) values; ``body`` gives (batch, ..., units)."""
+    """A model of (batch, 4, 4) values; ``body`` gives (batch, ..., units)."""
 
     def sequence(values: Any) -> Any:
-        steps = layers.Dense(4)(tf.expand_dims(values[:, :6], -1))
+        steps = layers.Dense(4)(tf.expand_dims(values[:, :4], -1))
         return layers.Flatten()(body(steps))
 
     return _of_numbers(sequence)
 
 
 def _of_ids(body: Callable[[Any], Any], **table: Any) -> Make:
-    """A model of (batch, 8, 3) embedded ids."""
+    """A model of (batch, 4, 3) embedded ids."""
 
     def make() -> Any:
         ids = keras.Input((26,), dtype="int32", name="categories")
-        rows = layers.Embedding(7, 3, **table)(ids[:, :8])
+        rows = layers.Embedding(7, 3, **table)(ids[:, :4])
         return keras.Model(ids, layers.Dense(1)(layers.Flatten()(body(rows))))
 
     return make
@@ -217,6 +217,49 @@ def _by_hand(values: Any) -> Any:
     return tf.matmul(tf.nn.softmax(scores), value)
 
 
+class _Positions(layers.Layer):
+    """Adds a trained vector to each of four places."""
+
+    def build(self, shape: Any) -> None:
+        self.places = layers.Embedding(4, shape[-1])
+
+    def call(self, values: Any) -> Any:
+        return values + self.places(tf.range(4))
+
+
+def _looked_up(make: Callable[[Any], Any]) -> Make:
+    """A model of the rows of a table for ids that ``make`` computes."""
+
+    def model() -> Any:
+        ids = keras.Input((26,), dtype="int32", name="categories")
+        rows = layers.Embedding(7, 3)(make(ids))
+        return keras.Model(ids, layers.Dense(1)(layers.Flatten()(rows)))
+
+    return model
+
+
+def _two_towers() -> Any:
+    integers, values = zoo.numbers()
+    ids = keras.Input((26,), dtype="int32", name="categories")
+    left = layers.Dense(3)(values)
+    right = layers.Dense(3)(layers.Flatten()(layers.Embedding(7, 2)(ids)))
+    score = layers.Dot(1, normalize=True)([left, right])
+    return keras.Model([integers, ids], layers.Dense(1)(score))
+
+
+def _discretised() -> Any:
+    integers, values = zoo.numbers()
+    bins = layers.Discretization(bin_boundaries=[-0.5, 0.0, 0.5])(values)
+    rows = layers.Embedding(4, 2)(bins)
+    return keras.Model(integers, layers.Dense(1)(layers.Flatten()(rows)))
+
+
+def half_precision() -> Any:
+    integers, values = zoo.numbers()
+    hidden = layers.Dense(4, dtype="mixed_float16")(values)  # weights stay float32
+    return keras.Model(integers, layers.Dense(1, dtype="float32")(hidden))
+
+
 def _mixture_of_experts(values: Any) -> Any:
     gates = layers.Dense(3, activation="softmax")(values)
     experts = tf.stack([layers.Dense(4)(values) for _ in range(3)], 1)
@@ -242,6 +285,10 @@ def _pairwise(values: Any) -> Any:
 
 def _grid(values: Any) -> Any:
     return tf.reshape(values[:, :12], (-1, 3, 4, 1))
+
+
+def _clip_of_images(values: Any) -> Any:
+    return tf.reshape(values[:, :8], (-1, 2, 2, 2, 1))
 
 
 @tf.custom_gradient
@@ -292,10 +339,28 @@ GHOST: dict[str, Make] = {
         lambda v: keras.Sequential([keras.Sequential([layers.Dense(4)])])(v)
     ),
     "lambda layer": _of_numbers(_seq(_dense(), layers.Lambda(lambda v: v * 2.0))),
+    "two towers": _two_towers,
+    "known mean": _of_numbers(layers.Normalization(mean=0.5, variance=2.0)),
+    "rescaling": _of_numbers(layers.Rescaling(0.5)),
+    "discretised": _discretised,
+    "integer lookup": _looked_up(layers.IntegerLookup(vocabulary=[1, 2, 3, 4, 5])),
+    "string lookup": _looked_up(
+        lambda ids: layers.StringLookup(vocabulary=["1", "2"])(
+            tf.strings.as_string(ids)
+        )
+    ),
+    "hashing": _looked_up(layers.Hashing(5)),
+    "dropout of nothing": _of_numbers(_seq(_dense(), layers.Dropout(0.0))),
+    "dropout in inference": _of_numbers(
+        lambda v: layers.Dropout(0.5)(layers.Dense(4)(v), training=False)
+    ),
+    "stored statistics": _of_numbers(
+        _seq(_dense(), layers.BatchNormalization(trainable=False))
+    ),
 }
 
-#: The gradient of one row at a time.
-VECTORIZED: dict[str, Make] = {
+#: One forward and backward pass, with the uses of weights found in the traced graph.
+OPERATIONS: dict[str, Make] = {
     **{make.__name__: make for make in zoo.OTHER},
     "table through an op": _table_through_an_op,
     "table in a lambda": _table_in_a_lambda,
@@ -305,7 +370,6 @@ VECTORIZED: dict[str, Make] = {
     "weights of one's own": _of_numbers(lambda v: _OwnWeights()(v)),
     "weighted activation": _of_numbers(_dense(activation=layers.PReLU())),
     "prelu layer": _of_numbers(_seq(_dense(), layers.PReLU)),
-    "gradient of one's own": _of_numbers(_seq(_dense(), layers.Lambda(_own_gradient))),
     "layer normalisation": _of_numbers(layers.LayerNormalization()),
     "group normalisation": _of_sequence(lambda v: layers.GroupNormalization(2)(v)),
     "unit normalisation": _of_numbers(
@@ -314,12 +378,44 @@ VECTORIZED: dict[str, Make] = {
     "time distributed": _of_sequence(
         lambda v: layers.TimeDistributed(layers.Dense(3))(v)
     ),
-    "simple rnn": _of_sequence(lambda v: layers.SimpleRNN(3, unroll=True)(v)),
-    "lstm unrolled": _of_sequence(lambda v: layers.LSTM(2, unroll=True)(v)),
-    "gru unrolled": _of_sequence(lambda v: layers.GRU(2, unroll=True)(v)),
-    "lstm cell": _of_sequence(lambda v: layers.RNN(layers.LSTMCell(2), unroll=True)(v)),
+    "simple rnn": _of_sequence(lambda v: layers.SimpleRNN(3, return_sequences=True)(v)),
+    "lstm": _of_sequence(lambda v: layers.LSTM(2)(v)),
+    "gru": _of_sequence(lambda v: layers.GRU(2, unroll=True)(v)),
+    "stacked cells": _of_sequence(
+        lambda v: layers.RNN([layers.LSTMCell(2), layers.SimpleRNNCell(2)])(v)
+    ),
     "bidirectional": _of_sequence(
-        lambda v: layers.Bidirectional(layers.SimpleRNN(2, unroll=True))(v)
+        lambda v: layers.Bidirectional(layers.GRU(2, return_sequences=True))(v)
+    ),
+    "masked lstm": _of_ids(lambda rows: layers.LSTM(2)(rows), mask_zero=True),
+    "convolutional lstm": _of_numbers(
+        _seq(_clip_of_images, lambda v: layers.ConvLSTM2D(1, 2)(v), layers.Flatten)
+    ),
+    "places": _of_ids(lambda rows: _Positions()(rows)),
+    "convolution 3d": _of_numbers(
+        _seq(_clip_of_images, lambda v: layers.Conv3D(2, 2)(v), layers.Flatten)
+    ),
+    "convolution of each step": _of_numbers(
+        _seq(
+            _clip_of_images,
+            lambda v: layers.TimeDistributed(layers.Conv2D(2, 2))(v),
+            layers.Flatten,
+        )
+    ),
+    "strides and padding": _of_numbers(
+        _seq(_grid, layers.Conv2D(2, 2, strides=2, padding="same"), layers.Flatten)
+    ),
+    "resized": _of_numbers(
+        _seq(
+            _grid,
+            lambda v: layers.Resizing(2, 2)(v),
+            layers.Conv2D(2, 2),
+            layers.Flatten,
+        )
+    ),
+    "causal attention": _of_ids(
+        lambda rows: layers.MultiHeadAttention(2, 2)(rows, rows, use_causal_mask=True),
+        mask_zero=True,
     ),
     "convolution 1d": _of_sequence(lambda v: layers.Conv1D(3, 3)(v)),
     "convolution 2d": _of_numbers(_seq(_grid, layers.Conv2D(2, 2), layers.Flatten)),
@@ -332,8 +428,22 @@ VECTORIZED: dict[str, Make] = {
     "einsum dense": _of_sequence(
         lambda v: layers.EinsumDense("abc,cd->abd", output_shape=(None, 3))(v)
     ),
-    "masked rnn": _of_ids(
-        lambda rows: layers.SimpleRNN(3, unroll=True)(rows), mask_zero=True
+}
+
+#: The gradient of one row at a time.
+VECTORIZED: dict[str, Make] = {
+    "gradient of one's own": _of_numbers(_seq(_dense(), layers.Lambda(_own_gradient))),
+    "transposed convolution": _of_numbers(
+        _seq(_grid, layers.Conv2DTranspose(2, 2), layers.Flatten)
+    ),
+    "dilated convolution": _of_sequence(
+        lambda v: layers.Conv1D(2, 2, dilation_rate=2, padding="causal")(v)
+    ),
+    "grouped convolution": _of_numbers(
+        _seq(_grid, layers.Conv2D(2, 2), layers.Conv2D(2, 1, groups=2), layers.Flatten)
+    ),
+    "cell in slices": _of_sequence(
+        lambda v: layers.GRU(2, reset_after=False)(v[:, :2])
     ),
 }
 
@@ -378,12 +488,6 @@ REFUSED: dict[str, tuple[Make, str]] = {
         _of_sequence(lambda v: layers.LSTM(2, dropout=0.5, unroll=True)(v)),
         "random numbers",
     ),
-    "loop of a cell": (
-        _of_sequence(lambda v: layers.RNN(layers.LSTMCell(2))(v)),
-        "with unroll=True",
-    ),
-    "lstm in a loop": (
-        _of_sequence(lambda v: layers.LSTM(2)(v)),
-        "with unroll=True",
-    ),
+    "noise": (_of_numbers(layers.GaussianNoise(0.5)), "random numbers"),
+    "adapted later": (_of_numbers(layers.Normalization()), "mean and variance"),
 }

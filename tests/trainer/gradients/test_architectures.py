@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
-from tests.trainer.architectures import GHOST, REFUSED, VECTORIZED
+from tests.trainer.architectures import (
+    GHOST,
+    OPERATIONS,
+    REFUSED,
+    VECTORIZED,
+    half_precision,
+)
 from tests.trainer.gradients.test_clipping import CLIP, naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients import clipping
@@ -18,6 +24,7 @@ from trainer.gradients.traced_model import ghost_obstacle, table_reads
 from trainer.tf_compat import tf
 
 ACCEPTED = {name: (make, clipping.BOOKKEEPING) for name, make in GHOST.items()}
+ACCEPTED |= {name: (make, clipping.OPERATIONS) for name, make in OPERATIONS.items()}
 ACCEPTED |= {name: (make, clipping.VECTORIZED) for name, make in VECTORIZED.items()}
 
 #: A padded row is masked as a whole, and its mean is 0/0: the check refuses these.
@@ -25,7 +32,7 @@ WHOLLY_MASKED = ("masked_ids", "masked dense")
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(ACCEPTED) + len(REFUSED) >= 60
+    assert len(ACCEPTED) + len(REFUSED) >= 100
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -44,6 +51,13 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     assert_close(arrays(found), naive_sum(model, data, CLIP), 2e-5)
 
 
+def test_half_precision_is_computed_one_row_at_a_time(rows: Any) -> None:
+    model, data = make_model(half_precision), rows(NUM_ROWS)
+    assert clipping.choose_path(model) == clipping.VECTORIZED
+    found = clipping.clipped_sum(model, l2_norm_clip=CLIP)(*batch(data, padding=4))
+    assert_close(arrays(found), naive_sum(model, data, CLIP), 5e-3)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
     make, message = REFUSED[name]
@@ -56,7 +70,7 @@ def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
     "name", ["table through an op", "table in a lambda", "table untracked"]
 )
 def test_a_table_that_is_read_as_a_whole_has_no_known_rows(name: str) -> None:
-    model = make_model(VECTORIZED[name])
+    model = make_model(OPERATIONS[name])
     reason = ghost_obstacle(model)
     assert reason is not None
     assert "is also read by" in reason

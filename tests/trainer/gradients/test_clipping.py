@@ -29,6 +29,7 @@ from tests.trainer.zoo import (
 )
 from trainer.gradients.clipping import (
     BOOKKEEPING,
+    OPERATIONS,
     VECTORIZED,
     GradientSum,
     choose_path,
@@ -53,6 +54,8 @@ def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[Gradien
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
     """Every way to the same sum, TF Privacy's registry of layers among them."""
     found = [clipped_sum(model, l2_norm_clip=clip, path=VECTORIZED)]
+    if choose_path(model) == OPERATIONS:
+        found.append(clipped_sum(model, l2_norm_clip=clip, path=OPERATIONS))
     if choose_path(model) == BOOKKEEPING:
         found.append(clipped_sum(model, l2_norm_clip=clip, path=BOOKKEEPING))
         if model.description["make"] not in NOT_OF_THE_REGISTRY:
@@ -106,8 +109,8 @@ def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", OTHER)
-def test_other_models_take_the_vectorized_path(make: Callable[[], Any]) -> None:
-    assert choose_path(make_model(make)) == VECTORIZED
+def test_other_models_are_clipped_by_their_operations(make: Callable[[], Any]) -> None:
+    assert choose_path(make_model(make)) == OPERATIONS
 
 
 @pytest.mark.parametrize("make", FAST + OTHER)
@@ -185,7 +188,7 @@ def test_rows_may_come_in_chunks(
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
     name = "trainer.gradients.clipping._MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
-    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED))
     found = gradient_sum(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
 

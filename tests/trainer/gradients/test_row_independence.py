@@ -61,6 +61,19 @@ APART: dict[str, Callable[[Any], Any]] = {
     "labels below a size": lambda v: tf.cast(
         tf.cast(v[:, 0, 0], tf.int32) < tf.shape(v)[-1], tf.float32
     ),
+    "time first and back": lambda v: tf.transpose(
+        tf.stack([tf.tanh(x) * 2.0 for x in tf.unstack(tf.transpose(v, (1, 0, 2)))]),
+        (1, 0, 2),
+    ),
+    "masked, time first": lambda v: tf.unstack(
+        tf.where(
+            tf.tile(tf.transpose(v[:, :, :1], (1, 0, 2)) > 0, (1, 1, 3)),
+            tf.transpose(v, (1, 0, 2)),
+            tf.zeros_like(tf.transpose(v, (1, 0, 2))),
+        )
+    )[1],
+    "bins": lambda v: tf.cast(tf.raw_ops.Bucketize(input=v, boundaries=[0.0]), v.dtype),
+    "product of sizes": lambda v: tf.reshape(v, (-1, tf.shape(v)[1] * tf.shape(v)[2])),
     "pool": lambda v: tf.nn.max_pool2d(v[..., tf.newaxis], 2, 1, "SAME"),
     "cross-entropy": lambda v: tf.nn.softmax_cross_entropy_with_logits(
         tf.nn.softmax(v[:, 0]), v[:, 1]
@@ -102,6 +115,24 @@ MIXING: dict[str, Callable[[Any], Any]] = {
         tf.reshape(v, (12, -1)), tf.reshape(v, (12, -1)), transpose_a=True
     ),
     "transposed": lambda v: tf.transpose(v, (1, 0, 2)),
+    "sum over a moved batch": lambda v: tf.reduce_sum(tf.transpose(v, (1, 0, 2)), 1),
+    "numbers for moved places": lambda v: tf.unstack(
+        tf.transpose(v, (1, 0, 2)) * tf.reshape(tf.range(8.0), (1, 8, 1))
+    )[0],
+    "softmax over a moved batch": lambda v: tf.transpose(
+        tf.nn.softmax(tf.transpose(v, (1, 2, 0))), (2, 0, 1)
+    ),
+    "stacked before the batch": lambda v: tf.reshape(tf.stack([v, v]), (-1, 12)),
+    "statistics of the batch": lambda v: (
+        tf.raw_ops.FusedBatchNormV3(
+            x=v[:, tf.newaxis],
+            scale=tf.ones(3),
+            offset=tf.zeros(3),
+            mean=tf.zeros(0),
+            variance=tf.zeros(0),
+            is_training=True,
+        ).y
+    ),
     "misaligned reshape": lambda v: tf.reshape(v, (3, -1, 4)),
     "rows across the batch": lambda v: tf.reshape(tf.transpose(v, (1, 0, 2)), (-1, 12)),
     "positions as rows": lambda v: tf.reduce_sum(tf.reshape(v, (-1, 3)), 1),

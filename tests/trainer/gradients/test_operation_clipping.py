@@ -1,0 +1,225 @@
+"""Clips by the operations that use a weight: exact, bounded, or not taken."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.architectures import OPERATIONS
+from tests.trainer.gradients.test_clipping import naive_sum
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
+from trainer.gradients import gradient_parts
+from trainer.gradients.clipping import OPERATIONS as PATH
+from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
+from trainer.gradients.operations.operation_clipping import (
+    copies_of_gradients,
+    operations_obstacle,
+)
+from trainer.gradients.operations.plain_layers import plain_layers
+from trainer.model.losses import loss_of_ones_own
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, keras_backend, tf
+
+CLIP = 0.3
+MOST = 1.001
+
+
+class _Weight(keras.layers.Layer):
+    """Values of 13 numbers, and how they meet one weight."""
+
+    def __init__(self, shape: tuple[int, ...], use: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._use = use
+        self.w = self.add_weight("w", shape, initializer="ones")
+
+    def call(self, values: Any) -> Any:
+        return self._use(values, self.w)
+
+
+def _model(shape: tuple[int, ...], use: Callable[[Any, Any], Any]) -> TrainableModel:
+    def make() -> Any:
+        integers, values = numbers()
+        return keras.Model(integers, _Weight(shape, use)(values))
+
+    return make_model(make)
+
+
+def _whole_and_part(v: Any, w: Any) -> Any:
+    first, _ = tf.split(w, [1, 12])
+    return tf.matmul(v, w) + v[:, :1] * first
+
+
+def _two_reshapes(v: Any, w: Any) -> Any:
+    return tf.matmul(v, w) + tf.matmul(v, tf.transpose(tf.reshape(w, (1, 13))))
+
+
+def _parts(v: Any, w: Any) -> Any:
+    first, second = tf.split(w, [3, 10])
+    return tf.matmul(v[:, :3], first) - tf.matmul(v[:, 3:], second)
+
+
+def _sizes_decide(v: Any, w: Any) -> Any:
+    total = tf.reduce_sum(v, 1, keepdims=True)
+    return total * (w if v.shape[0] is None else tf.exp(w))
+
+
+#: Uses of a weight that are known.
+KNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any]]] = {
+    "disjoint parts": ((13, 1), _parts),
+    "turned": ((1, 13), lambda v, w: tf.matmul(v, w, transpose_b=True)),
+    "negated": ((13, 1), lambda v, w: tf.matmul(v, -w)),
+    "subtracted from": ((1,), lambda v, w: tf.tanh(w - v)[:, :1]),
+    "one for all": ((), lambda v, w: tf.reduce_sum(tf.tanh(w * v), 1, keepdims=True)),
+    "one row for all": ((1, 13), lambda v, w: tf.tanh(w * v + w)[:, :1]),
+    "rows and columns": (
+        (13, 1),
+        lambda v, w: (
+            tf.matmul(v, w)
+            + tf.reduce_sum(tf.gather(w, tf.cast(v[:, :2] > 0, tf.int32)), 1)
+        ),
+    ),
+    "einsum": ((13, 2), lambda v, w: tf.einsum("bi,ij->bj", v, w)[:, :1]),
+    "einsum along": (
+        (13,),
+        lambda v, w: tf.reduce_sum(tf.einsum("bi,i->bi", v, w), 1, keepdims=True),
+    ),
+}
+
+#: Uses that are not, and the words that say why.
+UNKNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any], str]] = {
+    "whole and part": ((13, 1), _whole_and_part, "two ways"),
+    "two reshapes": ((13, 1), _two_reshapes, "two ways"),
+    "exponential": ((1,), lambda v, w: v[:, :1] * tf.exp(w), "changes a weight"),
+    "with itself": ((13, 1), lambda v, w: tf.matmul(v, w * w), "changes a weight"),
+    "a row twice": (
+        (3, 1),
+        lambda v, w: tf.matmul(v[:, :2], tf.gather(w, [1, 1])),
+        "reads a row twice",
+    ),
+    "divisor": ((1,), lambda v, w: v[:, :1] / (3.0 + w), "changes a weight"),
+    "quotient": ((1,), lambda v, w: v[:, :1] / w, "unknown way"),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_uses_have_the_clipped_sum_of_a_tape_per_example(
+    name: str, rows: Any
+) -> None:
+    model, data = _model(*KNOWN[name]), rows(NUM_ROWS)
+    assert operations_obstacle(model) is None
+    found = clipped_sum(model, l2_norm_clip=CLIP, path=PATH)(*batch(data, padding=2))
+    assert_close(arrays(found), naive_sum(model, data, CLIP))
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_uses_are_computed_one_row_at_a_time(name: str) -> None:
+    shape, use, why = UNKNOWN[name]
+    model = _model(shape, use)
+    assert why in (operations_obstacle(model) or "")
+    assert choose_path(model) == VECTORIZED
+
+
+def test_a_graph_that_is_not_as_proven_is_computed_one_row_at_a_time(rows: Any) -> None:
+    model, data = _model((1,), _sizes_decide), rows(NUM_ROWS)
+    assert choose_path(model) == PATH
+    found = clipped_sum(model, l2_norm_clip=CLIP)(*batch(data))
+    assert_close(arrays(found), naive_sum(model, data, CLIP))
+
+
+CHUNKED = ("strides and padding", "separable", "multi-head attention")
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_and_capped_coordinates_equal_a_loop_over_examples(
+    name: str, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient_parts, "_MOST_HELD_VALUES", 100)
+    model, data, cap = make_model(OPERATIONS[name]), rows(NUM_ROWS), CLIP / 4
+    gradient_sum = clipped_sum(model, l2_norm_clip=CLIP, linf_norm_clip=cap)
+    found = gradient_sum(*batch(data, padding=3, fill=math.nan))
+    assert_close(arrays(found), naive_sum(model, data, CLIP, cap))
+
+
+@pytest.mark.parametrize("positions", [1, 2, 8, 40])
+@pytest.mark.parametrize("formed", [True, False])
+def test_no_row_adds_more_than_the_clip_where_its_terms_cancel(
+    positions: int, formed: bool
+) -> None:
+    """Positions are nearly alike, and the loss is of their difference."""
+    signs = np.resize([1.0, -1.0], positions).astype("f4")[:, None]
+    size = 3 if formed else 70
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        del labels
+        return tf.nn.softplus(tf.reduce_sum(outputs * signs, (1, 2)))
+
+    inputs = keras.Input((positions, size), name="inputs")
+    use = _Weight((size, size), lambda v, w: tf.matmul(v, w))
+    network = keras.Model(inputs, use(inputs))
+    model = TrainableModel(
+        network=network, description={}, loss=loss_of_ones_own("diff", loss)
+    )
+    use.w.assign(np.random.default_rng(0).normal(0, 1e-9, (size, size)))
+    assert choose_path(model) == PATH
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP))
+    random = np.random.default_rng(positions)
+    for _ in range(40):
+        magnitude, apart = 10 ** random.uniform((-6, -9), (10, 0))
+        row = magnitude * (
+            random.normal(size=(1, 1, size))
+            + apart * random.normal(size=(1, positions, size))
+        )
+        columns = {"inputs": row.astype("f4"), "label": np.zeros(1, "i1")}
+        (found,) = gradient_sum(
+            {name: tf.constant(value) for name, value in columns.items()}, tf.ones(1)
+        )
+        assert np.linalg.norm(np.asarray(found, np.float64)) <= MOST * CLIP
+
+
+def test_a_gradient_left_out_of_the_norm_would_be_seen(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault that these tests must see."""
+    parts = gradient_parts.FormedGradients
+    norm = parts.squared_norm
+    monkeypatch.setattr(parts, "squared_norm", lambda part: 0.0 * norm(part))
+    model, data = make_model(OPERATIONS["separable"]), rows(NUM_ROWS)
+    found = clipped_sum(model, l2_norm_clip=CLIP)(*batch(data))
+    with pytest.raises(AssertionError):
+        assert_close(arrays(found), naive_sum(model, data, CLIP))
+
+
+def test_layers_are_what_they_were_afterwards() -> None:
+    model = make_model(OPERATIONS["lstm"])
+    (lstm,) = [x for x in model.network.layers if isinstance(x, keras.layers.LSTM)]
+    before, rnn = lstm._could_use_gpu_kernel, keras_backend.rnn
+    assert before
+    with contextlib.suppress(ValueError), plain_layers(model.network):
+        assert not lstm._could_use_gpu_kernel
+        assert keras_backend.rnn is not rnn
+        raise ValueError("stop")
+    assert lstm._could_use_gpu_kernel is before
+    assert keras_backend.rnn is rnn
+
+
+def test_memory_counts_the_steps_of_recurrent_layers() -> None:
+    assert copies_of_gradients(make_model(OPERATIONS["lstm"])) == 4
+    assert copies_of_gradients(make_model(OPERATIONS["depthwise"])) == 1
+
+
+def test_too_many_time_steps_are_refused_with_a_remedy(rows: Any) -> None:
+    def make() -> Any:
+        integers, values = numbers()
+        steps = tf.tile(values[:, :, None], (1, 40, 1))
+        return keras.Model(integers, keras.layers.SimpleRNN(1)(steps))
+
+    model = make_model(make)
+    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
+    with pytest.raises(InputError, match=r"at most 512 time steps.*520\. Shorten"):
+        gradient_sum(*batch(rows(1)))
