@@ -69,7 +69,12 @@ class NonPrivateClippingBias:
         write_atomically(self._path, (_HEADER + kept).encode(), mode=0o600)
 
     def add(self, columns: Mapping[str, Any], weight: Any) -> None:
-        """Adds one physical batch, at the weights of the step."""
+        """Adds one physical batch, at the weights of the step.
+
+        Args:
+          columns: Name -> (batch, ...).
+          weight: 1 for rows, 0 for padding, shape (batch,).
+        """
         self._add(dict(columns), weight)
 
     def finish(self, step: int) -> None:
@@ -94,6 +99,10 @@ def decompose(
     clipped: Sequence[np.ndarray], unclipped: Sequence[np.ndarray]
 ) -> tuple[float, float]:
     """Returns ``a`` and ``||c|| / ||ghat||``; 1 and 0 where ``ghat`` is 0.
+
+    Args:
+      clipped: Sum of clipped gradients, an array for each variable.
+      unclipped: That of the same gradients as they are.
 
     Example:
       >>> decompose([np.array([1.0, 1.0])], [np.array([2.0, 0.0])])

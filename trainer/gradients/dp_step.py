@@ -122,7 +122,12 @@ class Step:
         self._held: tuple[dict[str, Any], Any] | None = None
 
     def add(self, columns: Mapping[str, Any], weight: Any) -> None:
-        """Adds the gradients of one physical batch.  Sensitive."""
+        """Adds the gradients of one physical batch.  Sensitive.
+
+        Args:
+          columns: Name -> (batch, ...).
+          weight: 1 for rows, 0 for padding, shape (batch,).
+        """
         # The first batch waits: if it is the only one, the step needs no sums.
         if self._held is not None:
             self._add_held()

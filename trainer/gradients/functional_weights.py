@@ -38,6 +38,10 @@ def replaced_weights(
       weights: A tensor for each of its variables, of its shape.
       remedy: What to do about a model that cannot, for the error.
 
+    Args:
+      model: Whose layers hold their weights as attributes.
+      weights: Tensors of the shapes of its variables, in order.
+
     Raises:
       InputError: in the end, if one of its variables was read nevertheless.
     """

@@ -103,7 +103,14 @@ def _generator(key: bytes) -> np.random.Generator:
 def step_noise(
     noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
 ) -> list[np.ndarray]:
-    """Returns the noise of one step for every variable.  Sensitive."""
+    """Returns the noise of one step for every variable.  Sensitive.
+
+    Args:
+      noise_key: Of the run.
+      step: Of the plan, from 0.
+      shapes: Of the noise of each variable.
+      noise_stddev: Of one coordinate of the sum.
+    """
     return [
         normal(noise_key, step, index, shape, stddev=noise_stddev)
         for index, shape in enumerate(shapes)
@@ -140,11 +147,23 @@ class LaterNoise:
     noise_stddev: float
 
     def of_part(self, part: int, variable: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a later physical batch of the step.  Sensitive."""
+        """Returns the noise of a later physical batch of the step.  Sensitive.
+
+        Args:
+          part: Of the step, from 1.
+          variable: Index among the variables.
+          shape: Of the noise.
+        """
         return self._draw(variable, shape, ("part", part))
 
     def of_chunk(self, variable: int, chunk: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a chunk of a flush after the step.  Sensitive."""
+        """Returns the noise of a chunk of a flush after the step.  Sensitive.
+
+        Args:
+          variable: Index among the variables.
+          chunk: Of the table, from 0.
+          shape: Of the noise.
+        """
         return self._draw(variable, shape, ("flush", chunk))
 
     def _draw(

@@ -25,28 +25,54 @@ from trainer.tf_compat import clip_grads, tf
 
 
 def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
-    """Returns which rows may contribute, bool of shape (batch,)."""
+    """Returns which rows may contribute, bool of shape (batch,).
+
+    Args:
+      model: Whose loss says which labels it takes.
+      columns: Name -> (batch, ...).
+      weight: 1 for rows, 0 for padding, shape (batch,).
+    """
     return tf.logical_and(weight > 0, model.accepts(columns))
 
 
 def align(rows: Any, value: Any) -> Any:
-    """Returns (batch,) values shaped (batch, 1, ..., 1) to broadcast with ``value``."""
+    """Returns (batch,) values shaped (batch, 1, ..., 1) to broadcast with ``value``.
+
+    Args:
+      rows: (batch,).
+      value: (batch, ...); only its rank counts.
+    """
     return tf.reshape(rows, [-1] + [1] * (len(value.shape) - 1))
 
 
 def zero_others(value: Any, kept: Any) -> Any:
-    """Returns ``value`` with zeros in the rows that are not ``kept``."""
+    """Returns ``value`` with zeros in the rows that are not ``kept``.
+
+    Args:
+      value: (batch, ...).
+      kept: bool of shape (batch,).
+    """
     # 0 times NaN is NaN: a product with 0 would not do.
     return tf.where(align(kept, value), value, tf.zeros_like(value))
 
 
 def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
-    """Returns the columns with zeros in the rows that are not ``kept``."""
+    """Returns the columns with zeros in the rows that are not ``kept``.
+
+    Args:
+      columns: Name -> (batch, ...).
+      kept: bool of shape (batch,).
+    """
     return {name: zero_others(value, kept) for name, value in columns.items()}
 
 
 def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
-    """Returns ``value`` with every entry clipped to the cap; None for no cap."""
+    """Returns ``value`` with every entry clipped to the cap; None for no cap.
+
+    Args:
+      value: Of any shape.
+      linf_norm_clip: Above 0; infinity is no cap, either.
+    """
     if linf_norm_clip is None or math.isinf(linf_norm_clip):
         return value
     return tf.clip_by_value(value, -linf_norm_clip, linf_norm_clip)
@@ -121,7 +147,12 @@ def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
 
 
 def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
-    """Returns factors that bring vectors of these squared norms within a bound."""
+    """Returns factors that bring vectors of these squared norms within a bound.
+
+    Args:
+      squared_norms: (batch,).
+      squared_bound: (batch,), or one for all.
+    """
     longer = squared_norms > squared_bound
     ratio = tf.math.divide_no_nan(squared_bound, squared_norms)
     return tf.where(longer, tf.sqrt(ratio), 1.0)
@@ -142,7 +173,13 @@ def clip_weights(l2_norm_clip: float, norms: Any) -> Any:
 
 
 def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
-    """Returns which rows contribute, and the factor of each."""
+    """Returns which rows contribute, and the factor of each.
+
+    Args:
+      norms: L2 norms, (batch,).
+      real: bool of shape (batch,).
+      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+    """
     counted = real & tf.math.is_finite(norms)
     scale = (
         tf.ones_like(norms)

@@ -75,7 +75,12 @@ def affine(layer: Any, inputs: Any) -> Any:
 
 
 def activate(layer: Any, values: Any) -> Any:
-    """Returns the outputs of a layer from its ``affine`` part."""
+    """Returns the outputs of a layer from its ``affine`` part.
+
+    Args:
+      layer: Of ``ghost_layers``.
+      values: What ``affine`` gave.
+    """
     activation = getattr(layer, "activation", None)
     return activation(values) if activation is not None else values
 

@@ -87,7 +87,12 @@ def loss_by_name(name: str) -> Loss:
 
 
 def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
-    """Returns the loss that a function of the user's computes."""
+    """Returns the loss that a function of the user's computes.
+
+    Args:
+      name: "module:function".
+      function: (labels, outputs) -> one number per example, (batch,).
+    """
     return Loss(
         name=name,
         task=OTHER,
@@ -272,6 +277,11 @@ _CLASS_LOSSES = (
 
 def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
     """Accepts shapes of labels and outputs that a loss known by name pairs rightly.
+
+    Args:
+      loss: What is minimised.
+      labels: (batch, ...), or a dict of them.
+      outputs: Of the model, (batch, ...), or a dict of them.
 
     Raises:
       InputError: several outputs, or a shape that does not suit the labels.

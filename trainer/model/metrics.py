@@ -65,6 +65,10 @@ Metric = Callable[[Any, Any], float]
 def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
     """Returns the area under the ROC curve; None where all labels are equal.
 
+    Args:
+      labels: 0 or 1, (rows,).
+      scores: Higher for label 1, (rows,).
+
     Example:
       >>> auc(np.array([0, 1, 1]), np.array([0.5, 0.5, 2.0]))
       0.75
@@ -82,7 +86,12 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
 
 
 def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Returns the mean binary cross-entropy in nats."""
+    """Returns the mean binary cross-entropy in nats.
+
+    Args:
+      labels: 0 or 1, (rows,).
+      logits: (rows,).
+    """
     signed = np.where(labels > 0, logits, -logits).astype(np.float64)
     return float(np.logaddexp(0, -signed).mean())
 
@@ -91,6 +100,10 @@ def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
     """Returns the metrics of predictions that are given as logits.
 
     Of a logit of 0, where both labels are as probable, label 0 is the prediction.
+
+    Args:
+      labels: 0 or 1, (rows,).
+      logits: (rows,).
     """
     return {
         "auc": auc(labels, logits),
@@ -157,7 +170,14 @@ class Scores:
         self._num_examples = 0
 
     def add(self, *, labels: Any, outputs: Any, losses: Any, predictions: Any) -> None:
-        """Takes in rows: NumPy arrays, or dicts of them.  Sensitive."""
+        """Takes in rows: NumPy arrays, or dicts of them.  Sensitive.
+
+        Args:
+          labels: (rows, ...).
+          outputs: Of the model, (rows, ...).
+          losses: (rows,).
+          predictions: What the exported model gives, (rows, ...).
+        """
         self._num_examples += len(losses)
         if self._task == BINARY:
             self._keep("label", labels)

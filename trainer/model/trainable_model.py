@@ -51,7 +51,12 @@ class TrainableModel:
         return (*found, *labels)
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
-        """Returns what the network gives: a tensor (batch, ...), or a dict of them."""
+        """Returns what the network gives: a tensor (batch, ...), or a dict of them.
+
+        Args:
+          columns: Name -> (batch, ...).
+          training: Whether layers are told that they are being trained.
+        """
         return self.network(self.inputs(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:

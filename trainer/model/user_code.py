@@ -46,6 +46,10 @@ def _remedy(option: str) -> str:
 def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
     """Returns the function that ``module:function`` names, given by ``--option``.
 
+    Args:
+      spec: What the user wrote.
+      option: Name of the flag.
+
     Raises:
       InputError: no such module or function, or the module raises.
     """
