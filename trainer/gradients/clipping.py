@@ -80,7 +80,7 @@ def clipped_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Checked by ``models.check_model``.
+      model: Checked by ``check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       linf_norm_clip: Above 0: of single coordinates, afterwards; None for none.
       path: "book-keeping", "operations" or "vectorized"; the first that is exact if

@@ -1,9 +1,9 @@
 """Accepts models whose per-example gradients mean what clipping needs.
 
-What makes rows independent in training is how gradients are computed: ghost clipping
-is for models whose traced graph proves it (``row_independence``), and all others are
-computed for one row at a time.  The check here finds models that *mean* to mix rows, so
-that training would be of another model than its author thinks.
+Privacy does not rest on this check.  Gradients are computed for many rows at once only
+where the traced graph proves that rows are apart (``row_independence``), and else for
+one row at a time.  The check finds models that *mean* to mix rows, of which training
+would not be what their author expects.
 
 It computes a physical batch of rows of several scales, then a second batch in which
 some of them stand at other places among other rows (large, tiny and not finite), and a

@@ -84,7 +84,7 @@ def bam_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Checked by ``models.check_model``.
+      model: Checked by ``check_model``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       radius: ``lambda``, at least 0.
       variant: "sam" or "hvp".

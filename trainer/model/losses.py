@@ -11,12 +11,12 @@ the dict of the columns with the same names.
 
 Formal guarantees:
   - ``accepts`` says of every row, by this row alone, whether its label is one that the
-    loss is made for.  (Other rows contribute nothing: see ``rows``.)
+    loss is made for.  (Other rows contribute nothing: see ``per_example``.)
   - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
     makes them, and logits under a loss on probabilities; of a loss of one's own it is
     not known which it takes.
   - A loss known by name is a function of the row alone.  Of a loss of one's own
-    ``models.check_model`` tries whether it is.
+    ``model_check`` tries whether it is.
 
 Sensitive: labels, outputs, losses.
 """

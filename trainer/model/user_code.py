@@ -88,7 +88,7 @@ def one_line_errors(what: str) -> Iterator[None]:
     except Exception as error:
         raise InputError(
             f"Expected {what} to work; it raised {type(error).__name__}: "
-            f"{' '.join(str(error).split())} ({_place(error)}). Mend it there."
+            f"{' '.join(str(error).split())} ({_place(error)}). Fix it there."
         ) from None
 
 
