@@ -68,6 +68,7 @@ def convert(
     *,
     check_only: bool = False,
     padded: bool = False,
+    inputs_only: bool = False,
 ) -> Converted:
     """Returns what the columns of some rows become.
 
@@ -76,6 +77,7 @@ def convert(
       columns: Name -> array, of every column that the schema needs.  Sensitive.
       check_only: Whether only faults and splits are asked for: ids are left out.
       padded: Whether spaces around texts are none of theirs.
+      inputs_only: Whether label and split are left out, as of rows to be predicted.
 
     Raises:
       InputError: cells that Arrow cannot read.
@@ -87,7 +89,7 @@ def convert(
         return Cells(name, columns[name], missing, found.faults, padded=padded)
 
     for name, kind in schema.columns.items():
-        if kind.kind == kinds.Drop.kind:
+        if kind.kind == kinds.Drop.kind or (inputs_only and kind.kind == kinds.LABEL):
             continue
         if check_only and _takes_all(kind, columns[name].type):
             continue
@@ -97,7 +99,7 @@ def convert(
                 cells_of(name), kind, outputs[0], check_only
             )
         found.arrays.update(zip(outputs, arrays, strict=True) if arrays else ())
-    if schema.split.column:
+    if schema.split.column and not inputs_only:
         with _plain_errors(schema.split.column):
             found.splits = _splits(schema, cells_of(schema.split.column))
     return found

@@ -157,7 +157,7 @@ def _columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.
     Raises:
       InputError: a column is missing, or holds what no kind takes.
     """
-    refuse_missing(schema, list(rows[0]), "the rows of the pipeline")
+    refuse_missing(schema.needed, list(rows[0]), "the rows of the pipeline")
     columns = {}
     for name in schema.needed:
         try:

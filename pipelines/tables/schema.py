@@ -322,6 +322,12 @@ class Schema:
         return (*kept, column) if column and column not in kept else tuple(kept)
 
     @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns of the table that a model takes, in order."""
+        left_out = (Drop.kind, LABEL)
+        return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
+
+    @property
     def description(self) -> dict[str, Any]:
         """What the prepared data says of itself, for the manifest and for models."""
         inputs = [
@@ -380,18 +386,18 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
         )
 
 
-def refuse_missing(schema: Schema, names: Sequence[str], place: str) -> None:
+def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> None:
     """Refuses a table that lacks columns of a schema, all in one line.
 
     Args:
-      schema: Which columns there must be.
+      needed: Which columns there must be.
       names: The columns of the table.
       place: The table, for messages.
 
     Raises:
       InputError: a column is missing.
     """
-    missing = [name for name in schema.needed if name not in names]
+    missing = [name for name in needed if name not in names]
     if missing:
         hints = [did_you_mean(name, names) for name in missing]
         raise InputError(

@@ -27,7 +27,7 @@ from pipelines.tables.convert import (
     ConvertOptions,
     ParsedBlock,
 )
-from pipelines.tables.raw_files import InputFile
+from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
@@ -122,29 +122,13 @@ class TableFormat:
 
     def _check_columns(self, file: InputFile) -> list[str]:
         """Returns the columns that the schema does not mention."""
-        found = table_columns(file, self._kind, self._table.input)
-        refuse_missing(self._table, list(found), file.shown)
-        wrong = [
-            f"{name} of type {found[name]} ({remedy})"
-            for name in self._table.needed
-            if (kind := self._table.columns.get(name)) is not None
-            and (remedy := refusal(kind, found[name])) is not None
-        ]
-        if wrong:
-            raise InputError(
-                f"Expected columns of {file.shown} to be of the kinds that the schema "
-                f"gives them; these are not: {', '.join(wrong)}."
-            )
+        found = check_columns(file, self._kind, self._table, self._table.needed)
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
 
     def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
         """Yields blocks of rows, and the bytes of the file so far."""
-        if not file.size:
-            return iter(())
-        if self._kind == PARQUET:
-            return read_parquet(file, self._table.needed)
-        return read_text(file, self._table.needed, self._table.input)
+        return _read(file, self._kind, self._table, self._table.needed)
 
     def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
         """Converts the columns of a block.
@@ -153,8 +137,7 @@ class TableFormat:
           block: Of ``blocks``.  Sensitive.
           check_only: Whether only malformed rows and splits are asked for.
         """
-        even = np.setdiff1d(np.arange(block.num_rows), block.uneven)
-        reasons = dict.fromkeys(block.uneven.tolist(), "another number of cells")
+        even, reasons = _even_rows(block)
         if not len(even):
             found = Converted()
             good = np.zeros(0, bool)
@@ -174,6 +157,95 @@ class TableFormat:
             splits=None if splits is None else splits[good],
             table=None if check_only else to_table(found, good, self.schema),
         )
+
+
+def check_columns(
+    file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
+) -> list[str]:
+    """Returns the columns of a file that a schema is for.
+
+    Args:
+      file: A table.
+      kind: From ``table_kind``.
+      schema: What the columns are.
+      needed: Those that are read.
+
+    Raises:
+      InputError: one is missing, or of a type that its kind cannot take.
+    """
+    found = table_columns(file, kind, schema.input)
+    refuse_missing(needed, list(found), file.shown)
+    wrong = [
+        f"{name} of type {found[name]} ({remedy})"
+        for name in needed
+        if (column := schema.columns.get(name)) is not None
+        and (remedy := refusal(column, found[name])) is not None
+    ]
+    if wrong:
+        raise InputError(
+            f"Expected columns of {file.shown} to be of the kinds that the schema "
+            f"gives them; these are not: {', '.join(wrong)}."
+        )
+    return list(found)
+
+
+def _read(
+    file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
+) -> Iterator[tuple[RawBlock, int]]:
+    if not file.size:
+        return iter(())
+    if kind == PARQUET:
+        return read_parquet(file, needed)
+    return read_text(file, needed, schema.input)
+
+
+def read_inputs(pattern: str, schema: Schema) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what a model takes of the rows of a raw table, in order, without labels.
+
+    Args:
+      pattern: CSV, TSV or Parquet: a file, a folder or a glob.
+      schema: Of the training examples, as the manifest of their batches has it.
+
+    Yields:
+      Name of an input -> array of shape (rows, *shape) of consecutive rows.
+
+    Raises:
+      InputError: no table, columns that the schema is not for, or a malformed row.
+    """
+    files = list_files(pattern, partitions=True)
+    kind = table_kind(files)
+    for file in files:
+        if file.size:
+            check_columns(file, kind, schema, schema.inputs)
+    has_header = kind != PARQUET and not schema.input.header
+    for file in files:
+        first = 2 if has_header else 1
+        for block, _ in _read(file, kind, schema, schema.inputs):
+            yield _inputs(block, schema, f"{file.shown}:{{}}", first)
+            first += block.num_rows
+
+
+def _inputs(
+    block: RawBlock, schema: Schema, place: str, first: int
+) -> dict[str, np.ndarray]:
+    even, reasons = _even_rows(block)
+    found = Converted()
+    if len(even):
+        found = convert(schema, block.columns, padded=block.padded, inputs_only=True)
+        first_faults(found, even, reasons)
+    if reasons:
+        row = min(reasons)
+        raise InputError(
+            f"Expected well-formed rows; {place.format(first + row)}: {reasons[row]}. "
+            "Mend it, or take it away."
+        )
+    return found.arrays
+
+
+def _even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:
+    """Returns the rows that have all cells, and the others with the reason."""
+    even = np.setdiff1d(np.arange(block.num_rows), block.uneven)
+    return even, dict.fromkeys(block.uneven.tolist(), "another number of cells")
 
 
 def first_faults(

@@ -12,6 +12,7 @@ import pathlib
 import stat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +23,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables import table_files
 from pipelines.tables.convert import PrepareSummary, prepare
 from pipelines.tables.schema import Schema
-from pipelines.tables.table_format import TableOptions, row_group_rows
+from pipelines.tables.table_format import TableOptions, read_inputs, row_group_rows
 
 CANARY = "5ec4e7ca"
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -277,6 +278,31 @@ def test_the_prepared_data_carries_its_schema_to_the_batches(
     }  # fmt: skip
     schema = pq.read_schema(tmp_path / "out" / "train" / "part-00000.parquet")
     assert json.loads(schema.metadata[DATASET_METADATA_KEY]) == dataset.description
+
+
+def test_rows_to_be_predicted_become_the_same_inputs_without_labels(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_files, "_BLOCK_ROWS", 30)
+    split = {"by": "hash", "column": "who"}
+    prepared = schema_of(split={"shares": [1, 0, 0]})
+    run(table, tmp_path / "out", schema=prepared)
+    wanted = pq.read_table(tmp_path / "out" / "train").drop_columns("label").to_pydict()
+    rows = [{k: v for k, v in row.items() if k != "y"} for row in make_rows(200)]
+    write_text(tmp_path / "new.csv", rows)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "new.parquet")
+    for name in ("new.csv", "new.parquet"):
+        parts = list(read_inputs(str(tmp_path / name), schema_of(split=split)))
+        found = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        assert repr({k: v.tolist() for k, v in found.items()}) == repr(wanted)
+    text = (tmp_path / "new.csv").read_text()
+    (tmp_path / "new.csv").write_text(text + f"{CANARY},a,1,2020-01-01,1,x\n")
+    with pytest.raises(InputError, match=r"new.csv:202: id is not a number") as caught:
+        list(read_inputs(str(tmp_path / "new.csv"), schema_of()))
+    assert CANARY not in str(caught.value)
+    more = schema_of({**COLUMNS, "more": COLUMNS["id"]})
+    with pytest.raises(InputError, match="columns more of the schema"):
+        next(read_inputs(str(tmp_path / "new.parquet"), more))
 
 
 def test_row_groups_of_large_rows_are_small() -> None:
