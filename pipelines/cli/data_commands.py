@@ -75,13 +75,19 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-_KINDS = ("numeric", "category", "text", "date", "boolean", "drop")
+_KINDS = {
+    "numeric": "Columns of numbers, separated by commas.",
+    "category": "Columns of categories, which are hashed.",
+    "text": "Columns of words.",
+    "date": "Columns of days or times.",
+    "boolean": "Columns of true and false.",
+    "drop": "Columns that are left out.",
+}
 
 
 def _kind_options(command: Any) -> Any:
     """Adds a flag for each kind of column."""
-    for kind in reversed(_KINDS):
-        text = f"Columns of this kind, separated by commas: {kind}."
+    for kind, text in reversed(_KINDS.items()):
         command = click.option(f"--{kind}", default="", help=text)(command)
     return command
 
