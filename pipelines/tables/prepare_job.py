@@ -46,6 +46,7 @@ from pipelines.files.storage import write_atomically
 from pipelines.tables.convert import (
     SPLITS,
     ConvertOptions,
+    Format,
     ParsedBlock,
     PrepareSummary,
     RowCount,
@@ -106,6 +107,11 @@ class _Job:
         for block, _ in table.blocks(file):
             yield table.parse(block, check_only=check_only)
 
+    @property
+    def format(self) -> Format:
+        """Tells schema and shares, which are those of every file."""
+        return self.options.open(self.files[:1])
+
     def check_file(self, index: int) -> None:
         """Counts the rows of an input file, unless it was done."""
         if self.count_path(index).exists():
@@ -126,7 +132,7 @@ class _Job:
             return
         counts = self.read_counts()
         temporary = pathlib.Path(self.work, f"part-{secrets.token_hex(8)}")
-        schema = self.options.open(self.files).schema
+        schema = self.format.schema
         writer = SplitWriter(temporary, schema, self.options, first_file=task.number)
         try:
             for rows in self._rows_of(task, counts):
@@ -146,7 +152,7 @@ class _Job:
 
     def _rows_of(self, task: _Task, counts: Sequence[RowCount]) -> Iterator[pa.Table]:
         """Yields the rows of an output file, in order."""
-        shares = self.options.open(self.files).shares
+        shares = self.format.shares
         sizes = rows_of_splits(sum_counts(counts), shares)
         good, place = 0, 0  # rows before an input file, of all splits and of this one
         for index, count in enumerate(counts):
