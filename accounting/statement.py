@@ -75,6 +75,8 @@ class PrivacyStatement:
       gradients: The method and what it clips; functions of one example and of what was
         released before.
       theorem: Of a method with accounting of its own; None of DP-SGD's.
+      learned_before: What was learned from the examples before training, without
+        privacy.
     """
 
     plan: DpSgdPlan
@@ -84,6 +86,7 @@ class PrivacyStatement:
     epsilon: accountant.Bounds
     gradients: str = DP_SGD_GRADIENTS
     theorem: Theorem | None = None
+    learned_before: tuple[str, ...] = ()
 
     @property
     def is_guarantee(self) -> bool:
@@ -110,7 +113,8 @@ class PrivacyStatement:
     def not_covered(self) -> tuple[str, ...]:
         """Outputs of the run that the claim does not cover."""
         words = self._own_words
-        return (*NOT_COVERED, *words.not_covered) if words else NOT_COVERED
+        of_method = words.not_covered if words else ()
+        return (*NOT_COVERED, *of_method, *self.learned_before)
 
     @property
     def discretization(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from typing import TYPE_CHECKING, Any
@@ -192,7 +193,20 @@ def run_statement(
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
     )
+    whole = dataclasses.replace(whole, learned_before=_learned_before(manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole
+
+
+def _learned_before(manifest: Manifest) -> tuple[str, ...]:
+    """Returns what the schema of the table says of values that were looked at."""
+    schema = manifest.dataset.get("schema")
+    num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
+    if not num_rows:
+        return ()
+    return (
+        "the choice of columns, kinds and sizes: the schema of the table was made by "
+        f"looking at {num_rows:,} rows, without privacy",
+    )
 
 
 def write_statement(
