@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
-import time
 from typing import Any
 
 import click
 
 from accounting.cli import shared_options
-from accounting.validation import InputError
-from pipelines.cli.console import show
-from pipelines.files.progress_bars import Bars
-from pipelines.job.quiet_beam import quiet_beam
-
-
-def _integers(name: str, text: str) -> tuple[int, ...]:
-    """Returns the integers of a comma-separated list."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"Expected {name}={text!r} to be integers, separated by commas."
-        ) from None
 
 
 @click.command()
@@ -49,30 +33,9 @@ def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
       dpsgd synth --rows 100000 --out raw
       dpsgd prepare --input raw --format criteo-tsv --out data
     """
-    from pipelines.tables.synthetic import SynthOptions, write_synth
+    from pipelines.cli import data_work
 
-    options = SynthOptions(num_rows=rows, num_files=files, seed=seed)
-    began = time.perf_counter()
-    with Bars(["write"]) as bars:
-        paths = write_synth(
-            out,
-            options,
-            on_progress=lambda done, total: bars.update("write", done, total),
-        )
-    summary = {
-        "out": out,
-        "rows": rows,
-        "files": files,
-        "seed": seed,
-        "bytes_written": sum(path.stat().st_size for path in paths),
-        "seconds": round(time.perf_counter() - began, 2),
-    }
-    show("Synthetic Criteo text", summary, as_json)
-
-
-def _words(text: str) -> list[str]:
-    """Returns the words of a comma-separated list."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    data_work.synth(rows, out, files, seed, as_json=as_json)
 
 
 _KINDS = {
@@ -133,55 +96,10 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
           --numeric age,hours-per-week --category workclass,occupation
       dpsgd prepare --input adult.csv --schema schema.toml --out data
     """
-    from pipelines.tables.first_schema import first_schema
-    from pipelines.tables.schema import InputOptions
-    from pipelines.tables.schema_fields import Fields
+    from pipelines.cli import data_work
 
-    told = {
-        "delimiter": options["delimiter"].replace("\\t", "\t"),
-        **({"header": _words(options["header"])} if options["header"] else {}),
-    }
-    kinds = {name: kind for kind in _KINDS for name in _words(options.pop(kind))}
-    check_new(out)
-    text = first_schema(
-        table,
-        label=options["label"],
-        classes=_words(options["classes"]),
-        kinds=kinds,
-        look_at_rows=options["look_at_rows"],
-        options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
-    )
-    pathlib.Path(out).write_text(text, encoding="utf-8")
-    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
-
-
-def check_new(out: str) -> None:
-    """Refuses a file that is there, or whose folder is not.
-
-    Raises:
-      InputError: it cannot be written.
-    """
-    path = pathlib.Path(out)
-    if path.exists() or not path.parent.is_dir():
-        raise InputError(
-            f"Expected --out {out} to be a new file in a folder that exists. Choose "
-            "another, or remove it."
-        )
-
-
-def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
-    from pipelines.tables.schema import UNCHOSEN
-
-    to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
-    looked = f"values of the first {num_rows} rows: no epsilon covers what it says"
-    return {
-        "out": out,
-        "columns": text.count("\n[columns."),
-        "to_be_chosen": to_be_chosen,
-        "looked_at": looked if num_rows else "names and types, no value",
-        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
-        "--out data",
-    }
+    kinds = {kind: options.pop(kind) for kind in _KINDS}
+    data_work.schema(table, out, kinds, as_json=as_json, **options)
 
 
 @click.command(
@@ -266,113 +184,9 @@ def prepare(
       dpsgd prepare --input table.parquet --schema schema.toml --out data
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
-    if ctx.args and runner is None:
-        raise InputError(
-            f"Expected no {ctx.args[0]!r}: it is no option of dpsgd prepare, and those "
-            "of Beam go with --runner. See `dpsgd prepare --help`."
-        )
+    from pipelines.cli import data_work
+
     options = {name: value for name, value in options.items() if value is not None}
-    num_threads = options.pop("threads", None)
-    if schema_file is not None:
-        prepared = _table_options(schema_file, options)
-    else:
-        if "kind" not in options:
-            _refuse_tables(source)
-        prepared = _criteo_options(options)
-    began = time.perf_counter()
-    if runner is not None:
-        if num_threads is not None:
-            raise InputError("Expected no --threads beside --runner. Leave it out.")
-        summary = _prepare_on(runner, source, out, prepared, ctx.args)
-    else:
-        summary = _prepare_here(source, out, prepared, num_threads)
-    seconds = time.perf_counter() - began
-    show("Prepared data", _prepared(out, summary, seconds), as_json)
-
-
-def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any:
-    from pipelines.tables import convert
-
-    with Bars(["check", "write"]) as bars:
-        return convert.prepare(
-            source, out, prepared, num_threads=num_threads, on_progress=bars.update
-        )
-
-
-def _prepare_on(
-    runner: str, source: str, out: str, prepared: Any, others: list[str]
-) -> Any:
-    """Prepares on an engine of Beam, with what is left of the command line."""
-    quiet_beam()
-    from pipelines.cli.batch_job import beam_options
-    from pipelines.job.poisson_batching import runner_of
-    from pipelines.tables.prepare_job import prepare_on
-
-    options = beam_options([f"--runner={runner}", *others])
-    runner_of(options)  # refuses what loses elements
-    return prepare_on(source, out, prepared, options)
-
-
-def _refuse_tables(source: str) -> None:
-    """Refuses files that are no text of Criteo's, by their names, before they are read.
-
-    Raises:
-      InputError: CSV or Parquet.
-    """
-    from pipelines.tables.raw_files import list_files
-    from pipelines.tables.table_files import TSV, kind_of_file
-
-    for file in list_files(source, partitions=True):
-        if kind_of_file(file.path) not in (None, TSV):
-            raise InputError(
-                f"Expected --schema for {file.shown}, a table. `dpsgd schema {source}` "
-                "writes a first one, schema.toml."
-            )
-
-
-def _criteo_options(options: dict[str, Any]) -> Any:
-    from pipelines.tables import criteo
-
-    options.pop("kind", None)  # there is one
-    buckets = _integers("--buckets", options.pop("buckets", "1024"))
-    if "vocabulary" in options:
-        options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])
-    return criteo.PrepareOptions(
-        num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
-        split=_integers("--split", options.pop("split", "80,10,10")),
-        **options,
+    data_work.prepare(
+        source, schema_file, out, runner, ctx.args, options, as_json=as_json
     )
-
-
-def _table_options(schema_file: str, options: dict[str, Any]) -> Any:
-    from pipelines.tables.schema import Schema
-    from pipelines.tables.table_format import TableOptions, row_group_rows
-
-    for flag in ("kind", "buckets", "vocabulary", "split"):
-        if flag in options:
-            name = "format" if flag == "kind" else flag
-            raise InputError(
-                f"Expected no --{name} beside --schema, which says it. Leave it out, "
-                f"and write it into {schema_file}."
-            )
-    schema = Schema.read(schema_file)
-    options.setdefault("row_group_rows", row_group_rows(schema))
-    return TableOptions(schema=schema, **options)
-
-
-def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
-    fields = {
-        "out": out,
-        "rows": summary.num_rows,
-        "input_files": summary.num_files,
-        "malformed_lines": summary.num_bad_lines,
-        "bytes_read": summary.bytes_read,
-        "bytes_written": summary.bytes_written,
-        "seconds": round(seconds, 2),
-        "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
-    }
-    if summary.left_out:
-        fields["columns_left_out"] = list(summary.left_out)
-    if summary.num_bad_lines:
-        fields["first_malformed_lines"] = list(summary.bad_lines)
-    return fields

@@ -1,0 +1,252 @@
+"""What ``dpsgd synth``, ``dpsgd schema`` and ``dpsgd prepare`` do."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.cli.console import show
+from pipelines.files.progress_bars import Bars
+from pipelines.job.quiet_beam import quiet_beam
+from pipelines.tables import convert, criteo
+from pipelines.tables.first_schema import first_schema
+from pipelines.tables.raw_files import list_files
+from pipelines.tables.schema import UNCHOSEN, InputOptions, Schema
+from pipelines.tables.schema_fields import Fields
+from pipelines.tables.synthetic import SynthOptions, write_synth
+from pipelines.tables.table_files import TSV, kind_of_file
+from pipelines.tables.table_format import TableOptions, row_group_rows
+
+
+def synth(rows: int, out: str, files: int, seed: int, *, as_json: bool) -> None:
+    """Writes synthetic text of Criteo's format, and a summary.
+
+    Args:
+      rows: Of all files together.
+      out: New or empty folder.
+      files: How many.
+      seed: Which rows.
+      as_json: Whether the summary is JSON.
+
+    Raises:
+      InputError: a number out of range, or a folder that is not empty.
+    """
+    options = SynthOptions(num_rows=rows, num_files=files, seed=seed)
+    began = time.perf_counter()
+    with Bars(["write"]) as bars:
+        paths = write_synth(
+            out,
+            options,
+            on_progress=lambda done, total: bars.update("write", done, total),
+        )
+    summary = {
+        "out": out,
+        "rows": rows,
+        "files": files,
+        "seed": seed,
+        "bytes_written": sum(path.stat().st_size for path in paths),
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    show("Synthetic Criteo text", summary, as_json)
+
+
+def schema(
+    table: str, out: str, kinds: Mapping[str, str], *, as_json: bool, **options: Any
+) -> None:
+    """Writes a first schema, and a summary.
+
+    Args:
+      table: File, folder or glob.
+      out: New file.
+      kinds: Names of columns, separated by commas, by their kind.
+      as_json: Whether the summary is JSON.
+      **options: Further flags of the command.
+
+    Raises:
+      InputError: a flag that does not go with the table, or a file that is there.
+    """
+    told = {
+        "delimiter": options["delimiter"].replace("\\t", "\t"),
+        **({"header": _words(options["header"])} if options["header"] else {}),
+    }
+    check_new(out)
+    text = first_schema(
+        table,
+        label=options["label"],
+        classes=_words(options["classes"]),
+        kinds={name: kind for kind, text in kinds.items() for name in _words(text)},
+        look_at_rows=options["look_at_rows"],
+        options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
+    )
+    pathlib.Path(out).write_text(text, encoding="utf-8")
+    show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
+
+
+def prepare(
+    source: str,
+    schema_file: str | None,
+    out: str,
+    runner: str | None,
+    others: list[str],
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Prepares a raw table, and writes a summary.
+
+    Args:
+      source: File, folder or glob.
+      schema_file: What the columns are; None for Criteo's text.
+      out: New or empty folder.
+      runner: Engine of Beam; None for this process.
+      others: What the command does not know: Beam's.
+      options: The other flags that were given.
+      as_json: Whether the summary is JSON.
+
+    Raises:
+      InputError: flags that do not go together, or a table that cannot be prepared.
+    """
+    if others and runner is None:
+        raise InputError(
+            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and those "
+            "of Beam go with --runner. See `dpsgd prepare --help`."
+        )
+    num_threads = options.pop("threads", None)
+    if schema_file is not None:
+        prepared = _table_options(schema_file, options)
+    else:
+        if "kind" not in options:
+            _refuse_tables(source)
+        prepared = _criteo_options(options)
+    began = time.perf_counter()
+    if runner is not None:
+        if num_threads is not None:
+            raise InputError("Expected no --threads beside --runner. Leave it out.")
+        summary = _prepare_on(runner, source, out, prepared, others)
+    else:
+        summary = _prepare_here(source, out, prepared, num_threads)
+    shown = _prepared(out, summary, time.perf_counter() - began)
+    show("Prepared data", shown, as_json)
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    """Returns the integers of a comma-separated list."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"Expected {name}={text!r} to be integers, separated by commas."
+        ) from None
+
+
+def _words(text: str) -> list[str]:
+    """Returns the words of a comma-separated list."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def check_new(out: str) -> None:
+    """Refuses a file that is there, or whose folder is not.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    path = pathlib.Path(out)
+    if path.exists() or not path.parent.is_dir():
+        raise InputError(
+            f"Expected --out {out} to be a new file in a folder that exists. Choose "
+            "another, or remove it."
+        )
+
+
+def _first_schema(out: str, text: str, num_rows: int) -> dict[str, Any]:
+    to_be_chosen = text.count(f'kind = "{UNCHOSEN}"') + text.count(" = []  # to be")
+    looked = f"values of the first {num_rows} rows: no epsilon covers what it says"
+    return {
+        "out": out,
+        "columns": text.count("\n[columns."),
+        "to_be_chosen": to_be_chosen,
+        "looked_at": looked if num_rows else "names and types, no value",
+        "next": f"read and complete {out}; dpsgd prepare --input TABLE --schema {out} "
+        "--out data",
+    }
+
+
+def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any:
+    with Bars(["check", "write"]) as bars:
+        return convert.prepare(
+            source, out, prepared, num_threads=num_threads, on_progress=bars.update
+        )
+
+
+def _prepare_on(
+    runner: str, source: str, out: str, prepared: Any, others: list[str]
+) -> Any:
+    """Prepares on an engine of Beam, with what is left of the command line."""
+    quiet_beam()
+    from pipelines.cli.batch_job import beam_options
+    from pipelines.job.poisson_batching import runner_of
+    from pipelines.tables.prepare_job import prepare_on
+
+    options = beam_options([f"--runner={runner}", *others])
+    runner_of(options)  # refuses what loses elements
+    return prepare_on(source, out, prepared, options)
+
+
+def _refuse_tables(source: str) -> None:
+    """Refuses files that are no text of Criteo's, by their names, before they are read.
+
+    Raises:
+      InputError: CSV or Parquet.
+    """
+    for file in list_files(source, partitions=True):
+        if kind_of_file(file.path) not in (None, TSV):
+            raise InputError(
+                f"Expected --schema for {file.shown}, a table. `dpsgd schema {source}` "
+                "writes a first one, schema.toml."
+            )
+
+
+def _criteo_options(options: dict[str, Any]) -> Any:
+    options.pop("kind", None)  # there is one
+    buckets = _integers("--buckets", options.pop("buckets", "1024"))
+    if "vocabulary" in options:
+        options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])
+    return criteo.PrepareOptions(
+        num_buckets=buckets * criteo.NUM_CATEGORIES if len(buckets) == 1 else buckets,
+        split=_integers("--split", options.pop("split", "80,10,10")),
+        **options,
+    )
+
+
+def _table_options(schema_file: str, options: dict[str, Any]) -> Any:
+    for flag in ("kind", "buckets", "vocabulary", "split"):
+        if flag in options:
+            name = "format" if flag == "kind" else flag
+            raise InputError(
+                f"Expected no --{name} beside --schema, which says it. Leave it out, "
+                f"and write it into {schema_file}."
+            )
+    schema = Schema.read(schema_file)
+    options.setdefault("row_group_rows", row_group_rows(schema))
+    return TableOptions(schema=schema, **options)
+
+
+def _prepared(out: str, summary: Any, seconds: float) -> dict[str, Any]:
+    fields = {
+        "out": out,
+        "rows": summary.num_rows,
+        "input_files": summary.num_files,
+        "malformed_lines": summary.num_bad_lines,
+        "bytes_read": summary.bytes_read,
+        "bytes_written": summary.bytes_written,
+        "seconds": round(seconds, 2),
+        "rows_per_second": round(sum(summary.num_rows.values()) / seconds),
+    }
+    if summary.left_out:
+        fields["columns_left_out"] = list(summary.left_out)
+    if summary.num_bad_lines:
+        fields["first_malformed_lines"] = list(summary.bad_lines)
+    return fields
