@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from tests.trainer.run.whole_runs import (
     private_settings,
     same_results,
 )
+from tests.warm_processes import warm_python
 from trainer.averaging.iterates import Iterates
 from trainer.report.progress import Silent
 from trainer.run import authenticated_arrays
@@ -290,7 +290,7 @@ def test_a_run_killed_twice_ends_bit_identical(
             root=str(ROOT), step=step, request=str(tmp_path / "request.pickle")
         )
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(child)],
+            [warm_python(), "-c", textwrap.dedent(child)],
             capture_output=True,
             check=False,
             text=True,
