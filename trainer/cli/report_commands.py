@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from trainer.cli import plan_flags
 
 _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 
@@ -34,11 +35,7 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
     help="Show the comparison that the run is of: a folder of `dpsgd compare`.",
 )
 @shared_options.delta("Default: the one the run was for.")
-@click.option(
-    "--noise-key-file",
-    type=_FILE,
-    help="If it is not in the run: then the record is verified, too.",
-)
+@plan_flags.noise_key_file("If it is not in the run: then the record is verified, too.")
 @shared_options.as_json
 def report(
     run: pathlib.Path,
