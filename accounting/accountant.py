@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below
-from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
+from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.numerics.calibration import lower_epsilon, round_up
 from accounting.plan import TRUNCATED_POISSON, DpSgdPlan
 from accounting.validation import InputError, check_float, check_int
@@ -50,13 +50,13 @@ def samplers() -> tuple[str, ...]:
     return sampler_registry.names()
 
 
-def _sampler(plan: DpSgdPlan) -> sampler_registry.Sampler:
+def _sampler(plan: DpSgdPlan, relation: str) -> sampler_registry.Sampler:
     check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
-    return sampler_registry.get(plan.sampler)
+    return brought(plan.sampler, relation)
 
 
-def _lower_bound(plan: DpSgdPlan) -> sampler_registry.LowerBound:
-    found = sampler_registry.get(plan.sampler).lower_bound
+def _lower_bound(plan: DpSgdPlan, relation: str) -> sampler_registry.LowerBound:
+    found = brought(plan.sampler, relation).lower_bound
     if found is None:
         sampler_registry.refuse(
             plan.sampler, "a lower bound", "Ask for the upper one: both=False."
@@ -101,13 +101,13 @@ def epsilon(
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
     """
-    check_relation(plan.sampler, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_delta(delta)
-    result = _sampler(plan).epsilon(plan, noise, target)
+    result = sampler.epsilon(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    bound = _lower_bound(plan)
+    bound = _lower_bound(plan, neighboring_relation)
     lower = lower_epsilon(
         lambda point: bound.delta(plan, noise, point), result.guarantee, target
     )
@@ -134,13 +134,13 @@ def delta(
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
     """
-    check_relation(plan.sampler, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
-    result = _sampler(plan).delta(plan, noise, target)
+    result = sampler.delta(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    bound = _lower_bound(plan)
+    bound = _lower_bound(plan, neighboring_relation)
     lower = below(bound.delta(plan, noise, target), result.guarantee)
     return dataclasses.replace(result, lower=lower, lower_method=bound.method)
 
@@ -167,10 +167,10 @@ def delta_by_direction(
       InputError: a value out of range; a relation that is not accounted for; or a
         sampler that brings one upper bound for both directions, as shuffles do.
     """
-    check_relation(plan.sampler, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
-    by_direction = _sampler(plan).delta_by_direction
+    by_direction = sampler.delta_by_direction
     if by_direction is None:
         sampler_registry.refuse(
             plan.sampler,
@@ -260,19 +260,20 @@ def noise_multiplier(
       InputError: a value out of range, a relation that is not accounted for, or a
         target that no noise meets.
     """
-    check_relation(plan.sampler, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation)
     check_epsilon(epsilon)
     check_delta(delta)
-    result = _verified(plan, float(epsilon), float(delta))
+    result = _verified(sampler, plan, float(epsilon), float(delta))
     if result.sufficient is not None and math.isinf(result.sufficient):
         raise InputError(_out_of_reach(plan, epsilon, delta))
     return result
 
 
-def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+def _verified(
+    sampler: sampler_registry.Sampler, plan: DpSgdPlan, epsilon: float, delta: float
+) -> NoiseBounds:
     # The search may use a coarser grid than the answers to other questions: what it
     # returns must hold there too.
-    sampler = _sampler(plan)
     result = sampler.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
     if value is None or not 0 < value < math.inf:
@@ -291,7 +292,7 @@ def _verified(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
 
 
 def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
-    truncation = _sampler(plan).truncation
+    truncation = sampler_registry.get(plan.sampler).truncation
     if truncation is None:
         return (
             f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "

@@ -25,6 +25,7 @@ import dp_accounting
 from dp_accounting import pld
 
 from accounting import sampler_registry
+from accounting.neighboring_relation import REPLACE_ONE, REPLACE_SPECIAL, brought
 from accounting.numerics.calibration import epsilon_after_cost
 from accounting.plan import DpSgdPlan
 from accounting.sampler_registry import Event
@@ -77,12 +78,17 @@ class CrossCheck:
         )
 
 
-def check_plan(plan: DpSgdPlan, theorem: Theorem | None = None) -> None:
+def check_plan(
+    plan: DpSgdPlan,
+    theorem: Theorem | None = None,
+    neighboring_relation: str = REPLACE_SPECIAL,
+) -> None:
     """Accepts a plan that dp_accounting can account for.
 
     Args:
       plan: How batches are made.
       theorem: Of a method with accounting of its own; None for DP-SGD's.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: it cannot; the message gives the reason.
@@ -92,23 +98,31 @@ def check_plan(plan: DpSgdPlan, theorem: Theorem | None = None) -> None:
             f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
             f"for {theorem.name}. Omit --cross-check."
         )
-    _event(plan)
+    _event(plan, neighboring_relation)
 
 
-def _event(plan: DpSgdPlan) -> Event:
-    brought = sampler_registry.get(plan.sampler)
-    if brought.event is not None:
-        return brought.event
+def _event(plan: DpSgdPlan, neighboring_relation: str = REPLACE_SPECIAL) -> Event:
+    found = brought(plan.sampler, neighboring_relation)
+    if found.event is not None:
+        return found.event
     remedy = "Omit --cross-check."
-    if (stated := brought.guarantee_of) is not None:
+    if neighboring_relation == REPLACE_ONE:
+        remedy = "Omit --cross-check, or --relation."
+    elif (stated := found.guarantee_of) is not None:
         remedy = (
             f"The epsilon stated is that of {stated} batches: cross-check --sampler "
             f"{stated}."
         )
     raise InputError(
         f"Expected no --cross-check of sampler={plan.sampler!r}: dp_accounting has "
-        f"no event for it. {remedy}"
+        f"no event for it{_under(neighboring_relation)}. {remedy}"
     )
+
+
+def _under(neighboring_relation: str) -> str:
+    if neighboring_relation == REPLACE_SPECIAL:
+        return ""
+    return f" under {neighboring_relation}"
 
 
 def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
@@ -136,7 +150,12 @@ def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
 
 
 def cross_check(
-    plan: DpSgdPlan, *, noise_multiplier: float, delta: float, ours: float
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    ours: float,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> CrossCheck:
     """Returns the epsilon that dp_accounting proves, beside ours.
 
@@ -145,11 +164,12 @@ def cross_check(
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
       ours: The epsilon that is stated at ``delta``.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: dp_accounting has no event for the plan.
     """
-    found, relation, cost = _find(plan, noise_multiplier)
+    found, relation, cost = _find(plan, noise_multiplier, neighboring_relation)
     interval = _INTERVAL * (max(1.0, ours / 10) if math.isfinite(ours) else 1.0)
     accountant = pld.PLDAccountant(relation, interval).compose(found)
     if cost is None:
@@ -166,10 +186,10 @@ def cross_check(
 
 
 def _find(
-    plan: DpSgdPlan, noise_multiplier: float
+    plan: DpSgdPlan, noise_multiplier: float, neighboring_relation: str
 ) -> tuple[Any, Any, Callable[[float], float] | None]:
     """Returns an event, its relation, and what must be added to its delta."""
-    event, cost = _event(plan), None
+    event, cost = _event(plan, neighboring_relation), None
     found = event.build(dp_accounting, plan, noise_multiplier)
     truncation = sampler_registry.get(plan.sampler).truncation
     if found is None and truncation is not None:

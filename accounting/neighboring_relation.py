@@ -4,12 +4,14 @@ Zero-out (``REPLACE_SPECIAL``): an example is replaced by a ghost that keeps its
 and contributes zero.  The number of slots is public.  Every sampler of this package is
 accounted for.
 
-Add-or-remove (``ADD_OR_REMOVE_ONE``): Poisson sampling alone is accounted for.  Its
-dominating pairs are those of zero-out as long as the sampling probability is the same
-for both data sets; it must not be computed anew from the size of each.
+Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
+probability is fixed beforehand: it must not be computed anew from the size of each data
+set.  Accounted for: Poisson sampling, whose pairs are those of zero-out, and truncated
+Poisson sampling, of at most ``num_examples`` examples.
 
-Replace-one (``REPLACE_ONE``): refused.  Removing an example and adding another is a
-group of two for the other relations; see `budget.user_epsilon`.
+Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
+Poisson sampling and deterministic batches.  Elsewhere it is a group of two for the
+other relations; see `budget.user_epsilon`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,20 @@ NAMES = {
     ADD_OR_REMOVE_ONE: "add-or-remove",
     REPLACE_ONE: "replace-one",
 }
+#: What they say, without what must be true of the number of examples.
+TEXTS = {
+    REPLACE_SPECIAL: (
+        "zero-out: one example is replaced by a ghost that keeps its slot and "
+        "contributes zero"
+    ),
+    ADD_OR_REMOVE_ONE: (
+        "add-or-remove: one example is added or removed; the sampling probability "
+        "stays the same"
+    ),
+    REPLACE_ONE: "replace-one: one example is replaced by any other",
+}
+#: What a sampler's wording says under replace-one.
+SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
 
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; as a group of two under "
@@ -77,3 +93,20 @@ def check_relation(sampler: str, neighboring_relation: str) -> str:
             f"{proven or 'one that is proven'} for sampler={sampler!r}: {reason}."
         )
     return neighboring_relation
+
+
+def brought(
+    sampler: str, neighboring_relation: str = REPLACE_SPECIAL
+) -> sampler_registry.Sampler:
+    """Returns what ``sampler`` brings under a relation.
+
+    Args:
+      sampler: A registered one.
+      neighboring_relation: One of ``RELATIONS``.
+
+    Raises:
+      InputError: it is not accounted for under it.
+    """
+    check_relation(sampler, neighboring_relation)
+    found = sampler_registry.get(sampler)
+    return found.under.get(neighboring_relation, found)

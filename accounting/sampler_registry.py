@@ -79,10 +79,12 @@ class Wording:
     Attributes:
       sampling: How batches are made, half a sentence.
       discretization: How the bounds are computed, half a sentence.
+      num_examples: What the plan's number of examples must be, half a sentence.
     """
 
     sampling: str
     discretization: str
+    num_examples: str = "the number of slots is public"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,7 @@ class Sampler:
       closed_form: Whether the noise that suffices is off by roundings alone.
       relations: The neighbouring relations under which the bounds are proven.
       refusals: Why other relations are refused, by relation.
+      under: What is brought instead under some of ``relations``.
       delta_by_direction: Bounds on delta when an example is removed, and added.
       lower_bound: For bounds that come without a lower one.
       guarantee_of: The sampler whose guarantee this one has, where no amplification
@@ -168,6 +171,7 @@ class Sampler:
     closed_form: bool
     relations: tuple[str, ...]
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    under: Mapping[str, Sampler] = dataclasses.field(default_factory=dict)
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     lower_bound: LowerBound | None = None
     guarantee_of: str | None = None

@@ -8,10 +8,12 @@ discretises and on which side it errs, and the list of outputs that it does not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, intervals, sampler_registry
+from accounting import neighboring_relation as relations
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
@@ -25,11 +27,6 @@ STATEMENT_VERSION = 1
 #: What the tests hold the accountant against, whichever dp-accounting is installed: the
 #: version of each lock.
 REFERENCE_ACCOUNTANT = "dp-accounting 0.4.3 and 0.6.0"
-RELATION = REPLACE_SPECIAL
-RELATION_TEXT = (
-    "zero-out: one example is replaced by a ghost that keeps its slot and contributes "
-    "zero; the number of slots is public"
-)
 
 _PESSIMISM = (
     "every approximation (grid, truncated tails, wrap-around, rounding) is added to "
@@ -51,8 +48,10 @@ NOT_COVERED = (
 )
 
 
-def _wording(plan: DpSgdPlan) -> sampler_registry.Wording:
-    wording = sampler_registry.get(plan.sampler).wording
+def _wording(
+    plan: DpSgdPlan, neighboring_relation: str = REPLACE_SPECIAL
+) -> sampler_registry.Wording:
+    wording = relations.brought(plan.sampler, neighboring_relation).wording
     if wording is None:
         sampler_registry.refuse(
             plan.sampler,
@@ -77,6 +76,7 @@ class PrivacyStatement:
       theorem: Of a method with accounting of its own; None of DP-SGD's.
       learned_before: What was learned from the examples before training, without
         privacy.
+      neighboring_relation: Of the claim, one of `neighboring_relation.RELATIONS`.
     """
 
     plan: DpSgdPlan
@@ -87,6 +87,17 @@ class PrivacyStatement:
     gradients: str = DP_SGD_GRADIENTS
     theorem: Theorem | None = None
     learned_before: tuple[str, ...] = ()
+    neighboring_relation: str = REPLACE_SPECIAL
+
+    @property
+    def relation_text(self) -> str:
+        """Which data sets are neighbours, and what the number of examples must be."""
+        number = self._wording.num_examples
+        return f"{relations.TEXTS[self.neighboring_relation]}; {number}"
+
+    @property
+    def _wording(self) -> sampler_registry.Wording:
+        return _wording(self.plan, self.neighboring_relation)
 
     @property
     def is_guarantee(self) -> bool:
@@ -121,7 +132,7 @@ class PrivacyStatement:
         """How the numbers come about."""
         words = self._own_words
         own = words.discretization if words else None
-        return _wording(self.plan).discretization if own is None else own
+        return self._wording.discretization if own is None else own
 
     @property
     def _own_words(self) -> TheoremWording | None:
@@ -134,8 +145,9 @@ class PrivacyStatement:
             weakness = self.weakness
             return (
                 f"The released model is ({_up(self.epsilon.guarantee)}, "
-                f"{self.delta!r})-differentially private under the zero-out relation, "
-                f"{self._bound}." + (f" {weakness}" if weakness else "")
+                f"{self.delta!r})-differentially private under the "
+                f"{relations.NAMES[self.neighboring_relation]} relation, {self._bound}."
+                + (f" {weakness}" if weakness else "")
             )
         if self.epsilon.upper is None:
             return (
@@ -168,11 +180,11 @@ class PrivacyStatement:
             "bound": self.epsilon.kind,
             "theorem": self.epsilon.method,
             "lower_bound_theorem": self.epsilon.lower_method,
-            "neighboring_relation": RELATION,
-            "neighboring_relation_text": RELATION_TEXT,
+            "neighboring_relation": self.neighboring_relation,
+            "neighboring_relation_text": self.relation_text,
             "privacy_unit": "one example",
             "mechanism": self.mechanism,
-            "sampling": _wording(self.plan).sampling,
+            "sampling": self._wording.sampling,
             "plan": self.plan.to_json(),
             "plan_fingerprint": self.plan.fingerprint,
             "sampling_probability": str(self.plan.sampling_probability),
@@ -193,8 +205,8 @@ class PrivacyStatement:
             self.claim,
             f"  mechanism   {fields['mechanism']}.",
             f"  sampling    {fields['sampling']}.",
-            f"  relation    {RELATION_TEXT} ({RELATION}).",
-            f"  unit        {fields['privacy_unit']}; n={plan.num_examples:,} slots.",
+            f"  relation    {self.relation_text} ({self.neighboring_relation}).",
+            f"  unit        {fields['privacy_unit']}; {self._number()}.",
             f"  steps       T={plan.num_steps:,} in {plan.num_epochs:,} epoch(s), "
             f"q={plan.sampling_probability}, "
             f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
@@ -208,6 +220,10 @@ class PrivacyStatement:
             *(f"    - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines) + "\n"
+
+    def _number(self) -> str:
+        zero_out = self.neighboring_relation == REPLACE_SPECIAL
+        return f"n={self.plan.num_examples:,}{' slots' if zero_out else ''}"
 
     def _cap(self) -> str:
         size = self.plan.truncated_batch_size
@@ -236,6 +252,7 @@ def privacy_statement(
     gradients: str = DP_SGD_GRADIENTS,
     theorem: Theorem | None = None,
     allow_large_delta: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -249,11 +266,14 @@ def privacy_statement(
         example and of what was released before.
       theorem: Of a method with accounting of its own; None for DP-SGD's.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`; a theorem is for
+        zero-out alone.
 
     Raises:
-      InputError: a value out of range, two clip norms, or a sampler without wording.
+      InputError: a value out of range, two clip norms, a relation that is not accounted
+        for, or a sampler without wording.
     """
-    _wording(plan)  # before epsilon is computed
+    _wording(plan, neighboring_relation)  # before epsilon is computed
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
@@ -263,7 +283,17 @@ def privacy_statement(
             f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
             f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
         )
-    bound = accountant.epsilon if theorem is None else theorem.epsilon
+    if theorem is not None and neighboring_relation != REPLACE_SPECIAL:
+        raise InputError(
+            f"Expected neighboring_relation={neighboring_relation!r} to be "
+            f"{REPLACE_SPECIAL!r} for {theorem.name}: its theorem is proven for "
+            "zero-out. Omit the relation."
+        )
+    bound = (
+        functools.partial(accountant.epsilon, neighboring_relation=neighboring_relation)
+        if theorem is None
+        else theorem.epsilon
+    )
     return PrivacyStatement(
         plan=plan,
         noise_multiplier=float(noise_multiplier),
@@ -272,4 +302,5 @@ def privacy_statement(
         epsilon=bound(plan, noise_multiplier=noise_multiplier, delta=delta),
         gradients=gradients,
         theorem=theorem,
+        neighboring_relation=neighboring_relation,
     )

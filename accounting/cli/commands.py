@@ -21,12 +21,10 @@ from accounting.cli import registered, shared_options
 @shared_options.noise_multiplier("Given noise; the answer is epsilon.")
 @shared_options.delta("Well below 1/num-examples.", required=True)
 @registered.sampler("One or more; all by default.", "samplers", multiple=True)
-@click.option(
-    "--relation",
-    type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),
+@shared_options.relation(
+    "Which data sets are neighbours; the default is zero-out.",
     default=neighboring_relation.REPLACE_SPECIAL,
     show_default=True,
-    help="Which data sets are neighbours; the default is zero-out.",
 )
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step, or the least that costs nothing."

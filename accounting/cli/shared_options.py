@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from accounting import deltas
+from accounting import deltas, neighboring_relation
 from accounting.validation import InputError
 
 _ALLOW = "allow_large_delta"
@@ -57,6 +57,10 @@ truncated_batch_size = _declared(
 epsilon = _declared("--epsilon", type=float)
 noise_multiplier = _declared("--noise-multiplier", type=float)
 l2_norm_clip = _declared("--l2-norm-clip", type=float)
+relation = _declared(
+    "--relation",
+    type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),
+)
 plot = _declared("--plot", type=click.Path(path_type=Path))
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="JSON on standard output."

@@ -1,4 +1,4 @@
-"""A lower bound on delta for Poisson subsampling.
+"""A lower bound on delta for T steps of two mixtures of Gaussians.
 
 The likelihood ratio of T steps is a product of T independent ratios, and the
 hockey-stick divergence is the expectation of a convex function of it.  Merging outcomes
@@ -34,16 +34,50 @@ class MergedOutcomes:
     losses: NDArray[np.float64]
 
 
-def _single(sampling_probability: float, noise: float) -> MergedOutcomes:
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """A Gaussian of both mixtures beside that at 0, which has the rest of the weight.
+
+    Attributes:
+      mean: In clip norms.
+      upper: Its weight in P.
+      lower: Its weight in Q.
+    """
+
+    mean: float
+    upper: float
+    lower: float
+
+
+def removed(sampling_probability: float) -> tuple[Component, ...]:
+    """Returns the pair of one example, present in P and absent from Q."""
+    return (Component(1.0, sampling_probability, 0.0),)
+
+
+def replaced(sampling_probability: float) -> tuple[Component, ...]:
+    """Returns the pair of one example that is replaced by its opposite."""
+    rate = sampling_probability
+    return Component(1.0, rate, 0.0), Component(-1.0, 0.0, rate)
+
+
+def _single(components: tuple[Component, ...], noise: float) -> MergedOutcomes:
     """Returns outcomes of one step: x cut into cells, with exact masses."""
     reach = -float(special.ndtri(_TAIL / 4)) * noise
-    points = np.linspace(-reach, 1 + reach, 2 * _NUM_CELLS) / noise
-    lower = normal_masses(points)
-    shifted = normal_masses(points - 1 / noise)
-    kept = (lower > 1e-290) & (shifted > 1e-290)
-    lower, shifted = lower[kept], shifted[kept]
+    means = [0.0, *(one.mean for one in components)]
+    ends = min(means) - reach, max(means) + reach
+    points = np.linspace(*ends, 2 * _NUM_CELLS) / noise
+    cells = np.array([normal_masses(points - mean / noise) for mean in means])
+    centre, *shifted = cells[:, (cells > 1e-290).all(axis=0)]
+    upper = (1 - sum(one.upper for one in components)) * centre
+    lower = (1 - sum(one.lower for one in components)) * centre
+    excess = np.zeros_like(centre)
+    for one, masses in zip(components, shifted, strict=True):
+        upper += one.upper * masses
+        lower += one.lower * masses
+        excess += (one.upper - one.lower) * (masses - centre)
     # As one plus a small difference, which a small rate would drown.
-    losses = np.log1p(sampling_probability * (shifted / lower - 1))
+    small = np.log1p(np.maximum(excess / lower, -0.5))
+    losses = np.where(excess < -0.5 * lower, np.log(upper / lower), small)
     return MergedOutcomes(lower * np.exp(losses), lower, losses)
 
 
@@ -113,16 +147,16 @@ def _product(left: MergedOutcomes, right: MergedOutcomes) -> MergedOutcomes:
 
 @functools.lru_cache(maxsize=8)
 def outcomes(
-    sampling_probability: float, noise_multiplier: float, num_steps: int
+    components: tuple[Component, ...], noise_multiplier: float, num_steps: int
 ) -> MergedOutcomes:
     """Returns merged outcomes of ``num_steps`` steps.
 
     Args:
-      sampling_probability: q, in (0, 1).
+      components: Of one step.
       noise_multiplier: Above 0.
       num_steps: T.
     """
-    power = _single(sampling_probability, noise_multiplier)
+    power = _single(components, noise_multiplier)
     total = None
     while True:
         if num_steps & 1:
@@ -137,7 +171,7 @@ def outcomes(
 def lower_delta(
     sampling_probability: float, noise_multiplier: float, num_steps: int, epsilon: float
 ) -> float:
-    """Returns a lower bound on delta, over both directions.
+    """Returns a lower bound on delta of one example, over both directions.
 
     Args:
       sampling_probability: q, in (0, 1).
@@ -145,7 +179,25 @@ def lower_delta(
       num_steps: T.
       epsilon: At least 0.
     """
-    merged = outcomes(sampling_probability, noise_multiplier, num_steps)
+    components = removed(sampling_probability)
+    return lower_delta_of(components, noise_multiplier, num_steps, epsilon)
+
+
+def lower_delta_of(
+    components: tuple[Component, ...],
+    noise_multiplier: float,
+    num_steps: int,
+    epsilon: float,
+) -> float:
+    """Returns a lower bound on delta of any two mixtures, over both directions.
+
+    Args:
+      components: Of one step.
+      noise_multiplier: Above 0.
+      num_steps: T.
+      epsilon: At least 0.
+    """
+    merged = outcomes(components, noise_multiplier, num_steps)
     # Rounding: at most 1e-13 of every mass and 1e-14 of every loss, per step.
     margin = 1 - 1e-9 - 1e-13 * num_steps
     shifted = epsilon + 1e-14 * num_steps

@@ -2,6 +2,7 @@
 
 Exact.  An example is used in E steps in all, with independent noise each time: one
 Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the steps are.
+Under replace-one a step changes by twice the clip norm: half of that noise.
 
 References:
   Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
@@ -9,14 +10,19 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
 
-from accounting import sampler_registry
+from accounting import neighboring_relation, sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+)
 from accounting.plan import DpSgdPlan
 from accounting.pld import dominating_pairs, gaussian
 from accounting.samplers import audit_case
@@ -85,6 +91,36 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
 
 
+def of_sensitivity(count: int) -> sampler_registry.Sampler:
+    """Returns the exact bounds where a step changes by several clip norms.
+
+    Args:
+      count: Clip norms.
+    """
+
+    def needed(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+        one = noise_multiplier(plan, epsilon, delta)
+        assert one.necessary is not None
+        # A product of doubles is off by half a unit in the last place.
+        return dataclasses.replace(
+            one,
+            sufficient=math.nextafter(one.guarantee * count, math.inf),
+            necessary=math.nextafter(one.necessary * count, 0.0),
+        )
+
+    return dataclasses.replace(
+        _ZERO_OUT,
+        epsilon=lambda plan, noise, point: epsilon(plan, noise / count, point),
+        delta=lambda plan, noise, point: delta(plan, noise / count, point),
+        noise_multiplier=needed,
+        delta_by_direction=lambda plan, noise, point: delta_by_direction(
+            plan, noise / count, point
+        ),
+        event=None,
+        audit=None,
+    )
+
+
 def score(
     plan: DpSgdPlan,
     noise_multiplier: float,
@@ -120,18 +156,30 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     return dp_accounting.SelfComposedDpEvent(gaussian_event, plan.num_epochs)
 
 
-SAMPLER = sampler_registry.Sampler(
+_WORDING = sampler_registry.Wording(
+    sampling="fixed batches, every example in one step of each epoch",
+    discretization="none, closed form",
+)
+_ZERO_OUT = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
     closed_form=True,
-    relations=(REPLACE_SPECIAL,),
+    relations=(REPLACE_SPECIAL, REPLACE_ONE),
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
     delta_by_direction=delta_by_direction,
     event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
-    wording=sampler_registry.Wording(
-        sampling="fixed batches, every example in one step of each epoch",
-        discretization="none, closed form",
-    ),
+    wording=_WORDING,
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
+)
+SAMPLER = dataclasses.replace(
+    _ZERO_OUT,
+    under={
+        REPLACE_ONE: dataclasses.replace(
+            of_sensitivity(2),
+            wording=dataclasses.replace(
+                _WORDING, num_examples=neighboring_relation.SAME_NUMBER
+            ),
+        )
+    },
 )

@@ -4,6 +4,16 @@ Under the zero-out relation (an example is replaced by a ghost that contributes 
 T steps are tightly dominated, in each direction, by the T-fold composition of the pair
 ``((1-q) N(0, s^2) + q N(1, s^2), N(0, s^2))`` or its reverse.
 
+Under replace-one they are by that of ``P = (1-q) N(0, s^2) + q N(1, s^2)`` against
+``Q = (1-q) N(0, s^2) + q N(-1, s^2)``, which is its own reverse.  Let gradients u and v
+of norms a, b <= 1 be exchanged.  For k >= 1 and ``c = (1-q)(k-1)``, densities relative
+to N(0, s^2 I) give the hockey-stick divergence ``E[(q X - k q Y - c)+]``, where X and Y
+are exponential martingales of a Gaussian with variances a^2/s^2 and b^2/s^2 and
+covariance <u, v>/s^2: the price of a spread option.  The payoff g is convex with
+g_XY <= 0, and changes dA, dB of the variances and dC of the covariance move the mean by
+``E[X^2 g_XX dA + Y^2 g_YY dB] / 2 + E[X Y g_XY dC]``.  So it grows as <u, v> falls to
+-ab, and then with a and b up to 1.  For k < 1 exchange P and Q.
+
 Formal guarantees:
   - ``delta(...).upper`` and ``epsilon(...).upper`` are true bounds for both directions:
     discretisation, truncation and rounding are all added on the private side.
@@ -16,15 +26,20 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from accounting import sampler_registry
+from accounting import neighboring_relation, sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
-from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from accounting.neighboring_relation import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+)
 from accounting.numerics.calibration import smallest_noise, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
 from accounting.pld import (
@@ -38,9 +53,12 @@ from accounting.pld.dominating_pairs import Step
 from accounting.pld.privacy_profile import Profile
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
+from accounting.samplers.composed_steps import ComposedSteps
 
 METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
+REPLACE_METHOD = "Poisson-subsampled Gaussian with opposite gradients, composed"
+REPLACE_LOWER_METHOD = "merged outcomes of the Poisson-subsampled pair of opposites"
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 DISCRETIZATION = (
     "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
@@ -260,16 +278,41 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     """
     if plan.sampling_probability == 1:
         return _exact_lower_delta(plan, noise_multiplier, epsilon)
-    if noise_multiplier == 0.0:
-        # Exact: what is seen is whether the example took part.
-        return max(_participation_deltas(plan, epsilon))
-    if not composes(plan, noise_multiplier):
-        return 0.0
     # Rounded down, as less sampling is more private.
     rate = math.nextafter(float(plan.sampling_probability), 0.0)
-    return poisson_lower_bound.lower_delta(
-        rate, noise_multiplier, plan.num_steps, epsilon
-    )
+    return lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+
+
+def lower_delta_at(
+    rate: float, num_steps: int, noise_multiplier: float, epsilon: float
+) -> float:
+    """Returns a lower bound on delta of Poisson batches at any rate.
+
+    Args:
+      rate: Probability of being in a step, rounded down; below 1.
+      num_steps: T.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+      epsilon: At least 0.
+    """
+    if noise_multiplier == 0.0:
+        # What is seen is whether the example took part.
+        return -math.expm1(num_steps * math.log1p(-rate)) * (1 - 1e-14)
+    if not 0.0 < rate < 1.0 or noise_multiplier < _LEAST_NOISE:
+        return 0.0
+    return poisson_lower_bound.lower_delta(rate, noise_multiplier, num_steps, epsilon)
+
+
+def replacing_steps(
+    sampling_probability: float, noise_multiplier: float
+) -> tuple[Step, ...]:
+    """Returns one step under replace-one, the same in both directions.
+
+    Args:
+      sampling_probability: q, in (0, 1].
+      noise_multiplier: Above 0.
+    """
+    pair = dominating_pairs.replace_pair(sampling_probability, noise_multiplier)
+    return ([(1.0, pair)],)
 
 
 def score(
@@ -303,20 +346,56 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
 
 
-SAMPLER = sampler_registry.Sampler(
+WORDING = sampler_registry.Wording(
+    sampling="Poisson subsampling, each example in each step independently",
+    discretization=DISCRETIZATION,
+)
+_REPLACING = ComposedSteps(
+    steps=replacing_steps,
+    components=poisson_lower_bound.replaced,
+    sensitivity=2,
+    num_rows=1,
+    method=REPLACE_METHOD,
+)
+_ZERO_OUT = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
     closed_form=False,
-    # The pairs are the same as long as q is the same for both data sets.
-    relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
+    relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE),
     delta_by_direction=delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=probability,
     event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
-    wording=sampler_registry.Wording(
-        sampling="Poisson subsampling, each example in each step independently",
-        discretization=DISCRETIZATION,
-    ),
+    wording=WORDING,
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),
+)
+SAMPLER = dataclasses.replace(
+    _ZERO_OUT,
+    under={
+        # The same pairs, as long as q is the same for both data sets.
+        ADD_OR_REMOVE_ONE: dataclasses.replace(
+            _ZERO_OUT,
+            wording=dataclasses.replace(
+                WORDING,
+                num_examples="num_examples is an approximation that is public and "
+                "independent of the data: it fixes the sampling probability alone",
+            ),
+        ),
+        REPLACE_ONE: dataclasses.replace(
+            _ZERO_OUT,
+            epsilon=_REPLACING.epsilon,
+            delta=_REPLACING.delta,
+            noise_multiplier=_REPLACING.noise_multiplier,
+            delta_by_direction=_REPLACING.delta_by_direction,
+            lower_bound=sampler_registry.LowerBound(
+                delta=_REPLACING.lower_delta, method=REPLACE_LOWER_METHOD
+            ),
+            event=None,
+            audit=None,
+            wording=dataclasses.replace(
+                WORDING, num_examples=neighboring_relation.SAME_NUMBER
+            ),
+        ),
+    },
 )

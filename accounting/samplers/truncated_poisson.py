@@ -11,6 +11,13 @@ Two valid upper bounds; the smaller is used, and named:
     than B other examples were sampled) and a subsampled pair of twice the sensitivity
     (when at least B were: taking part then evicts another example).
 
+Both hold under add-or-remove for data sets of at most n examples, and q fixed.  There
+the step of at least B others y is that of a remaining example against that of y,
+``((1-r) N(y) + r N(x), N(y))`` at a distance of at most 2, with ``r = q B / (M + 1)``
+for M others sampled.  As r <= q, and as this pair at r = q dominates the Poisson pair,
+more examples than there are, and a larger probability of being crowded, only add to
+delta: the bound at n holds for every smaller number.
+
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
   and section 5.3 of Google's "Privacy Loss Distributions".
@@ -22,6 +29,7 @@ import bisect
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from scipy import special
@@ -39,7 +47,9 @@ from accounting.samplers.audit_case import Case
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
-LOWER_METHOD = poisson.LOWER_METHOD + ", less the truncation"
+LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
+#: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
+_Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
 #: What the truncation may take of a target delta when the batch size is ours to choose.
 _SHARE_OF_DELTA = 1e-5
 #: Relative error allowed for the incomplete beta function behind the binomial tail.
@@ -96,6 +106,34 @@ def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
 
 
+def adding_steps(
+    num_examples: int,
+    sampling_probability: float,
+    truncated_batch_size: int,
+    noise_multiplier: float,
+) -> tuple[Step, Step]:
+    """Returns one step under add-or-remove; arguments as for `mixture_steps`.
+
+    Args:
+      num_examples: The most examples there may be.
+      sampling_probability: q, in (0, 1).
+      truncated_batch_size: B.
+      noise_multiplier: Above 0.
+    """
+    rate = sampling_probability
+    crowded = tail_probability(num_examples - 1, rate, truncated_batch_size - 1)
+    alone = poisson.steps(rate, noise_multiplier)
+    if crowded == 0.0:
+        return alone
+    # Twice the sensitivity is half the noise.
+    evicting = poisson.steps(rate, noise_multiplier / 2)
+    remove, add = (
+        [(1 - crowded, one[0][1]), (crowded, two[0][1])]
+        for one, two in zip(alone, evicting, strict=True)
+    )
+    return remove, add
+
+
 def mixture_steps(
     num_examples: int,
     sampling_probability: float,
@@ -127,13 +165,16 @@ def mixture_steps(
 
 
 def _mixture(
-    plan: DpSgdPlan, noise_multiplier: float, fineness: float = privacy_profile.FINE
+    mixing: _Mixing,
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    fineness: float = privacy_profile.FINE,
 ) -> privacy_profile.Profile:
     """Returns the profile of the mixture."""
     rate, size = poisson.probability(plan), plan.truncated_batch_size
     assert size is not None
     return privacy_profile.Profile(
-        directions=mixture_steps(plan.num_examples, rate, size, noise_multiplier),
+        directions=mixing(plan.num_examples, rate, size, noise_multiplier),
         num_steps=plan.num_steps,
         fineness=fineness,
     )
@@ -144,6 +185,7 @@ def delta(
     noise_multiplier: float,
     epsilon: float,
     fineness: float = privacy_profile.FINE,
+    mixing: _Mixing = mixture_steps,
 ) -> Bounds:
     """Returns bounds on delta at ``epsilon``.
 
@@ -152,13 +194,15 @@ def delta(
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
       fineness: Of the grid of losses; see `privacy_profile.Profile`.
+      mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
     """
     untruncated = poisson.delta(plan, noise_multiplier, epsilon, fineness).guarantee
     additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
     if additive <= untruncated * (1 + 1e-6):
         return Bounds(upper=additive, method=ADDITIVE)
     if _can_mix(plan, noise_multiplier):
-        other = _mixture(plan, noise_multiplier, fineness).delta(epsilon), MIXTURE
+        profile = _mixture(mixing, plan, noise_multiplier, fineness)
+        other = profile.delta(epsilon), MIXTURE
     else:
         noise = _closed_noise(plan, noise_multiplier)
         other = gaussian.gaussian_delta(noise, epsilon), CLOSED
@@ -166,7 +210,10 @@ def delta(
 
 
 def delta_by_direction(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    mixing: _Mixing = mixture_steps,
 ) -> ByDirection:
     """Returns bounds on delta in each direction; both theorems hold in each.
 
@@ -176,7 +223,8 @@ def delta_by_direction(
     correction = truncation_delta(plan, epsilon)
     mixtures: tuple[float, ...] = (1.0, 1.0)
     if correction > 0.0 and _can_mix(plan, noise_multiplier):
-        mixtures = _mixture(plan, noise_multiplier).delta_by_direction(epsilon)
+        profile = _mixture(mixing, plan, noise_multiplier)
+        mixtures = profile.delta_by_direction(epsilon)
     remove, add = (
         least((min(1.0, bound.guarantee + correction), ADDITIVE), (mixture, MIXTURE))
         for bound, mixture in zip(
@@ -209,15 +257,20 @@ def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> 
     return epsilon_after_cost(cost, lambda point: needed_at(point)[0], delta)
 
 
-def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-    """Returns bounds on epsilon at ``delta``; arguments as for `additive_epsilon`."""
+def epsilon(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    delta: float,
+    mixing: _Mixing = mixture_steps,
+) -> Bounds:
+    """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
     additive = additive_epsilon(plan, noise_multiplier, delta)
     if not _can_mix(plan, noise_multiplier):
         closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
         return least((additive, ADDITIVE), (closed, CLOSED))
     if additive < math.inf and truncation_delta(plan, additive) <= 1e-5 * delta:
         return Bounds(upper=additive, method=ADDITIVE)
-    mixture = _mixture(plan, noise_multiplier).epsilon(delta)
+    mixture = _mixture(mixing, plan, noise_multiplier).epsilon(delta)
     return least((additive, ADDITIVE), (mixture, MIXTURE))
 
 
@@ -247,16 +300,19 @@ def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
     return sizes.start + bisect.bisect_left(sizes, True, key=is_enough)
 
 
-def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
+def noise_multiplier(
+    plan: DpSgdPlan, epsilon: float, delta: float, mixing: _Mixing = mixture_steps
+) -> NoiseBounds:
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
     Args:
       plan: With a cap.
       epsilon: At least 0.
       delta: In (0, 1).
+      mixing: As for `delta`.
     """
     value = smallest_noise_in_two(
-        lambda noise, fineness: _delta(plan, noise, epsilon, fineness),
+        lambda noise, fineness: _delta(plan, noise, epsilon, fineness, mixing),
         target=delta,
         guess=1.0,
         coarse=privacy_profile.COARSE,
@@ -266,19 +322,39 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
 
 
 def _delta(
-    plan: DpSgdPlan, noise_multiplier: float, epsilon: float, fineness: float
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    epsilon: float,
+    fineness: float,
+    mixing: _Mixing,
 ) -> float:
     # ``delta`` is an argument's name above.
-    return delta(plan, noise_multiplier, epsilon, fineness).guarantee
+    return delta(plan, noise_multiplier, epsilon, fineness, mixing).guarantee
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
     """Returns a lower bound on delta at ``epsilon``; takes about a second.
 
-    The coupling of the additive bound, the other way round.  Arguments as for `delta`.
+    Of the data set whose other gradients are zero, where evicting another example
+    changes nothing.  Arguments as for `delta`.
     """
-    untruncated = poisson.lower_delta(plan, noise_multiplier, epsilon)
-    return max(0.0, untruncated - truncation_delta(plan, epsilon))
+    rate = kept_probability(plan)
+    return poisson.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+
+
+def kept_probability(plan: DpSgdPlan) -> float:
+    """Returns the probability that an example is sampled and kept, rounded down.
+
+    ``E[min(K, B)] / n = q Pr[Bin(n-1, q) < B] + Pr[K > B] B / n`` for K = Bin(n, q).
+    """
+    size = plan.truncated_batch_size
+    assert size is not None
+    # Increasing in q.
+    rate = math.nextafter(float(plan.sampling_probability), 0.0)
+    crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
+    truncated = tail_probability(plan.num_examples, rate, size) / _TAIL_SLACK**2
+    kept = rate * (1 - crowded) + truncated * size / plan.num_examples
+    return max(0.0, kept * (1 - 1e-14))
 
 
 def worst_case(plan: DpSgdPlan) -> Case:
@@ -327,25 +403,42 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
 TRUNCATION = sampler_registry.Truncation(
     untruncated="poisson", delta=truncation_delta, smallest_cap=smallest_cap
 )
-SAMPLER = sampler_registry.Sampler(
+_WORDING = sampler_registry.Wording(
+    sampling="Poisson subsampling, each example in each step independently; a step "
+    "with more than truncated_batch_size examples keeps a uniformly random subset",
+    discretization=poisson.DISCRETIZATION,
+)
+_ZERO_OUT = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
     noise_multiplier=noise_multiplier,
     closed_form=False,
-    relations=(REPLACE_SPECIAL,),
-    refusals={
-        ADD_OR_REMOVE_ONE: "its bounds depend on num_examples, which this relation "
-        "does not make public"
-    },
+    relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=poisson.probability,
     truncation=TRUNCATION,
     event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL),
-    wording=sampler_registry.Wording(
-        sampling="Poisson subsampling, each example in each step independently; a step "
-        "with more than truncated_batch_size examples keeps a uniformly random subset",
-        discretization=poisson.DISCRETIZATION,
-    ),
+    wording=_WORDING,
     audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
+)
+SAMPLER = dataclasses.replace(
+    _ZERO_OUT,
+    under={
+        ADD_OR_REMOVE_ONE: dataclasses.replace(
+            _ZERO_OUT,
+            epsilon=functools.partial(epsilon, mixing=adding_steps),
+            delta=functools.partial(delta, mixing=adding_steps),
+            noise_multiplier=functools.partial(noise_multiplier, mixing=adding_steps),
+            delta_by_direction=functools.partial(
+                delta_by_direction, mixing=adding_steps
+            ),
+            event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
+            wording=dataclasses.replace(
+                _WORDING,
+                num_examples="num_examples is a public upper bound on the number of "
+                "examples, independent of the data",
+            ),
+        )
+    },
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting import events
+from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.statement import PrivacyStatement
 from accounting.validation import InputError
 from trainer.cli import method_flags, plan_flags
@@ -58,8 +59,9 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
     method, settings = _method(flags)
     plan = plan_flags.plan(flags)
     theorem = methods.theorem_of(method, settings, flags["l2_norm_clip"])
+    relation = flags["relation"] or REPLACE_SPECIAL
     if cross_check:
-        events.check_plan(plan, theorem)
+        events.check_plan(plan, theorem, relation)
     statement = privacy.plan_statement(
         plan,
         noise_multiplier=flags["noise_multiplier"],
@@ -68,6 +70,7 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
         gradients=gradients_text(method, settings),
         theorem=theorem,
         allow_large_delta=flags["allow_large_delta"],
+        neighboring_relation=relation,
     )
     return _said(statement, cross_check)
 
@@ -93,6 +96,7 @@ def _said(statement: PrivacyStatement, cross_check: bool) -> Said:
             noise_multiplier=statement.noise_multiplier,
             delta=statement.delta,
             ours=statement.epsilon.guarantee,
+            neighboring_relation=statement.neighboring_relation,
         )
         fields["cross_check"] = check.to_json()
         text += f"\n{check.to_text()}"

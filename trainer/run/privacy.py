@@ -8,6 +8,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, statement
+from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
@@ -90,6 +91,7 @@ def plan_statement(
     gradients: str = statement.DP_SGD_GRADIENTS,
     theorem: Theorem | None = None,
     allow_large_delta: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -103,9 +105,11 @@ def plan_statement(
       gradients: The method and what it clips, in words.
       theorem: Of a method with accounting of its own; None for DP-SGD's.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
-      InputError: a value out of range, or a sampler without wording.
+      InputError: a value out of range, a relation that is not accounted for, or a
+        sampler without wording.
     """
     return statement.privacy_statement(
         plan,
@@ -115,6 +119,7 @@ def plan_statement(
         gradients=gradients,
         theorem=theorem,
         allow_large_delta=allow_large_delta,
+        neighboring_relation=neighboring_relation,
     )
 
 

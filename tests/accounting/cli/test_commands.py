@@ -66,13 +66,14 @@ def test_another_relation_leaves_out_what_is_not_accounted_for():
     assert "add-or-remove relation" in text
     answers = json.loads(run(*base, "--json"))
     assert answers["neighboring_relation"] == "ADD_OR_REMOVE_ONE"
-    [row] = answers["answers"]
+    row, capped = answers["answers"]
     [same] = json.loads(run(*QUESTION, "--json", "--sampler", "poisson"))["answers"]
     assert row == same
-    with pytest.raises(InputError, match="does not make public"):
-        run(*base, "--sampler", "truncated-poisson")
+    assert capped["sampler"] == "truncated-poisson"
+    with pytest.raises(InputError, match="moves others to other steps"):
+        run(*base, "--sampler", "deterministic")
     with pytest.raises(InputError, match="twice the clip norm"):
-        run(*QUESTION, "--relation", "REPLACE_ONE")
+        run(*QUESTION, "--relation", "REPLACE_ONE", "--sampler", "balls-and-bins")
 
 
 def test_truncated_batch_size_is_chosen_or_taken():

@@ -3,12 +3,13 @@
 import itertools
 import math
 
+import dp_accounting
 import mpmath
 import numpy as np
 import pytest
-from scipy import signal
+from scipy import signal, stats
 
-from accounting import accountant
+from accounting import accountant, events
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian, loss_distribution
 from accounting.samplers import poisson, truncated_poisson
@@ -241,3 +242,116 @@ def test_the_least_cap_exists_for_a_delta_near_the_smallest_float(delta):
         **question, epsilon=1.0, delta=1e-10
     )
     assert usual < size <= 1000
+
+
+def counts(num_examples, rate):
+    return stats.binom.pmf(np.arange(num_examples + 1), num_examples, rate)
+
+
+def released(num_others, rate, cap, present):
+    """Weights of the sums of one step: every other gradient is -1, the example's 1."""
+    weights = np.zeros(2 * cap + 1)  # of the sums -cap ... cap
+    for others, chance in enumerate(counts(num_others, rate)):
+        without = -min(others, cap)
+        kept = rate * min(1.0, cap / (others + 1)) if present else 0.0
+        weights[cap + without] += chance * (1 - kept)
+        weights[cap + 1 - min(others, cap - 1)] += chance * kept
+    return weights
+
+
+@pytest.mark.parametrize("fewer", [0, 2])
+@pytest.mark.parametrize("noise", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("cap", [1, 2, 3])
+def test_bounds_hold_under_add_or_remove_for_as_many_examples_or_fewer(
+    cap, noise, fewer
+):
+    """Against the exact delta of one step, by quadrature."""
+    most, size = 6, 1
+    x = np.linspace(-cap - 9 * noise, cap + 9 * noise, 4001)
+    sums = np.arange(-cap, cap + 1)
+    kernel = np.exp(-(((x[:, None] - sums) / noise) ** 2) / 2)
+    kernel *= (x[1] - x[0]) / (noise * math.sqrt(2 * math.pi))
+    present, absent = (
+        kernel @ released(most - fewer - 1, size / most, cap, present)
+        for present in (True, False)
+    )
+    found = accountant.delta_by_direction(
+        plan(size, cap, most, 1),
+        noise_multiplier=noise,
+        epsilon=0.1,
+        neighboring_relation="ADD_OR_REMOVE_ONE",
+    )
+    removed = np.maximum(present - math.exp(0.1) * absent, 0.0).sum()
+    added = np.maximum(absent - math.exp(0.1) * present, 0.0).sum()
+    assert removed <= found.remove.guarantee <= 1.0
+    assert added <= found.add.guarantee <= 1.0
+
+
+@pytest.mark.skipif(
+    not hasattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent"),
+    reason="dp_accounting has no such event",
+)
+@pytest.mark.parametrize("cap", [110, 130, 200])
+def test_add_or_remove_is_near_what_dp_accounting_says(cap):
+    """Which takes n to be the exact number of examples; ours holds for fewer."""
+    example, relation = plan(100, cap, 10_000, 200), "ADD_OR_REMOVE_ONE"
+    ours = accountant.epsilon(
+        example, noise_multiplier=1.0, delta=1e-5, neighboring_relation=relation
+    ).guarantee
+    theirs = events.cross_check(
+        example,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        ours=ours,
+        neighboring_relation=relation,
+    ).epsilon
+    assert theirs * 0.9999 <= ours <= theirs * 1.02
+
+
+@pytest.mark.parametrize(
+    ("size", "cap", "num_examples", "rate"),
+    [(1, 1, 4, 0.25), (2, 2, 5, 0.4), (4, 4, 4, 1.0), (2, 3, 4, 0.5), (3, 4, 4, 0.75)],
+)
+def test_probability_of_being_kept_by_enumeration(size, cap, num_examples, rate):
+    exact = sum(
+        chance * rate * min(1.0, cap / (others + 1))
+        for others, chance in enumerate(counts(num_examples - 1, rate))
+    )
+    found = truncated_poisson.kept_probability(plan(size, cap, num_examples, 1))
+    assert exact * (1 - 1e-8) <= found <= exact * (1 + 1e-15)
+
+
+@pytest.mark.parametrize(
+    ("example", "noise", "delta", "published"),
+    [
+        (plan(100, 120, 10_000, 100), 1.0, 1e-5, 0.717),
+        (plan(5_000, 5_100, 50_000, 50), 2.0, 1e-6, 1.913),
+        (plan(600, 620, 60_000, 1000), 1.1, 1e-5, 1.507),
+    ],
+)
+def test_published_lower_bound_where_the_cap_binds(example, noise, delta, published):
+    def log_excess(epsilon):
+        value = truncated_poisson.lower_delta(example, noise, epsilon)
+        return math.log(value / delta)
+
+    assert log_excess(published + 6e-4) < 0.0 < log_excess(published - 6e-4)
+    most = accountant.delta(example, noise_multiplier=noise, epsilon=published)
+    assert delta < most.guarantee
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.004, 0.5, 2.0])
+@pytest.mark.parametrize("cap", [1, 2, 4])
+def test_a_lower_bound_is_below_the_exact_delta_of_one_step(cap, noise):
+    """Under both relations: where other gradients are zero, only being kept counts."""
+    for epsilon in (0.0, 1.0):
+        example = plan(1, cap, 4, 1)
+        rate = truncated_poisson.kept_probability(example) * (1 + 2e-9)
+        exact = poisson.steps(rate, max(noise, 1e-3))[0][0][1]
+        x = np.linspace(-30, 31, 400_001) * max(noise, 1e-3)
+        density = exact.upper_density(x)
+        gain = -np.expm1(np.minimum(epsilon - exact.loss(x), 0.0))
+        truth = float(density @ gain) * (x[1] - x[0]) if noise > 0.1 else rate
+        found = truncated_poisson.lower_delta(example, noise, epsilon)
+        assert found <= truth * (1 + 1e-9)
+        if noise == 0.0 or noise > 0.1:
+            assert found >= 0.999 * truth
