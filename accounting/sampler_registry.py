@@ -154,8 +154,8 @@ class Sampler:
       under: What is brought instead under some of ``relations``.
       delta_by_direction: Bounds on delta when an example is removed, and added.
       lower_bound: For bounds that come without a lower one.
-      guarantee_of: The sampler whose guarantee this one has, where no amplification
-        is proven.
+      guarantee_of: The sampler whose guarantee this one has, where no better one is
+        proven.
       poisson_rate: Plan -> q, rounded up, where each example is in each step
         independently with probability q before truncation: theorems on Poisson
         subsampling apply.

@@ -151,14 +151,16 @@ REFERENCE = plans.POISSON
 
 
 def sweep_samplers() -> tuple[str, ...]:
-    """Returns what a sweep shows by default: closed forms, and the reference.
+    """Returns what a sweep shows by default: closed forms, shuffles, the reference.
 
-    Other samplers take seconds at each point.
+    Other samplers take longer at each point.
     """
     return tuple(
         name
         for name in sampler_registry.names()
-        if name == REFERENCE or sampler_registry.get(name).closed_form
+        if name == REFERENCE
+        or sampler_registry.get(name).closed_form
+        or sampler_registry.rules(name).num_shuffles is not sampler_registry.no_shuffle
     )
 
 
@@ -171,7 +173,7 @@ class SweepPoint:
 
     @property
     def crossed(self) -> tuple[str, ...]:
-        """Samplers without proven amplification that may need *less* than Poisson here.
+        """Shuffles that may need *less* noise than Poisson here.
 
         Their lower bound is below what Poisson needs, so that no order is proven.
         """
@@ -180,12 +182,12 @@ class SweepPoint:
         if poisson is None or poisson.sufficient is None:
             return ()
         return tuple(
-            sampler
-            for sampler, row in noise.items()
-            if sampler_registry.get(sampler).guarantee_of is not None
-            and row is not None
-            and row.necessary is not None
-            and row.necessary < poisson.sufficient
+            row.plan.sampler
+            for row in self.rows
+            if row.plan.num_shuffles > 0
+            and row.noise_multiplier is not None
+            and row.noise_multiplier.necessary is not None
+            and row.noise_multiplier.necessary < poisson.sufficient
         )
 
 

@@ -117,14 +117,24 @@ def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
     """Returns an approximation of ln delta, for the start of a search; no bound.
 
-    The sum of losses is taken to be normal under the tilt that centres it on epsilon.
-
     Args:
       step: A mixture of pairs.
       num_steps: T.
       epsilon: At least 0.
     """
-    loss = atoms(step, 1e-40)
+    return approximate_log_tail(atoms(step, 1e-40), num_steps, epsilon)
+
+
+def approximate_log_tail(loss: Atoms, num_steps: int, epsilon: float) -> float:
+    """Returns `approximate_log_delta` of the loss of one step.
+
+    The sum of losses is taken to be normal under the tilt that centres it on epsilon.
+
+    Args:
+      loss: Of one step.
+      num_steps: T.
+      epsilon: At least 0.
+    """
     order = order_for_epsilon(loss, num_steps, epsilon)
     log_moment, _, variance = loss.cumulants(order)
     width = math.sqrt(num_steps * variance / 2)

@@ -18,10 +18,6 @@ References:
 from __future__ import annotations
 
 import dataclasses
-import math
-
-import numpy as np
-from numpy.typing import NDArray
 
 from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, below, least
@@ -31,56 +27,16 @@ from accounting.numerics.calibration import (
     lower_epsilon,
     smallest_noise_in_two,
 )
-from accounting.numerics.root_finding import log_ratio, threshold
+from accounting.numerics.root_finding import log_ratio
 from accounting.plan import DpSgdPlan
-from accounting.pld import (
-    composition,
-    loss_distribution,
-    privacy_profile,
-    random_allocation,
-)
+from accounting.pld import allocation_loss, random_allocation
+from accounting.pld.allocation_loss import Direction
 from accounting.samplers import audit_case, deterministic, shuffle
 
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
 #: Below this the logarithm of a likelihood ratio spans hundreds: closed forms serve.
 _LEAST_NOISE = 0.05
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Direction:
-    """The loss of one epoch in one direction: masses under its first member."""
-
-    masses: NDArray[np.float64]
-    losses: NDArray[np.float64]
-    infinite_mass: float
-    relative_error: float
-
-    def delta(self, epsilon: float) -> float:
-        """Returns delta of one epoch, by direct summation and without margins."""
-        gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
-        return float(self.masses @ gain)
-
-    def composed(self, count: int, order: float) -> composition.TiltedSum:
-        """Returns a pessimistic sum of losses.
-
-        Args:
-          count: Of the losses.
-          order: Of the tilt.
-        """
-        loss = privacy_profile.Atoms(self.masses, self.losses)
-        variance = loss.cumulants(order)[2]
-        spacing = max(
-            min(math.sqrt(6 * privacy_profile.FINE * variance), 0.02 / (1 + order)),
-            loss_distribution.least_spacing(self.losses),
-        )
-
-        def step_on(spacing: float) -> loss_distribution.LossDistribution:
-            return loss_distribution.spread(
-                self.masses, self.losses, spacing, self.infinite_mass
-            )
-
-        return composition.compose_coarsened(step_on, spacing, count, order)
 
 
 def directions(
@@ -97,49 +53,9 @@ def directions(
       upper: Whether they serve an upper bound on delta, or a lower one.
       num_cells: Of the grid of likelihood ratios.
     """
-    steps = plan.steps_per_epoch
-    ratios = random_allocation.allocation(noise_multiplier, steps, upper, num_cells)
-    losses = np.log(ratios.values / steps)
-    kept = ratios.masses > 0
-    masses, losses = ratios.masses[kept], losses[kept]
-    error = random_allocation.relative_error(steps)
-    remove = Direction(
-        masses=masses * np.exp(losses),
-        losses=losses,
-        infinite_mass=ratios.lost if upper else 0.0,
-        relative_error=error,
+    return allocation_loss.directions(
+        noise_multiplier, plan.steps_per_epoch, upper, num_cells
     )
-    add = Direction(
-        masses=masses,
-        losses=-losses,
-        infinite_mass=ratios.zero_mass if upper else 0.0,
-        relative_error=error,
-    )
-    return remove, add
-
-
-def _upper_delta(direction: Direction, count: int, epsilon: float) -> float:
-    margin = 1 + count * direction.relative_error
-    if count == 1:
-        value = direction.delta(epsilon) + direction.infinite_mass
-        return min(1.0, value * margin)
-    loss = privacy_profile.Atoms(direction.masses, direction.losses)
-    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
-    return min(1.0, direction.composed(count, order).delta(epsilon) * margin)
-
-
-def _upper_epsilon(direction: Direction, count: int, delta: float) -> float:
-    margin = 1 + count * direction.relative_error
-    if count == 1:
-        return threshold(
-            lambda point: log_ratio(_upper_delta(direction, 1, point), delta),
-            1.0,
-            relative=1e-9,
-            most=1e6,
-        )[1]
-    loss = privacy_profile.Atoms(direction.masses, direction.losses)
-    order = privacy_profile.order_for_delta(loss, count, delta)
-    return direction.composed(count, order).epsilon(delta / margin)
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
@@ -177,7 +93,9 @@ def upper_delta(
     ]
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, True, num_cells)
-        value = max(_upper_delta(one, plan.num_epochs, epsilon) for one in both)
+        value = max(
+            allocation_loss.upper_delta(one, plan.num_epochs, epsilon) for one in both
+        )
         options.insert(0, (value, METHOD))
     return least(*options)
 
@@ -230,7 +148,7 @@ def delta_by_direction(
     remove, add = (
         _with_lower(
             least(
-                (_upper_delta(high, plan.num_epochs, epsilon), METHOD),
+                (allocation_loss.upper_delta(high, plan.num_epochs, epsilon), METHOD),
                 (exact.add.guarantee, CLOSED_METHOD),
             ),
             _lower_delta(low, plan.num_epochs, epsilon),
@@ -252,7 +170,9 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     options = [(closed, CLOSED_METHOD)]
     if _is_numerical(plan, noise_multiplier):
         both = directions(plan, noise_multiplier, True)
-        value = max(_upper_epsilon(one, plan.num_epochs, delta) for one in both)
+        value = max(
+            allocation_loss.upper_epsilon(one, plan.num_epochs, delta) for one in both
+        )
         options.insert(0, (value, METHOD))
     found = least(*options)
     lower = lower_epsilon(

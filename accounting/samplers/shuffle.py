@@ -1,10 +1,11 @@
-"""Shuffled batches: no amplification is proven, and a lower bound limits what can be.
+"""Shuffled batches: what is proven, and a lower bound on what can be.
 
 Every example is in one step of each epoch, chosen by a shuffle that does not look at
 the data.  Revealing the shuffle leaves one Gaussian mechanism per use, hence the upper
-bound of deterministic batches holds for shuffles, and nothing better is known.  It is
-*not* the bound of Poisson subsampling: that one is refuted, where it is smaller, by the
-lower bounds below.
+bound of deterministic batches holds for shuffles.  Where every epoch has a fresh
+shuffle, `null_clones` proves more, and the smaller bound is taken; for one shuffle that
+is repeated, nothing better is known.  Neither is the bound of Poisson subsampling: that
+one is refuted, where it is smaller, by the lower bounds below.
 
 Lower bounds, from a data set on which all examples but one pull the other way.  In one
 epoch of T steps, in units of the clip norm and relative to the other examples,
@@ -33,17 +34,24 @@ from numpy.typing import NDArray
 from scipy import special
 
 from accounting import sampler_registry
-from accounting.intervals import Bounds, NoiseBounds, below
+from accounting.intervals import Bounds, NoiseBounds, below, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.numerics.calibration import largest_insufficient_noise, lower_epsilon
 from accounting.numerics.root_finding import log_ratio
-from accounting.plan import DpSgdPlan
-from accounting.pld import composition, gaussian, loss_distribution, privacy_profile
+from accounting.plan import DYNAMIC_SHUFFLE, DpSgdPlan
+from accounting.pld import (
+    composition,
+    gaussian,
+    loss_distribution,
+    null_clones,
+    privacy_profile,
+)
 from accounting.pld.loss_distribution import LossDistribution
 from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
 
-UPPER_METHOD = "each use of an example is a Gaussian mechanism; no amplification"
+UPPER_METHOD = "each use of an example is a Gaussian mechanism: the order is revealed"
+CLONES_METHOD = "null clones of the example's step (accounting.pld.null_clones)"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
 DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
 #: Means of the differing example's step under P and under Q.
@@ -208,47 +216,80 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     )
 
 
+def _clones(plan: DpSgdPlan, noise_multiplier: float) -> null_clones.Shuffles | None:
+    """Returns what `null_clones` bounds; None if it does not cover the plan."""
+    if plan.sampler != DYNAMIC_SHUFFLE:
+        return None
+    found = null_clones.Shuffles(
+        steps=plan.steps_per_epoch,
+        epochs=plan.num_epochs,
+        examples=plan.num_examples,
+        noise=noise_multiplier,
+    )
+    return found if null_clones.applies(found) else None
+
+
 def _delta(
     plan: DpSgdPlan, noise_multiplier: float, epsilon: float, *, lower_method: str
 ) -> Bounds:
-    upper = deterministic.delta(plan, noise_multiplier, epsilon).guarantee
+    revealed = deterministic.delta(plan, noise_multiplier, epsilon).guarantee
+    options = [(revealed, UPPER_METHOD)]
+    if (run := _clones(plan, noise_multiplier)) is not None:
+        options.append((null_clones.delta(run, epsilon), CLONES_METHOD))
+    found = least(*options)
     lower = lower_delta(plan, noise_multiplier, epsilon)
-    return Bounds(
-        upper=upper,
-        lower=below(lower, upper),
-        method=UPPER_METHOD,
-        lower_method=lower_method,
+    return dataclasses.replace(
+        found, lower=below(lower, found.guarantee), lower_method=lower_method
     )
 
 
 def _epsilon(
     plan: DpSgdPlan, noise_multiplier: float, delta: float, *, lower_method: str
 ) -> Bounds:
-    upper = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
-    return Bounds(
-        upper=upper,
-        lower=lower_epsilon(
-            lambda point: lower_delta(plan, noise_multiplier, point), upper, delta
-        ),
-        method=UPPER_METHOD,
-        lower_method=lower_method,
+    revealed = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
+    options = [(revealed, UPPER_METHOD)]
+    if (run := _clones(plan, noise_multiplier)) is not None:
+        options.append((null_clones.epsilon(run, delta, revealed), CLONES_METHOD))
+    found = least(*options)
+    lower = lower_epsilon(
+        lambda point: lower_delta(plan, noise_multiplier, point), found.guarantee, delta
     )
+    return dataclasses.replace(found, lower=lower, lower_method=lower_method)
 
 
 def _noise_multiplier(
     plan: DpSgdPlan, epsilon: float, delta: float, *, lower_method: str
 ) -> NoiseBounds:
-    sufficient = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
-    necessary = largest_insufficient_noise(
+    revealed = deterministic.noise_multiplier(plan, epsilon, delta).guarantee
+    options = [(revealed, UPPER_METHOD)]
+    if (run := _clones(plan, revealed)) is not None:
+        hidden = null_clones.noise_multiplier(run, epsilon, delta)
+        options.append((hidden, CLONES_METHOD))
+    sufficient, method = min(options)
+    return NoiseBounds(
+        sufficient=sufficient,
+        necessary=necessary_noise(plan, epsilon, delta, sufficient),
+        method=method,
+        necessary_method=lower_method,
+    )
+
+
+def necessary_noise(
+    plan: DpSgdPlan, epsilon: float, delta: float, sufficient: float
+) -> float:
+    """Returns a noise multiplier that is necessary, by `lower_delta`.
+
+    Args:
+      plan: Of shuffled batches.
+      epsilon: At least 0.
+      delta: In (0, 1).
+      sufficient: A noise multiplier that suffices.
+    """
+    found = largest_insufficient_noise(
         lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
         sufficient / 1.1,
     )
-    return NoiseBounds(
-        sufficient=sufficient,
-        necessary=min(necessary, sufficient),
-        method=UPPER_METHOD,
-        necessary_method=lower_method,
-    )
+    return min(found, sufficient)
 
 
 def worst_case(plan: DpSgdPlan) -> Case:
@@ -324,17 +365,19 @@ def _log_mean_ratio(
     return total
 
 
-def _sampler(lower_method: str, **wording: str) -> sampler_registry.Sampler:
+def _sampler(
+    lower_method: str, guarantee_of: str | None = None, **wording: str
+) -> sampler_registry.Sampler:
     return sampler_registry.Sampler(
         epsilon=functools.partial(_epsilon, lower_method=lower_method),
         delta=functools.partial(_delta, lower_method=lower_method),
         noise_multiplier=functools.partial(
             _noise_multiplier, lower_method=lower_method
         ),
-        closed_form=True,
+        closed_form=guarantee_of is not None,
         relations=(REPLACE_SPECIAL,),
         refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
-        guarantee_of="deterministic",
+        guarantee_of=guarantee_of,
         wording=sampler_registry.Wording(**wording),
         audit=audit_case.Audit(worst_case=worst_case, score=score),
     )
@@ -342,6 +385,7 @@ def _sampler(lower_method: str, **wording: str) -> sampler_registry.Sampler:
 
 PERSISTENT = _sampler(
     PERSISTENT_METHOD,
+    guarantee_of="deterministic",
     sampling="batches of one shuffle, repeated in every epoch",
     discretization="none, closed forms",
 )
@@ -349,7 +393,8 @@ DYNAMIC = _sampler(
     DYNAMIC_METHOD,
     sampling="batches of a fresh shuffle in every epoch",
     discretization=(
-        "none for the upper bound; for the lower, slices of the largest coordinate "
-        "with losses rounded down, sums by a tilted Fourier transform"
+        "for the upper bound, sums of likelihood ratios spread on geometric grids; for "
+        "the lower, slices of the largest coordinate with losses rounded down; epochs "
+        "by a tilted Fourier transform"
     ),
 )

@@ -270,11 +270,12 @@ def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
     assert NAME in CliRunner().invoke(plan_command, ["--help"]).stdout
 
 
-@pytest.mark.parametrize("guarantee_of", ["deterministic", None])
-def test_an_unproven_order_is_shown_for_samplers_without_amplification(
-    registered: Register, guarantee_of: str | None
+@pytest.mark.parametrize("num_shuffles", [0, 1])
+def test_an_unproven_order_is_shown_for_shuffles(
+    registered: Register, num_shuffles: int
 ) -> None:
-    plan = registered(dataclasses.replace(LEAST, guarantee_of=guarantee_of))
+    rules = dataclasses.replace(RULES, num_shuffles=lambda plan: num_shuffles)
+    plan = registered(LEAST, rules=rules)
     poisson_plan = dataclasses.replace(plan, sampler="poisson")
     needed = NoiseBounds(sufficient=2.0, necessary=1.0, method="m")
     point = comparison.SweepPoint(
@@ -284,7 +285,7 @@ def test_an_unproven_order_is_shown_for_samplers_without_amplification(
             for one in (plan, poisson_plan)
         ),
     )
-    assert point.crossed == ((NAME,) if guarantee_of else ())
+    assert point.crossed == ((NAME,) if num_shuffles else ())
 
 
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(

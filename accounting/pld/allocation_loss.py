@@ -1,0 +1,120 @@
+"""The privacy loss of random allocation: one example in one of t steps of an epoch.
+
+`random_allocation` encloses the likelihood ratio; here it becomes a loss in each
+direction, and epochs are composed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.numerics.root_finding import log_ratio, threshold
+from accounting.pld import (
+    composition,
+    loss_distribution,
+    privacy_profile,
+    random_allocation,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Direction:
+    """The loss of one epoch in one direction: masses under its first member."""
+
+    masses: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    infinite_mass: float
+    relative_error: float
+
+    def delta(self, epsilon: float) -> float:
+        """Returns delta of one epoch, by direct summation and without margins."""
+        gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
+        return float(self.masses @ gain)
+
+    def composed(self, count: int, order: float) -> composition.TiltedSum:
+        """Returns a pessimistic sum of losses.
+
+        Args:
+          count: Of the losses.
+          order: Of the tilt.
+        """
+        loss = privacy_profile.Atoms(self.masses, self.losses)
+        variance = loss.cumulants(order)[2]
+        spacing = max(
+            min(math.sqrt(6 * privacy_profile.FINE * variance), 0.02 / (1 + order)),
+            loss_distribution.least_spacing(self.losses),
+        )
+
+        def step_on(spacing: float) -> loss_distribution.LossDistribution:
+            return loss_distribution.spread(
+                self.masses, self.losses, spacing, self.infinite_mass
+            )
+
+        return composition.compose_coarsened(step_on, spacing, count, order)
+
+
+def directions(
+    noise_multiplier: float, num_steps: int, upper: bool, num_cells: int
+) -> tuple[Direction, Direction]:
+    """Returns the losses of one epoch in the remove and in the add direction.
+
+    Args:
+      noise_multiplier: Above 0.
+      num_steps: t, steps among which the example's is uniform.
+      upper: Whether they serve an upper bound on delta, or a lower one.
+      num_cells: Of the grid of likelihood ratios.
+    """
+    ratios = random_allocation.allocation(noise_multiplier, num_steps, upper, num_cells)
+    losses = np.log(ratios.values / num_steps)
+    kept = ratios.masses > 0
+    masses, losses = ratios.masses[kept], losses[kept]
+    error = random_allocation.relative_error(num_steps)
+    remove = Direction(
+        masses=masses * np.exp(losses),
+        losses=losses,
+        infinite_mass=ratios.lost if upper else 0.0,
+        relative_error=error,
+    )
+    add = Direction(
+        masses=masses,
+        losses=-losses,
+        infinite_mass=ratios.zero_mass if upper else 0.0,
+        relative_error=error,
+    )
+    return remove, add
+
+
+def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
+    """Returns an upper bound on delta of ``count`` epochs in one direction.
+
+    Args:
+      direction: One epoch.
+      count: Independent epochs.
+      epsilon: At least 0.
+    """
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        value = direction.delta(epsilon) + direction.infinite_mass
+        return min(1.0, value * margin)
+    loss = privacy_profile.Atoms(direction.masses, direction.losses)
+    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
+    return min(1.0, direction.composed(count, order).delta(epsilon) * margin)
+
+
+def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
+    """Returns an upper bound on epsilon; arguments as for `upper_delta`."""
+    margin = 1 + count * direction.relative_error
+    if count == 1:
+        return threshold(
+            lambda point: log_ratio(upper_delta(direction, 1, point), delta),
+            1.0,
+            relative=1e-9,
+            most=1e6,
+        )[1]
+    loss = privacy_profile.Atoms(direction.masses, direction.losses)
+    order = privacy_profile.order_for_delta(loss, count, delta)
+    return direction.composed(count, order).epsilon(delta / margin)

@@ -1,0 +1,377 @@
+"""A proven upper bound for shuffled batches: steps that hide the example's own.
+
+T steps, each with its batch of a uniformly random order of all n examples; example x
+(norm at most 1) or its ghost (zero, in the same slot); Gaussian noise of standard
+deviation s in every step; gradients may depend on everything released before.
+
+**Theorem.**  Let b be the least batch size, the others b or b + 1, and h >= 0.  With
+``p = e^-h``, ``H_h`` the delta at epsilon h of a Gaussian mechanism of noise s,
+``beta = (T - 1) p H_h``, and R_m random allocation (see `random_allocation`): one of m
+steps, uniformly random, is shifted by 1, against none.  In one epoch, in each of both
+directions, where all batches are equal,
+
+    delta(epsilon) <= sum over m of Bin(T-1, p)(m-1) delta_{R_m}(epsilon)
+                      + (1 + e^epsilon) beta.
+
+E epochs, each with a fresh order: E times the same beta, added to delta of E fold
+composition of the pair "draw m publicly, then R_m".  Where batch sizes differ by one,
+let ``a = (b m + 1) / (b + 1)``, M its integer part, ``l = 1 - (M + 1)(1 - M / a)``,
+and take ``l delta_{R_M} + (1 - l) delta_{R_{M+1}}`` instead of delta_{R_m}.
+
+**Proof.**
+  1. *The order.*  Let t* be the step of x.  Draw, of the other examples, disjoint sets
+     F_t that fill each batch but for one slot; these are independent of t*.  T - 1
+     examples are left, which a uniformly random bijection assigns to the steps other
+     than t*.  This is the law of a uniformly random order.
+  2. *Clones.*  At t != t* the output is N(F_t + y, s^2), |y| <= 1.  Let C be the
+     minimum of its density and that of p N(F_t, s^2).  C has mass p - D, where D, the
+     hockey-stick divergence of p N(F_t) over N(F_t + y), grows with |y| and is
+     p H_h at |y| = 1.  So the step is within total variation p H_h of a step that is
+     N(F_t) with probability p, and else the normalised rest, which depends on F_t, y
+     and the past.  Replacing all T - 1 of them moves either world by beta at most:
+     ``P(S) - e^epsilon Q(S)`` grows by at most (1 + e^epsilon) beta.
+  3. *What is revealed.*  The set S of the clones (first branch) and t*; all F_t; y of
+     every step outside S.  Given t*, the coins are independent of all else, and y
+     outside S is a uniformly random injection, whatever t* in S is.  So |S| - 1 is
+     Bin(T-1, p); given all that is revealed, t* has in S the weights of the batch
+     sizes, and steps outside S have the same law in both worlds.
+  4. *What is left.*  In the ghost's world every step of S is N(F_t).  In the example's,
+     step t* is N(F_t + x), where x may depend on the past.  The likelihood ratio is
+     ``sum_t w_t M_t``; given the past, M_t is log-normal of mean 1, and a wider x only
+     spreads it.  From the last step to the first, every M_t may be replaced by an
+     independent r_t of |x| = 1: expectations of convex functions, as both deltas are,
+     only grow.  With equal weights this is R_|S|.
+  5. *Unequal batches.*  No weight in S exceeds 1/a.  Among such weights the
+     expectation of a convex function of ``sum_t w_t r_t`` is largest for M weights 1/a
+     and one of the rest (majorisation), which is the mixture, with weights l and 1 - l,
+     of M and of M + 1 equal weights.
+  6. *Sum.*  What is revealed has the same law in both worlds: delta is at most its
+     mean, by joint convexity.  Epochs compose adaptively: any past gives an epoch that
+     is within beta of one that the public mixture of pairs dominates.
+
+Any h gives a valid bound.  More steps to hide in are never worse: the mean of m + 1
+ratios is a contraction of that of m.  So m may be rounded down to the values for which
+R_m is computed.
+
+Formal guarantees:
+  - every number is rounded to the private side: R_m is enclosed from above, m rounded
+    down, the least m taken for infinite loss, p H_h rounded up.
+  - *not* covered: one order for several epochs (persistent shuffles), and relations
+    under which the number of slots differs.
+
+References:
+  The theorem is ours.  The idea of clones: Feldman, McMillan and Talwar (2021),
+  arXiv:2012.12803.  Random allocation: Feldman and Shenfeld (2025), arXiv:2502.08202.
+  Composition of dominating pairs: Zhu, Dong and Wang (2022), arXiv:2106.08567.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from accounting.numerics.calibration import smallest_noise_in_two
+from accounting.numerics.root_finding import log_ratio, threshold
+from accounting.pld import allocation_loss, gaussian, privacy_profile
+from accounting.pld.allocation_loss import Direction
+
+#: Cells of the grids of likelihood ratios in an answer, and in the search for h.
+NUM_CELLS, COARSE_CELLS = 400, 150
+#: More steps than this are left to the bound without amplification.
+MOST_STEPS = 1 << 17
+#: Relative error of binomial weights, far above what is measured.
+_WEIGHT_ERROR = 1e-9
+#: More than the roundings of a product.
+_UP = 1 + 1e-12
+#: Values of m between a power of two and the next; all of them up to twice as many.
+_PER_OCTAVE = 32
+#: Probability of larger m, which count as the largest that is computed.
+_UPPER_TAIL = 1e-4
+#: Probability of smaller m over beta: they count as infinite loss.
+_LOWER_TAIL = 1e-4
+_LARGEST_EPSILON = 600.0
+_MOST_EXPONENT = 600.0
+#: Below this the logarithm of a likelihood ratio spans hundreds.
+_LEAST_NOISE = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shuffles:
+    """Epochs of a fresh uniformly random order each.
+
+    Attributes:
+      steps: T of one epoch, at least 2.
+      epochs: E.
+      examples: n, slots; every batch has n // T or one more.
+      noise: s, noise standard deviation over the clip norm; above 0.
+    """
+
+    steps: int
+    epochs: int
+    examples: int
+    noise: float
+
+    def replaced(self, exponent: float) -> float:
+        """Returns beta at h, rounded up."""
+        below = max(exponent * (1 - 1e-15) - 1e-15, 0.0)
+        divergence = gaussian.gaussian_delta(self.noise, below)
+        return (self.steps - 1) * math.exp(-exponent) * divergence * _UP
+
+    def cost(self, exponent: float, epsilon: float) -> float:
+        """Returns ``E (1 + e^epsilon) beta``, rounded up.
+
+        Args:
+          exponent: h.
+          epsilon: From 0 to 600.
+        """
+        return self.epochs * (1 + math.exp(epsilon)) * self.replaced(exponent) * _UP
+
+
+def counts(shuffles: Shuffles, exponent: float) -> NDArray[np.float64]:
+    """Returns the probability of hiding among m steps, at index m; sums to 1.
+
+    Args:
+      shuffles: T, n.
+      exponent: h.
+    """
+    steps = shuffles.steps
+    clones = np.arange(1, steps + 1)
+    weights = _binomial(steps - 1, math.exp(-exponent))
+    size, larger = divmod(shuffles.examples, steps)
+    found = np.zeros(steps + 2)
+    if not larger:
+        found[1:-1] = weights
+        return found[:-1]
+    # As floating point numbers, the integers below are exact up to 2^53.
+    whole = (size * clones + 1) // (size + 1)
+    rest = size * clones + 1 - whole * (size + 1)
+    more = np.clip((whole + 1.0) * rest / (size * clones + 1), 0.0, 1.0)
+    np.add.at(found, whole, weights * (1 - more))
+    np.add.at(found, whole + 1, weights * more)
+    return found[:-1]
+
+
+def _binomial(trials: int, probability: float) -> NDArray[np.float64]:
+    """Returns the probabilities of 0 to ``trials`` successes."""
+    k = np.arange(trials + 1.0)
+    log_choose = -np.log1p(trials) - special.betaln(1 + trials - k, 1 + k)
+    failures = special.xlog1py(trials - k, -probability)
+    return np.exp(log_choose + k * math.log(probability) + failures)
+
+
+def _grid(steps: int) -> NDArray[np.int64]:
+    """Returns the m for which R_m is computed."""
+    found = list(range(1, min(steps, 2 * _PER_OCTAVE) + 1))
+    stride = 2
+    while found[-1] + stride <= steps:
+        octave = range(found[-1] + stride, min(2 * found[-1], steps) + 1, stride)
+        found += octave
+        stride *= 2
+    return np.array(found)
+
+
+def hiding(
+    shuffles: Shuffles, exponent: float
+) -> tuple[list[tuple[float, int]], float]:
+    """Returns (probability, m) of a coarser m, and that of an m too small to count.
+
+    Args:
+      shuffles: T, n.
+      exponent: h.
+    """
+    probabilities = counts(shuffles, exponent)
+    grid = _grid(shuffles.steps)
+    below = np.cumsum(probabilities)
+    lowest = int(np.searchsorted(below, _LOWER_TAIL * shuffles.replaced(exponent)))
+    highest = int(np.searchsorted(below, 1 - _UPPER_TAIL))
+    first = max(int(np.searchsorted(grid, lowest, side="right")) - 1, 0)
+    last = max(int(np.searchsorted(grid, highest, side="right")) - 1, first)
+    grid = grid[first : last + 1]
+    weights = np.add.reduceat(probabilities, grid)
+    lost = float(probabilities[: grid[0]].sum()) * (1 + _WEIGHT_ERROR)
+    return list(zip(weights.tolist(), grid.tolist(), strict=True)), lost
+
+
+@functools.lru_cache(maxsize=16)
+def directions(
+    shuffles: Shuffles, exponent: float, num_cells: int
+) -> tuple[Direction, Direction]:
+    """Returns the losses of the public mixture of R_m, removing and adding.
+
+    Args:
+      shuffles: T, n, s.
+      exponent: h.
+      num_cells: Of the grids of likelihood ratios.
+    """
+    parts, lost = hiding(shuffles, exponent)
+    losses = [
+        allocation_loss.directions(shuffles.noise, m, True, num_cells) for _, m in parts
+    ]
+    weights = [weight for weight, _ in parts]
+    remove, add = (
+        _mix(weights, list(side), lost) for side in zip(*losses, strict=True)
+    )
+    return remove, add
+
+
+def _mix(weights: list[float], parts: list[Direction], lost: float) -> Direction:
+    pairs = list(zip(weights, parts, strict=True))
+    infinite = sum(weight * part.infinite_mass for weight, part in pairs)
+    return Direction(
+        masses=np.concatenate([weight * part.masses for weight, part in pairs]),
+        losses=np.concatenate([part.losses for part in parts]),
+        infinite_mass=min(infinite + lost, 1.0),
+        relative_error=max(part.relative_error for part in parts) + _WEIGHT_ERROR,
+    )
+
+
+def applies(shuffles: Shuffles) -> bool:
+    """Returns whether there are steps to hide in, and numerics for them."""
+    return 2 <= shuffles.steps <= MOST_STEPS and shuffles.noise >= _LEAST_NOISE
+
+
+def delta_at(
+    shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int = NUM_CELLS
+) -> float:
+    """Returns the theorem's bound on delta, over both directions.
+
+    Args:
+      shuffles: The run.
+      exponent: h; any gives a valid bound.
+      epsilon: At least 0.
+      num_cells: Of the grids of likelihood ratios.
+    """
+    if epsilon > _LARGEST_EPSILON:
+        return 1.0
+    found = max(
+        allocation_loss.upper_delta(one, shuffles.epochs, epsilon)
+        for one in directions(shuffles, exponent, num_cells)
+    )
+    return min(1.0, found + shuffles.cost(exponent, epsilon))
+
+
+def _parts(
+    shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int
+) -> tuple[float, float]:
+    """Returns about delta of the mixture, and the cost; arguments as for `delta_at`."""
+    both = directions(shuffles, exponent, num_cells)
+    mixture = max(_rough_delta(one, shuffles.epochs, epsilon) for one in both)
+    return max(mixture, 1e-300), shuffles.cost(exponent, epsilon)
+
+
+@functools.lru_cache(maxsize=256)
+def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> float:
+    """Returns the h from which the mixture, which grows, exceeds the cost."""
+
+    def excess(h: float) -> float:
+        mixture, cost = _parts(shuffles, h, epsilon, COARSE_CELLS)
+        return log_ratio(cost, mixture)
+
+    guess = (8 + math.sqrt(2 * epsilon) + 0.5 / shuffles.noise) / shuffles.noise
+    found = threshold(excess, guess, relative=1e-2, stride=1.1, most=_MOST_EXPONENT)
+    return found[1]
+
+
+@functools.lru_cache(maxsize=256)
+def best_exponent(
+    shuffles: Shuffles, epsilon: float, num_cells: int
+) -> tuple[float, float]:
+    """Returns an h at which delta is about least, and about that delta: a choice.
+
+    Args:
+      shuffles: The run.
+      epsilon: From 0 to 600.
+      num_cells: Of the grids of likelihood ratios.
+    """
+    middle = _balanced_exponent(shuffles, epsilon)
+    if not 0 < middle <= _MOST_EXPONENT:
+        return _MOST_EXPONENT, 1.0
+    found = optimize.minimize_scalar(
+        lambda h: math.log(sum(_parts(shuffles, h, epsilon, num_cells))),
+        bounds=(0.97 * middle, 1.1 * middle),
+        method="bounded",
+        options={"xatol": 5e-4 * middle},
+    )
+    return float(found.x), min(math.exp(found.fun), 1.0)
+
+
+def _rough_delta(direction: Direction, epochs: int, epsilon: float) -> float:
+    if epochs == 1:
+        return direction.delta(epsilon) + direction.infinite_mass
+    loss = privacy_profile.Atoms(direction.masses, direction.losses)
+    rough = math.exp(privacy_profile.approximate_log_tail(loss, epochs, epsilon))
+    return rough + epochs * direction.infinite_mass
+
+
+def delta(shuffles: Shuffles, epsilon: float) -> float:
+    """Returns the theorem's bound on delta at the best h that was found.
+
+    Args:
+      shuffles: The run.
+      epsilon: At least 0.
+    """
+    if epsilon > _LARGEST_EPSILON:
+        return 1.0
+    exponent, _ = best_exponent(shuffles, epsilon, NUM_CELLS)
+    return delta_at(shuffles, exponent, epsilon)
+
+
+def epsilon(shuffles: Shuffles, delta: float, most: float) -> float:
+    """Returns the theorem's bound on epsilon at the best h that was found.
+
+    Args:
+      shuffles: The run.
+      delta: In (0, 1).
+      most: A bound that is known already; infinity is returned if it is not beaten.
+    """
+    if most > _LARGEST_EPSILON:
+        return math.inf
+
+    def excess(point: float) -> float:
+        return log_ratio(best_exponent(shuffles, point, COARSE_CELLS)[1], delta)
+
+    if excess(most) > 0:
+        return math.inf
+    rough = threshold(excess, most, relative=2e-3, stride=1.2, most=most)[1]
+    exponent, _ = best_exponent(shuffles, rough, NUM_CELLS)
+    return threshold(
+        lambda point: log_ratio(delta_at(shuffles, exponent, point), delta),
+        max(rough, 1e-6),
+        relative=1e-6,
+        stride=1.002,
+        most=2 * most + 1,
+    )[1]
+
+
+def noise_multiplier(shuffles: Shuffles, epsilon: float, delta: float) -> float:
+    """Returns a noise multiplier at which the theorem proves the target.
+
+    Args:
+      shuffles: The run; its noise is where the search starts.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
+
+    def found(noise: float, num_cells: float) -> float:
+        run = dataclasses.replace(shuffles, noise=noise)
+        if not applies(run):
+            return 1.0
+        exponent, rough = best_exponent(run, epsilon, int(num_cells))
+        if num_cells == COARSE_CELLS:
+            return rough
+        return delta_at(run, exponent, epsilon)
+
+    if epsilon > _LARGEST_EPSILON:
+        return math.inf
+    return smallest_noise_in_two(
+        found,
+        target=delta,
+        guess=shuffles.noise,
+        coarse=COARSE_CELLS,
+        fine=NUM_CELLS,
+    )
