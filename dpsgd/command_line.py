@@ -6,8 +6,10 @@ dpsgd plan | synth | schema | prepare | batches | verify | train | predict
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 import click
@@ -90,6 +92,23 @@ class LazyGroup(click.Group):
         module, name = COMMANDS[cmd_name][0].split(":")
         return getattr(importlib.import_module(module), name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds a command, or says which one is nearly written so.
+
+        Args:
+          ctx: Of the group.
+          args: The command and its arguments.
+
+        Raises:
+          click.UsageError: there is no such command.
+        """
+        name = args[0]
+        if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        raise click.UsageError(f"No such command {name!r}.{_meant(name, COMMANDS)}")
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
@@ -125,11 +144,16 @@ def main() -> None:
     try:
         with stoppable():
             # The name alone shows what there is.
-            sys.exit(cli(sys.argv[1:] or ["--help"], standalone_mode=False))
+            # The name is what completion goes by, also of `python -m dpsgd`.
+            given = sys.argv[1:] or ["--help"]
+            sys.exit(cli(given, prog_name="dpsgd", standalone_mode=False))
     except StoppedError as error:
         _fail(str(error), error.exit_status)
     except InputError as error:
         _fail(str(error), 2)
+    except click.NoSuchOption as error:
+        meant = _meant(error.option_name, error.possibilities or ())
+        _fail(f"No such option {error.option_name!r}.{meant} See --help.", 2)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See --help.", error.exit_code)
     except (click.Abort, KeyboardInterrupt):  # before there was a handler
@@ -144,6 +168,15 @@ def main() -> None:
             "needs. Run: pip install 'dpsgd[train]'",
             2,
         )
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """Returns a question for the one of ``names`` that is most like ``name``."""
+    # Without the dashes, which all options share.
+    bare = {other.lstrip("-"): other for other in names}
+    spelled = name.lower().replace("_", "-").lstrip("-")
+    close = difflib.get_close_matches(spelled, bare, n=1)
+    return f" Did you mean {bare[close[0]]!r}?" if close else ""
 
 
 def _system_error(error: OSError) -> str:

@@ -6,6 +6,10 @@ Public values only.
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import sys
+import textwrap
 from typing import Any
 
 import click
@@ -44,6 +48,39 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     for name, value in fields.items():
         table.add_row(name.replace("_", " "), _for_people(name, value))
     Console().print(table)
+
+
+def wrapped(text: str) -> str:
+    """Returns lines as a terminal shows them: broken between words, and indented.
+
+    Other outputs, such as files, get the lines as they are.
+    """
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(wrap(line, width) for line in text.split("\n"))
+
+
+def wrap(line: str, width: int) -> str:
+    """Returns a line broken between words, below its text: after a bullet or a name.
+
+    Args:
+      line: One line.
+      width: Characters of a line that is returned, unless a word is longer.
+
+    Example:
+      >>> print(wrap("  unit    one example of many", 22))
+        unit    one example
+                of many
+    """
+    lead = re.match(r" *(- |\S+ {2,})?", line)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * len(lead.group()) if lead else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _for_people(name: str, value: Any) -> str:

@@ -383,6 +383,12 @@ TRAIN = [
     number("--warmup-steps", "-1", "warmup_steps=-1 >= 0", "0"),
     number("--final-learning-rate-fraction", "0", "fraction=0.0 > 0", "1"),
     row("--model nosuch", "Give --model as module:function", "- --model"),
+    row("--model nosuch:f", "there is no module 'nosuch'", "- --model"),
+    row("--loss nosuch:f", "there is no module 'nosuch'", "- --loss"),
+    row("--metric own:f", "own.py has none of that name", "- --metric"),
+    number("--eval", "table.csv", "table.csv to be an intact Parquet", "data/test"),
+    row("--batchs batches", "Did you mean '--batches'?", "- --batchs"),
+    row("--l2_norm_clip 1", "Did you mean '--l2-norm-clip'?", "- --l2_norm_clip"),
     number("--loss", "nosuch", "loss='nosuch' to be one of", "binary_crossentropy"),
     row("--metric nosuch", "Give --metric as module:function", "- --metric"),
     number("--embedding-dim", "0", "embedding_dim=0 >= 1", "1"),
@@ -610,6 +616,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         assert result.exit_code == 0, result.output
     _write_run(root / "run", read_manifest(root / "batches"))
     (root / "list.json").write_text("[1]")
+    (root / "own.py").write_text("")
     (root / "wrong.json").write_text('{"C99": ["a"]}')
     (root / "table.csv").write_text("age,income\n39,1\n40,0\nx,1\n")
     label = 'version = 1\n[columns.income]\nkind = "label"\ntask = "binary"\n'
@@ -746,8 +753,11 @@ def test_a_wrong_call_is_one_line_whose_remedy_works(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["nosuch"], "No such command 'nosuch'"),
-        (["--nosuch"], "No such option '--nosuch'"),
+        (["nosuch"], "No such command 'nosuch'. See --help."),
+        (["--nosuch"], "No such option '--nosuch'. See --help."),
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["Train"], "No such command 'Train'. Did you mean 'train'?"),
+        (["--verson"], "No such option '--verson'. Did you mean '--version'?"),
     ],
 )
 def test_a_command_that_is_none_is_one_line(

@@ -11,6 +11,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.validation import InputError
+from pipelines.cli.console import wrapped
 from trainer.cli import aggregation_commands, method_flags, plan_flags
 from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
@@ -56,9 +57,10 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 @click.option(
     "--eval",
     "held_out",
-    type=_FOLDER,
+    type=click.Path(path_type=Path),
     required=True,
-    help="Held-out examples: a split that `dpsgd prepare` wrote.  None of them may be "
+    help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
+    "columns of the batches, such as a split of `dpsgd prepare`.  None may be "
     "among the training examples: their metrics are public, and not protected.  Files "
     "that were sampled from are refused; training rows in other files are not noticed.",
 )
@@ -112,14 +114,17 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "--model",
     default="criteo",
     show_default=True,
-    help="Or module:function, which takes the manifest and returns a Keras model.",
+    help="Default: made from the schema of any prepared table.  Or module:function, "
+    "which takes the manifest and returns a Keras model (of tf_keras, not keras) whose "
+    "inputs are named as columns of the batches.",
 )
 @click.option(
     "--loss",
     default=TrainSettings.loss,
     show_default=True,
-    help=f"By its Keras name: {', '.join(LOSSES)}; cross-entropies take logits.  Or "
-    "module:function (labels, outputs -> one number per example).",
+    help=f"By its Keras name: {', '.join(LOSSES)}; cross-entropies take logits, "
+    "of which the model returns one, or one per class.  Labels are the column "
+    "`label`.  Or module:function (labels, outputs -> one number per example).",
 )
 @click.option(
     "--metric",
@@ -172,6 +177,12 @@ def train_command(**flags: Any) -> None:
     A run that was interrupted goes on when the same command is given again.
 
     \b
+    A model of your own (--model my_model:linear) is Keras 2, of the package tf_keras:
+      def linear(manifest):                           # in my_model.py, here
+          x = tf_keras.Input((13,), name="integers")  # as the column of the batches
+          return tf_keras.Model(x, tf_keras.layers.Dense(1)(x))  # a logit of `label`
+
+    \b
     Examples, of DP-SGD and of ModelMix:
       dpsgd train --batches batches --eval data/test --out run \\
           --epsilon 3 --delta 1e-7 --l2-norm-clip 10
@@ -197,7 +208,7 @@ def train_command(**flags: Any) -> None:
         click.echo(json.dumps(summary.to_json(), indent=2))
         return
     click.echo(aggregation_commands.metrics_text(summary.metrics))
-    click.echo(summary.text.rstrip("\n"))
+    click.echo(wrapped(summary.text.rstrip("\n")))
     click.echo(f"results in {summary.run}")
 
 
@@ -261,4 +272,4 @@ def account(run: Path | None, as_json: bool, cross_check: bool, **flags: Any) ->
         fields, text = account_body.of_plan(flags, cross_check=cross_check)
     else:
         fields, text = account_body.of_run(run, flags, cross_check=cross_check)
-    click.echo(json.dumps(fields, indent=2) if as_json else text)
+    click.echo(json.dumps(fields, indent=2) if as_json else wrapped(text))

@@ -26,7 +26,8 @@ _OPTIONS = (
         "--input", "source", required=True, help="Folder of training Parquet."
     ),
     click.option(
-        "--eval", "held_out", type=_FOLDER, required=True, help="Held-out split."
+        "--eval", "held_out", type=click.Path(path_type=pathlib.Path), required=True,
+        help="Held-out Parquet: a folder, a file or a quoted glob, as the test split.",
     ),
     click.option(
         "--out", type=_FOLDER, required=True, help="New, or of what was stopped."

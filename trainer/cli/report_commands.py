@@ -35,7 +35,7 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
     help="Show the comparison that the run is of: a folder of `dpsgd compare`.",
 )
 @shared_options.delta("Default: the one the run was for.")
-@plan_flags.noise_key_file("If it is not in the run: then the record is verified, too.")
+@plan_flags.noise_key_file("If it is not in the run: the record is then verified.")
 @shared_options.as_json
 def report(
     run: pathlib.Path,

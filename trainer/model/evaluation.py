@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,6 +203,13 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
     """Returns the number of rows of a file that has the columns of ``manifest``."""
     with _one_line_errors(path), pq.ParquetFile(path) as file:
         schema, num_rows = file.schema_arrow, file.metadata.num_rows
+    missing = [c.name for c in manifest.columns if c.name not in schema.names]
+    if missing:
+        raise InputError(
+            f"Expected {_columns(missing)} of the batches in {path}; it has "
+            f"{', '.join(schema.names)}. Give the test split of the same `dpsgd "
+            "prepare`."
+        )
     for column in manifest.columns:
         _check_column(path, schema, column)
     found = _description(schema)
@@ -212,6 +219,10 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"column{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def _files(
@@ -257,7 +268,7 @@ def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         raise InputError(
             f"Expected {path} to be an intact Parquet file: {type(error).__name__}. "
-            "Restore it, or drop it."
+            "Restore it, or give a split of `dpsgd prepare`, which makes it from text."
         ) from None
 
 
@@ -269,10 +280,8 @@ def _description(schema: pa.Schema) -> Any:
 
 
 def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None:
-    index = schema.get_field_index(column.name)
-    if index < 0:
-        raise InputError(f"Expected column {column.name} in {path}.")
-    kind, shape = schema.field(index).type, []
+    found = schema.field(column.name).type
+    kind, shape = found, []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
@@ -281,7 +290,7 @@ def _check_column(path: pathlib.Path, schema: pa.Schema, column: Column) -> None
     if tuple(shape) != column.shape or not (kind == wanted or boolean):
         raise InputError(
             f"Expected column {column.name} of {path} to be {column.dtype} of shape "
-            f"{column.shape}, as in the batches; it is {schema.field(index).type}."
+            f"{column.shape}, as in the batches; it is {found}."
         )
 
 

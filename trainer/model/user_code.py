@@ -34,12 +34,13 @@ def check_name(spec: str, option: str) -> tuple[str, str]:
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
         raise InputError(
-            f"Expected {option}={spec!r} to name a function. {_remedy(option)}"
+            f"Expected {option}={spec!r} to name a function. {remedy_of(option)}"
         )
     return module_name, name
 
 
-def _remedy(option: str) -> str:
+def remedy_of(option: str) -> str:
+    """Returns how a function of one's own is given by ``--option``."""
     return f"Give --{option} as module:function, importable from the current folder."
 
 
@@ -54,7 +55,7 @@ def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
       InputError: no such module or function, or the module raises.
     """
     module_name, name = check_name(spec, option)
-    what, remedy = f"{option}={spec!r}", _remedy(option)
+    what, remedy = f"{option}={spec!r}", remedy_of(option)
     import_from_here()
     with one_line_errors(what):
         try:

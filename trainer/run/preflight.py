@@ -33,7 +33,7 @@ from pipelines.files.folders import check_folder
 from pipelines.sampling.keys import read_key_file
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
-from trainer.run import origin, privacy
+from trainer.run import origin, privacy, user_sources
 from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
@@ -75,6 +75,7 @@ def check(request: Request) -> Checked:
     """
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
+    _check_functions(request.settings)
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
@@ -110,12 +111,21 @@ def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
         theorem.check_plan(manifest.plan)
 
 
+def _check_functions(settings: TrainSettings) -> None:
+    """Accepts functions of the user's own whose modules are there."""
+    for option in ("model", "loss", "metric", "optimizer"):
+        spec = getattr(settings, option)
+        if spec and ":" in spec:
+            user_sources.check_function(spec, option)
+
+
 def _check_columns(manifest: Manifest, task: str) -> None:
     shapes = {column.name: column.shape for column in manifest.columns}
     if task != OTHER and LABEL not in shapes:
         raise InputError(
-            f"Expected a column {LABEL!r} in the batches, which is what is predicted. "
-            "Rename it in the input."
+            f"Expected a column {LABEL!r} in the batches, which is what is predicted; "
+            f"they have {', '.join(sorted(shapes))}. Rename one in the input, or let "
+            "`dpsgd schema TABLE --label COLUMN` write a schema that does."
         )
     if task == BINARY and shapes[LABEL] != ():
         raise InputError(

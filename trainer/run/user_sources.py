@@ -6,6 +6,8 @@ Formal guarantees:
     ``import_module`` of a literal name.  It follows the source and runs none of it.
   - It leaves out the standard library, installed packages and this project, which
     ``origin`` covers by their versions.
+  - ``check_function`` refuses a module that is not there, and one whose source does not
+    parse or has no such word; it imports nothing.
   - ``changed`` names every file of ``digests`` whose bytes differ now, or that is gone.
 
 What code imports under a computed name, or reads, is not covered; ``graph_digest``
@@ -24,8 +26,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.model.user_code import import_from_here, is_users_file
+from trainer.model.user_code import (
+    check_name,
+    import_from_here,
+    is_users_file,
+    one_line_errors,
+    remedy_of,
+)
 
+#: With these a module may have names that its source does not show.
+_BINDS_UNSEEN = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 _IMPORTERS = ("import_module", "__import__")
 
 
@@ -64,6 +74,48 @@ def _digest(name: str) -> str | None:
         return file and hashlib.sha256(_read(name, file)).hexdigest()
     except InputError:
         return None
+
+
+def check_function(spec: str, option: str) -> None:
+    """Accepts ``module:function`` whose module is found and speaks of the function.
+
+    Looks at the source and runs none of it, so that a wrong name is found before
+    TensorFlow loads; ``load_function`` says the rest.
+
+    Args:
+      spec: What the user wrote.
+      option: Name of the flag.
+
+    Raises:
+      InputError: no such module, one that is not Python, or the name is not in it.
+    """
+    name, function = check_name(spec, option)
+    import_from_here()
+    if name in sys.modules:
+        return
+    what, remedy = f"{option}={spec!r}", remedy_of(option)
+    found = _spec(name)
+    if found is None:
+        raise InputError(
+            f"Expected {what} to be importable; there is no module {name!r}. {remedy}"
+        )
+    file = file_of(name)
+    if file is None or not file.endswith(".py"):
+        return
+    with one_line_errors(what):
+        words = _words(ast.parse(_read(name, file), file))
+    if function not in words and not words & _BINDS_UNSEEN:
+        raise InputError(
+            f"Expected {what} to name a function; {file} has none of that name. "
+            f"{remedy}"
+        )
+
+
+def _words(tree: ast.AST) -> set[str]:
+    """Returns every name that a source binds, uses or imports."""
+    fields = ("name", "id", "asname", "attr")
+    found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
+    return {word for word in found if isinstance(word, str)}
 
 
 def file_of(name: str) -> str | None:

@@ -129,6 +129,7 @@ def _rewrite(folder: pathlib.Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda t: t.drop_columns(["label"]), "column label"),
+        (lambda t: t.drop_columns(["label", t.column_names[-1]]), "columns "),
         (lambda t: t.set_column(0, "label", t["label"].cast(pa.int16())), "int8"),
         (lambda t: t.replace_schema_metadata({}), "description differs"),
         (lambda t: t.slice(0, 0), "has none"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from accounting.validation import InputError
-from trainer.run.user_sources import changed, digests
+from trainer.run.user_sources import changed, check_function, digests
 
 Write = Callable[..., None]
 
@@ -119,3 +119,38 @@ def test_a_file_that_cannot_be_read_is_refused(
     )
     with pytest.raises(InputError, match=r"one\.py to be readable"):
         digests(["one"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("nosuch:f", "there is no module 'nosuch'"),
+        ("one.nosuch:f", r"there is no module 'one\.nosuch'"),
+        ("one:f", r"one\.py has none of that name"),
+        ("broken:f", "SyntaxError"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(
+    spec: str, says: str, write: Write
+) -> None:
+    write(one="def g(): 'f'", broken="def f(")
+    with pytest.raises(InputError, match=says):
+        check_function(spec, "model")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): 1 / 0",
+        "f = 1 / 0",
+        "from other import f",
+        "from other import g as f",
+        "from other import *",
+        "def __getattr__(name): pass",
+        "globals()['f'] = 1",
+    ],
+)
+def test_a_function_that_may_be_there_is_not_refused(source: str, write: Write) -> None:
+    write(one=source)
+    check_function("one:f", "model")
+    check_function("json:nosuch", "model")  # is imported: what it has, loading says
