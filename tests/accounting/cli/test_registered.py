@@ -27,7 +27,7 @@ def test_a_sampler_from_outside_is_a_choice_of_the_commands(
         assert f"'{NAME}' is not one of 'deterministic'" in refused.output
         assert refused.exit_code == 2
     monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
-    sampler_registry.register(NAME, RULES, lambda: WHOLE)
+    sampler_registry.register(NAME, RULES, WHOLE)
     assert f"|{NAME}]" in run(account, ["--help"]).output
     said = run(account, [*ASKED, "--num-steps=2", "--noise-multiplier=2", "--json"])
     fields = json.loads(said.output)
