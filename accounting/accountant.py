@@ -50,13 +50,17 @@ def samplers() -> tuple[str, ...]:
     return sampler_registry.names()
 
 
-def _sampler(plan: DpSgdPlan, relation: str) -> sampler_registry.Sampler:
+def _sampler(
+    plan: DpSgdPlan, relation: str, max_examples_per_user: int = 1
+) -> sampler_registry.Sampler:
     check_int("num_steps", plan.num_steps, at_most=MOST_STEPS)
-    return brought(plan.sampler, relation)
+    return brought(plan.sampler, relation, max_examples_per_user)
 
 
-def _lower_bound(plan: DpSgdPlan, relation: str) -> sampler_registry.LowerBound:
-    found = brought(plan.sampler, relation).lower_bound
+def _lower_bound(
+    plan: DpSgdPlan, sampler: sampler_registry.Sampler
+) -> sampler_registry.LowerBound:
+    found = sampler.lower_bound
     if found is None:
         sampler_registry.refuse(
             plan.sampler, "a lower bound", "Ask for the upper one: both=False."
@@ -87,6 +91,7 @@ def epsilon(
     delta: float,
     both: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> Bounds:
     """Returns bounds on epsilon at ``delta``.
 
@@ -97,17 +102,18 @@ def epsilon(
       both: Also compute a lower bound where it takes seconds, as for Poisson and
         truncated Poisson; it shows the slack of the upper one.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
     """
-    sampler = _sampler(plan, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_delta(delta)
     result = sampler.epsilon(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    bound = _lower_bound(plan, neighboring_relation)
+    bound = _lower_bound(plan, sampler)
     lower = lower_epsilon(
         lambda point: bound.delta(plan, noise, point), result.guarantee, target
     )
@@ -121,6 +127,7 @@ def delta(
     epsilon: float,
     both: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> Bounds:
     """Returns bounds on delta at ``epsilon``; a point of the privacy profile.
 
@@ -130,17 +137,18 @@ def delta(
       epsilon: At least 0.
       both: Also compute a lower bound, as for `epsilon`.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
     """
-    sampler = _sampler(plan, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
     noise = check_noise_multiplier(noise_multiplier)
     target = check_epsilon(epsilon)
     result = sampler.delta(plan, noise, target)
     if not both or result.lower is not None:
         return result
-    bound = _lower_bound(plan, neighboring_relation)
+    bound = _lower_bound(plan, sampler)
     lower = below(bound.delta(plan, noise, target), result.guarantee)
     return dataclasses.replace(result, lower=lower, lower_method=bound.method)
 
@@ -244,6 +252,7 @@ def noise_multiplier(
     epsilon: float,
     delta: float,
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> NoiseBounds:
     """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
 
@@ -255,12 +264,13 @@ def noise_multiplier(
       epsilon: Target, at least 0.
       delta: Target, in (0, 1).
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
     Raises:
       InputError: a value out of range, a relation that is not accounted for, or a
         target that no noise meets.
     """
-    sampler = _sampler(plan, neighboring_relation)
+    sampler = _sampler(plan, neighboring_relation, max_examples_per_user)
     check_epsilon(epsilon)
     check_delta(delta)
     result = _verified(sampler, plan, float(epsilon), float(delta))

@@ -17,7 +17,7 @@ other relations; see `budget.user_epsilon`.
 from __future__ import annotations
 
 from accounting import sampler_registry
-from accounting.validation import InputError, check_choice
+from accounting.validation import InputError, check_choice, check_int
 
 REPLACE_SPECIAL = "REPLACE_SPECIAL"
 ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
@@ -41,9 +41,17 @@ TEXTS = {
     ),
     REPLACE_ONE: "replace-one: one example is replaced by any other",
 }
+#: The first of them, of a user.
+ZERO_OUT_OF_USER = (
+    "zero-out: all examples of one user are replaced by ghosts that keep their slots "
+    "and contribute zero"
+)
 #: What a sampler's wording says under replace-one.
 SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
 
+#: More are left to group privacy: the loss is a sum of as many terms.
+MOST_EXAMPLES_PER_USER = 50
+_GROUP = "budget.user_epsilon applies group privacy under zero-out."
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; as a group of two under "
     "zero-out, user_epsilon with max_examples_per_user=2 bounds it"
@@ -62,13 +70,21 @@ def _reason(sampler: str, neighboring_relation: str) -> str | None:
     return "its bounds are not proven under this relation"
 
 
-def is_supported(sampler: str, neighboring_relation: str) -> bool:
+def is_supported(
+    sampler: str, neighboring_relation: str, max_examples_per_user: int = 1
+) -> bool:
     """Whether a sampler is accounted for under a relation.
 
     Args:
       sampler: A registered one.
       neighboring_relation: One of ``RELATIONS``.
+      max_examples_per_user: k, at least 1.
     """
+    if max_examples_per_user > 1 and (
+        neighboring_relation != REPLACE_SPECIAL
+        or sampler_registry.get(sampler).users is None
+    ):
+        return False
     return _reason(sampler, neighboring_relation) is None
 
 
@@ -96,17 +112,34 @@ def check_relation(sampler: str, neighboring_relation: str) -> str:
 
 
 def brought(
-    sampler: str, neighboring_relation: str = REPLACE_SPECIAL
+    sampler: str,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> sampler_registry.Sampler:
     """Returns what ``sampler`` brings under a relation.
 
     Args:
       sampler: A registered one.
       neighboring_relation: One of ``RELATIONS``.
+      max_examples_per_user: k, at least 1; above 1 the unit is a user.
 
     Raises:
-      InputError: it is not accounted for under it.
+      InputError: it is not accounted for under it, or for users.
     """
     check_relation(sampler, neighboring_relation)
+    count = check_int(
+        "max_examples_per_user",
+        max_examples_per_user,
+        at_least=1,
+        at_most=MOST_EXAMPLES_PER_USER,
+        remedy=_GROUP,
+    )
     found = sampler_registry.get(sampler)
+    if count > 1:
+        if neighboring_relation != REPLACE_SPECIAL or found.users is None:
+            raise InputError(
+                f"Expected max_examples_per_user={count} to be 1 for sampler="
+                f"{sampler!r}, neighboring_relation={neighboring_relation!r}. {_GROUP}"
+            )
+        return found.users(count)
     return found.under.get(neighboring_relation, found)

@@ -152,6 +152,8 @@ class Sampler:
       relations: The neighbouring relations under which the bounds are proven.
       refusals: Why other relations are refused, by relation.
       under: What is brought instead under some of ``relations``.
+      users: k -> what is brought for all examples of a user, of which there are at most
+        k, under zero-out.
       delta_by_direction: Bounds on delta when an example is removed, and added.
       lower_bound: For bounds that come without a lower one.
       guarantee_of: The sampler whose guarantee this one has, where no better one is
@@ -172,6 +174,7 @@ class Sampler:
     relations: tuple[str, ...]
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
     under: Mapping[str, Sampler] = dataclasses.field(default_factory=dict)
+    users: Callable[[int], Sampler] | None = None
     delta_by_direction: Callable[[DpSgdPlan, float, float], ByDirection] | None = None
     lower_bound: LowerBound | None = None
     guarantee_of: str | None = None

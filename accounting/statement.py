@@ -49,9 +49,13 @@ NOT_COVERED = (
 
 
 def _wording(
-    plan: DpSgdPlan, neighboring_relation: str = REPLACE_SPECIAL
+    plan: DpSgdPlan,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> sampler_registry.Wording:
-    wording = relations.brought(plan.sampler, neighboring_relation).wording
+    wording = relations.brought(
+        plan.sampler, neighboring_relation, max_examples_per_user
+    ).wording
     if wording is None:
         sampler_registry.refuse(
             plan.sampler,
@@ -77,6 +81,7 @@ class PrivacyStatement:
       learned_before: What was learned from the examples before training, without
         privacy.
       neighboring_relation: Of the claim, one of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
     """
 
     plan: DpSgdPlan
@@ -88,16 +93,31 @@ class PrivacyStatement:
     theorem: Theorem | None = None
     learned_before: tuple[str, ...] = ()
     neighboring_relation: str = REPLACE_SPECIAL
+    max_examples_per_user: int = 1
 
     @property
     def relation_text(self) -> str:
         """Which data sets are neighbours, and what the number of examples must be."""
         number = self._wording.num_examples
-        return f"{relations.TEXTS[self.neighboring_relation]}; {number}"
+        text = relations.TEXTS[self.neighboring_relation]
+        if self.max_examples_per_user > 1:
+            text = relations.ZERO_OUT_OF_USER
+        return f"{text}; {number}"
+
+    @property
+    def privacy_unit(self) -> str:
+        """Whose presence is hidden."""
+        if self.max_examples_per_user == 1:
+            return "one example"
+        return (
+            f"one user, who must have at most {self.max_examples_per_user} examples: "
+            "drop the others before batches are made"
+        )
 
     @property
     def _wording(self) -> sampler_registry.Wording:
-        return _wording(self.plan, self.neighboring_relation)
+        relation, count = self.neighboring_relation, self.max_examples_per_user
+        return _wording(self.plan, relation, count)
 
     @property
     def is_guarantee(self) -> bool:
@@ -146,7 +166,8 @@ class PrivacyStatement:
             return (
                 f"The released model is ({_up(self.epsilon.guarantee)}, "
                 f"{self.delta!r})-differentially private under the "
-                f"{relations.NAMES[self.neighboring_relation]} relation, {self._bound}."
+                f"{relations.NAMES[self.neighboring_relation]} relation"
+                f"{self._for_users}, {self._bound}."
                 + (f" {weakness}" if weakness else "")
             )
         if self.epsilon.upper is None:
@@ -158,6 +179,11 @@ class PrivacyStatement:
         return (
             f"No guarantee is claimed: no finite epsilon is proven at {self.delta!r}."
         )
+
+    @property
+    def _for_users(self) -> str:
+        count = self.max_examples_per_user
+        return "" if count == 1 else f" for users with at most {count} examples"
 
     @property
     def _bound(self) -> str:
@@ -182,7 +208,7 @@ class PrivacyStatement:
             "lower_bound_theorem": self.epsilon.lower_method,
             "neighboring_relation": self.neighboring_relation,
             "neighboring_relation_text": self.relation_text,
-            "privacy_unit": "one example",
+            "privacy_unit": self.privacy_unit,
             "mechanism": self.mechanism,
             "sampling": self._wording.sampling,
             "plan": self.plan.to_json(),
@@ -253,6 +279,7 @@ def privacy_statement(
     theorem: Theorem | None = None,
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -268,12 +295,15 @@ def privacy_statement(
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       neighboring_relation: One of `neighboring_relation.RELATIONS`; a theorem is for
         zero-out alone.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
       InputError: a value out of range, two clip norms, a relation that is not accounted
         for, or a sampler without wording.
     """
-    _wording(plan, neighboring_relation)  # before epsilon is computed
+    _wording(
+        plan, neighboring_relation, max_examples_per_user
+    )  # before epsilon is computed
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
@@ -283,6 +313,11 @@ def privacy_statement(
             f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
             f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
         )
+    if theorem is not None and max_examples_per_user > 1:
+        raise InputError(
+            f"Expected max_examples_per_user={max_examples_per_user} to be 1 for "
+            f"{theorem.name}: its theorem is proven for one example. Omit it."
+        )
     if theorem is not None and neighboring_relation != REPLACE_SPECIAL:
         raise InputError(
             f"Expected neighboring_relation={neighboring_relation!r} to be "
@@ -290,7 +325,11 @@ def privacy_statement(
             "zero-out. Omit the relation."
         )
     bound = (
-        functools.partial(accountant.epsilon, neighboring_relation=neighboring_relation)
+        functools.partial(
+            accountant.epsilon,
+            neighboring_relation=neighboring_relation,
+            max_examples_per_user=max_examples_per_user,
+        )
         if theorem is None
         else theorem.epsilon
     )
@@ -303,4 +342,5 @@ def privacy_statement(
         gradients=gradients,
         theorem=theorem,
         neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
     )

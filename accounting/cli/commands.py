@@ -26,6 +26,9 @@ from accounting.cli import registered, shared_options
     default=neighboring_relation.REPLACE_SPECIAL,
     show_default=True,
 )
+@shared_options.max_examples_per_user(
+    "Answer for users with at most so many examples.", default=1, show_default=True
+)
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step, or the least that costs nothing."
 )

@@ -52,7 +52,9 @@ def _supported(question: Question, samplers: tuple[str, ...]) -> tuple[str, ...]
     supported = [
         name
         for name in samplers
-        if neighboring_relation.is_supported(name, relation)
+        if neighboring_relation.is_supported(
+            name, relation, question.max_examples_per_user
+        )
         and (whole or not plans.goes_through_epochs(name))
     ]
     # If there are none, the first says why not.
@@ -118,6 +120,7 @@ def _question(flags: dict[str, Any]) -> Question:
         noise_multiplier=flags["noise_multiplier"],
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
+        max_examples_per_user=flags["max_examples_per_user"],
     )
 
 

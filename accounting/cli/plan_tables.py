@@ -42,11 +42,17 @@ def print_table(question: Question, rows: list[Answer]) -> None:
         table.add_row(*_cells(row))
     click.echo(
         f"{target}, delta={question.delta!r}, "
-        f"{neighboring_relation.NAMES[question.neighboring_relation]} relation\n"
+        f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
+        f"{_of_users(question)}\n"
         f"n={question.num_examples:,} examples, b={question.expected_batch_size:,} "
         f"per step, T={question.num_steps:,} steps, {question.num_epochs:,} epoch(s)"
     )
     Console().print(table)
+
+
+def _of_users(question: Question) -> str:
+    count = question.max_examples_per_user
+    return "" if count == 1 else f", users with at most {count} examples"
 
 
 def _cells(row: Answer) -> list[str]:

@@ -61,6 +61,7 @@ relation = _declared(
     "--relation",
     type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),
 )
+max_examples_per_user = _declared("--max-examples-per-user", type=int)
 plot = _declared("--plot", type=click.Path(path_type=Path))
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="JSON on standard output."

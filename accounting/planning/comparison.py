@@ -26,6 +26,7 @@ class Question:
       delta: Of the target.
       truncated_batch_size: For samplers with a cap; None for the least that is safe.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
     """
 
     num_examples: int
@@ -37,6 +38,7 @@ class Question:
     noise_multiplier: float | None = None
     truncated_batch_size: int | None = None
     neighboring_relation: str = REPLACE_SPECIAL
+    max_examples_per_user: int = 1
 
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, with the smallest safe cap if none is given.
@@ -76,6 +78,7 @@ class Question:
             self.plan(accountant.truncation_of(sampler).untruncated),
             noise_multiplier=self.noise_multiplier,
             delta=self.delta,
+            max_examples_per_user=self.max_examples_per_user,
         )
         return min(untruncated.guarantee, LARGEST_DESIGN_EPSILON)
 
@@ -127,6 +130,7 @@ def answer(question: Question, sampler: str) -> Answer:
             epsilon=question.epsilon,
             delta=question.delta,
             neighboring_relation=relation,
+            max_examples_per_user=question.max_examples_per_user,
         )
         return Answer(plan=plan, noise_multiplier=noise, epsilon=None)
     if question.noise_multiplier is None:
@@ -136,6 +140,7 @@ def answer(question: Question, sampler: str) -> Answer:
         noise_multiplier=question.noise_multiplier,
         delta=question.delta,
         neighboring_relation=relation,
+        max_examples_per_user=question.max_examples_per_user,
     )
     return Answer(plan=plan, noise_multiplier=None, epsilon=epsilon)
 

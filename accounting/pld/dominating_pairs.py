@@ -16,6 +16,7 @@ References:
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 
@@ -30,8 +31,61 @@ _NUM_NODES = 4
 _PANEL_WIDTH = 0.05
 
 
+class MonotonePair(abc.ABC):
+    """A pair (P, Q) of distributions on the line whose loss increases.
+
+    Attributes:
+      noise_multiplier: ``s``, the deviation of every Gaussian in it.
+    """
+
+    noise_multiplier: float
+
+    @abc.abstractmethod
+    def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the loss at x; increasing in x."""
+
+    @abc.abstractmethod
+    def inverse_loss(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the x with that loss; -inf or inf outside its range."""
+
+    @abc.abstractmethod
+    def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the density of P."""
+
+    @abc.abstractmethod
+    def support(self, tail_mass: float) -> tuple[float, float]:
+        """Returns an interval that P leaves with at most ``tail_mass`` on each side."""
+
+    @abc.abstractmethod
+    def upper_tails(self, low: float, high: float) -> tuple[float, float]:
+        """Returns ``P(x < low)`` and ``P(x > high)``.
+
+        Args:
+          low: Lower end, in clip norms.
+          high: Upper end, in clip norms.
+        """
+
+    def atoms(
+        self, edges: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns masses under P, and losses, of quadrature nodes between ``edges``.
+
+        ``edges`` are increasing; the panels between them are cut further wherever they
+        are too wide for the quadrature.
+        """
+        low, high = edges[0], edges[-1]
+        width = _PANEL_WIDTH * self.noise_multiplier
+        uniform = np.linspace(low, high, 2 + int((high - low) / width))
+        edges = np.union1d(edges, uniform)
+        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
+        half = np.diff(edges)[:, None] / 2
+        x = (edges[:-1, None] + half) + half * nodes
+        masses = half * weights * self.upper_density(x)
+        return masses.ravel(), self.loss(x).ravel()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(MonotonePair):
     """The pair of the module docstring.
 
     Attributes:
@@ -111,27 +165,9 @@ class Pair:
 
         return tail(low, 1.0), tail(high, -1.0)
 
-    def atoms(
-        self, edges: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns masses under P, and losses, of quadrature nodes between ``edges``.
-
-        ``edges`` are increasing; the panels between them are cut further wherever they
-        are too wide for the quadrature.
-        """
-        low, high = edges[0], edges[-1]
-        width = _PANEL_WIDTH * self.noise_multiplier
-        uniform = np.linspace(low, high, 2 + int((high - low) / width))
-        edges = np.union1d(edges, uniform)
-        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
-        half = np.diff(edges)[:, None] / 2
-        x = (edges[:-1, None] + half) + half * nodes
-        masses = half * weights * self.upper_density(x)
-        return masses.ravel(), self.loss(x).ravel()
-
 
 #: One step: a public mixture of pairs, each with its probability.
-Step = list[tuple[float, Pair]]
+Step = list[tuple[float, MonotonePair]]
 
 
 def _log_mixture(weight: float, exponent: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.pld.dominating_pairs import Pair
+from accounting.pld.dominating_pairs import MonotonePair
 
 #: Cells of a single step; more are traded for a coarser, still pessimistic, grid.
 MAX_CELLS = 1 << 19
@@ -76,7 +76,9 @@ def spread(
     )
 
 
-def discretize(pair: Pair, spacing: float, tail_mass: float) -> LossDistribution:
+def discretize(
+    pair: MonotonePair, spacing: float, tail_mass: float
+) -> LossDistribution:
     """Returns a distribution on the grid that dominates ``pair``.
 
     At most ``tail_mass`` of P on the side of large losses becomes infinite loss, and as

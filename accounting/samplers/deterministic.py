@@ -2,7 +2,8 @@
 
 Exact.  An example is used in E steps in all, with independent noise each time: one
 Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the steps are.
-Under replace-one a step changes by twice the clip norm: half of that noise.
+Under replace-one a step changes by twice the clip norm: half of that noise.  All k rows
+of a user may be in one step, which then changes by k clip norms.
 
 References:
   Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
@@ -174,6 +175,7 @@ _ZERO_OUT = sampler_registry.Sampler(
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,
+    users=of_sensitivity,
     under={
         REPLACE_ONE: dataclasses.replace(
             of_sensitivity(2),

@@ -27,6 +27,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ from accounting.pld import (
     gaussian,
     poisson_lower_bound,
     privacy_profile,
+    user_pairs,
 )
 from accounting.pld.composition import TiltedSum
 from accounting.pld.dominating_pairs import Step
@@ -59,6 +61,8 @@ METHOD = "Poisson-subsampled Gaussian, numerical composition (Zhu et al. 2022)"
 LOWER_METHOD = "merged outcomes of the Poisson-subsampled Gaussian"
 REPLACE_METHOD = "Poisson-subsampled Gaussian with opposite gradients, composed"
 REPLACE_LOWER_METHOD = "merged outcomes of the Poisson-subsampled pair of opposites"
+USER_METHOD = "mixture of Gaussians for a user's rows (Choquette-Choo et al. 2024)"
+USER_LOWER_METHOD = "merged outcomes of the mixture of Gaussians for a user's rows"
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 DISCRETIZATION = (
     "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
@@ -346,6 +350,37 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
 
 
+def composed_for_users(count: int) -> ComposedSteps:
+    """Returns the bounds for all examples of a user, of which there are ``count``."""
+    return ComposedSteps(
+        steps=functools.partial(user_pairs.steps, count),
+        components=functools.partial(user_pairs.components, count),
+        sensitivity=count,
+        num_rows=count,
+        method=USER_METHOD,
+    )
+
+
+def of_users(count: int) -> sampler_registry.Sampler:
+    """Returns what is brought for users with at most ``count`` examples."""
+    return _bounded_by(composed_for_users(count), USER_LOWER_METHOD)
+
+
+def _bounded_by(found: ComposedSteps, lower_method: str) -> sampler_registry.Sampler:
+    return dataclasses.replace(
+        _ZERO_OUT,
+        epsilon=found.epsilon,
+        delta=found.delta,
+        noise_multiplier=found.noise_multiplier,
+        delta_by_direction=found.delta_by_direction,
+        lower_bound=sampler_registry.LowerBound(
+            delta=found.lower_delta, method=lower_method
+        ),
+        event=None,
+        audit=None,
+    )
+
+
 WORDING = sampler_registry.Wording(
     sampling="Poisson subsampling, each example in each step independently",
     discretization=DISCRETIZATION,
@@ -372,6 +407,7 @@ _ZERO_OUT = sampler_registry.Sampler(
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,
+    users=of_users,
     under={
         # The same pairs, as long as q is the same for both data sets.
         ADD_OR_REMOVE_ONE: dataclasses.replace(
@@ -383,16 +419,7 @@ SAMPLER = dataclasses.replace(
             ),
         ),
         REPLACE_ONE: dataclasses.replace(
-            _ZERO_OUT,
-            epsilon=_REPLACING.epsilon,
-            delta=_REPLACING.delta,
-            noise_multiplier=_REPLACING.noise_multiplier,
-            delta_by_direction=_REPLACING.delta_by_direction,
-            lower_bound=sampler_registry.LowerBound(
-                delta=_REPLACING.lower_delta, method=REPLACE_LOWER_METHOD
-            ),
-            event=None,
-            audit=None,
+            _bounded_by(_REPLACING, REPLACE_LOWER_METHOD),
             wording=dataclasses.replace(
                 WORDING, num_examples=neighboring_relation.SAME_NUMBER
             ),

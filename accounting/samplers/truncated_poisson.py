@@ -45,6 +45,7 @@ from accounting.samplers import audit_case, poisson
 from accounting.samplers.audit_case import Case
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
+USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
 LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
@@ -400,6 +401,72 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Users:
+    """The additive bound for all examples of a user, of which there are ``count``.
+
+    The coupling of the module docstring: without them, too, truncation changes a step
+    only where the untruncated draw exceeds B.
+    """
+
+    count: int
+
+    def delta(
+        self,
+        plan: DpSgdPlan,
+        noise_multiplier: float,
+        epsilon: float,
+        fineness: float = privacy_profile.FINE,
+    ) -> Bounds:
+        untruncated = poisson.composed_for_users(self.count).delta(
+            plan, noise_multiplier, epsilon, fineness
+        )
+        additive = untruncated.guarantee + truncation_delta(plan, epsilon)
+        noise = _closed_noise(plan, noise_multiplier) / self.count
+        closed = gaussian.gaussian_delta(noise, epsilon)
+        return least((min(1.0, additive), USER_ADDITIVE), (closed, CLOSED))
+
+    def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+        composed = poisson.composed_for_users(self.count)
+        additive = epsilon_after_cost(
+            functools.partial(truncation_delta, plan),
+            lambda point: composed.epsilon(plan, noise_multiplier, point).guarantee,
+            delta,
+        )
+        noise = _closed_noise(plan, noise_multiplier) / self.count
+        closed = gaussian.gaussian_epsilon(noise, delta)
+        return least((additive, USER_ADDITIVE), (closed, CLOSED))
+
+    def noise_multiplier(
+        self, plan: DpSgdPlan, epsilon: float, delta: float
+    ) -> NoiseBounds:
+        value = smallest_noise_in_two(
+            lambda noise, fineness: (
+                self.delta(plan, noise, epsilon, fineness).guarantee
+            ),
+            target=delta,
+            guess=float(self.count),
+            coarse=privacy_profile.COARSE,
+            fine=privacy_profile.MEDIUM,
+        )
+        return NoiseBounds(sufficient=value, method=USER_ADDITIVE)
+
+
+def of_users(count: int) -> sampler_registry.Sampler:
+    """Returns what is brought for users with at most ``count`` examples."""
+    found = _Users(count)
+    return dataclasses.replace(
+        _ZERO_OUT,
+        epsilon=found.epsilon,
+        delta=found.delta,
+        noise_multiplier=found.noise_multiplier,
+        delta_by_direction=None,
+        lower_bound=None,
+        event=None,
+        audit=None,
+    )
+
+
 TRUNCATION = sampler_registry.Truncation(
     untruncated="poisson", delta=truncation_delta, smallest_cap=smallest_cap
 )
@@ -424,6 +491,7 @@ _ZERO_OUT = sampler_registry.Sampler(
 )
 SAMPLER = dataclasses.replace(
     _ZERO_OUT,
+    users=of_users,
     under={
         ADD_OR_REMOVE_ONE: dataclasses.replace(
             _ZERO_OUT,

@@ -91,8 +91,9 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
 
 SHARED_FLAGS = {
     "--allow-large-delta", "--batch-size", "--delta", "--epochs", "--epsilon", "--json",
-    "--l2-norm-clip", "--method", "--noise-key-file", "--noise-multiplier",
-    "--num-examples", "--num-steps", "--plot", "--relation", "--sampler",
+    "--l2-norm-clip", "--max-examples-per-user", "--method", "--noise-key-file",
+    "--noise-multiplier", "--num-examples", "--num-steps", "--plot", "--relation",
+    "--sampler",
 }  # fmt: skip
 COMMAND_MODULES = [path for path in SOURCES if path.parent.name == "cli"]
 

@@ -60,6 +60,13 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
     plan = plan_flags.plan(flags)
     theorem = methods.theorem_of(method, settings, flags["l2_norm_clip"])
     relation = flags["relation"] or REPLACE_SPECIAL
+    count = flags["max_examples_per_user"]
+    count = 1 if count is None else count
+    if cross_check and count != 1:
+        raise InputError(
+            f"Expected no --cross-check of max_examples_per_user={count}: it is of one "
+            "example. Omit --cross-check."
+        )
     if cross_check:
         events.check_plan(plan, theorem, relation)
     statement = privacy.plan_statement(
@@ -71,6 +78,7 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
         theorem=theorem,
         allow_large_delta=flags["allow_large_delta"],
         neighboring_relation=relation,
+        max_examples_per_user=count,
     )
     return _said(statement, cross_check)
 

@@ -248,6 +248,7 @@ def _request(flags: dict[str, Any]) -> Request:
 @click.command(name="account", cls=method_flags.AccountsForMethods)
 @plan_flags.options
 @shared_options.l2_norm_clip("Beside the settings of a method.")
+@shared_options.max_examples_per_user("Of a plan: epsilon is of users with so many.")
 @shared_options.relation(
     "Of a plan: which data sets are neighbours, by default zero-out."
 )

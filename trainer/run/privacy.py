@@ -92,6 +92,7 @@ def plan_statement(
     theorem: Theorem | None = None,
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -106,6 +107,7 @@ def plan_statement(
       theorem: Of a method with accounting of its own; None for DP-SGD's.
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
       InputError: a value out of range, a relation that is not accounted for, or a
@@ -120,6 +122,7 @@ def plan_statement(
         theorem=theorem,
         allow_large_delta=allow_large_delta,
         neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
     )
 
 

@@ -1,0 +1,212 @@
+"""Users with several examples: published numbers, dp_accounting, and from below."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from scipy import special, stats
+
+from accounting import accountant, neighboring_relation, statement
+from accounting.model_mix.theorem import Mixing
+from accounting.plan import DpSgdPlan
+from accounting.planning import budget
+from accounting.pld import dominating_pairs, user_pairs
+from accounting.samplers import truncated_poisson
+from accounting.validation import InputError
+
+LARGE = {"num_examples": 10_000_000, "expected_batch_size": 10_000, "num_steps": 1000}
+CRITEO = {"num_examples": 36_800_000, "expected_batch_size": 65_536, "num_steps": 562}
+SMALL = {"num_examples": 60_000, "expected_batch_size": 600, "num_steps": 1000}
+
+
+@pytest.mark.parametrize(
+    ("fields", "noise", "delta", "rows", "published"),
+    [
+        (LARGE, 1.0, 1e-8, 5, 1.622),
+        (LARGE, 1.0, 1e-8, 10, 3.151),
+        (CRITEO, 0.8, 2.7e-8, 2, 2.33),
+        (SMALL, 1.1, 1e-5, 5, 9.60),
+    ],
+)
+def test_published_epsilon_of_users(fields, noise, delta, rows, published):
+    plan = DpSgdPlan(sampler="poisson", **fields)
+    asked = {"noise_multiplier": noise, "max_examples_per_user": rows}
+    found = accountant.epsilon(plan, delta=delta, **asked).guarantee
+    # Published to a coarse grid.
+    assert found == pytest.approx(published, rel=5e-3)
+    checked = accountant.delta(plan, epsilon=found, both=True, **asked)
+    assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
+
+
+@pytest.mark.parametrize("rows", [3])
+def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
+    """Both members of the pair cut into cells, which dp_accounting composes."""
+    edges = np.concatenate(([-np.inf], np.linspace(-7, 7, 1401), [np.inf]))
+    weights = stats.binom.pmf(np.arange(rows + 1), rows, 0.01)
+    pair = [np.diff(special.ndtr(edges))] * 2
+    pair[1] = sum(
+        weight * np.diff(special.ndtr(edges - mean))
+        for mean, weight in enumerate(weights)
+    )
+    kept = (pair[0] > 1e-300) & (pair[1] > 1e-300)
+    low, high = (
+        max(
+            privacy_loss_distribution.from_two_probability_mass_functions(
+                *(dict(enumerate(np.log(member[kept]))) for member in members),
+                pessimistic_estimate=upwards,
+                value_discretization_interval=1e-4,
+            )
+            .self_compose(20)
+            .get_epsilon_for_delta(1e-5)
+            for members in (pair, pair[::-1])
+        )
+        for upwards in (False, True)
+    )
+    ours = accountant.epsilon(
+        small_plan("poisson", num_steps=20, num_epochs=1),
+        noise_multiplier=1.0,
+        delta=1e-5,
+        max_examples_per_user=rows,
+    )
+    assert low * 0.999 <= ours.guarantee <= high * 1.001
+
+
+def test_deterministic_batches_of_users_are_a_gaussian_of_their_sensitivity(small_plan):
+    plan = small_plan("deterministic")
+    found = accountant.epsilon(
+        plan, noise_multiplier=3.0, delta=1e-5, max_examples_per_user=3
+    )
+    theirs = pld_privacy_accountant.PLDAccountant(
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    ).compose(dp_accounting.GaussianDpEvent(1.0), 2)
+    assert found.guarantee == pytest.approx(theirs.get_epsilon(1e-5), rel=1e-3)
+    assert found.guarantee < budget.user_epsilon(
+        plan, noise_multiplier=3.0, delta=1e-5, max_examples_per_user=3
+    )
+
+
+def test_truncated_poisson_of_users_pays_for_the_truncation(small_plan):
+    capped = small_plan("truncated-poisson", truncated_batch_size=165)
+    asked = {"noise_multiplier": 1.0, "max_examples_per_user": 2}
+    epsilon = accountant.epsilon(capped, delta=1e-5, **asked).guarantee
+    found = accountant.delta(capped, epsilon=epsilon, **asked).guarantee
+    assert found == pytest.approx(1e-5, rel=1e-3)
+    poisson = small_plan("poisson")
+    untruncated = accountant.delta(poisson, epsilon=epsilon, **asked).guarantee
+    added = truncated_poisson.truncation_delta(capped, epsilon)
+    assert found == pytest.approx(untruncated + added, rel=1e-12)
+    assert added > 0.01 * untruncated
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson", "deterministic"])
+def test_noise_for_users_meets_the_target(small_plan, sampler):
+    cap = 220 if sampler == "truncated-poisson" else None
+    plan = small_plan(sampler, truncated_batch_size=cap)
+    asked = {"epsilon": 3.0, "max_examples_per_user": 2}
+    noise = accountant.noise_multiplier(plan, delta=1e-5, **asked).guarantee
+    found = accountant.delta(plan, noise_multiplier=noise, **asked).guarantee
+    assert 0.99e-5 < found <= 1e-5
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.004, 0.3, 1.0, 20.0])
+@pytest.mark.parametrize("size", [3, 99, 100])
+def test_bounds_of_users_enclose(size, noise):
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=100, expected_batch_size=size, num_steps=2
+    )
+    found = accountant.delta(
+        plan,
+        noise_multiplier=noise,
+        epsilon=0.5,
+        both=True,
+        max_examples_per_user=3,
+    )
+    assert 0.0 <= found.lower <= found.guarantee <= 1.0
+    assert found.guarantee <= (1 - (1 - size / 100) ** 6) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("rate", [1e-8, 0.01, 0.6])
+@pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
+def test_pairs_of_users(noise, rate):
+    """Both members are probabilities; the loss rises, and its inverse inverts it."""
+    for step in user_pairs.steps(4, rate, noise):
+        [(_, pair)] = step
+        masses, losses = pair.atoms(np.array([-4 - 9 * noise, 4 + 9 * noise]))
+        assert masses.sum() == pytest.approx(1.0, abs=1e-11)
+        assert (masses * np.exp(-losses)).sum() == pytest.approx(1.0, abs=1e-8)
+        assert np.all(np.diff(losses) >= -1e-13 * np.maximum(np.abs(losses[1:]), 1e-3))
+        x = np.linspace(-3 * noise, 4 + 3 * noise, 9)
+        loss = np.sort(pair.loss(x))
+        again = pair.loss(pair.inverse_loss(loss))
+        np.testing.assert_allclose(again, loss, rtol=1e-9, atol=1e-13)
+
+
+def test_one_row_of_a_user_is_one_example():
+    x = np.linspace(-4, 5, 50)
+    for [(_, ours)], kind in zip(
+        user_pairs.steps(1, 0.01, 0.7),
+        (dominating_pairs.remove_pair, dominating_pairs.add_pair),
+        strict=True,
+    ):
+        known = kind(0.01, 0.7)
+        np.testing.assert_allclose(ours.loss(x), known.loss(x), rtol=1e-12, atol=1e-17)
+        np.testing.assert_allclose(ours.upper_density(x), known.upper_density(x))
+        np.testing.assert_allclose(
+            ours.upper_tails(-1.0, 2.0), known.upper_tails(-1.0, 2.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("sampler", "relation", "rows"),
+    [
+        ("balls-and-bins", "REPLACE_SPECIAL", 2),
+        ("poisson", "REPLACE_ONE", 2),
+        ("poisson", "ADD_OR_REMOVE_ONE", 2),
+        ("poisson", "REPLACE_SPECIAL", 0),
+        ("poisson", "REPLACE_SPECIAL", 51),
+    ],
+)
+def test_users_are_refused_where_nothing_is_proven(small_plan, sampler, relation, rows):
+    with pytest.raises(InputError, match=rf"max_examples_per_user={rows} .*user_eps"):
+        accountant.epsilon(
+            small_plan(sampler),
+            noise_multiplier=1.0,
+            delta=1e-5,
+            neighboring_relation=relation,
+            max_examples_per_user=rows,
+        )
+    if rows == 2:
+        assert not neighboring_relation.is_supported(sampler, relation, rows)
+
+
+def test_a_statement_of_users_names_the_unit(small_plan):
+    asked = {"noise_multiplier": 1.0, "delta": 1e-5, "max_examples_per_user": 2}
+    said = statement.privacy_statement(small_plan("poisson"), **asked)
+    assert said.epsilon == accountant.epsilon(small_plan("poisson"), **asked)
+    assert "for users with at most 2 examples" in said.claim
+    fields = said.to_json()
+    assert fields["privacy_unit"].startswith("one user, who must have at most 2 ")
+    assert "all examples of one user" in fields["neighboring_relation_text"]
+    with pytest.raises(InputError, match="ModelMix: its theorem is proven for one ex"):
+        statement.privacy_statement(
+            small_plan("poisson"),
+            theorem=Mixing(mix_width=0.2, l2_norm_clip=1.0),
+            l2_norm_clip=1.0,
+            **asked,
+        )
+
+
+def test_the_more_rows_of_a_user_the_less_private(small_plan):
+    found = [
+        accountant.epsilon(
+            small_plan("poisson"),
+            noise_multiplier=1.0,
+            delta=1e-5,
+            max_examples_per_user=rows,
+        ).guarantee
+        for rows in (1, 2, 3)
+    ]
+    assert found == sorted(found)
+    assert math.isfinite(found[-1])
