@@ -5,7 +5,7 @@ with probability ``w_j = Binom(k, q)(j)``.  The pair is ``sum_j w_j N(j, s^2)`` 
 ``N(0, s^2)``, or its reverse.  The loss is monotone.
 
 References:
-  Choquette-Choo et al. (2024), arXiv:2312.00658 and Charles et al. (2024),
+  Choquette-Choo et al. (2024), arXiv:2310.15526, and Charles et al. (2024),
   arXiv:2407.07737, for mixtures of Gaussians and user-level sampling of rows.
 """
 
