@@ -62,12 +62,24 @@ class Theorem(Protocol):
     def epsilon(
         self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
     ) -> Bounds:
-        """Returns bounds on epsilon at ``delta``."""
+        """Returns bounds on epsilon at ``delta``.
+
+        Args:
+          plan: Accepted by ``check_plan``.
+          noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+          delta: In (0, 1).
+        """
 
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> NoiseBounds:
-        """Returns a noise multiplier that suffices for ``(epsilon, delta)``."""
+        """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
+
+        Args:
+          plan: Accepted by ``check_plan``.
+          epsilon: Target, above 0.
+          delta: Target, in (0, 1).
+        """
 
     def wording(self, bounds: Bounds) -> Wording:
         """Returns the words for a statement of ``bounds``, which ``epsilon`` gave."""

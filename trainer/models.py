@@ -133,6 +133,10 @@ def _call(spec: str, manifest: Manifest) -> Any:
 def as_functional(network: Any, manifest: Manifest) -> Any:
     """Returns a model with named inputs: itself, or what takes all but ``label``.
 
+    Args:
+      network: A Keras model, functional or subclassed.
+      manifest: Of the batches, for columns and their shapes.
+
     Raises:
       InputError: TF Privacy's own noise is part of it.
     """

@@ -26,13 +26,13 @@ class Registered(click.ParamType):
         self._names = names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Returns the names as the help shows them."""
+        """Returns the names as the help shows them: see `click.ParamType.get_metavar`."""
         return click.Choice(self._names()).get_metavar(param, ctx)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Returns a name that is registered, or ends with click's error."""
+        """Returns a name that is registered: see `click.ParamType.convert`."""
         return click.Choice(self._names()).convert(value, param, ctx)
 
 

@@ -134,13 +134,13 @@ class Mixing:
     def epsilon(
         self, plan: DpSgdPlan, *, noise_multiplier: float, delta: float
     ) -> Bounds:
-        """As the function `epsilon`."""
+        """See `Theorem.epsilon`."""
         return epsilon(plan, self, noise_multiplier=noise_multiplier, delta=delta)
 
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> NoiseBounds:
-        """As the function `noise_multiplier`."""
+        """See `Theorem.noise_multiplier`."""
         return noise_multiplier(plan, self, epsilon=epsilon, delta=delta)
 
     def wording(self, bounds: Bounds) -> Wording:

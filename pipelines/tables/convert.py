@@ -101,7 +101,12 @@ class Format(Protocol):
         """Yields blocks of a file in order, and the bytes of the file so far."""
 
     def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
-        """Parses a block; called from several threads."""
+        """Parses a block; called from several threads.
+
+        Args:
+          block: One of ``blocks``.
+          check_only: Whether rows are counted and checked alone, and not kept.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +190,12 @@ class _Reader:
     def parse(
         self, phase: str, *, check_only: bool
     ) -> Iterator[tuple[InputFile, ParsedBlock]]:
-        """Yields the blocks of all files in order."""
+        """Yields the blocks of all files in order.
+
+        Args:
+          phase: Of the progress.
+          check_only: As in ``Format.parse``.
+        """
         total, before = sum(file.size for file in self.files), 0
 
         def work(item: tuple[Any, int]) -> tuple[ParsedBlock, int]:

@@ -272,7 +272,13 @@ class CategoryEncoder:
     def encode(
         self, words: np.ndarray, starts: np.ndarray, ends: np.ndarray
     ) -> np.ndarray:
-        """Returns int32 values of shape (rows, 26) of fields of shape (26, rows)."""
+        """Returns int32 values of shape (rows, 26).
+
+        Args:
+          words: Text of the block, as of ``hash_fields``.
+          starts: First byte of each field, of shape (26, rows).
+          ends: The byte after each field, of shape (26, rows).
+        """
         hashes = hash_fields(words, starts, ends, _SALTS)
         buckets = buckets_of(hashes, self._num_buckets)
         for column, (listed, numbers) in self._listed.items():
@@ -391,7 +397,12 @@ def dataset_schema(options: PrepareOptions) -> pa.Schema:
 
 
 def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """Returns ``rows`` as a table of ``schema``, without a copy if they allow it."""
+    """Returns ``rows`` as a table, without a copy if they allow it.
+
+    Args:
+      rows: Of one split.
+      schema: From ``dataset_schema``.
+    """
 
     def array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))

@@ -78,7 +78,12 @@ class Fields:
         )
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the value of a field as it is; ``default`` if it is not there."""
+        """Returns the value of a field as it is.
+
+        Args:
+          name: Of the field.
+          default: What is returned if it is not there.
+        """
         return self._values.get(name, default)
 
     def _typed(self, name: str, kind: type, default: Any, example: str) -> Any:

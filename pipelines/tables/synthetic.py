@@ -275,7 +275,13 @@ def _block(seed: int, number: int, effects: np.ndarray) -> pa.Table:
 
 
 def synthetic_rows(first: int, last: int, *, seed: int) -> Iterator[pa.Table]:
-    """Yields rows ``first`` to ``last - 1`` as tables of the 40 columns, in order."""
+    """Yields rows as tables of the 40 columns, in order.
+
+    Args:
+      first: The first row.
+      last: The row after the last.
+      seed: Which rows.
+    """
     effects = _effects()
     for number in range(first // _BLOCK_ROWS, -(-last // _BLOCK_ROWS)):
         start = number * _BLOCK_ROWS

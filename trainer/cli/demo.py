@@ -29,7 +29,14 @@ _LEAST_ROWS = 50_000
 def stages(
     out: pathlib.Path, rows: int, epsilon: float, flags: Mapping[str, Any]
 ) -> list[tuple[str, list[str]]]:
-    """Returns (what it does, arguments of ``dpsgd``) of every stage, in order."""
+    """Returns (what it does, arguments of ``dpsgd``) of every stage, in order.
+
+    Args:
+      out: Folder of the demo.
+      rows: Synthetic rows.
+      epsilon: Target of training.
+      flags: Delta, and whether a large one is allowed.
+    """
     num_train = rows * 8 // 10
     batch_size = max(64, num_train // 195)
     budget = [f"--epsilon={epsilon:g}", *shared_options.arguments(flags)]

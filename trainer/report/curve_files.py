@@ -27,7 +27,12 @@ _EVENTS_NAME = "events.out.tfevents.0000000000.held-out"
 
 
 def write_csv(points: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-    """Writes one line per point: ``step`` and all metrics, empty if not defined."""
+    """Writes a CSV line per point: ``step`` and all metrics, empty if not defined.
+
+    Args:
+      points: Dicts with ``step`` and metrics; at least one.
+      path: New, or to be replaced.
+    """
     names = ["step", *metric_names(points[-1])]
     text = io.StringIO()
     writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
@@ -38,7 +43,12 @@ def write_csv(points: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def write_events(points: Sequence[dict[str, Any]], folder: pathlib.Path) -> None:
-    """Writes the event file of all points into ``folder``, in the place of an older."""
+    """Writes the event file of all points, in the place of an older.
+
+    Args:
+      points: Dicts with ``step`` and metrics.
+      folder: Where TensorBoard looks.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{_EVENTS_NAME}"
     event = tf.compat.v1.Event

@@ -14,7 +14,12 @@ from trainer.model.metrics import in_words, metric_names
 
 
 def write_png(figure: Any, path: pathlib.Path) -> None:
-    """Writes a figure of Matplotlib."""
+    """Writes a figure, complete or not at all.
+
+    Args:
+      figure: Of Matplotlib.
+      path: New, or to be replaced.
+    """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

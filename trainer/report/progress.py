@@ -19,7 +19,12 @@ class Reporter(Protocol):
         """Reports one line."""
 
     def start(self, num_steps: int, done: int) -> None:
-        """Reports the start of the steps."""
+        """Reports the start of the steps.
+
+        Args:
+          num_steps: All steps of the run.
+          done: Those that were done before.
+        """
 
     def advance(self, done: int) -> None:
         """Reports that ``done`` steps are done."""
@@ -35,7 +40,7 @@ class Silent:
         """Reports one line."""
 
     def start(self, num_steps: int, done: int) -> None:
-        """Reports the start of the steps."""
+        """As in ``Reporter``: see `Reporter.start`."""
 
     def advance(self, done: int) -> None:
         """Reports that ``done`` steps are done."""
@@ -78,7 +83,7 @@ class Terminal:
         self._bars.say(text)
 
     def start(self, num_steps: int, done: int) -> None:
-        """Reports the start of the steps."""
+        """As in ``Reporter``: see `Reporter.start`."""
         self._num_steps = num_steps
         self._bars.begin(self._label, done, num_steps)
 
