@@ -265,16 +265,29 @@ def _parts(
 
 
 @functools.lru_cache(maxsize=256)
-def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> float:
-    """Returns the h from which the mixture, which grows, exceeds the cost."""
+def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float]:
+    """Returns the h from which the mixture, which grows, exceeds the cost.
 
-    def excess(h: float) -> float:
-        mixture, cost = _parts(shuffles, h, epsilon, COARSE_CELLS)
-        return log_ratio(cost, mixture)
+    Also by what the rough delta of several epochs is to be multiplied near that h.
+    """
+
+    def balance(scale: float, guess: float) -> float:
+        def excess(h: float) -> float:
+            mixture, cost = _parts(shuffles, h, epsilon, COARSE_CELLS)
+            return log_ratio(cost, mixture * scale)
+
+        return threshold(excess, guess, relative=1e-2, stride=1.1, most=_MOST_EXPONENT)[
+            1
+        ]
 
     guess = (8 + math.sqrt(2 * epsilon) + 0.5 / shuffles.noise) / shuffles.noise
-    found = threshold(excess, guess, relative=1e-2, stride=1.1, most=_MOST_EXPONENT)
-    return found[1]
+    found = balance(1.0, guess)
+    if shuffles.epochs == 1 or not 0 < found <= _MOST_EXPONENT:
+        return found, 1.0
+    rough, cost = _parts(shuffles, found, epsilon, COARSE_CELLS)
+    exact = delta_at(shuffles, found, epsilon, COARSE_CELLS) - cost
+    scale = min(max(exact / rough, 1e-6), 1e6)
+    return balance(scale, found), scale
 
 
 @functools.lru_cache(maxsize=256)
@@ -288,11 +301,16 @@ def best_exponent(
       epsilon: From 0 to 600.
       num_cells: Of the grids of likelihood ratios.
     """
-    middle = _balanced_exponent(shuffles, epsilon)
+    middle, scale = _balanced_exponent(shuffles, epsilon)
     if not 0 < middle <= _MOST_EXPONENT:
         return _MOST_EXPONENT, 1.0
+
+    def log_delta(h: float) -> float:
+        mixture, cost = _parts(shuffles, h, epsilon, num_cells)
+        return math.log(mixture * scale + cost)
+
     found = optimize.minimize_scalar(
-        lambda h: math.log(sum(_parts(shuffles, h, epsilon, num_cells))),
+        log_delta,
         bounds=(0.97 * middle, 1.1 * middle),
         method="bounded",
         options={"xatol": 5e-4 * middle},
