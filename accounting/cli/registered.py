@@ -26,7 +26,7 @@ class Registered(click.ParamType):
         self._names = names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Returns the names as the help shows them: see `click.ParamType.get_metavar`."""
+        """Returns the names for the help: see `click.ParamType.get_metavar`."""
         return click.Choice(self._names()).get_metavar(param, ctx)
 
     def convert(
