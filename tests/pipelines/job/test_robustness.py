@@ -337,8 +337,11 @@ class Seen:
                 if not (mark.exists() or (self.out / "manifest.json").exists()):
                     continue
             self._same(self.batches, path)
-        for path in list((self.out / "private" / "spill").glob("*/block-*")):
-            with contextlib.suppress(FileNotFoundError):  # removed when the job ends
+        blocks: list[pathlib.Path] = []
+        with contextlib.suppress(FileNotFoundError):  # removed when the job ends
+            blocks += (self.out / "private" / "spill").glob("*/block-*")
+        for path in blocks:
+            with contextlib.suppress(FileNotFoundError):  # as above
                 if path.name not in self.blocks:
                     data = path.read_bytes()
                     index = np.frombuffer(data[: (17 + 1) * 8], "<i8")
