@@ -9,11 +9,12 @@ PIP_INSTALL = $(RUN)pip install --quiet --disable-pip-version-check
 COMPILE = $(RUN)uv pip compile --quiet $(UPGRADE) --generate-hashes --no-annotate \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
-.PHONY: help demo test lint docs engines engines-embedded browser check-python lock clean
+.PHONY: help demo test test-thorough lint docs engines engines-embedded browser check-python lock clean
 
 help:
 	@echo "make demo   set up, and run the whole path on synthetic data (minutes)"
-	@echo "make test   set up, and run all tests"
+	@echo "make test   set up, and run the tests (ten minutes)"
+	@echo "make test-thorough  the other tests: random kills, attacks, more processes (minutes)"
 	@echo "make lint   set up, and run formatter, linter, types and import contracts (Python 3.10, 3.11)"
 	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
@@ -26,7 +27,10 @@ demo: $(INSTALLED)
 	$(RUN)dpsgd demo
 
 test: $(INSTALLED)
-	$(RUN)python -m pytest -q -n auto --dist worksteal
+	$(RUN)python -m pytest -q -n auto --dist worksteal -m "not thorough"
+
+test-thorough: $(INSTALLED)
+	$(RUN)python -m pytest -q -n auto --dist worksteal -m thorough
 
 lint: $(INSTALLED)
 	$(RUN)ruff check .

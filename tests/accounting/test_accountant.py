@@ -132,7 +132,7 @@ def check_interval(answer):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=75, suppress_health_check=list(HealthCheck))
 @given(questions())
 def test_every_question_in_range_has_a_sensible_answer(question):
     plan, noise, epsilon, delta = question

@@ -58,7 +58,13 @@ def run(command: list[str], folder: pathlib.Path, rows: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in TABLES else pytest.param(name, marks=pytest.mark.thorough)
+        for name in SCRIPTS
+    ],
+)
 def test_an_example_leads_to_a_private_model_and_a_report(
     name: str, folder: pathlib.Path
 ) -> None:

@@ -505,6 +505,7 @@ def test_engines_write_the_same_bytes_in_a_store(
     assert contents(place) == contents(str(tmp_path / "o"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", STORES)
 def test_a_job_that_failed_anywhere_is_finished_without_repeating_finished_work(
     scheme: str,

@@ -275,7 +275,7 @@ for number in numbers:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_death_between_changes_of_the_disk_is_mended_by_the_same_command(
     tmp_path: pathlib.Path, root: pathlib.Path, input_folder: pathlib.Path
 ) -> None:
@@ -383,7 +383,7 @@ def start() -> Callable[[list[str]], multiprocessing.context.ForkServerProcess]:
     return start
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
     tmp_path: pathlib.Path,
     key_file: pathlib.Path,

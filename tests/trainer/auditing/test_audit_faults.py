@@ -27,6 +27,8 @@ from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import registry
 from trainer.tf_compat import tf
 
+pytestmark = pytest.mark.thorough
+
 CLIP, NOISE, DELTA = 3.0, 1.0, 1e-5
 PLAN = DpSgdPlan(
     sampler="poisson",
@@ -89,7 +91,6 @@ PADDING = "excess that padding adds"
 LARGEST = "largest value of noise"
 
 
-@pytest.mark.slow
 def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
     """All kinds together; violated with a probability of 1e-6 at most."""
     outcomes = [examine(run) for run in RUNS]

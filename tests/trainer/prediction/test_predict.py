@@ -200,7 +200,10 @@ def test_what_cannot_be_predicted_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.drop_columns(["categories"]), "column categories of the batches"),
+        (
+            lambda table: table.drop_columns(["categories"]),
+            "column categories of the batches",
+        ),
         (
             lambda table: table.set_column(
                 1, "integers", pa.array([1.0] * len(table))

@@ -40,8 +40,13 @@ from trainer.train import StoppedError, train
             "learning_rate_schedule": "cosine",
             "warmup_steps": 2,
         },
-        {"method": "dp-sat", "sat_radius": 0.1},
-        {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
+        pytest.param(
+            {"method": "dp-sat", "sat_radius": 0.1}, marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            {"method": "bam", "bam_radius": 0.1, "optimizer": "sgd"},
+            marks=pytest.mark.thorough,
+        ),
         {
             "method": "model-mix",
             "mix_width": 0.1,
@@ -275,7 +280,7 @@ _CHILD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_killed_twice_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path
 ) -> None:

@@ -149,7 +149,7 @@ _CHILD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_other_processes_have_the_same_digest(root: Any) -> None:
     found = []
     for before, python in ((0, warm_python()), (3, sys.executable)):

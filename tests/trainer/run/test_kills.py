@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[3]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_killed_runs_end_bit_identical() -> None:
     # A process of its own: it must not have used TensorFlow when it forks.
     done = subprocess.run(

@@ -237,7 +237,7 @@ _CHILD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_killed_within_steps_ends_bit_identical(
     request_for: Any, tmp_path: pathlib.Path, batches: Any
 ) -> None:

@@ -28,7 +28,7 @@ _CHILD = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_peak_memory_does_not_depend_on_the_logical_batch_size(
     batch_folder: Callable[..., Any],
     rows: Callable[..., Any],

@@ -406,7 +406,7 @@ def _same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_run_that_goes_on_on_another_number_of_cores_ends_bit_identical(
     request_for: Any, child: Any
@@ -450,7 +450,7 @@ def test_a_process_that_began_with_other_threads_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_same_code_in_another_process_is_the_same_step(
     users: Any, request_for: Any, child: Any
 ) -> None:
