@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.per_example import clip_scale, keep_rows, real_rows
@@ -115,6 +116,20 @@ FAST = (
     masked_ids,
 )
 OTHER = (layer_used_twice, tied_weights, layer_normalization)
+
+
+def pairs(models: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """All pairs, as parameters; all but one of each model are thorough."""
+    return [
+        pytest.param(
+            model, value,
+            marks=() if (row - column) % len(values) == 0 else pytest.mark.thorough,
+        )
+        for row, model in enumerate(models)
+        for column, value in enumerate(values)
+    ]  # fmt: skip
+
+
 #: Models for which TF Privacy's registry gives wrong norms, or none: masks, nesting.
 NOT_OF_THE_REGISTRY = (nested, masked_ids)
 

@@ -183,6 +183,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_average_of_other_weights_is_seen(
     fault: str, run_and_check: RunAndCheck, monkeypatch: pytest.MonkeyPatch

@@ -197,7 +197,7 @@ def common(
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_from_batches_to_prediction_and_once_more(
     common: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

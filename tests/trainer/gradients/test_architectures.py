@@ -35,7 +35,20 @@ def test_there_are_enough_of_them() -> None:
     assert len(ACCEPTED) + len(REFUSED) >= 100
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+#: Traces of seconds, each the longer brother of one that is tested at every time.
+LONG_TRACES = (
+    "masked lstm", "bidirectional", "convolutional lstm", "stacked cells", "gru",
+    "causal attention", "cell in slices",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if name in LONG_TRACES else name
+        for name in ACCEPTED
+    ],
+)
 def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     name: str, small_batches: Any, rows: Any
 ) -> None:

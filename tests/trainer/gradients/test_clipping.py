@@ -25,6 +25,7 @@ from tests.trainer.zoo import (
     linear,
     make_model,
     masked_ids,
+    pairs,
     registry_sum,
 )
 from trainer.gradients.clipping import (
@@ -113,8 +114,7 @@ def test_other_models_are_clipped_by_their_operations(make: Callable[[], Any]) -
     assert choose_path(make_model(make)) == OPERATIONS
 
 
-@pytest.mark.parametrize("make", FAST + OTHER)
-@pytest.mark.parametrize("clip", [CLIP, 50.0])
+@pytest.mark.parametrize(("make", "clip"), pairs(FAST + OTHER, [CLIP, 50.0]))
 def test_clipped_sum_equals_a_loop_over_examples(
     make: Callable[[], Any], clip: float, rows: Any
 ) -> None:
@@ -126,8 +126,7 @@ def test_clipped_sum_equals_a_loop_over_examples(
         assert_close(arrays(found), naive_sum(model, data, clip))
 
 
-@pytest.mark.parametrize("make", FAST + OTHER)
-@pytest.mark.parametrize("num_values", [1, 100, 1 << 23])
+@pytest.mark.parametrize(("make", "num_values"), pairs(FAST + OTHER, [1, 100, 1 << 23]))
 def test_clipped_coordinates_equal_a_loop_over_examples(
     make: Callable[[], Any],
     num_values: int,
@@ -218,8 +217,9 @@ def test_each_row_contributes_at_most_the_clip(
 
 
 @pytest.mark.parametrize("make", [both_inputs, layer_normalization])
-@pytest.mark.parametrize("fill", [0.0, math.nan, math.inf, 1e30])
-@pytest.mark.parametrize("padding", [4, 104])
+@pytest.mark.parametrize(
+    ("padding", "fill"), pairs([4, 104], [0.0, math.nan, math.inf, 1e30])
+)
 def test_padding_contributes_exactly_nothing(
     make: Callable[[], Any], fill: float, padding: int, rows: Any
 ) -> None:

@@ -25,6 +25,7 @@ from tests.trainer.zoo import (
     linear,
     make_model,
     numbers,
+    pairs,
     tower,
 )
 from trainer.gradients.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
@@ -99,11 +100,13 @@ def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
     assert choose_bam_path(make_model(make), BAM_HVP) == VECTORIZED
 
 
-@pytest.mark.parametrize("make", FAST + OTHER)
-@pytest.mark.parametrize(("clip", "radius"), [(CLIP, RADIUS), (50.0, 1.0)])
+@pytest.mark.parametrize(
+    ("make", "sizes"), pairs(FAST + OTHER, [(CLIP, RADIUS), (50.0, 1.0)])
+)
 def test_the_sum_equals_a_loop_that_moves_the_weights(
-    make: Callable[[], Any], clip: float, radius: float, rows: Any
+    make: Callable[[], Any], sizes: tuple[float, float], rows: Any
 ) -> None:
+    clip, radius = sizes
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4, fill=math.nan)
     wanted = _loop_sum(model, data, clip, radius)
@@ -131,8 +134,7 @@ def test_it_equals_the_loop_for_any_loss(name: str, rows: Any) -> None:
         assert_close(arrays(gradient_sum(*batch(data, padding=2))), wanted)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("make", [tower, both_inputs])
+@pytest.mark.parametrize(("make", "seed"), pairs([tower, both_inputs], range(4)))
 def test_it_equals_the_loop_for_other_weights_and_rows(
     make: Callable[[], Any], seed: int, rows: Any
 ) -> None:

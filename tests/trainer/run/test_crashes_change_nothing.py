@@ -34,7 +34,7 @@ from trainer.train import StoppedError, train
 @pytest.mark.parametrize(
     "changes",
     [
-        {"optimizer": "sgd"},
+        pytest.param({"optimizer": "sgd"}, marks=pytest.mark.thorough),
         {
             "optimizer": "adam",
             "learning_rate_schedule": "cosine",
