@@ -113,13 +113,32 @@ def run(block: Block, folder: pathlib.Path, commands: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
+def test_blocks_of_the_readme_run(
+    commands: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    run_blocks(blocks(ROOT / "README.md"), tmp_path, commands)
+    assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
+
+
+@pytest.mark.thorough
 def test_blocks_of_readme_and_pages_run(
     commands: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    printed = run_blocks(blocks(*PAGES), tmp_path, commands)
+    verdicts = re.findall(r"^verdict: (\w+)", printed, re.M)
+    assert verdicts == ["consistent", "VIOLATED", "consistent"]
+    for name in ("run", "averaged-run", "criteo-run", "linear-run"):
+        assert (tmp_path / name / "model.keras").exists()
+
+
+def run_blocks(
+    every: list[Block], tmp_path: pathlib.Path, commands: pathlib.Path
+) -> str:
+    """Runs blocks in order, in one folder; returns all that they print."""
     sample = ROOT.parent / "shared" / "data" / "criteo_sample.txt"
     sample = pathlib.Path(os.environ.get("DPSGD_CRITEO_SAMPLE", sample))
     printed = [""]
-    for block in blocks(*PAGES):
+    for block in every:
         if not block.run:
             continue
         if block.language == "text":
@@ -131,11 +150,7 @@ def test_blocks_of_readme_and_pages_run(
             source = sample if sample.is_file() else tmp_path / "text/part-00000.txt"
             shutil.copy(source, tmp_path / "train.txt")
         printed.append(run(block, tmp_path, commands))
-    assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
-    verdicts = re.findall(r"^verdict: (\w+)", "".join(printed), re.M)
-    assert verdicts == ["consistent", "VIOLATED", "consistent"]
-    for name in ("run", "averaged-run", "criteo-run", "linear-run"):
-        assert (tmp_path / name / "model.keras").exists()
+    return "".join(printed)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OF_PACKAGES], ids=named)

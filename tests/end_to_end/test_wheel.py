@@ -113,7 +113,7 @@ def demo(
     return folder / "demo", printed
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_demo_runs_without_the_checkout_and_ends_in_a_report(
     demo: tuple[pathlib.Path, str],
 ) -> None:
@@ -129,7 +129,7 @@ def test_the_demo_runs_without_the_checkout_and_ends_in_a_report(
     assert f"report: {pathlib.Path('demo') / 'report.html'}" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_demo_learns_and_most_of_it_survives_the_noise(
     demo: tuple[pathlib.Path, str],
 ) -> None:

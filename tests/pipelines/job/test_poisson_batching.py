@@ -246,7 +246,7 @@ write_batches(dataset=dataset, layout=layout, out=out, key_file=key)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_killed_job_is_finished_by_the_same_command(
     tmp_path: pathlib.Path,
     root: pathlib.Path,

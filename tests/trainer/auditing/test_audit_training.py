@@ -19,6 +19,8 @@ from trainer.auditing import audit_model, audit_release, audit_run, audit_traini
 from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
 from trainer.gradients import clipping, lazy_noise, noise
 
+pytestmark = pytest.mark.thorough
+
 CLIP, DELTA = 3.0, 1e-5
 PLAN = DpSgdPlan(
     sampler="truncated-poisson",

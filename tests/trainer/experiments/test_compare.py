@@ -180,6 +180,7 @@ def _compare(*arguments: str) -> Result:
     return CliRunner().invoke(compare, list(arguments))
 
 
+@pytest.mark.thorough
 def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
     tmp_path: pathlib.Path,
     rows: Callable[..., np.ndarray],
