@@ -520,12 +520,31 @@ def prepare(
     with staged_folder(out) as root:
         _write_all(root, reader, counts, options)
         written = sum(path.stat().st_size for path in root.glob("*/*"))
+    return summarize(files, reader.format, count, counts, written)
+
+
+def summarize(
+    files: Sequence[InputFile],
+    table: Format,
+    count: RowCount,
+    counts: Sequence[int],
+    bytes_written: int,
+) -> PrepareSummary:
+    """Returns the summary of finished work.
+
+    Args:
+      files: That were read.
+      table: Their format.
+      count: Of the first pass.
+      counts: Rows of each split.
+      bytes_written: Of all files together.
+    """
     return PrepareSummary(
         num_files=len(files),
         num_rows=dict(zip(SPLITS, counts, strict=True)),
         num_bad_lines=count.num_bad,
         bad_lines=tuple(count.bad_lines),
         bytes_read=sum(file.size for file in files),
-        bytes_written=written,
-        left_out=tuple(reader.format.left_out),
+        bytes_written=bytes_written,
+        left_out=tuple(table.left_out),
     )

@@ -54,6 +54,7 @@ from pipelines.tables.convert import (
     refuse_bad_rows,
     rows_of_splits,
     split_parts,
+    summarize,
 )
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
@@ -239,15 +240,7 @@ def prepare_on(
     written = sum(path.stat().st_size for path in paths)
     os.rename(work / _DATA, final)
     shutil.rmtree(work)
-    return PrepareSummary(
-        num_files=len(files),
-        num_rows=dict(zip(SPLITS, sizes, strict=True)),
-        num_bad_lines=total.num_bad,
-        bad_lines=tuple(total.bad_lines),
-        bytes_read=sum(file.size for file in files),
-        bytes_written=written,
-        left_out=tuple(table.left_out),
-    )
+    return summarize(files, table, total, sizes, written)
 
 
 def _open_work(job: _Job) -> None:
