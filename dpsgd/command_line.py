@@ -1,6 +1,6 @@
 """The command line: one command, whose parts are imported when they are used.
 
-dpsgd plan | synth | schema | prepare | batches | verify | train | predict
+dpsgd plan | synth | schema | prepare | bound | batches | verify | train | predict
       | simulate | compare | account | audit | report | demo
 """
 
@@ -35,6 +35,10 @@ COMMANDS = {
     "prepare": (
         "pipelines.cli.data_commands:prepare",
         "Turn a raw table into numeric Parquet.",
+    ),
+    "bound": (
+        "pipelines.cli.bound_commands:bound",
+        "Keep at most k rows of each user.",
     ),
     "plan": ("accounting.cli.commands:plan_command", "Noise for each way of batching."),
     "batches": (

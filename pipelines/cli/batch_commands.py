@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import click
@@ -11,35 +10,13 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
+from pipelines.cli.byte_size import ByteSize
 from pipelines.files.progress_bars import Bars
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
 
 #: Options of the job itself, as ``poisson_batching.write_batches`` takes them.
 _OF_THE_JOB = ("key_file", "memory_limit", "shuffle", "scratch")
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-class ByteSize(click.ParamType):
-    """A number of bytes such as 2GiB, 512MiB or 1000000."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Returns the number of bytes, or fails with an example of a size.
-
-        Args:
-          value: As typed, or the default.
-          param: Of click, as is ``ctx``.
-          ctx: For the error.
-        """
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", str(value).lower())
-        if not match:
-            self.fail(f"{value!r} is not a size such as 2GiB.", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _settings(options: dict[str, Any]) -> BatchSettings:

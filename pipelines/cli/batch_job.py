@@ -104,9 +104,13 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 
 def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
     """Returns what was found at ``--input``; for people, the first files."""
+    if dataset.bounded:  # their rows depend on who has how many
+        lines = list(dataset.files)
+    else:
+        lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
     if as_json:
-        return {"input_files": dataset.files, "hidden_files": list(dataset.hidden)}
-    lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
+        files = lines if dataset.bounded else dataset.files
+        return {"input_files": files, "hidden_files": list(dataset.hidden)}
     found = {"input_files": _first(lines), "hidden_files": _first(dataset.hidden)}
     return {name: listed for name, listed in found.items() if listed}
 

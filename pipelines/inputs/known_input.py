@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 
 from accounting.validation import InputError
-from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.inputs.parquet_blocks import Block, Dataset, RowGroups
 from pipelines.sampling.keys import commitment, derive
 
 #: A block of another data set passes with probability 2**-128.
@@ -87,12 +87,12 @@ class KnownInput:
         return self.tags[start : start + _TAG_BYTES] if block.ordinal >= 0 else b""
 
 
-def know_input(sampling_key: bytes, dataset: Dataset) -> KnownInput:
+def know_input(sampling_key: bytes, dataset: Dataset | RowGroups) -> KnownInput:
     """Returns what workers must know of a data set.
 
     Args:
       sampling_key: Secret, 32 bytes.
-      dataset: From ``list_blocks``.
+      dataset: From ``list_blocks`` or ``list_row_groups``.
     """
     input_id = commitment(sampling_key, "input", dataset.digest)
     key = derive(sampling_key, "data set", input_id)

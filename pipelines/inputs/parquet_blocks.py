@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from pipelines.batches.columns import DTYPES, Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
+from pipelines.inputs.bounded import Bounded
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.type_kinds import not_numbers, with_nulls
 from pipelines.sampling.samplers import BlockRows
@@ -89,8 +90,18 @@ class Dataset:
 
     @property
     def num_examples(self) -> int:
-        """Rows of all blocks."""
+        """Slots: the rows or, if users are bounded, the public number given."""
+        return self.bounded.num_examples if self.bounded else self.num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all blocks; not public if users are bounded."""
         return sum(block.num_rows for block in self.blocks)
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """How many rows a user has at most; None if nobody bounded them."""
+        return Bounded.of(self.description)
 
     def is_listed(self, block: Block, footer: str) -> bool:
         """Whether a file is the one that was listed.
@@ -103,12 +114,21 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over names, sizes and footers of all files.  Sensitive."""
-        lines = [
-            f"{block.label} {block.num_rows} {self.footers[block.name]}\n"
-            for block in self.blocks
-        ]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        """Of all files.  Sensitive."""
+        return _digest_of(self.blocks, self.footers)
+
+
+def _digest_of(blocks: Sequence[Block], footers: Mapping[str, str]) -> str:
+    """Returns the SHA-256 over names, sizes and footers of all files.  Sensitive.
+
+    Args:
+      blocks: Of all files.
+      footers: Name of a file -> its ``footer_digest``.
+    """
+    lines = [
+        f"{block.label} {block.num_rows} {footers[block.name]}\n" for block in blocks
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 IsListed = Callable[[Block, str], bool]
@@ -182,7 +202,16 @@ def _column(field: pa.Field) -> Column | None:
     return Column(name=field.name, dtype=name, shape=tuple(shape))
 
 
-def _description(schema: pa.Schema, path: str) -> dict[str, Any]:
+def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
+    """Returns what files say of themselves; see ``DATASET_METADATA_KEY``.
+
+    Args:
+      schema: Of the files.
+      path: Of the files, for messages.
+
+    Raises:
+      InputError: not a JSON object.
+    """
     text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
     try:
         value = json.loads(text)
@@ -209,6 +238,30 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
         raise InputError(with_nulls(names, path))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGroups:
+    """The row groups of Parquet files of one schema, whatever their types.
+
+    Attributes:
+      schema: Of every file.
+      blocks: By name and number.
+      files: Name -> rows of every file.
+      hidden: Names of the hidden files and folders that were left out.
+      footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
+    """
+
+    schema: pa.Schema
+    blocks: tuple[Block, ...]
+    files: dict[str, int]
+    hidden: tuple[str, ...]
+    footers: dict[str, str] = dataclasses.field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """Of all files.  Sensitive."""
+        return _digest_of(self.blocks, self.footers)
+
+
 def list_blocks(pattern: str) -> Dataset:
     """Returns the blocks, columns and self-description of the input.
 
@@ -216,50 +269,102 @@ def list_blocks(pattern: str) -> Dataset:
       pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
 
     Raises:
-      InputError: no rows, unreadable or differing files, or unusable columns.
+      InputError: no rows, unreadable or differing files, unusable columns, or not what
+        `dpsgd bound` wrote though it says so.
     """
-    blocks: list[Block] = []
-    first_row, schema = 0, None
-    files: dict[str, int] = {}
-    footers: dict[str, str] = {}
+    found = list_row_groups(pattern, _check_nulls)
+    dataset = Dataset(
+        columns=_columns(found.schema),
+        blocks=found.blocks,
+        description=description_of(found.schema, pattern),
+        files=found.files,
+        hidden=found.hidden,
+        footers=found.footers,
+    )
+    _check_bounded(dataset, pattern)
+    return dataset
+
+
+def list_row_groups(
+    pattern: str,
+    check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None,
+) -> RowGroups:
+    """Returns the row groups of an input of any columns.
+
+    Args:
+      pattern: As of ``list_blocks``.
+      check_file: Of footer and path; raises what speaks against a file.
+
+    Raises:
+      InputError: no rows, or unreadable or differing files.
+    """
     found = find_files(pattern)
+    blocks: list[Block] = []
+    schema, files, footers = None, dict[str, int](), dict[str, str]()
     for path, name in found.files:
         with _open(path) as file:
             footer = _footer_digest(file, path)
             parquet = _parquet_file(file, path)
-            schema = schema or parquet.schema_arrow
-            if parquet.schema_arrow != schema:
-                raise InputError(
-                    f"Expected the columns of {path} to equal those of the first file."
-                )
-            _check_nulls(parquet.metadata, path)
-            files[name] = parquet.metadata.num_rows
-            if parquet.num_row_groups:
-                footers[name] = footer
-            for row_group in range(parquet.num_row_groups):
-                num_rows = parquet.metadata.row_group(row_group).num_rows
-                blocks.append(
-                    Block(
-                        path=path,
-                        name=name,
-                        row_group=row_group,
-                        num_rows=num_rows,
-                        first_row=first_row,
-                        ordinal=len(blocks),
-                    )
-                )
-                first_row += num_rows
+        schema = schema or parquet.schema_arrow
+        if parquet.schema_arrow != schema:
+            raise InputError(
+                f"Expected the columns of {path} to equal those of the first file."
+            )
+        check_file(parquet.metadata, path)
+        files[name] = parquet.metadata.num_rows
+        if parquet.num_row_groups:
+            footers[name] = footer
+        blocks += _blocks_of(path, name, parquet.metadata, blocks)
     assert schema is not None  # find_files returns at least one file
     if not any(block.num_rows for block in blocks):
         raise InputError(f"Expected rows in --input {pattern}; there are none.")
-    return Dataset(
-        columns=_columns(schema),
+    return RowGroups(
+        schema=schema,
         blocks=tuple(blocks),
-        description=_description(schema, pattern),
         files=files,
         hidden=found.hidden,
         footers=footers,
     )
+
+
+def _blocks_of(
+    path: str, name: str, metadata: pq.FileMetaData, before: Sequence[Block]
+) -> list[Block]:
+    """Returns the blocks of a file, numbered after those of the files before it."""
+    first_row = before[-1].first_row + before[-1].num_rows if before else 0
+    blocks = []
+    for row_group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(row_group).num_rows
+        blocks.append(
+            Block(
+                path=path,
+                name=name,
+                row_group=row_group,
+                num_rows=num_rows,
+                first_row=first_row,
+                ordinal=len(before) + row_group,
+            )
+        )
+        first_row += num_rows
+    return blocks
+
+
+def _check_bounded(dataset: Dataset, pattern: str) -> None:
+    """Refuses a data set that is not what its note about bounded users says."""
+    bounded = dataset.bounded
+    if bounded is None:
+        return
+    if dataset.num_rows > bounded.num_examples:
+        raise InputError(
+            f"Expected --input {pattern} to hold at most the num_examples="
+            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give the "
+            "folder that it wrote, alone."
+        )
+    if bounded.user_column in [column.name for column in dataset.columns]:
+        raise InputError(
+            f"Expected no column {bounded.user_column} in --input {pattern}: it held "
+            "the ids of users. Drop it, or run `dpsgd bound` again."
+        )
 
 
 def _values(array: pa.Array, column: Column) -> np.ndarray:
@@ -316,20 +421,33 @@ def read_block(
       InputError: the file is missing, damaged, or not the one that was listed, or a
         column holds nulls.
     """
+    names = [column.name for column in columns]
+    return table_columns(read_table(block, names, is_listed), columns)
+
+
+def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Table:
+    """Returns columns of ``block``, of any types, as they are stored.  Sensitive.
+
+    Args:
+      block: Which row group.
+      names: Which of its columns.
+      is_listed: As of ``read_block``.
+
+    Raises:
+      InputError: the file is missing, damaged, or not the one that was listed.
+    """
     with _open(block.path) as file:
         if not is_listed(block, _footer_digest(file, block.path)):
             raise InputError(
                 f"Expected input file {block.path} not to change during the job. "
                 "Restore it, or start again in an empty --out folder."
             )
-        names = [column.name for column in columns]
         try:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
-            table = parquet.read_row_group(block.row_group, columns=names)
+            return parquet.read_row_group(block.row_group, columns=list(names))
         except (pa.ArrowException, OSError) as error:
             # Arrow's own message may quote what it could not read.
             raise InputError(
                 f"Expected row group {block.row_group} of {block.path} to be intact "
                 f"and to hold no nulls: {type(error).__name__}."
             ) from None
-    return table_columns(table, columns)

@@ -30,7 +30,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accounting.plan import fingerprint
+from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
@@ -48,6 +48,7 @@ from pipelines.batches.manifest import (
 from pipelines.files import folders, storage
 from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import read_bytes, write_atomically
+from pipelines.inputs.bounded import KEY_LABEL
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
 from pipelines.sampling.keys import commitment, read_or_create_key_file
@@ -180,6 +181,7 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
             f"Expected num_examples={layout.plan.num_examples} to be the rows of the "
             f"input, {dataset.num_examples}. Make the plan of dataset.num_examples."
         )
+    _check_slots(layout.plan, dataset)
     for column in layout.columns:
         if column not in dataset.columns:
             raise InputError(
@@ -187,6 +189,28 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
                 f"of dtype {column.dtype} and shape {column.shape}. Make the layout "
                 "with make_layout(plan, dataset)."
             )
+
+
+def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
+    """Refuses slots without rows where a sampler must know every slot's place."""
+    places = plan.largest_batch_size is not None and plan.truncated_batch_size is None
+    if places and dataset.bounded is not None:
+        raise InputError(
+            f"Expected --sampler {plan.sampler} not to be used on the rows that `dpsgd "
+            "bound` kept: it gives each of a public number of slots a place, and which "
+            "slots have rows depends on the users. Use truncated-poisson or poisson."
+        )
+
+
+def _check_key(dataset: Dataset, key: bytes) -> None:
+    """Refuses the key that chose which rows of users are kept."""
+    if dataset.bounded is not None and dataset.bounded.key == commitment(
+        key, KEY_LABEL
+    ):
+        raise InputError(
+            "Expected --key-file to be of these batches alone; it chose the rows of "
+            "users that `dpsgd bound` kept. Name a new file, or leave it out."
+        )
 
 
 def open_job(
@@ -214,6 +238,7 @@ def open_job(
     if key_file is None:
         key_file = _own_key_file(out)
         key = read_or_create_key_file(key_file)
+    _check_key(dataset, key)
     state = {
         "version": str(FORMAT_VERSION),
         "layout": fingerprint(_layout_json(layout)),

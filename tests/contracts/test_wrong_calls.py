@@ -57,6 +57,8 @@ BASES = {
     "demo": "--out new",
     "train": "--batches batches --eval data/test --out new --l2-norm-clip 1 "
     "--noise-multiplier 1",
+    "bound": "--input input --user-column id --max-examples-per-user 2 "
+    "--num-examples 100 --out new",
     "predict": "run --input data/test --out new",
     "account": "--sampler poisson --num-examples 1000 --batch-size 10 --epochs 1 "
     "--noise-multiplier 1 --delta 1e-5",
@@ -562,11 +564,24 @@ PREDICT = [
     *not_a("float", "--uncertainty", "x", "0.9"),
     *UNKNOWN,
 ]  # fmt: skip
+BOUND = [
+    number("--input", "nosuch", "nosuch", "input"),
+    number("--user-column", "none", "it has", "id"),
+    *not_a("int", "--max-examples-per-user", "x", "2"),
+    number("--max-examples-per-user", "0", "max_examples_per_user=0 >= 1", "2"),
+    number("--num-examples", "0", "num_examples=0 >= 1", "100"),
+    number("--out", "list.json", "--out list.json", "new"),
+    number("--memory-limit", "1", "memory_limit=1 >= 268435456", "1GiB"),
+    number("--threads", "0", "num_threads=0 >= 1", "1"),
+    row("--runner FnApiRunner --threads 1", "Expected no --threads beside", "- --threads"),
+    row("--runner x", "runner='x' to be one that Beam has here", "- --runner"),
+    row("--streaming", "those of Beam go with --runner", "- --streaming"),
+]  # fmt: skip
 TABLES = {
     "batches": BATCHES, "verify": VERIFY, "synth": SYNTH, "schema": SCHEMA,
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
-    "predict": PREDICT, "report": REPORT,
+    "predict": PREDICT, "report": REPORT, "bound": BOUND,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 

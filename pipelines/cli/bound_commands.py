@@ -1,0 +1,84 @@
+"""``dpsgd bound``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from accounting.cli import shared_options
+from pipelines.cli.byte_size import ByteSize
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+@click.option(
+    "--input", "source", required=True, help="Parquet: file, folder or quoted glob."
+)
+@click.option(
+    "--user-column",
+    required=True,
+    help="Holds the users' ids: integers, text or bytes.  It is left out of OUT.",
+)
+@click.option(
+    "--max-examples-per-user",
+    type=int,
+    required=True,
+    help="Rows of a user that are kept at most, chosen at random.",
+)
+@click.option(
+    "--num-examples",
+    type=int,
+    required=True,
+    help="Slots: a public number, at least the rows that are kept.  It enters the "
+    "sampling rate in place of their number, which depends on who has how many rows.",
+)
+@click.option("--out", required=True, help="New or empty folder.")
+@click.option(
+    "--key-file",
+    help="Chooses rows: a file of mode 0600, made if missing; not that of batches.  "
+    "[default: a key of this job alone, which is removed when it ends]",
+)
+@click.option(
+    "--memory-limit",
+    type=ByteSize(),
+    default="2GiB",
+    show_default=True,
+    help="Of this process, or of a worker.",
+)
+@click.option("--threads", type=int, help="Of this process.  [default: all cores]")
+@click.option(
+    "--runner",
+    help="Engine of Apache Beam, which takes all other options; it writes the same "
+    "bytes.  Its workers must see input, output and key under the same paths.  "
+    "[default: this process]",
+)
+@shared_options.as_json
+@click.pass_context
+def bound(
+    ctx: click.Context,
+    source: str,
+    out: str,
+    runner: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Keeps at most k rows of each user, so that a guarantee can be one for users.
+
+    Which rows of a user are kept is drawn by a secret key, not by their order or where
+    they are.  OUT holds the other columns of the rows that are kept, in their order,
+    and says in its metadata that users are bounded: batches, runs and privacy
+    statements know it.  Nothing says how many users or rows there are.
+
+    The same command goes on where a stopped one was.
+
+    \b
+    Example:
+      dpsgd bound --input data/train --user-column user --max-examples-per-user 5 \\
+          --num-examples 1000000 --out bounded
+      dpsgd batches --input bounded --out batches --batch-size 1024 --epochs 1
+    """
+    from pipelines.cli import bound_work
+
+    bound_work.bound(source, out, runner, ctx.args, options, as_json=as_json)

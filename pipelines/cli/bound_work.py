@@ -1,0 +1,87 @@
+"""What ``dpsgd bound`` does."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.cli.console import show
+from pipelines.files.progress_bars import Bars
+from pipelines.files.stopping import stoppable
+from pipelines.job.quiet_beam import quiet_beam
+from pipelines.users.bound import bound as bound_users
+from pipelines.users.bound_job import STEPS, BoundSettings
+
+_STOPPED = (
+    "Stopped by a signal. Give the same command again: it goes on where it stopped."
+)
+
+
+def bound(
+    source: str,
+    out: str,
+    runner: str | None,
+    others: list[str],
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+) -> None:
+    """Bounds users, and writes a summary, which counts nothing of the input.
+
+    Args:
+      source: File, folder or glob.
+      out: New or empty folder.
+      runner: Engine of Beam; None for this process.
+      others: What the command does not know: Beam's.
+      options: The other flags.
+      as_json: Whether the summary is JSON.
+
+    Raises:
+      InputError: flags that do not go together, or a table that cannot be bounded.
+    """
+    names = ("user_column", "max_examples_per_user", "num_examples")
+    settings = BoundSettings(**{name: options.pop(name) for name in names})
+    began = time.perf_counter()
+    with stoppable(_STOPPED), Bars(STEPS) as bars:
+        bound_users(
+            source,
+            out,
+            settings,
+            key_file=options["key_file"],
+            memory_limit=options["memory_limit"],
+            num_threads=options["threads"],
+            run_tasks=_engine(runner, others, options),
+            on_progress=bars.update,
+        )
+    shown = {
+        "out": out,
+        "unit_of_privacy": "user",
+        "max_examples_per_user": settings.max_examples_per_user,
+        "num_examples": settings.num_examples,
+        "column_left_out": settings.user_column,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+    show("Bounded users", shown, as_json)
+
+
+def _engine(runner: str | None, others: list[str], options: dict[str, Any]) -> Any:
+    """Returns what runs tasks on an engine; None for this process."""
+    if runner is None:
+        if others:
+            raise InputError(
+                f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those "
+                "of Beam go with --runner. See `dpsgd bound --help`."
+            )
+        return None
+    if options["threads"] is not None:
+        raise InputError("Expected no --threads beside --runner. Leave it out.")
+    quiet_beam()
+    from pipelines.cli.batch_job import beam_options
+    from pipelines.job.engine_tasks import run_on_engine
+    from pipelines.job.poisson_batching import runner_of
+
+    found = beam_options([f"--runner={runner}", *others])
+    runner_of(found)  # refuses what loses elements
+    return functools.partial(run_on_engine, found)

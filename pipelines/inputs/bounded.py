@@ -1,0 +1,80 @@
+"""What a data set says of itself when the rows of each user are bounded.
+
+`dpsgd bound` writes it into the metadata of its Parquet files; batches, runs and
+privacy statements carry it on.
+
+Formal guarantees:
+  - The number of slots is the public one that the user gave, not the number of rows,
+    which depends on who has how many.
+  - Slots beyond the rows are examples that no step draws: a data set with rows in them
+    is one that the guarantee compares.
+
+Public: everything here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from accounting.validation import InputError, check_int
+from accounting.versioned_json import header, read_fields
+
+#: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
+BOUNDED = "bounded"
+
+#: Of the commitment to a key that chooses rows: no other choice may be made by it.
+KEY_LABEL = "key of choices"
+
+_HEADER: Any = {"format_name": "dpsgd-bounded", "version": 1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """How many rows a user has at most.
+
+    Attributes:
+      user_column: Held the ids; it is left out.
+      max_examples_per_user: Rows of a user that were kept at most.
+      num_examples: Public number of slots, at least the rows.
+      key: Commitment to the key that chose rows.
+
+    Raises:
+      InputError: a number below 1.
+    """
+
+    user_column: str
+    max_examples_per_user: int
+    num_examples: int
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        check_int("num_examples", self.num_examples, at_least=1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict, with ``format`` and ``version``."""
+        return {**header(**_HEADER), **dataclasses.asdict(self)}
+
+    @classmethod
+    def of(cls, description: dict[str, Any]) -> Bounded | None:
+        """Returns what a description of a data set says, or None if nothing.
+
+        Raises:
+          InputError: another version, or damaged.
+        """
+        if BOUNDED not in description:
+            return None
+        found = read_fields(
+            description[BOUNDED],
+            [field.name for field in dataclasses.fields(cls)],
+            kind="note about bounded users",
+            remedy="Use the release that wrote it, or run `dpsgd bound` again.",
+            **_HEADER,
+        )
+        try:
+            return cls(**found)
+        except TypeError:
+            raise InputError(
+                "Expected a complete note about bounded users. Run `dpsgd bound` again."
+            ) from None

@@ -1,0 +1,1 @@
+"""Contributions of users bounded, before rows are sampled."""

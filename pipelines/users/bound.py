@@ -1,0 +1,84 @@
+"""Bounding users: the steps of a job, on threads of this process or on an engine.
+
+Formal guarantees:
+  - Those of ``bound_job``.
+  - ``out`` appears when all of its files are there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from accounting.validation import check_int
+from pipelines.files.threads import in_order, num_cores
+from pipelines.users.bound_folder import check_room, finish, open_job
+from pipelines.users.bound_job import WRITE, BoundSettings, steps
+
+#: ``on_progress(step, tasks done, tasks in all)``.
+Progress = Callable[[str, int, int], None]
+#: Calls a task with every item, somewhere.
+RunTasks = Callable[[Callable[[Any], None], Sequence[Any]], None]
+
+DEFAULT_MEMORY_LIMIT = 2 << 30
+#: Of a thread, with a run and a row group of a wide table.
+LEAST_MEMORY = 256 << 20
+
+
+def bound(
+    pattern: str,
+    out: str | os.PathLike[str],
+    settings: BoundSettings,
+    *,
+    key_file: str | os.PathLike[str] | None = None,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    num_threads: int | None = None,
+    run_tasks: RunTasks | None = None,
+    on_progress: Progress = lambda *_: None,
+) -> None:
+    """Writes the table without ids, with at most k rows of each user.
+
+    Args:
+      pattern: Parquet: a file, a folder or a glob.
+      out: A new or empty folder; if a job was killed, the same one.
+      settings: What is kept.
+      key_file: Chooses rows; made if missing.  None for a key of this job alone, which
+        goes when the job ends.
+      memory_limit: Bytes, of this process or of a worker.
+      num_threads: Of this process; the number of cores if None.
+      run_tasks: The workers of an engine, which must see input, output and key under
+        the same paths; None for threads of this process.
+      on_progress: Called after each task of this process.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend; later for a
+        table that changes, ids that are missing, or too few slots.
+    """
+    threads = _num_threads(num_threads, memory_limit)
+    job, final = open_job(
+        pattern,
+        out,
+        settings,
+        key_file=key_file,
+        part_bytes=memory_limit // (2 * threads),
+    )
+    for name, task, items in steps(job):
+        if name == WRITE:
+            check_room(job)
+        if run_tasks is not None:
+            run_tasks(task, items)
+            continue
+        on_progress(name, 0, len(items))
+        with ThreadPoolExecutor(threads) as pool:
+            for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
+                on_progress(name, done, len(items))
+    finish(job, final)
+
+
+def _num_threads(wanted: int | None, memory_limit: int) -> int:
+    check_int("memory_limit", memory_limit, at_least=LEAST_MEMORY)
+    if wanted is not None:
+        check_int("num_threads", wanted, at_least=1)
+    return max(1, min(wanted or num_cores(), memory_limit // LEAST_MEMORY))

@@ -1,0 +1,148 @@
+"""The folder of a job that bounds users: begun once, resumed, and made ``out``.
+
+Formal guarantees:
+  - Nothing is read but footers before every setting and the columns are checked.
+  - An unfinished job goes on with the same input, settings and key alone.
+  - Nobody but this user may enter the folders.
+
+Public: settings.  Sensitive: everything in the folders.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+
+import pyarrow as pa
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_json
+from pipelines.files.folders import make_private_folder
+from pipelines.files.output_folder import check_output
+from pipelines.files.storage import write_atomically
+from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, Bounded
+from pipelines.inputs.known_input import KnownInput, know_input
+from pipelines.inputs.parquet_blocks import RowGroups, description_of, list_row_groups
+from pipelines.sampling.keys import commitment, read_or_create_key_file
+from pipelines.users.bound_job import DATA, ENTRY, IDS, KEPT, BoundJob, BoundSettings
+from pipelines.users.user_ids import check_type
+
+#: What sorting takes, in bytes for each row of a part.
+_SORT_BYTES = 4 * ENTRY.itemsize
+_MOST_PARTS = 1 << 12
+_JOB, _KEY = "job.json", "private.key"
+
+
+def open_job(
+    pattern: str,
+    out: str | os.PathLike[str],
+    settings: BoundSettings,
+    *,
+    key_file: str | os.PathLike[str] | None,
+    part_bytes: int,
+) -> tuple[BoundJob, pathlib.Path]:
+    """Makes the folder of a job, or finds the unfinished one; returns job and ``out``.
+
+    Args:
+      pattern: Parquet: a file, a folder or a glob.
+      out: A new or empty folder of this machine, or one that every worker mounts.
+      settings: What is kept.
+      key_file: Chooses rows; made if missing.  None for a key that is removed with
+        ``OUT.unfinished``.
+      part_bytes: Memory of a task that chooses rows.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend.
+    """
+    groups = list_row_groups(pattern)
+    _check_columns(groups, settings, pattern)
+    final = pathlib.Path(os.path.realpath(check_output(out)))
+    work = final.with_name(f"{final.name}.unfinished")
+    make_private_folder(work, remedy="Name another --out.")
+    key_path = os.path.abspath(work / _KEY if key_file is None else key_file)
+    key = read_or_create_key_file(key_path)
+    num_rows = sum(groups.files.values())
+    num_parts = min(_MOST_PARTS, 1 + num_rows * _SORT_BYTES // part_bytes)
+    known = know_input(key, groups)
+    job = BoundJob(
+        settings=settings,
+        blocks=groups.blocks,
+        known=known,
+        schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL)),
+        num_parts=_begin(work, settings, known, num_parts),
+        work=str(work),
+        key_file=key_path,
+    )
+    for name in (IDS, KEPT, DATA):
+        make_private_folder(work / name, remedy="Name another --out.")
+    return job, final
+
+
+def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema:
+    """Returns the schema of the files that are written."""
+    note = Bounded(**dataclasses.asdict(settings), key=key)
+    told = {**description_of(found, "--input"), BOUNDED: note.to_json()}
+    fields = [field for field in found if field.name != settings.user_column]
+    return pa.schema(fields, {DATASET_METADATA_KEY: json.dumps(told).encode()})
+
+
+def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> None:
+    names, column = groups.schema.names, settings.user_column
+    if column not in names:
+        raise InputError(
+            f"Expected --user-column {column} to be a column of {pattern}; it has "
+            f"{', '.join(names)}."
+        )
+    check_type(column, groups.schema.field(column).type)
+    if BOUNDED in description_of(groups.schema, pattern):
+        raise InputError(
+            f"Expected --input {pattern} not to be bounded already. Give the table "
+            "that `dpsgd bound` read."
+        )
+
+
+def _begin(
+    work: pathlib.Path, settings: BoundSettings, known: KnownInput, num_parts: int
+) -> int:
+    """Notes what a new job is, or refuses another; returns the parts that it has."""
+    job = fingerprint({**dataclasses.asdict(settings), "input": known.input_id})
+    path = work / _JOB
+    if not path.exists():
+        note = pretty_json({"job": job, "parts": num_parts})
+        write_atomically(path, note, mode=0o600)
+    found = read_json(path)
+    if found["job"] != job:
+        raise InputError(
+            f"Expected {work} to be of the same job: its input, settings or key were "
+            "others. Give those again to finish it, or remove the folder."
+        )
+    return int(found["parts"])
+
+
+def check_room(job: BoundJob) -> None:
+    """Accepts a public number of slots that is enough.
+
+    Raises:
+      InputError: more rows are kept; the message has no count.
+    """
+    if job.num_kept() > job.settings.num_examples:
+        raise InputError(
+            f"Expected num_examples={job.settings.num_examples} to be at least the "
+            "rows that are kept. Give a larger public number, such as the rows of the "
+            f"whole table, after `rm -r {job.work}`."
+        )
+
+
+def finish(job: BoundJob, final: pathlib.Path) -> None:
+    """Gives the folder its name, and removes what was needed to make it.
+
+    Args:
+      job: All of whose tasks are done.
+      final: The folder that the user named.
+    """
+    os.rename(pathlib.Path(job.work, DATA), final)
+    shutil.rmtree(job.work)

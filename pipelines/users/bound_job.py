@@ -1,0 +1,269 @@
+"""At most k rows of each user, of data of any size: a Map-Reduce job on ids alone.
+
+    OUT.unfinished/job.json          what is done: of the input, settings and key
+    OUT.unfinished/private.key       the key, unless the user named one
+    OUT.unfinished/ids/block-*       map: users, priorities and places of rows, by part
+    OUT.unfinished/kept/block-*      reduce: which rows of each run are kept
+    OUT.unfinished/data/part-*       the kept rows of each run; becomes OUT
+
+A run is a few consecutive row groups, and a part is a share of the users.  Only 20
+bytes of a row travel from map to reduce; the rows themselves are read once more, and
+written in their order.  Each step is a list of independent tasks, each with one file,
+which threads of this machine do or the workers of an engine of Beam.
+
+Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
+  - at most k: no user has more than ``max_examples_per_user`` rows in ``out``, in
+    whatever files and row groups they were.
+  - uniform choice: of a user with more, each set of that many rows is equally likely.
+  - pure function: which rows are kept depends on the key, the input and the settings
+    alone; files are the same bytes on every engine and with any number of workers.
+  - the id is gone: ``out`` holds every column but the users' ids, in the same order.
+  - nothing is told: no message, summary or public field depends on how many users
+    there are, or on how many rows any has; but a kept number of rows above
+    ``num_examples`` is refused, without the number.
+  - a file appears complete or not at all.  The same command goes on where a killed one
+    stopped; one of another input, setting or key is refused.
+  - bounded memory: a task holds a run or a part; a user's rows within a run are bounded
+    before they travel, so that one user with very many rows does not fill a part.
+
+Public: settings, names and types of columns.  Sensitive: rows, ids, the key, and
+everything in ``OUT.unfinished``.
+
+References:
+  Charles et al. (2024), arXiv:2407.07737, on bounding contributions of users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import check_int
+from pipelines.inputs.known_input import KnownInput
+from pipelines.inputs.parquet_blocks import (
+    Block,
+    read_table,
+)
+from pipelines.job.spill import read_slice, spill_path, write_spill
+from pipelines.sampling.keys import (
+    derive,
+    read_key_file,
+)
+from pipelines.sampling.streams import Stream
+from pipelines.users.keep_least import keep_least
+from pipelines.users.user_ids import hash_ids
+
+#: Of a row, from map to reduce; ``row`` counts within its run.
+ENTRY = np.dtype([("user", "<u8"), ("priority", "<u8"), ("row", "<u4")])
+_ROW = ENTRY["row"]
+
+#: A task of the map holds the entries of so many rows, or of one row group.
+RUN_ROWS = 1 << 20
+#: Folders below that of the unfinished job.
+IDS, KEPT, DATA = "ids", "kept", "data"
+
+#: The steps of a job.
+READ, CHOOSE, WRITE = STEPS = ("read ids", "choose", "write")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundSettings:
+    """How many rows of each user are kept.  All public.
+
+    Attributes:
+      user_column: Holds the ids: integers, text or bytes.
+      max_examples_per_user: Rows of a user that are kept at most.
+      num_examples: Slots: a public number, at least the rows that are kept.
+
+    Raises:
+      InputError: a number below 1.
+    """
+
+    user_column: str
+    max_examples_per_user: int
+    num_examples: int
+
+    def __post_init__(self) -> None:
+        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        check_int("num_examples", self.num_examples, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Consecutive blocks that one task reads, and whose rows fill one file.
+
+    Attributes:
+      number: Of the run.
+      blocks: In their order.
+    """
+
+    number: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its blocks."""
+        return sum(block.num_rows for block in self.blocks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundJob:
+    """What workers have to know.  Public.
+
+    Attributes:
+      settings: What is kept.
+      blocks: Of the input.
+      known: The input, by keyed digests.
+      schema: Of the files that are written: they say that users are bounded.
+      num_parts: Shares of the users.
+      work: The folder of the unfinished job.
+      key_file: Which every worker reads.
+    """
+
+    settings: BoundSettings
+    blocks: tuple[Block, ...]
+    known: KnownInput
+    schema: pa.Schema
+    num_parts: int
+    work: str
+    key_file: str
+
+    @property
+    def runs(self) -> list[Run]:
+        """The input, cut where a run is full."""
+        runs: list[list[Block]] = []
+        room = 0
+        for block in self.blocks:
+            if not runs or block.num_rows > room:
+                runs.append([])
+                room = max(RUN_ROWS, block.num_rows)
+            runs[-1].append(block)
+            room -= block.num_rows
+        return [Run(number, tuple(blocks)) for number, blocks in enumerate(runs)]
+
+    def _key(self) -> bytes:
+        """Returns the key of all choices for this input.  Secret."""
+        return self.known.data_set_key(read_key_file(self.key_file))
+
+    def _read(self, block: Block, names: Sequence[str], key: bytes) -> pa.Table:
+        """Returns columns of a block.  Sensitive."""
+        return read_table(block, names, functools.partial(self.known.is_listed, key))
+
+    def folder(self, name: str) -> pathlib.Path:
+        """Returns the folder of a kind of file."""
+        return pathlib.Path(self.work, name)
+
+    def output(self, run: Run) -> pathlib.Path:
+        """Returns the file of the kept rows of a run."""
+        return self.folder(DATA) / f"part-{run.number:05d}.parquet"
+
+    def list_ids(self, run: Run) -> None:
+        """Writes users, priorities and places of the rows of a run, by part."""
+        path = spill_path(self.folder(IDS), run.number)
+        if os.path.exists(path):
+            return
+        key = self._key()
+        entries = np.concatenate([self._entries(block, key) for block in run.blocks])
+        entries["row"] = np.arange(len(entries))
+        most = self.settings.max_examples_per_user
+        entries = entries[keep_least(entries["user"], entries["priority"], most)]
+        parts = _part_of(entries["user"], self.num_parts)
+        counts = np.bincount(parts, minlength=self.num_parts)
+        _write_pieces(path, entries[np.argsort(parts, kind="stable")], counts)
+
+    def _entries(self, block: Block, key: bytes) -> np.ndarray:
+        name = self.settings.user_column
+        column = self._read(block, [name], key).column(0)
+        entries = np.zeros(block.num_rows, ENTRY)
+        entries["user"] = hash_ids(name, column, key)
+        stream = Stream(derive(key, "rows of users", block.label))
+        entries["priority"] = stream.words(block.num_rows)
+        return entries
+
+    def choose(self, part: int) -> None:
+        """Writes which rows of each run are kept, of the users of a part."""
+        path = spill_path(self.folder(KEPT), part)
+        if os.path.exists(path):
+            return
+        runs, source = self.runs, self.folder(IDS)
+        pieces = [
+            np.frombuffer(read_slice(spill_path(source, run.number), part), ENTRY)
+            for run in runs
+        ]
+        entries = np.concatenate(pieces)
+        most = self.settings.max_examples_per_user
+        kept = keep_least(entries["user"], entries["priority"], most)
+        edges = np.cumsum([0, *map(len, pieces)])
+        counts = np.diff(np.cumsum([0, *kept])[edges])
+        _write_pieces(path, entries["row"][kept], counts)
+
+    def num_kept(self) -> int:
+        """Returns how many rows are kept.  Sensitive."""
+        head = (len(self.runs) + 1) * 8  # see ``spill``
+        paths = [spill_path(self.folder(KEPT), part) for part in range(self.num_parts)]
+        return sum((os.path.getsize(path) - head) // _ROW.itemsize for path in paths)
+
+    def write(self, run: Run) -> None:
+        """Writes the rows of a run that are kept, without ids."""
+        path = self.output(run)
+        if path.exists():
+            return
+        keep = np.zeros(run.num_rows, bool)
+        for part in range(self.num_parts):
+            piece = read_slice(spill_path(self.folder(KEPT), part), run.number)
+            keep[np.frombuffer(piece, _ROW)] = True
+        temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+        with pq.ParquetWriter(
+            temporary,
+            self.schema,
+            compression="zstd",
+            compression_level=1,
+            write_page_checksum=True,
+        ) as writer:
+            for rows in self._kept_rows(run, keep):
+                writer.write_table(rows, row_group_size=len(rows))
+        os.replace(temporary, path)
+
+    def _kept_rows(self, run: Run, keep: np.ndarray) -> Iterator[pa.Table]:
+        """Yields the kept rows of each block, in their order.  Sensitive."""
+        first, key = 0, self._key()
+        for block in run.blocks:
+            rows = self._read(block, self.schema.names, key)
+            mask = keep[first : first + block.num_rows]
+            first += block.num_rows
+            if mask.any():
+                kept = rows.filter(pa.array(mask))
+                yield kept.replace_schema_metadata(self.schema.metadata)
+
+
+def _part_of(users: np.ndarray, num_parts: int) -> np.ndarray:
+    """Returns the part of each user, int64 in [0, num_parts)."""
+    high = users >> np.uint64(32)
+    return ((high * np.uint64(num_parts)) >> np.uint64(32)).astype(np.int64)
+
+
+def _write_pieces(path: str, entries: np.ndarray, counts: np.ndarray) -> None:
+    """Writes entries that are in the order of their pieces."""
+    edges = np.cumsum([0, *counts])
+    pieces = (entries[start:end].tobytes() for start, end in itertools.pairwise(edges))
+    write_spill(path, (counts * entries.itemsize).tolist(), pieces)
+
+
+def steps(job: BoundJob) -> Sequence[tuple[str, Any, Sequence[Any]]]:
+    """Returns (name, task, what it is called with) of each step of a job, in order."""
+    runs = job.runs
+    return [
+        (READ, job.list_ids, runs),
+        (CHOOSE, job.choose, range(job.num_parts)),
+        (WRITE, job.write, runs),
+    ]

@@ -1,0 +1,35 @@
+"""Which rows of a user are kept: those of the least priorities.
+
+Formal guarantees, for priorities that are independent and uniform:
+  - at most: no user has more than ``most`` rows left; one with fewer keeps them all.
+  - uniform choice: of a user with more, each set of ``most`` rows is equally likely.
+  - any order: which rows are kept does not depend on the order in which they come,
+    unless two of them share a priority (2**-64).
+  - in two rounds: to keep the least of each part, and then the least of what is left
+    of all parts, keeps the same rows as one round.
+
+Sensitive: everything.
+
+References:
+  Map-Reduce's combiner: Dean and Ghemawat (2004), section 4.3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def keep_least(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
+    """Returns which rows are kept, bool of shape (rows,).
+
+    Args:
+      users: Of each row, uint64; equal for rows of one user.
+      priorities: Of each row, uint64.
+      most: Rows of a user that are kept, at least 1.
+    """
+    kept = np.ones(len(users), bool)
+    order = np.lexsort((priorities, users))
+    sorted_users = users[order]
+    # A row is left out if the user of the row ``most`` places before is the same.
+    kept[order[most:][sorted_users[most:] == sorted_users[:-most]]] = False
+    return kept

@@ -1,0 +1,292 @@
+"""At most k rows of each user: the folder, on this machine and on Beam."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.validation import InputError
+from dpsgd import command_line
+from pipelines.batches.manifest import read_manifest
+from pipelines.inputs.bounded import Bounded
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.make_batches import open_input
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.spill import write_spill
+from pipelines.sampling.keys import create_key_file
+from pipelines.users import bound_job
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundJob, BoundSettings
+
+ROWS, MOST = 1200, 3
+SETTINGS = BoundSettings(
+    user_column="user", max_examples_per_user=MOST, num_examples=ROWS
+)
+USERS = np.random.default_rng(7).zipf(1.4, ROWS) % 150
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Three files in row groups of 110 rows; ``row`` says which they are."""
+    folder = tmp_path_factory.mktemp("table")
+    for number, rows in enumerate(np.array_split(np.arange(ROWS), 3)):
+        names = [f"name of user {user}" for user in USERS[rows]]
+        columns = {"row": rows, "user": names, "text": ["x"] * len(rows)}
+        path = folder / f"part-{number}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=110)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("key") / "key"
+    create_key_file(path)
+    return path
+
+
+@pytest.fixture
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of three row groups, and several parts."""
+    monkeypatch.setattr(bound_job, "RUN_ROWS", 330)
+    monkeypatch.setattr("pipelines.users.bound_folder._SORT_BYTES", 1 << 23)
+
+
+def kept_rows(out: pathlib.Path) -> np.ndarray:
+    return pq.read_table(out)["row"].to_numpy()
+
+
+def contents(out: pathlib.Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.mark.usefixtures("small_runs")
+def test_at_most_k(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    bound(str(table), tmp_path / "out", SETTINGS)
+    rows = kept_rows(tmp_path / "out")
+    assert (np.diff(rows) > 0).all()  # in their order, none twice
+    before, after = collections.Counter(USERS), collections.Counter(USERS[rows])
+    assert after == {user: min(MOST, count) for user, count in before.items()}
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def test_uniform_choice(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Rows of the largest user are kept alike, whatever file they are in.
+
+    With a key of its own in each of 60 trials, the kept rows in the first third of its
+    rows are hypergeometric; their sum is held within 6 deviations.
+    """
+    largest = np.bincount(USERS).argmax()
+    mine = np.flatnonzero(largest == USERS)
+    first, trials = len(mine) // 3, 60
+    share = first / len(mine)
+    found = 0
+    for trial in range(trials):
+        bound(str(table), tmp_path / str(trial), SETTINGS, num_threads=1)
+        found += np.isin(kept_rows(tmp_path / str(trial)), mine[:first]).sum()
+    spread = np.sqrt(trials * MOST * share * (1 - share))
+    assert abs(found - trials * MOST * share) < 6 * spread
+
+
+@pytest.mark.usefixtures("small_runs")
+def test_pure_function(
+    table: pathlib.Path, key_file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    def make(name: str, **options: Any) -> dict[str, bytes]:
+        bound(str(table), tmp_path / name, SETTINGS, key_file=key_file, **options)
+        return contents(tmp_path / name)
+
+    found = make("one", num_threads=1)
+    assert len(found) == 4
+    assert make("two", num_threads=2, memory_limit=1 << 30) == found
+    engine = functools.partial(run_on_engine, PipelineOptions(["--runner=FnApiRunner"]))
+    assert make("engine", run_tasks=engine) == found
+    other = tmp_path / "other-key"
+    create_key_file(other)
+    bound(str(table), tmp_path / "other", SETTINGS, key_file=other)
+    assert not np.array_equal(
+        kept_rows(tmp_path / "other"), kept_rows(tmp_path / "one")
+    )
+
+
+def test_the_id_is_gone(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    bound(str(table), tmp_path / "out", SETTINGS)
+    assert pq.read_table(tmp_path / "out").column_names == ["row", "text"]
+    for data in contents(tmp_path / "out").values():
+        assert b"name of user" not in data
+
+
+def test_nothing_is_told(
+    table: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(num_examples: int) -> str:
+        call = f"bound --user-column user --max-examples-per-user {MOST}"
+        call += f" --num-examples {num_examples} --input table --out out"
+        monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
+        with pytest.raises(SystemExit):
+            command_line.main()
+        return "".join(capfd.readouterr())
+
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("table").symlink_to(table)
+    told = run(50)
+    assert "num_examples=50 to be at least the rows that are kept" in told
+    shutil.rmtree("out.unfinished")
+    told += run(ROWS)
+    kept, users = len(kept_rows(tmp_path / "out")), len(np.unique(USERS))
+    for number in (kept, ROWS - kept, users, np.bincount(USERS).max()):
+        assert f"{number}" not in told
+
+
+@pytest.mark.usefixtures("small_runs")
+@pytest.mark.parametrize("task", ["list_ids", "choose", "write"])
+def test_goes_on(
+    table: pathlib.Path,
+    key_file: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+) -> None:
+    """A job whose second task of a step dies is finished by the same command."""
+    made, calls = collections.Counter[str](), []
+    run = functools.partial(
+        bound, str(table), settings=SETTINGS, key_file=key_file, num_threads=1
+    )
+
+    def counted(name: str, function: Any) -> Any:
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            made[name] += 1
+            return function(path, *args, **options)
+
+        return call
+
+    monkeypatch.setattr(bound_job, "write_spill", counted("spill", write_spill))
+    monkeypatch.setattr(pq, "ParquetWriter", counted("table", pq.ParquetWriter))
+    run(out=tmp_path / "all")
+    undisturbed = made.copy()
+    assert min(undisturbed.values()) >= 4
+    made.clear()
+    original = getattr(BoundJob, task)
+
+    def dies(job: BoundJob, item: Any) -> None:
+        calls.append(item)
+        if len(calls) == 2:
+            raise MemoryError
+        original(job, item)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundJob, task, dies)
+        with pytest.raises(MemoryError):
+            run(out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    run(out=tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "all")
+    assert made == undisturbed  # what was done is not done again
+
+
+def test_another_job_is_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path, key_file: pathlib.Path
+) -> None:
+    few = BoundSettings(user_column="user", max_examples_per_user=MOST, num_examples=9)
+    with pytest.raises(InputError, match="num_examples=9"):
+        bound(str(table), tmp_path / "out", few, key_file=key_file)
+    with pytest.raises(InputError, match="its input, settings or key were others"):
+        bound(str(table), tmp_path / "out", SETTINGS, key_file=key_file)
+
+
+def test_changed_input_is_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    copy = tmp_path / "table.parquet"
+    copy.write_bytes((table / "part-0.parquet").read_bytes())
+
+    def run_tasks(task: Any, items: Any) -> None:
+        copy.write_bytes((table / "part-1.parquet").read_bytes())
+        for item in items:
+            task(item)
+
+    with pytest.raises(InputError, match="not to change during the job"):
+        bound(str(copy), tmp_path / "out", SETTINGS, run_tasks=run_tasks)
+
+
+def test_wrong_tables_are_refused(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    other = BoundSettings(user_column="name", max_examples_per_user=1, num_examples=1)
+    with pytest.raises(InputError, match="it has row, user, text"):
+        bound(str(table), tmp_path / "out", other)
+    bound(str(table), tmp_path / "out", SETTINGS)
+    again = BoundSettings(user_column="text", max_examples_per_user=1, num_examples=1)
+    with pytest.raises(InputError, match="not to be bounded already"):
+        bound(str(tmp_path / "out"), tmp_path / "again", again)
+
+
+@pytest.fixture(scope="module")
+def bounded(
+    table: pathlib.Path,
+    key_file: pathlib.Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> pathlib.Path:
+    """Numbers alone, bounded."""
+    folder = tmp_path_factory.mktemp("bounded")
+    numbers = pq.read_table(table, columns=["row", "user"])
+    pq.write_table(numbers, folder / "numbers.parquet")
+    bound(str(folder), folder / "out", SETTINGS, key_file=key_file)
+    return folder / "out"
+
+
+def test_batches_have_the_public_number_of_slots(
+    bounded: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    settings = BatchSettings(expected_batch_size=40, num_epochs=1)
+    dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
+    assert dataset.num_rows < dataset.num_examples == ROWS
+    manifest = write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
+    assert manifest.plan.num_examples == ROWS
+    told = Bounded.of(read_manifest(tmp_path / "out").dataset)
+    assert told is not None
+    assert told.max_examples_per_user == MOST
+
+
+@pytest.mark.parametrize("sampler", ["deterministic", "dynamic-shuffle"])
+def test_samplers_that_place_every_slot_are_refused(
+    bounded: pathlib.Path, tmp_path: pathlib.Path, sampler: str
+) -> None:
+    settings = BatchSettings(expected_batch_size=40, num_epochs=1, sampler=sampler)
+    dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
+    with pytest.raises(InputError, match=f"--sampler {sampler} not to be used"):
+        write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
+
+
+def test_a_shared_key_is_refused(
+    bounded: pathlib.Path, key_file: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    settings = BatchSettings(expected_batch_size=40, num_epochs=1)
+    out = tmp_path / "out"
+    dataset, layout = open_input(str(bounded), str(out), settings)
+    with pytest.raises(InputError, match="it chose the rows of users"):
+        write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
+
+
+def test_more_rows_or_a_user_column_are_refused(
+    table: pathlib.Path, bounded: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = pq.read_table(bounded)
+    note = found.schema.metadata
+    rows = pa.table({"row": np.arange(ROWS + 1)}).replace_schema_metadata(note)
+    pq.write_table(rows, tmp_path / "more.parquet")
+    with pytest.raises(InputError, match="at most the num_examples=1200"):
+        list_blocks(str(tmp_path / "more.parquet"))
+    ids = found.append_column("user", pa.array(np.zeros(len(found), int)))
+    pq.write_table(ids, tmp_path / "ids.parquet")
+    with pytest.raises(InputError, match="Expected no column user"):
+        list_blocks(str(tmp_path / "ids.parquet"))
