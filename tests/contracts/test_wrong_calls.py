@@ -573,7 +573,7 @@ BOUND = [
     number("--out", "list.json", "--out list.json", "new"),
     number("--memory-limit", "1", "memory_limit=1 >= 268435456", "1GiB"),
     number("--threads", "0", "num_threads=0 >= 1", "1"),
-    row("--runner FnApiRunner --threads 1", "Expected no --threads beside", "- --threads"),
+    row("--runner FnApiRunner --threads 1", "no --threads beside", "- --threads"),
     row("--runner x", "runner='x' to be one that Beam has here", "- --runner"),
     row("--streaming", "those of Beam go with --runner", "- --streaming"),
 ]  # fmt: skip
