@@ -82,6 +82,7 @@ class PrivacyStatement:
         privacy.
       neighboring_relation: Of the claim, one of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
     """
 
     plan: DpSgdPlan
@@ -94,25 +95,35 @@ class PrivacyStatement:
     learned_before: tuple[str, ...] = ()
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
+    users_are_bounded: bool = False
 
     @property
     def relation_text(self) -> str:
         """Which data sets are neighbours, and what the number of examples must be."""
         number = self._wording.num_examples
         text = relations.TEXTS[self.neighboring_relation]
-        if self.max_examples_per_user > 1:
+        if self._is_for_users:
             text = relations.ZERO_OUT_OF_USER
         return f"{text}; {number}"
 
     @property
     def privacy_unit(self) -> str:
         """Whose presence is hidden."""
-        if self.max_examples_per_user == 1:
+        if self.users_are_bounded:
+            return (
+                f"one user; `dpsgd bound` kept at most {self.max_examples_per_user} "
+                "examples of each, at random"
+            )
+        if not self._is_for_users:
             return "one example"
         return (
             f"one user, who must have at most {self.max_examples_per_user} examples: "
             "drop the others before batches are made"
         )
+
+    @property
+    def _is_for_users(self) -> bool:
+        return self.users_are_bounded or self.max_examples_per_user > 1
 
     @property
     def _wording(self) -> sampler_registry.Wording:
@@ -182,8 +193,10 @@ class PrivacyStatement:
 
     @property
     def _for_users(self) -> str:
+        if self.users_are_bounded:
+            return " for users"
         count = self.max_examples_per_user
-        return "" if count == 1 else f" for users with at most {count} examples"
+        return f" for users with at most {count} examples" if count > 1 else ""
 
     @property
     def _bound(self) -> str:
@@ -269,6 +282,24 @@ def _down(value: float | None) -> str:
     return f"{math.floor((value or 0.0) * 1e4) / 1e4:.4f}"
 
 
+def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
+    """Accepts a method whose theorem is proven for a unit of privacy.
+
+    Args:
+      theorem: Of the method.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
+
+    Raises:
+      InputError: it is proven for one example alone.
+    """
+    if max_examples_per_user > 1:
+        raise InputError(
+            f"Expected max_examples_per_user={max_examples_per_user} to be 1 for "
+            f"{theorem.name}: its theorem is proven for one example. Omit it, or bound "
+            "users to 1 example."
+        )
+
+
 def privacy_statement(
     plan: DpSgdPlan,
     *,
@@ -280,6 +311,7 @@ def privacy_statement(
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
+    users_are_bounded: bool = False,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -296,6 +328,7 @@ def privacy_statement(
       neighboring_relation: One of `neighboring_relation.RELATIONS`; a theorem is for
         zero-out alone.
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
 
     Raises:
       InputError: a value out of range, two clip norms, a relation that is not accounted
@@ -313,11 +346,8 @@ def privacy_statement(
             f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "
             f"{theorem.l2_norm_clip!r}. Give both the clip norm of the run."
         )
-    if theorem is not None and max_examples_per_user > 1:
-        raise InputError(
-            f"Expected max_examples_per_user={max_examples_per_user} to be 1 for "
-            f"{theorem.name}: its theorem is proven for one example. Omit it."
-        )
+    if theorem is not None:
+        check_unit(theorem, max_examples_per_user)
     if theorem is not None and neighboring_relation != REPLACE_SPECIAL:
         raise InputError(
             f"Expected neighboring_relation={neighboring_relation!r} to be "
@@ -343,4 +373,5 @@ def privacy_statement(
         theorem=theorem,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
+        users_are_bounded=users_are_bounded,
     )

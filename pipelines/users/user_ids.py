@@ -4,8 +4,9 @@ Formal guarantees, for ids of one column:
   - equal ids: they have equal numbers, in whatever file, block or encoding of the
     column's type they come, and so do equal texts and equal integers of any width.
   - integers: different ones never share a number.
-  - texts: different ones share a number with probability 2**-64, nearly.  Two users
-    that share one count as one: then fewer rows are kept, never more.
+  - texts: a user shares a number with one of m others with probability m * 2**-64,
+    nearly, over the secret key.  The two then count as one user: of both together fewer
+    rows are kept, and what hides one hides them as a pair.
   - no id is missing: a null would be a user of its own or all users at once, and is
     refused, as are numbers with fractions, which compare in surprising ways.
 

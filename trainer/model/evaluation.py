@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from accounting.validation import InputError
 from pipelines.batches.columns import Column
 from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
+from pipelines.inputs.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import footer_digest
 from trainer.model.metrics import LABEL, Metric, Metrics, Scores
@@ -212,8 +213,9 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
         )
     for column in manifest.columns:
         _check_column(path, schema, column)
-    found = _description(schema)
-    if found != manifest.dataset:
+    # Nobody need bound the held-out users.
+    trained = {k: v for k, v in manifest.dataset.items() if k != BOUNDED}
+    if _description(schema) != trained:
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
             "description differs. Use the test split of the same `dpsgd prepare`."

@@ -12,6 +12,7 @@ from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
+from pipelines.inputs.bounded import Bounded
 from trainer.run import stopped
 from trainer.run.run_record import (
     PRIVACY_NAME,
@@ -63,8 +64,26 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
     )
 
 
+def unit_of(manifest: Manifest) -> dict[str, Any]:
+    """Returns whose privacy batches can protect, as ``plan_statement`` takes it.
+
+    Args:
+      manifest: Of the batches; knows whether `dpsgd bound` bounded users.
+    """
+    bounded = Bounded.of(manifest.dataset)
+    if bounded is None:
+        return {}
+    count = bounded.max_examples_per_user
+    return {"max_examples_per_user": count, "users_are_bounded": True}
+
+
 def noise_multiplier(
-    plan: DpSgdPlan, *, epsilon: float, delta: float, theorem: Theorem | None = None
+    plan: DpSgdPlan,
+    *,
+    epsilon: float,
+    delta: float,
+    theorem: Theorem | None = None,
+    max_examples_per_user: int = 1,
 ) -> float:
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
@@ -73,12 +92,21 @@ def noise_multiplier(
       epsilon: Target, above 0.
       delta: Target, in (0, 1).
       theorem: Of a method with accounting of its own; None for DP-SGD's.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
-      InputError: nothing is proven for the plan's sampler, or no noise suffices.
+      InputError: nothing is proven for the plan's sampler or unit, or no noise
+        suffices.
     """
-    least = accountant.noise_multiplier if theorem is None else theorem.noise_multiplier
-    return least(plan, epsilon=epsilon, delta=delta).guarantee
+    if theorem is not None:
+        statement.check_unit(theorem, max_examples_per_user)
+        return theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
+    return accountant.noise_multiplier(
+        plan,
+        epsilon=epsilon,
+        delta=delta,
+        max_examples_per_user=max_examples_per_user,
+    ).guarantee
 
 
 @functools.lru_cache
@@ -93,6 +121,7 @@ def plan_statement(
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
+    users_are_bounded: bool = False,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -108,6 +137,7 @@ def plan_statement(
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
 
     Raises:
       InputError: a value out of range, a relation that is not accounted for, or a
@@ -123,6 +153,7 @@ def plan_statement(
         allow_large_delta=allow_large_delta,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
+        users_are_bounded=users_are_bounded,
     )
 
 
@@ -200,6 +231,7 @@ def run_statement(
         gradients=gradients_text(record.method, record.method_settings),
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
+        **unit_of(manifest),
     )
     whole = dataclasses.replace(whole, learned_before=_learned_before(manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole

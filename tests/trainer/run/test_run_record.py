@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accounting.model_mix.theorem import Mixing
+from accounting.statement import privacy_statement
 from accounting.validation import InputError
+from pipelines.inputs.bounded import BOUNDED, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
-from trainer.run import origin, run_record
+from trainer.run import origin, privacy, run_record
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import (
     MAC_NAME,
@@ -208,6 +211,42 @@ def test_the_statement_names_rows_that_a_schema_was_made_of(
 
     assert "made by looking at 1,234 rows" in not_covered({"looked_at_rows": 1234})
     assert "looking at" not in not_covered({})
+
+
+def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
+    plain = small_batches.manifest
+    note = Bounded(user_column="user", max_examples_per_user=3, num_examples=9, key="")
+    bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
+    found = run_statement(make_record(bounded), bounded, delta=1e-3)
+    of_plan = privacy_statement(
+        plain.plan, noise_multiplier=1.5, delta=1e-3, max_examples_per_user=3
+    )
+    assert found.epsilon == of_plan.epsilon
+    of_example = run_statement(make_record(plain), plain, delta=1e-3)
+    assert found.epsilon.guarantee > of_example.epsilon.guarantee
+    assert "one user; `dpsgd bound` kept at most 3 examples of each" in found.to_text()
+    assert "all examples of one user are replaced" in found.to_text()
+
+
+def test_one_example_of_each_user_is_a_user(small_batches: Any) -> None:
+    plain = small_batches.manifest
+    note = Bounded(user_column="user", max_examples_per_user=1, num_examples=9, key="")
+    bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
+    found = run_statement(make_record(bounded), bounded, delta=1e-3)
+    assert found.epsilon == run_statement(make_record(plain), plain, delta=1e-3).epsilon
+    assert found.privacy_unit.startswith("one user")
+
+
+def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:
+    plan = small_batches.manifest.plan
+    target = {"epsilon": 2.0, "delta": 1e-3}
+    for_users = privacy.noise_multiplier(plan, **target, max_examples_per_user=3)
+    assert for_users > privacy.noise_multiplier(plan, **target)
+    mixing = Mixing(mix_width=0.15, l2_norm_clip=1.0)
+    with pytest.raises(InputError, match="max_examples_per_user=3 to be 1 for"):
+        privacy.noise_multiplier(
+            plan, **target, theorem=mixing, max_examples_per_user=3
+        )
 
 
 @pytest.mark.parametrize(
