@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from pipelines.job.poisson_batching import write_batches as write_batches
     from pipelines.job.sizing import make_layout as make_layout
     from pipelines.tables.convert import prepare as prepare
-    from pipelines.tables.first_schema import first_schema as first_schema
     from pipelines.tables.prepare_rows import PrepareRows as PrepareRows
-    from pipelines.tables.schema import Schema as Schema
+    from pipelines.tables.schema.first_schema import first_schema as first_schema
+    from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
@@ -95,7 +95,7 @@ _HOMES = {
     "PrivateModel": "trainer.keras_model",
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.run.run_record",
-    "Schema": "pipelines.tables.schema",
+    "Schema": "pipelines.tables.schema.schema",
     "SimulationSettings": "trainer.settings.comparison_settings",
     "Summary": "trainer.train",
     "TableOptions": "pipelines.tables.table_format",
@@ -106,7 +106,7 @@ _HOMES = {
     "budget": "accounting.planning",
     "cli": "dpsgd.command_line",
     "compare": "trainer.experiments.compare",
-    "first_schema": "pipelines.tables.first_schema",
+    "first_schema": "pipelines.tables.schema.first_schema",
     "list_blocks": "pipelines.inputs.parquet_blocks",
     "main": "dpsgd.command_line",
     "make_batches": "pipelines.job.make_batches",

@@ -12,10 +12,10 @@ from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
 from pipelines.tables import convert, criteo
-from pipelines.tables.first_schema import first_schema
 from pipelines.tables.raw_files import list_files
-from pipelines.tables.schema import UNCHOSEN, InputOptions, Schema
-from pipelines.tables.schema_fields import Fields
+from pipelines.tables.schema.fields import Fields
+from pipelines.tables.schema.first_schema import first_schema
+from pipelines.tables.schema.schema import UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_files import TSV, kind_of_file
 from pipelines.tables.table_format import TableOptions, row_group_rows

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from accounting.validation import InputError
 from pipelines.inputs.type_kinds import kind_of_type
-from pipelines.tables import column_kinds as kinds
 from pipelines.tables.cells import (
     Cells,
     any_of_row,
@@ -39,7 +38,8 @@ from pipelines.tables.cells import (
 )
 from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
-from pipelines.tables.schema import HASH, Schema
+from pipelines.tables.schema import column_kinds as kinds
+from pipelines.tables.schema.schema import HASH, Schema
 
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 _MOST_FLOAT = float(np.finfo(np.float32).max)

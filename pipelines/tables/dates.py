@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.tables import column_kinds as kinds
 from pipelines.tables.cells import Cells, cast, is_text
+from pipelines.tables.schema import column_kinds as kinds
 
 _ZONED = r"[Tt ].*([Zz]|[+-][0-9]{2}:?[0-9]{2})$"
 _EPOCH = datetime.datetime(1970, 1, 1)

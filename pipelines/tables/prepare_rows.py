@@ -33,7 +33,7 @@ from pipelines.files.output_folder import check_output
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.tables.columns import convert, refusal
 from pipelines.tables.convert import ON_BAD_ROW, SPLITS
-from pipelines.tables.schema import FRACTION, HASH, Schema, refuse_missing
+from pipelines.tables.schema.schema import FRACTION, HASH, Schema, refuse_missing
 from pipelines.tables.table_format import first_faults, prepared_schema, to_table
 
 #: Rows that are converted at once.

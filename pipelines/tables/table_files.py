@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from accounting.validation import InputError
 from pipelines.tables.raw_files import InputFile, check_unchanged
-from pipelines.tables.schema import InputOptions
+from pipelines.tables.schema.schema import InputOptions
 
 CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
 _ENDINGS = {

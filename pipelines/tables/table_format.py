@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.tables.column_kinds import Output
 from pipelines.tables.columns import Converted, convert, refusal
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
@@ -28,7 +27,8 @@ from pipelines.tables.convert import (
     ParsedBlock,
 )
 from pipelines.tables.raw_files import InputFile, list_files
-from pipelines.tables.schema import FRACTION, Schema, refuse_missing
+from pipelines.tables.schema.column_kinds import Output
+from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
     RawBlock,

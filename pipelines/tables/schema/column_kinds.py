@@ -24,7 +24,7 @@ import re
 import zoneinfo
 from typing import Any, ClassVar
 
-from pipelines.tables.schema_fields import Fields
+from pipelines.tables.schema.fields import Fields
 
 MOST_IDS = 2**31 - 1
 _MOST_LENGTH = 1 << 20

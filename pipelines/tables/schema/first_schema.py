@@ -26,7 +26,8 @@ from accounting.validation import InputError, check_int
 from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.inputs.type_kinds import kind_of_type
 from pipelines.tables.cells import Cells, cast, is_list, is_text
-from pipelines.tables.column_kinds import (
+from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.schema.column_kinds import (
     BINARY,
     CLASSES,
     DAYS,
@@ -35,9 +36,8 @@ from pipelines.tables.column_kinds import (
     REGRESSION,
     usable_name,
 )
-from pipelines.tables.raw_files import InputFile, list_files
-from pipelines.tables.schema import UNCHOSEN, VERSION, InputOptions
-from pipelines.tables.schema_fields import did_you_mean
+from pipelines.tables.schema.fields import did_you_mean
+from pipelines.tables.schema.schema import UNCHOSEN, VERSION, InputOptions
 from pipelines.tables.table_files import (
     PARQUET,
     read_parquet,

@@ -38,7 +38,9 @@ from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches.columns import RESERVED_NAMES
-from pipelines.tables.column_kinds import (
+from pipelines.tables.convert import check_shares
+from pipelines.tables.hashing import HASH_NAME
+from pipelines.tables.schema.column_kinds import (
     KINDS,
     LABEL,
     Date,
@@ -49,9 +51,7 @@ from pipelines.tables.column_kinds import (
     is_usable,
     usable_name,
 )
-from pipelines.tables.convert import check_shares
-from pipelines.tables.hashing import HASH_NAME
-from pipelines.tables.schema_fields import Fields, did_you_mean
+from pipelines.tables.schema.fields import Fields, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

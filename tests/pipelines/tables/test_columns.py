@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accounting.validation import InputError
 from pipelines.tables.columns import convert, hash_texts, refusal, salt_of
 from pipelines.tables.hashing import GOLDEN
-from pipelines.tables.schema import Schema
+from pipelines.tables.schema.schema import Schema
 
 CANARY = "5ec4e7ca"
 UTC = datetime.timezone.utc

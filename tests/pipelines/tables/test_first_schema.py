@@ -1,4 +1,4 @@
-"""What ``pipelines.tables.first_schema`` guarantees."""
+"""What ``pipelines.tables.schema.first_schema`` guarantees."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.tables import first_schema as module
-from pipelines.tables.first_schema import first_schema
-from pipelines.tables.schema import InputOptions, Schema
+from pipelines.tables.schema import first_schema as module
+from pipelines.tables.schema.first_schema import first_schema
+from pipelines.tables.schema.schema import InputOptions, Schema
 
 if sys.version_info >= (3, 11):
     import tomllib

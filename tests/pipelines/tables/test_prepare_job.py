@@ -18,7 +18,7 @@ from pipelines.tables import prepare_job
 from pipelines.tables.convert import ConvertOptions, prepare
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.prepare_job import prepare_on
-from pipelines.tables.schema import Schema
+from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions
 

@@ -20,7 +20,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.tables.convert import prepare
 from pipelines.tables.prepare_rows import PrepareRows, _Convert
-from pipelines.tables.schema import Schema
+from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
 
 CANARY = "5ec4e7ca"

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from accounting.validation import InputError
-from pipelines.tables.schema import Schema, refuse_missing
+from pipelines.tables.schema.schema import Schema, refuse_missing
 
 LABEL = '[columns.y]\nkind = "label"\ntask = "binary"\n'
 EVERYTHING = """

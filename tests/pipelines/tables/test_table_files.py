@@ -22,7 +22,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables import table_files
 from pipelines.tables.convert import PrepareSummary, prepare
-from pipelines.tables.schema import Schema
+from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions, read_inputs, row_group_rows
 
 CANARY = "5ec4e7ca"
