@@ -26,7 +26,7 @@ from pipelines.tables.convert import (
     ConvertOptions,
     ParsedBlock,
 )
-from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import Output
 from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
@@ -128,7 +128,7 @@ class TableFormat:
 
     def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
         """Yields blocks of rows, and the bytes of the file so far."""
-        return _read(file, self._kind, self._table, self._table.needed)
+        return read_blocks(file, self._kind, self._table, self._table.needed)
 
     def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
         """Converts the columns of a block.
@@ -137,7 +137,7 @@ class TableFormat:
           block: Of ``blocks``.  Sensitive.
           check_only: Whether only malformed rows and splits are asked for.
         """
-        even, reasons = _even_rows(block)
+        even, reasons = even_rows(block)
         if not len(even):
             found = Converted()
             good = np.zeros(0, bool)
@@ -189,9 +189,17 @@ def check_columns(
     return list(found)
 
 
-def _read(
+def read_blocks(
     file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
 ) -> Iterator[tuple[RawBlock, int]]:
+    """Returns blocks of rows of a file, and the bytes of the file so far.
+
+    Args:
+      file: A table.
+      kind: From ``table_kind``.
+      schema: How cells of text are read.
+      needed: Columns that are read.
+    """
     if not file.size:
         return iter(())
     if kind == PARQUET:
@@ -199,50 +207,7 @@ def _read(
     return read_text(file, needed, schema.input)
 
 
-def read_inputs(pattern: str, schema: Schema) -> Iterator[dict[str, np.ndarray]]:
-    """Yields what a model takes of the rows of a raw table, in order, without labels.
-
-    Args:
-      pattern: CSV, TSV or Parquet: a file, a folder or a glob.
-      schema: Of the training examples, as the manifest of their batches has it.
-
-    Yields:
-      Name of an input -> array of shape (rows, *shape) of consecutive rows.
-
-    Raises:
-      InputError: no table, columns that the schema is not for, or a malformed row.
-    """
-    files = list_files(pattern, partitions=True)
-    kind = table_kind(files)
-    for file in files:
-        if file.size:
-            check_columns(file, kind, schema, schema.inputs)
-    has_header = kind != PARQUET and not schema.input.header
-    for file in files:
-        first = 2 if has_header else 1
-        for block, _ in _read(file, kind, schema, schema.inputs):
-            yield _inputs(block, schema, f"{file.shown}:{{}}", first)
-            first += block.num_rows
-
-
-def _inputs(
-    block: RawBlock, schema: Schema, place: str, first: int
-) -> dict[str, np.ndarray]:
-    even, reasons = _even_rows(block)
-    found = Converted()
-    if len(even):
-        found = convert(schema, block.columns, padded=block.padded, inputs_only=True)
-        first_faults(found, even, reasons)
-    if reasons:
-        row = min(reasons)
-        raise InputError(
-            f"Expected well-formed rows; {place.format(first + row)}: {reasons[row]}. "
-            "Mend it, or take it away."
-        )
-    return found.arrays
-
-
-def _even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:
+def even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:
     """Returns the rows that have all cells, and the others with the reason."""
     even = np.setdiff1d(np.arange(block.num_rows), block.uneven)
     return even, dict.fromkeys(block.uneven.tolist(), "another number of cells")

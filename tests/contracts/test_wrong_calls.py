@@ -561,6 +561,7 @@ PREDICT = [
     number("--uncertainty", "1", "uncertainty=1.0 < 1", "0.9"),
     number("--uncertainty", "0", "uncertainty=0.0 > 0", "0.9"),
     row("--uncertainty 0.9 --average upa", "Give --average opa", "--average opa"),
+    row("--carry nosuch", "column nosuch in", "- --carry"),
     *not_a("float", "--uncertainty", "x", "0.9"),
     *UNKNOWN,
 ]  # fmt: skip

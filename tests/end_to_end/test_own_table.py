@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -75,3 +76,14 @@ def test_five_commands_lead_from_a_csv_to_a_private_model(
     )  # fmt: skip
     # The law itself has 0.9; five standard deviations of chance, at 400 rows, are 0.15.
     assert trained["metrics"]["auc"] > 0.75
+    # New rows need no preparing: the raw table gives what its prepared rows give.
+    dpsgd("predict", "run", "--input=data/test", "--out=prepared.parquet", "--json")
+    told = dpsgd(
+        "predict", "run", "--input=census.csv", "--out=raw.parquet", "--carry=remark",
+        "--carry=", "--json",
+    )  # fmt: skip
+    assert told["columns"] == ["remark", "", "probability"]
+    prepared, raw = (pq.read_table(f"{name}.parquet") for name in ("prepared", "raw"))
+    assert raw[""].to_pylist() == [str(row) for row in range(NUM_ROWS)]
+    np.testing.assert_allclose(raw["probability"][-400:], prepared["probability"], 1e-5)
+    assert np.std(prepared["probability"]) > 0.1

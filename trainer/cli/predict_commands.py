@@ -19,8 +19,8 @@ from trainer.report.progress import Terminal
     "table",
     type=click.Path(path_type=Path),
     required=True,
-    help="Parquet file, or folder of them, with the columns of the batches; a label is "
-    "not needed.",
+    help="File, folder or quoted glob: prepared as the batches were, or, where these "
+    "were made by a schema, a raw table (CSV, TSV, Parquet).  A label is not needed.",
 )
 @click.option(
     "--out",
@@ -41,6 +41,12 @@ from trainer.report.progress import Terminal
     help="Also write intervals of this level, as 0.95, from kept iterates: how much of "
     "a prediction is the noise's doing.",
 )
+@click.option(
+    "--carry",
+    multiple=True,
+    metavar="COLUMN",
+    help="Column of --input that is copied to --out, such as an id; may be repeated.",
+)
 @shared_options.as_json
 def predict_command(
     run: Path,
@@ -48,6 +54,7 @@ def predict_command(
     out: Path,
     average: str | None,
     uncertainty: float | None,
+    carry: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict every row of a table by a finished run.
@@ -55,15 +62,21 @@ def predict_command(
     Predictions cost no privacy: they follow from the released weights.
 
     \b
-    Examples, by the last weights, and with intervals from kept iterates:
+    Examples, for a prepared and a raw table, and with intervals from kept iterates:
       dpsgd predict run --input data/test --out predictions.parquet
+      dpsgd predict run --input new.csv --out scores.parquet --carry customer
       dpsgd predict averaged-run --input data/test --out intervals.parquet \\
           --uncertainty 0.95
     """
     checked = request.check(
-        run=run, table=table, out=out, average=average, uncertainty=uncertainty
+        run=run,
+        table=table,
+        out=out,
+        average=average,
+        uncertainty=uncertainty,
+        carried=carry,
     )
-    with Terminal("predicting", unit="row") as reporter:
+    with Terminal("predicting", unit=checked.rows.unit) as reporter:
         reporter.say("loading TensorFlow")
         summary = predict.predict_checked(checked, reporter)
     if as_json:

@@ -97,16 +97,55 @@ class HeldOut:
             total.update(f"{name}\n{part.hexdigest()}\n".encode())
         return total.hexdigest()
 
+    def check_others(self, names: Sequence[str]) -> None:
+        """Accepts further columns that all files have, of one type each.
+
+        Args:
+          names: Of the columns.
+
+        Raises:
+          InputError: a file lacks one, or has it in another type than the first one.
+        """
+        types: dict[str, pa.DataType] = {}
+        for path in self._paths if names else ():
+            schema = _file_schema(path)
+            for name in names:
+                if name not in schema.names:
+                    raise InputError(
+                        f"Expected column {name} in {path}; it has "
+                        f"{', '.join(schema.names)}."
+                    )
+                found = schema.field(name).type
+                if types.setdefault(name, found) != found:
+                    raise InputError(
+                        f"Expected column {name} of {path} to be of the type that it "
+                        f"has in {self._paths[0]}. Convert one of them."
+                    )
+
     def batches(self, num_rows: int = _BATCH_ROWS) -> Iterator[dict[str, np.ndarray]]:
         """Yields columns of at most ``num_rows`` rows.  Sensitive."""
-        names = [column.name for column in self._columns]
+        return (columns for columns, _ in self.parts(num_rows))
+
+    def parts(
+        self, num_rows: int, others: Sequence[str] = ()
+    ) -> Iterator[tuple[dict[str, np.ndarray], pa.RecordBatch]]:
+        """Yields columns of rows, and these rows as Arrow holds them.  Sensitive.
+
+        Args:
+          num_rows: At most so many at a time.
+          others: Further columns of the rows, from ``check_others``.
+        """
+        names = list(dict.fromkeys([*(c.name for c in self._columns), *others]))
         for path in self._paths:
             with _one_line_errors(path), pq.ParquetFile(path) as file:
-                for part in file.iter_batches(num_rows, columns=names):
-                    yield {
-                        c.name: _values(part[c.name], c, self._option)
-                        for c in self._columns
-                    }
+                for rows in file.iter_batches(num_rows, columns=names):
+                    yield (
+                        {
+                            c.name: _values(rows[c.name], c, self._option)
+                            for c in self._columns
+                        },
+                        rows,
+                    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,6 +260,11 @@ def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
             "description differs. Use the test split of the same `dpsgd prepare`."
         )
     return num_rows
+
+
+def _file_schema(path: pathlib.Path) -> pa.Schema:
+    with _one_line_errors(path), pq.ParquetFile(path) as file:
+        return file.schema_arrow
 
 
 def _columns(names: Sequence[str]) -> str:

@@ -23,7 +23,14 @@ from trainer.averaging.uncertainty import student_interval
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.user_code import withhold_values
-from trainer.prediction.request import PredictRequest
+from trainer.prediction.request import (
+    HIGH,
+    LABEL,
+    LOW,
+    STDDEV,
+    VOTE_SHARE,
+    PredictRequest,
+)
 from trainer.settings.aggregation_settings import OMV, OPA
 from trainer.tf_compat import tf
 
@@ -90,7 +97,7 @@ class _ExportedModel:
             outputs.add(logits.reshape(-1))
         if self._request.average == OMV:
             majority = outputs.majority.astype(np.int8)
-            return {"label": majority, "vote_share": outputs.vote_share}
+            return {LABEL: majority, VOTE_SHARE: outputs.vote_share}
         return self._mean(outputs)
 
     def _mean(self, outputs: Outputs) -> dict[str, np.ndarray]:
@@ -104,7 +111,7 @@ class _ExportedModel:
             num_iterates=outputs.num_iterates,
             level=self._request.level,
         )
-        return {name: outputs.mean, "stddev": stddev, "low": low, "high": high}
+        return {name: outputs.mean, STDDEV: stddev, LOW: low, HIGH: high}
 
     def _run(
         self, signature: str, columns: Mapping[str, np.ndarray]

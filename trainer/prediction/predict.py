@@ -2,8 +2,9 @@
 
     summary = predict("run", "data/test", "predictions.parquet", average="ema")
 
-The output has one row for every row of the table, in its order.  Its columns are those
-of the exported model (see ``serving``), or for averages of outputs:
+The output has one row for every row of the table, in its order.  Its columns are the
+carried ones, and those of the exported model (see ``serving``) or, for averages of
+outputs:
 
     opa    probability, the mean over the kept iterates; with intervals also stddev of
            one iterate's, low and high (see ``uncertainty``)
@@ -29,6 +30,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,18 +81,21 @@ def predict(
     *,
     average: str | None = None,
     uncertainty: float | None = None,
+    carry: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> PredictSummary:
     """Writes the predictions of a finished run for every row of a table.
 
     Args:
       run: Folder of the run.
-      table: Parquet file, or folder of them, with the columns of the batches; a label
-        is not needed.
+      table: File, folder or glob.  Either Parquet with the columns of the batches, or a
+        raw table (CSV, TSV, Parquet), which is read by the schema that the training
+        examples were prepared by.  A label is not needed.
       out: New Parquet file.
       average: "last", "ema", "uta", "past_ema", "upa", "opa" or "omv", as the run has
         them; "opa" with intervals, else "last", if None.
       uncertainty: Level of the intervals, in (0, 1); None for none.
+      carry: Columns of the table that are copied to the output, such as an id.
       reporter: Is told of the progress.
 
     Raises:
@@ -102,6 +107,7 @@ def predict(
         out=pathlib.Path(out),
         average=average,
         uncertainty=uncertainty,
+        carried=carry,
     )
     return predict_checked(checked, reporter or Silent())
 
@@ -118,11 +124,11 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
 
     predict_rows = load(request)
     metadata = {METADATA_KEY: json.dumps(_describe(request)).encode()}
-    reporter.start(request.table.num_rows, done=0)
+    reporter.start(request.rows.total, done=0)
     with ParquetFile(request.out, metadata) as file:
-        for columns in request.table.batches(_chunk_rows(request)):
-            file.write(_as_table(predict_rows(columns)))
-            reporter.advance(file.num_rows)
+        for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
+            file.write(_beside(carried, predict_rows(inputs)))
+            reporter.advance(done)
     reporter.stop()
     return PredictSummary(
         out=request.out,
@@ -145,9 +151,13 @@ def _describe(request: PredictRequest) -> dict[str, Any]:
     return described
 
 
-def _as_table(predictions: dict[str, np.ndarray]) -> pa.Table:
-    """Returns arrays (rows, ...) as columns; those of shape (rows, 1) as numbers."""
-    return pa.table({name: _as_column(value) for name, value in predictions.items()})
+def _beside(carried: pa.Table, predictions: dict[str, np.ndarray]) -> pa.Table:
+    """Returns carried columns, and arrays (rows, ...) as further ones.
+
+    Those of shape (rows, 1) become numbers.
+    """
+    old = dict(zip(carried.column_names, carried.columns, strict=True))
+    return pa.table({**old, **{n: _as_column(v) for n, v in predictions.items()}})
 
 
 def _as_column(values: np.ndarray) -> pa.Array:

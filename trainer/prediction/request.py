@@ -3,7 +3,8 @@
 Formal guarantees:
   - ``check`` writes nothing.
   - What it returns can be carried out: the run is finished and has the weights that are
-    asked for, the table has the columns of its model, and the output does not exist.
+    asked for, the table has the columns of its model, prepared or raw, and the output
+    does not exist.
 
 The table needs no label.  It may hold training examples: what is released of the run is
 its weights, and predictions follow from them.
@@ -15,17 +16,22 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from accounting.validation import InputError, check_choice, check_float
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
 from trainer.export import serving
 from trainer.export.serving import Serving
-from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY
+from trainer.prediction.tables import Rows, open_rows
 from trainer.run import run_record
 from trainer.run.preflight import check_local
 from trainer.run.run_record import ITERATES_NAME, exported_names
 from trainer.settings.aggregation_settings import OMV, OPA, UPA, WEIGHT_AVERAGES
+
+#: Columns of the output, beside those of the exported model.
+LABEL, VOTE_SHARE = "label", "vote_share"
+STDDEV, LOW, HIGH = "stddev", "low", "high"
 
 #: Of which weights predictions are; the first are the last iterate's.
 LAST = "last"
@@ -38,7 +44,7 @@ class PredictRequest:
 
     Attributes:
       run: Folder of the run.
-      table: The rows.
+      rows: Of the table.
       out: The file to write.
       average: One of ``AVERAGES``.
       level: Of the intervals, in (0, 1); None for none.
@@ -47,7 +53,7 @@ class PredictRequest:
     """
 
     run: pathlib.Path
-    table: HeldOut
+    rows: Rows
     out: pathlib.Path
     average: str
     level: float | None
@@ -72,15 +78,17 @@ def check(
     out: pathlib.Path,
     average: str | None = None,
     uncertainty: float | None = None,
+    carried: Sequence[str] = (),
 ) -> PredictRequest:
     """Returns the checked request.
 
     Args:
       run: Folder of a finished run.
-      table: Parquet file, or folder of them, with the columns of the batches.
+      table: File, folder or glob: prepared as the batches were, or a raw table.
       out: New Parquet file.
       average: One of ``AVERAGES``; "opa" with intervals, else "last", if None.
       uncertainty: Level of the intervals, in (0, 1); None for none.
+      carried: Columns of the table that are copied to the output.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -96,18 +104,46 @@ def check(
     _check_average(run, chosen, _possible(run, signature, len(iterates)))
     _check_intervals(chosen, uncertainty, len(iterates))
     _check_out(out)
+    _check_carried(carried, prediction_names(signature, chosen, uncertainty))
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
     # The label may be missing.
     manifest = dataclasses.replace(manifest, columns=signature.inputs)
     return PredictRequest(
         run=run,
-        table=HeldOut(table, manifest, option="--input"),
+        rows=open_rows(table, manifest, carried),
         out=out,
         average=chosen,
         level=uncertainty,
         serving=signature,
         iterates=iterates,
     )
+
+
+def prediction_names(
+    signature: Serving, average: str, level: float | None
+) -> tuple[str, ...]:
+    """Returns the columns of the predictions.
+
+    Args:
+      signature: Of the model.
+      average: One of ``AVERAGES``.
+      level: Of the intervals; None for none.
+    """
+    if average == OMV:
+        return LABEL, VOTE_SHARE
+    if level is not None:
+        return (*signature.outputs, STDDEV, LOW, HIGH)
+    return signature.outputs
+
+
+def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
+    for name in carried:
+        if name in names or carried.count(name) > 1:
+            raise InputError(
+                f"Expected column {name} of --carry once, and not to be called as a "
+                f"prediction: {', '.join(names)}. Leave it out, or rename it in the "
+                "table."
+            )
 
 
 def _exported(run: pathlib.Path, average: str) -> pathlib.Path:

@@ -22,8 +22,9 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables import table_files
 from pipelines.tables.convert import PrepareSummary, prepare
+from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema.schema import Schema
-from pipelines.tables.table_format import TableOptions, read_inputs, row_group_rows
+from pipelines.tables.table_format import TableOptions, row_group_rows
 
 CANARY = "5ec4e7ca"
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -292,17 +293,43 @@ def test_rows_to_be_predicted_become_the_same_inputs_without_labels(
     write_text(tmp_path / "new.csv", rows)
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "new.parquet")
     for name in ("new.csv", "new.parquet"):
-        parts = list(read_inputs(str(tmp_path / name), schema_of(split=split)))
-        found = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+        new = RawInputs(str(tmp_path / name), schema_of(split=split), ["note"])
+        parts = list(new.parts(50))
+        assert all(50 <= len(carried) < 80 for _, carried, _ in parts[:-1])
+        found = {n: np.concatenate([p[0][n] for p in parts]) for n in parts[0][0]}
         assert repr({k: v.tolist() for k, v in found.items()}) == repr(wanted)
-    text = (tmp_path / "new.csv").read_text()
-    (tmp_path / "new.csv").write_text(text + f"{CANARY},a,1,2020-01-01,1,x\n")
-    with pytest.raises(InputError, match=r"new.csv:202: id is not a number") as caught:
-        list(read_inputs(str(tmp_path / "new.csv"), schema_of()))
+        notes = pa.concat_tables([carried for _, carried, _ in parts])["note"]
+        assert [n or None for n in notes.to_pylist()] == [r["note"] for r in rows]
+        assert parts[-1][2] == new.num_bytes
+
+
+def test_rows_to_be_predicted_are_refused_without_their_content(
+    tmp_path: pathlib.Path,
+) -> None:
+    write_text(tmp_path / "0.csv", make_rows(200))
+    text = (tmp_path / "0.csv").read_text()
+    (tmp_path / "1.csv").write_text(text + f"{CANARY},a,1,2020-01-01,1,x,0\n")
+    with pytest.raises(InputError, match=r"1.csv:202: id is not a number") as caught:
+        list(RawInputs(str(tmp_path / "*.csv"), schema_of()).parts(1))
     assert CANARY not in str(caught.value)
+    (tmp_path / "0.csv").write_text(text.splitlines()[0] + "\n")
+    with pytest.raises(InputError, match=r"rows in .*0.csv; it has none"):
+        list(RawInputs(str(tmp_path / "0.csv"), schema_of()).parts(1))
+
+
+def test_columns_of_rows_to_be_predicted_are_judged_before_any_row(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     more = schema_of({**COLUMNS, "more": COLUMNS["id"]})
     with pytest.raises(InputError, match="columns more of the schema"):
-        next(read_inputs(str(tmp_path / "new.parquet"), more))
+        RawInputs(str(table), more)
+    with pytest.raises(InputError, match=r"column nota.*carried.*Did you mean note\?"):
+        RawInputs(str(table), schema_of(), ["nota"])
+    other = pq.read_table(table).append_column("who", pa.array(["a"] * 200))
+    pq.write_table(other, tmp_path / "u.parquet")
+    pq.write_table(other.set_column(7, "who", [range(200)]), tmp_path / "v.parquet")
+    with pytest.raises(InputError, match=r"who, .* not string and int64"):
+        RawInputs(str(tmp_path / "[uv].parquet"), schema_of(), ["who"])
 
 
 def test_row_groups_of_large_rows_are_small() -> None:

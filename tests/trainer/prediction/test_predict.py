@@ -109,8 +109,11 @@ def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     for index, first in enumerate((0, 100, 299)):
         part = table.slice(first, (100, 199, 1)[index])
         pq.write_table(part, tmp_path / "parts" / f"{index}.parquet")
-    found = _predict(folder, tmp_path / "out.parquet", table=tmp_path / "parts")
+    found = _predict(
+        folder, tmp_path / "out.parquet", table=tmp_path / "parts", carry=["id"]
+    )
     np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
+    assert found["id"].to_pylist() == list(range(len(ROWS)))
 
 
 @pytest.mark.parametrize("average", ["last", "opa"])
@@ -180,6 +183,9 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"out": "none/out"}, "mkdir -p .*none"),
         ({"run": "table"}, "run_record.json to exist"),
         ({"table": "none"}, "--input"),
+        ({"carry": ["id"]}, "column id in .*; it has label, "),
+        ({"carry": ["label", "label"]}, "column label of --carry once"),
+        ({"carry": ["label"], "average": "omv"}, "a prediction: label, vote_share"),
         ({"out": "s3://bucket/out"}, "on this machine"),
     ],
 )

@@ -1,0 +1,119 @@
+"""The rows to predict: a table as ``prepare`` writes it, or a raw one.
+
+Which one it is, the files say: what ``prepare`` wrote carries a description.  A raw
+table is read by the schema that the training examples were prepared by, which the
+manifest of the run has.
+
+Formal guarantees:
+  - Rows come in the order of the table, each once, and no error quotes one.
+  - Columns that the model cannot take are refused before any row is read.
+
+Public: names of columns, sizes.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
+from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.raw_inputs import Part, RawInputs
+from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
+from trainer.model.evaluation import HeldOut
+
+OPTION = "--input"
+
+
+class Rows(Protocol):
+    """Rows to predict.
+
+    Attributes:
+      total: How many of ``unit`` there are.
+      unit: What progress counts.
+    """
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        """Yields inputs of the model, carried columns, and how much is done.
+
+        Args:
+          num_rows: About so many at a time.
+        """
+
+
+def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) -> Rows:
+    """Returns the rows at a path, after a look at names and types of columns.
+
+    Args:
+      path: A file, a folder or a glob.
+      manifest: Of the run, with the columns that its model takes.
+      carried: Columns that are handed on as they are.
+
+    Raises:
+      InputError: no table, or columns that the model cannot take.
+    """
+    schema = _schema(manifest)
+    if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
+        return _Prepared(path, manifest, carried)
+    return _Raw(path, schema, carried)
+
+
+def _schema(manifest: Manifest) -> Schema | None:
+    """Returns the schema of the training examples; None if they had none."""
+    if manifest.dataset.get("name") != DATASET_NAME:
+        return None
+    return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
+
+
+def _is_prepared(file: InputFile) -> bool:
+    if kind_of_file(file.path) != PARQUET or not file.size:
+        return False
+    return DATASET_METADATA_KEY in (parquet_schema(file).metadata or {})
+
+
+class _Prepared:
+    """Rows of files that have the columns of the batches."""
+
+    unit = "row"
+
+    def __init__(
+        self, path: pathlib.Path, manifest: Manifest, carried: Sequence[str]
+    ) -> None:
+        self._held_out = HeldOut(path, manifest, option=OPTION)
+        self._held_out.check_others(carried)
+        self._carried = list(carried)
+        self.total = self._held_out.num_rows
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        """As in ``Rows``: see `Rows.parts`."""
+        done = 0
+        for columns, rows in self._held_out.parts(num_rows, self._carried):
+            done += rows.num_rows
+            carried = pa.Table.from_batches([rows.select(self._carried)])
+            yield columns, carried, done
+
+
+class _Raw:
+    """Rows of any table that the schema is for."""
+
+    unit = "byte"
+
+    def __init__(
+        self, path: pathlib.Path, schema: Schema, carried: Sequence[str]
+    ) -> None:
+        self._rows = RawInputs(str(path), schema, carried)
+        self.total = self._rows.num_bytes
+
+    def parts(self, num_rows: int) -> Iterator[Part]:
+        """As in ``Rows``: see `Rows.parts`."""
+        return self._rows.parts(num_rows)
