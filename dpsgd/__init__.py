@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from pipelines.job.sizing import make_layout as make_layout
     from pipelines.tables.convert import prepare as prepare
     from pipelines.tables.prepare_rows import PrepareRows as PrepareRows
+    from pipelines.tables.prepared_files import (
+        PreparedVerification as PreparedVerification,
+    )
+    from pipelines.tables.prepared_files import verify_prepared as verify_prepared
     from pipelines.tables.schema.first_schema import first_schema as first_schema
     from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
@@ -90,6 +94,7 @@ _HOMES = {
     "PhysicalBatch": "pipelines.batches.batch_format",
     "PoissonBatches": "pipelines.job.poisson_batches",
     "PredictSummary": "trainer.prediction.predict",
+    "PreparedVerification": "pipelines.tables.prepared_files",
     "PrepareRows": "pipelines.tables.prepare_rows",
     "PrivacyStatement": "accounting.statement",
     "PrivateModel": "trainer.keras_model",
@@ -124,6 +129,7 @@ _HOMES = {
     "to_keras_3": "trainer.export.keras_3",
     "train": "trainer.train",
     "verify": "pipelines.batches.verify",
+    "verify_prepared": "pipelines.tables.prepared_files",
     "write_batches": "pipelines.job.poisson_batching",
     "write_report": "trainer.html_report.page",
 }

@@ -47,7 +47,7 @@ COMMANDS = {
     ),
     "verify": (
         "pipelines.cli.batch_commands:verify",
-        "Hold batches against their checksums.",
+        "Hold batches or prepared data against their checksums.",
     ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
     "predict": (

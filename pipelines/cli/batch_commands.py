@@ -131,19 +131,20 @@ def make_batches(*arguments: Any) -> None:
 @click.argument("directory")
 @shared_options.as_json
 def verify(directory: str, as_json: bool) -> None:
-    """Checks every byte of a folder of batches against manifest and checksums.
+    """Checks every byte of batches, or of prepared data, against their checksums.
+
+    DIRECTORY is what `dpsgd batches` or `dpsgd prepare` wrote.
 
     \b
-    Example:
+    Examples:
       dpsgd verify batches
+      dpsgd verify data
     """
-    from pipelines.batches import manifest
-    from pipelines.batches import verify as checks
+    from pipelines.cli import verification
 
-    total = len(manifest.read_manifest(directory).files)
     with Bars(["files"]) as bars:
-        result = checks.verify(
-            directory, progress=lambda done: bars.update("files", done, total)
+        result = verification.verify(
+            directory, lambda done, total: bars.update("files", done, total)
         )
     if as_json:
         fields = {**vars(result), "findings": list(result.findings)}
@@ -154,7 +155,8 @@ def verify(directory: str, as_json: bool) -> None:
     if result.findings:
         raise InputError(
             f"Expected {directory} to be intact; findings: {len(result.findings)}. "
-            "Make the batches again, or restore the files."
+            "Make it again, or restore the files."
         )
     if not as_json:
-        click.echo(f"intact: {result.num_files} files, {result.num_steps} steps")
+        num_files, name, number = verification.counts(result)
+        click.echo(f"intact: {num_files:,} files, {number:,} {name}")

@@ -3,6 +3,7 @@
     OUT/train/part-00000.parquet ...
     OUT/val/part-00000.parquet ...
     OUT/test/part-00000.parquet ...
+    OUT/_prepared.json                 see ``prepared_files``
 
 What a block of a file is, and what columns it becomes, is the matter of a ``Format``:
 Criteo's lines, or any table with a schema.  The first pass checks every row and counts;
@@ -36,11 +37,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from accounting.validation import InputError, check_choice, check_int
 from pipelines.files.output_folder import check_output, staged_folder
 from pipelines.files.threads import in_order, num_cores
+from pipelines.tables.prepared_files import SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
 SPLITS = ("train", "val", "test")
@@ -133,6 +134,19 @@ class ConvertOptions:
         check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
         check_int("--row-group-rows", self.row_group_rows, at_least=1)
         check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """How large files are, as ``SplitWriter`` takes it."""
+        return {
+            "row_group_rows": self.row_group_rows,
+            "row_groups_per_file": self.row_groups_per_file,
+        }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the prepared data does not say of itself."""
+        return {**self.layout, "on_bad_row": self.on_bad_row}
 
     def open(self, files: Sequence[InputFile]) -> Format:
         """Returns the format of files, after a look at their names and headers.
@@ -344,84 +358,6 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
 # --- The second pass: rows are written ----------------------------------------------
 
 
-class SplitWriter:
-    """Writes the rows of one split to its numbered files, in whole row groups.
-
-    Args:
-      folder: A new one.
-      schema: Of the files.
-      options: Say how large they are.
-      first_file: Number of the first file.
-    """
-
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        schema: pa.Schema,
-        options: ConvertOptions,
-        *,
-        first_file: int = 0,
-    ) -> None:
-        folder.mkdir()
-        self._folder, self._schema, self._options = folder, schema, options
-        self._num_groups = first_file * options.row_groups_per_file
-        self._waiting: list[pa.Table] = []
-        self._writer: Any = None
-        self.num_rows = 0
-
-    def add(self, table: pa.Table) -> None:
-        """Appends rows, of which some may wait for their row group to be full."""
-        size = self._options.row_group_rows
-        self.num_rows += len(table)
-        while len(table):
-            room = size - sum(map(len, self._waiting))
-            self._waiting.append(table.slice(0, room))
-            table = table.slice(room)
-            if sum(map(len, self._waiting)) == size:
-                self._write_group()
-
-    def _write_group(self) -> None:
-        rows = pa.concat_tables(self._waiting).combine_chunks()
-        self._waiting = []
-        self.write(rows)
-
-    def write(self, rows: pa.Table) -> None:
-        """Appends one row group."""
-        if self._num_groups % self._options.row_groups_per_file == 0:
-            self._next_file()
-        self._writer.write_table(rows, row_group_size=len(rows))
-        self._num_groups += 1
-
-    def _next_file(self) -> None:
-        self._finish_file()
-        number = self._num_groups // self._options.row_groups_per_file
-        path = self._folder / f"part-{number:05d}.parquet"
-        self._writer = pq.ParquetWriter(
-            path,
-            self._schema,
-            compression="zstd",
-            compression_level=1,
-            write_page_checksum=True,
-        )
-
-    def _finish_file(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def close(self) -> None:
-        """Finishes the last file; a split without rows gets a file without rows."""
-        if self._waiting:
-            self._write_group()
-        if not self._num_groups:
-            self._next_file()
-        self._finish_file()
-
-    def abandon(self) -> None:
-        """Closes the file as it is."""
-        self._finish_file()
-
-
 def split_parts(
     blocks: Iterable[ParsedBlock], counts: Sequence[int], *, first: int = 0
 ) -> Iterator[tuple[int, pa.Table]]:
@@ -456,9 +392,8 @@ def split_parts(
 def _write_all(
     root: pathlib.Path, reader: _Reader, counts: Sequence[int], options: ConvertOptions
 ) -> None:
-    writers = [
-        SplitWriter(root / name, reader.format.schema, options) for name in SPLITS
-    ]
+    schema = reader.format.schema
+    writers = [SplitWriter(root / name, schema, **options.layout) for name in SPLITS]
     blocks = (block for _, block in reader.parse("write", check_only=False))
     parts = split_parts(blocks, counts)
 
@@ -477,6 +412,12 @@ def _write_all(
             writer.abandon()
     if [writer.num_rows for writer in writers] != list(counts):
         raise changed()
+    files = {
+        f"{split}/{name}": file
+        for split, writer in zip(SPLITS, writers, strict=True)
+        for name, file in writer.files.items()
+    }
+    write_record(root, schema, options.settings, files)
 
 
 def _ignore_progress(phase: str, done: int, total: int) -> None:

@@ -50,15 +50,15 @@ from pipelines.tables.convert import (
     ParsedBlock,
     PrepareSummary,
     RowCount,
-    SplitWriter,
     refuse_bad_rows,
     rows_of_splits,
     split_parts,
     summarize,
 )
+from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
-_JOB, _COUNTS, _DATA = "job.json", "counts", "data"
+_JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,11 @@ class _Task:
     number: int
     first: int
     last: int
+
+    @property
+    def name(self) -> str:
+        """Its path below the output."""
+        return f"{SPLITS[self.split]}/part-{self.number:05d}.parquet"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,11 @@ class _Job:
 
     def task_path(self, task: _Task) -> pathlib.Path:
         """Where a file of the output is."""
-        name = f"part-{task.number:05d}.parquet"
-        return pathlib.Path(self.work, _DATA, SPLITS[task.split], name)
+        return pathlib.Path(self.work, _DATA, task.name)
+
+    def record_path(self, task: _Task) -> pathlib.Path:
+        """Where the record of a file of the output is kept."""
+        return pathlib.Path(self.work, _RECORDS, f"{task.name.replace('/', '-')}.json")
 
     def blocks(self, index: int, *, check_only: bool) -> Iterator[ParsedBlock]:
         """Yields the parsed blocks of an input file."""
@@ -134,11 +142,15 @@ class _Job:
         counts = self.read_counts()
         temporary = pathlib.Path(self.work, f"part-{secrets.token_hex(8)}")
         schema = self.format.schema
-        writer = SplitWriter(temporary, schema, self.options, first_file=task.number)
+        layout = self.options.layout
+        writer = SplitWriter(temporary, schema, **layout, first_file=task.number)
         try:
             for rows in self._rows_of(task, counts):
                 writer.add(rows)
             writer.close()
+            (record,) = writer.files.values()
+            data = pretty_json(dataclasses.asdict(record))
+            write_atomically(self.record_path(task), data, mode=0o600)
             os.replace(temporary / path.name, path)
         finally:
             writer.abandon()
@@ -238,6 +250,10 @@ def prepare_on(
     _run(pipeline_options, job.write_file, tasks)
     paths = [job.task_path(task) for task in tasks]
     written = sum(path.stat().st_size for path in paths)
+    records = {
+        task.name: FileRecord(**read_json(job.record_path(task))) for task in tasks
+    }
+    write_record(work / _DATA, table.schema, options.settings, records)
     os.rename(work / _DATA, final)
     shutil.rmtree(work)
     return summarize(files, table, total, sizes, written)
@@ -263,7 +279,8 @@ def _open_work(job: _Job) -> None:
             )
         return
     work.mkdir(0o700, parents=True)
-    (work / _COUNTS).mkdir()
+    for name in (_COUNTS, _RECORDS):
+        (work / name).mkdir()
     (work / _DATA).mkdir(0o700)
     for split in SPLITS:
         (work / _DATA / split).mkdir()

@@ -10,15 +10,15 @@ Formal guarantees:
 from __future__ import annotations
 
 import contextlib
-import io
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file
 
 
@@ -43,7 +43,7 @@ class ParquetFile:
         self.columns: tuple[str, ...] = ()
 
     def __enter__(self) -> ParquetFile:
-        self._sink = _Sink(self._contexts.enter_context(new_file(self._path)))
+        self._sink = Sink(self._contexts.enter_context(new_file(self._path)))
         return self
 
     def __exit__(
@@ -67,22 +67,3 @@ class ParquetFile:
             self.columns = tuple(table.column_names)
         self._writer.write_table(table)
         self.num_rows += table.num_rows
-
-
-class _Sink(io.RawIOBase):
-    """What pyarrow writes to."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._write, self._size = write, 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._size
-
-    def write(self, data: Any) -> int:
-        self._write(data)
-        self._size += len(data)
-        return len(data)

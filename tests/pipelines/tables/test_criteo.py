@@ -487,7 +487,7 @@ def test_skipped_lines_leave_the_others_as_they_were(
     good = [lines[i] for i in range(20) if i not in (2, 4, 5, 8, 9, 11)]
     options = PrepareOptions(on_bad_row="skip")
     summary = prepare(text(lines), tmp_path / "out", options)
-    prepare(text(good, "good.txt"), tmp_path / "good", OPTIONS)
+    prepare(text(good, "good.txt"), tmp_path / "good", options)
     assert summary.num_bad_lines == 6
     assert [line.split(":", 1)[1] for line in summary.bad_lines] == REASONS
     assert tuple(summary.num_rows.values()) == split_counts(14, (80, 10, 10))

@@ -1,0 +1,51 @@
+"""What ``dpsgd verify`` checks: a folder of batches, or prepared data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from accounting.validation import InputError
+from pipelines.batches import manifest
+from pipelines.batches.verify import Verification
+from pipelines.batches.verify import verify as verify_batches
+from pipelines.files import storage
+from pipelines.files.paths import is_remote, join
+from pipelines.tables.prepared_files import (
+    PreparedVerification,
+    is_prepared,
+    verify_prepared,
+)
+
+
+def verify(
+    directory: str, progress: Callable[[int, int], None]
+) -> Verification | PreparedVerification:
+    """Checks every byte of a folder, whichever of both it is.
+
+    Args:
+      directory: Folder of batches, also in a store; or of prepared data.
+      progress: Called with the files checked so far, and files in all.
+
+    Raises:
+      InputError: it is neither.
+    """
+    if not is_remote(directory):
+        if is_prepared(directory):
+            return verify_prepared(directory, progress=progress)
+        above = os.path.dirname(os.path.normpath(directory)) or "."
+        is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
+        if is_prepared(above) and not is_batches:
+            raise InputError(
+                f"Expected all of the prepared data, not a part of it. Give `dpsgd "
+                f"verify {above}`."
+            )
+    total = len(manifest.read_manifest(directory).files)
+    return verify_batches(directory, progress=lambda done: progress(done, total))
+
+
+def counts(result: Verification | PreparedVerification) -> tuple[int, str, int]:
+    """Returns the number of files, what they hold, and how many of it."""
+    if isinstance(result, PreparedVerification):
+        return result.num_files, "rows", result.num_rows
+    return result.num_files, "steps", result.num_steps

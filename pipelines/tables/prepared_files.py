@@ -1,0 +1,291 @@
+"""The files that ``prepare`` writes, and what tells whether they are still the same.
+
+    OUT/train/part-00000.parquet ...   rows
+    OUT/_prepared.json                 rows, size and digest of every file, the schema
+                                       and the settings; sensitive, as the rows are
+
+Readers of a folder pass over names that begin with an underscore.
+
+Formal guarantees, if ``verify_prepared`` returns no findings:
+  - every file is there, byte for byte as it was written, and no other one is;
+  - every file holds the rows, and says of itself the schema, that the record says;
+  - the record was not edited, short of a new fingerprint.
+
+Public: schema, settings and findings, which name files.  Sensitive: all else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from accounting.versioned_json import header, read_fields
+from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_json
+from pipelines.files.sink import Sink
+from pipelines.files.storage import write_atomically
+from pipelines.files.threads import in_order, num_cores
+
+RECORD_NAME = "_prepared.json"
+_HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
+_FIELDS = ("dataset", "settings", "files", "fingerprint")
+
+#: Bytes of a file that are digested at a time.
+_DIGEST_BYTES = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """What one file holds.  Sensitive: it depends on the rows."""
+
+    num_rows: int
+    size: int
+    sha256: str
+
+
+class SplitWriter:
+    """Writes the rows of one split to its numbered files, in whole row groups.
+
+    Args:
+      folder: A new one.
+      schema: Of the files.
+      row_group_rows: Rows of a row group, but for the last one.
+      row_groups_per_file: Row groups of a file, but for the last one.
+      first_file: Number of the first file.
+
+    Attributes:
+      num_rows: Rows so far.
+      files: Name -> record, of every finished file.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        schema: pa.Schema,
+        *,
+        row_group_rows: int,
+        row_groups_per_file: int,
+        first_file: int = 0,
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._schema = folder, schema
+        self._group_rows, self._file_groups = row_group_rows, row_groups_per_file
+        self._num_groups = first_file * row_groups_per_file
+        self._waiting: list[pa.Table] = []
+        self._open = contextlib.ExitStack()
+        self._writer: Any = None
+        self.num_rows = self._rows_before = 0
+        self.files: dict[str, FileRecord] = {}
+
+    def add(self, table: pa.Table) -> None:
+        """Appends rows, of which some may wait for their row group to be full."""
+        while len(table):
+            room = self._group_rows - sum(map(len, self._waiting))
+            self._waiting.append(table.slice(0, room))
+            table = table.slice(room)
+            if sum(map(len, self._waiting)) == self._group_rows:
+                self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        rows = pa.concat_tables(self._waiting).combine_chunks()
+        self._waiting = []
+        self.write(rows)
+
+    def write(self, rows: pa.Table) -> None:
+        """Appends one row group."""
+        if self._num_groups % self._file_groups == 0:
+            self._next_file()
+        self._writer.write_table(rows, row_group_size=len(rows))
+        self._num_groups += 1
+        self.num_rows += len(rows)
+
+    def _next_file(self) -> None:
+        self._finish_file()
+        number = self._num_groups // self._file_groups
+        self._path = self._folder / f"part-{number:05d}.parquet"
+        self._rows_before = self.num_rows
+        self._sink = Sink(self._open.enter_context(self._path.open("wb")).write)
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            write_page_checksum=True,
+        )
+
+    def _finish_file(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        self._open.close()
+        self.files[self._path.name] = FileRecord(
+            num_rows=self.num_rows - self._rows_before,
+            size=self._sink.size,
+            sha256=self._sink.sha256,
+        )
+
+    def close(self) -> None:
+        """Finishes the last file; a split without rows gets a file without rows."""
+        if self._waiting:
+            self._write_waiting()
+        if self._writer is None and not self.files:
+            self._next_file()
+        self._finish_file()
+
+    def abandon(self) -> None:
+        """Closes the file as it is."""
+        with self._open, contextlib.suppress(OSError):
+            self._finish_file()
+
+
+def write_record(
+    folder: pathlib.Path,
+    schema: pa.Schema,
+    settings: Mapping[str, Any],
+    files: Mapping[str, FileRecord],
+) -> None:
+    """Writes what ``verify_prepared`` holds the files against.
+
+    Args:
+      folder: Of the prepared data.
+      schema: Of the files.
+      settings: How rows became files.
+      files: Path below ``folder`` -> record, of all files.
+    """
+    record = {
+        "dataset": _description(schema),
+        "settings": dict(settings),
+        "files": {name: dataclasses.asdict(each) for name, each in files.items()},
+    }
+    fields = {**header(**_HEADER), **record, "fingerprint": fingerprint(record)}
+    write_atomically(folder / RECORD_NAME, pretty_json(fields), mode=0o600)
+
+
+def _description(schema: pa.Schema) -> Any:
+    return json.loads((schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}"))
+
+
+# --- Verification -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedVerification:
+    """What was checked, and each thing that is wrong, as one line.
+
+    Attributes:
+      num_files: Files of the record.
+      num_rows: Their rows, by the record.
+      findings: What is wrong; they name files.
+    """
+
+    num_files: int
+    num_rows: int
+    findings: tuple[str, ...]
+
+
+def is_prepared(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder has a record of ``prepare``."""
+    return pathlib.Path(folder, RECORD_NAME).is_file()
+
+
+def verify_prepared(
+    folder: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PreparedVerification:
+    """Checks every byte of prepared data; goes on after a finding.
+
+    Args:
+      folder: What ``dpsgd prepare`` wrote.
+      progress: Called with the files checked so far, and files in all.
+
+    Raises:
+      InputError: no readable record to check against.
+    """
+    root = pathlib.Path(folder)
+    dataset, files = _read_record(root / RECORD_NAME)
+    findings = _strays(root, files)
+    with ThreadPoolExecutor(num_cores()) as pool:
+
+        def check(name: str) -> list[str]:
+            return list(_check_file(root, name, files[name], dataset))
+
+        checked = in_order(pool, check, sorted(files), 2 * num_cores())
+        with contextlib.closing(checked):
+            for count, found in enumerate(checked, start=1):
+                findings += found
+                progress(count, len(files))
+    return PreparedVerification(
+        num_files=len(files),
+        num_rows=sum(file.num_rows for file in files.values()),
+        findings=tuple(findings),
+    )
+
+
+def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord]]:
+    """Returns the description of the data, and the record of every file."""
+    remedy = "Name a folder that `dpsgd prepare` wrote."
+    found = read_json(path, remedy=remedy)
+    refusal = InputError(
+        f"Expected {path} to be as it was written; it was edited. Restore it, or "
+        "prepare the table again."
+    )
+    fields = read_fields(found, _FIELDS, kind="record of prepared data", **_HEADER)
+    told = fields.pop("fingerprint")
+    if fingerprint(fields) != told:
+        raise refusal
+    try:
+        files = {name: FileRecord(**each) for name, each in fields["files"].items()}
+    except (AttributeError, TypeError):
+        raise refusal from None
+    return fields["dataset"], files
+
+
+def _strays(root: pathlib.Path, files: Mapping[str, FileRecord]) -> list[str]:
+    """Returns a finding for every file that is not of the record."""
+    there = {
+        str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()
+    }
+    others = sorted(there - {*files, RECORD_NAME})
+    return [f"Expected no file {name}: prepare did not write it." for name in others]
+
+
+def _check_file(
+    root: pathlib.Path, name: str, record: FileRecord, dataset: Any
+) -> Iterator[str]:
+    """Yields what is wrong with a file."""
+    try:
+        if _digest(root / name) != record.sha256:
+            yield f"Expected {name} to be byte for byte as it was written."
+            return
+        footer = pq.read_metadata(root / name)
+    except FileNotFoundError:
+        yield f"Expected {name} to be there."
+        return
+    except (OSError, pa.ArrowException) as error:
+        yield f"Expected {name} to be readable: {type(error).__name__}."
+        return
+    if footer.num_rows != record.num_rows:
+        yield f"Expected {name} to hold as many rows as the record says."
+    if _description(footer.schema.to_arrow_schema()) != dataset:
+        yield f"Expected {name} to be of the schema that the record says."
+
+
+def _digest(path: pathlib.Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_DIGEST_BYTES):
+            total.update(block)
+    return total.hexdigest()

@@ -1,0 +1,124 @@
+"""``verify_prepared``: every fault of prepared data is found by the file's name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from dpsgd.command_line import cli
+from pipelines.tables.convert import prepare
+from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import TableOptions
+
+FILE = "train/part-00001.parquet"
+SCHEMA = {
+    "version": 1,
+    "columns": {
+        "x": {"kind": "numeric"},
+        "y": {"kind": "label", "task": "binary"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """100 rows in files of 20."""
+    root = tmp_path_factory.mktemp("prepared")
+    rows = pa.table({"x": range(100), "y": [row % 2 for row in range(100)]})
+    pq.write_table(rows, root / "t.parquet")
+    options = TableOptions(
+        schema=Schema.from_json(SCHEMA), row_group_rows=10, row_groups_per_file=2
+    )
+    prepare(str(root / "t.parquet"), root / "data", options)
+    return root / "data"
+
+
+@pytest.fixture
+def data(intact: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A copy, to be damaged."""
+    return pathlib.Path(shutil.copytree(intact, tmp_path / "data"))
+
+
+def test_intact_data_has_no_findings_and_is_counted(intact: pathlib.Path) -> None:
+    told: list[tuple[int, int]] = []
+    found = verify_prepared(intact, progress=lambda *now: told.append(now))
+    assert (found.num_files, found.num_rows, found.findings) == (6, 100, ())
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
+def test_every_changed_byte_is_found_by_the_name_of_its_file(
+    data: pathlib.Path,
+) -> None:
+    whole = (data / FILE).read_bytes()
+    for place in (0, len(whole) // 2, len(whole) - 1):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        (data / FILE).write_bytes(changed)
+        (finding,) = verify_prepared(data).findings
+        assert finding == f"Expected {FILE} to be byte for byte as it was written."
+
+
+def test_missing_and_further_files_are_found(data: pathlib.Path) -> None:
+    (data / FILE).rename(data / "train" / "part-00009.parquet")
+    (data / "val" / ".hidden").touch()
+    assert verify_prepared(data).findings == (
+        "Expected no file train/part-00009.parquet: prepare did not write it.",
+        "Expected no file val/.hidden: prepare did not write it.",
+        f"Expected {FILE} to be there.",
+    )
+
+
+def _edit(data: pathlib.Path, change: Callable[[Any], None], *, sign: bool) -> None:
+    fields = json.loads((data / RECORD_NAME).read_text())
+    change(fields)
+    if sign:
+        kept = {name: fields[name] for name in ("dataset", "settings", "files")}
+        fields["fingerprint"] = fingerprint(kept)
+    (data / RECORD_NAME).write_text(json.dumps(fields))
+
+
+EDITS: list[tuple[Callable[[Any], None], str | None]] = [
+    (lambda f: f["files"][FILE].update(num_rows=21), f"{FILE} to hold as many rows"),
+    (lambda f: f["dataset"].update(hash="other"), f"{FILE} to be of the schema"),
+    (lambda f: f["settings"].update(on_bad_row="skip"), None),
+]
+
+
+@pytest.mark.parametrize(("change", "finding"), EDITS)
+def test_an_edited_record_is_refused_and_a_signed_one_held_against_the_files(
+    change: Callable[[Any], None], finding: str | None, data: pathlib.Path
+) -> None:
+    _edit(data, change, sign=False)
+    with pytest.raises(InputError, match=rf"{RECORD_NAME} to be as it was written"):
+        verify_prepared(data)
+    _edit(data, change, sign=True)
+    found = "\n".join(verify_prepared(data).findings)
+    assert found == "" if finding is None else finding in found
+
+
+def test_the_command_takes_prepared_data_as_it_takes_batches(
+    data: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data)
+
+    def verify(folder: str) -> Any:
+        return CliRunner().invoke(cli, ["verify", folder])
+
+    assert verify(".").stdout == "intact: 6 files, 100 rows\n"
+    with pytest.raises(InputError, match=r"not a part of it\. Give `dpsgd verify \.`"):
+        raise verify("train").exception  # type: ignore[misc]
+    (data / FILE).write_bytes(b"")
+    result = verify(".")
+    assert result.stdout.startswith(f"found: Expected {FILE} to be byte for byte")
+    assert "findings: 1" in str(result.exception)
