@@ -188,11 +188,12 @@ def _prepare_on(
     quiet_beam()
     from pipelines.cli.batch_job import beam_options
     from pipelines.job.poisson_batching import runner_of
-    from pipelines.tables.prepare_job import prepare_on
+    from pipelines.tables.prepare_job import PHASES, prepare_on
 
     options = beam_options([f"--runner={runner}", *others])
     runner_of(options)  # refuses what loses elements
-    return prepare_on(source, out, prepared, options)
+    with Bars(PHASES) as bars:
+        return prepare_on(source, out, prepared, options, on_progress=bars.update)
 
 
 def _refuse_tables(source: str) -> None:

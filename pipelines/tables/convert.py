@@ -193,8 +193,15 @@ class PrepareSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Reader:
-    """Parses the files, as often as asked, on several threads."""
+class Reader:
+    """Parses files, as often as asked, on several threads.
+
+    Attributes:
+      files: In order.
+      format: Of all of them.
+      num_threads: That parse.
+      on_progress: Called with the phase, bytes read, and bytes in all.
+    """
 
     files: Sequence[InputFile]
     format: Format
@@ -278,7 +285,7 @@ class RowCount:
         return cls(**{**fields, "of_splits": np.array(fields["of_splits"], np.int64)})
 
 
-def _check_rows(reader: _Reader) -> RowCount:
+def _check_rows(reader: Reader) -> RowCount:
     count = RowCount()
     rows: collections.Counter[str] = collections.Counter()
     for file, block in reader.parse("check", check_only=True):
@@ -390,7 +397,7 @@ def split_parts(
 
 
 def _write_all(
-    root: pathlib.Path, reader: _Reader, counts: Sequence[int], options: ConvertOptions
+    root: pathlib.Path, reader: Reader, counts: Sequence[int], options: ConvertOptions
 ) -> None:
     schema = reader.format.schema
     writers = [SplitWriter(root / name, schema, **options.layout) for name in SPLITS]
@@ -420,7 +427,8 @@ def _write_all(
     write_record(root, schema, options.settings, files)
 
 
-def _ignore_progress(phase: str, done: int, total: int) -> None:
+def ignore_progress(phase: str, done: int, total: int) -> None:
+    """Takes progress, and tells nobody: see `Progress`."""
     del phase, done, total  # nobody listens
 
 
@@ -430,7 +438,7 @@ def prepare(
     options: ConvertOptions,
     *,
     num_threads: int | None = None,
-    on_progress: Progress = _ignore_progress,
+    on_progress: Progress = ignore_progress,
 ) -> PrepareSummary:
     """Turns a raw table into Parquet; see the module for what it guarantees.
 
@@ -449,7 +457,7 @@ def prepare(
         check_int("--threads", num_threads, at_least=1)
     files = list_files(pattern, partitions=options.partitions)
     check_output(out)
-    reader = _Reader(
+    reader = Reader(
         files=files,
         format=options.open(files),
         num_threads=num_threads or num_cores(),

@@ -1,12 +1,15 @@
 """Preparing a table on an engine of Apache Beam: the files of ``convert.prepare``.
 
-The first of two pipelines checks every file of the input and counts its rows; then it
-is known which rows every file of the output holds, and the second one writes them.
+Three pipelines: the first checks every file of the input and counts its rows; then it
+is known which rows every file of the output holds.  The second one converts every file
+of the input to a piece for each of those, and the third puts the pieces together.
 
     OUT.unfinished/job.json           what is done: of the input, schema and options
     OUT.unfinished/counts/00000.json  of every input file, once it is checked; sensitive
+    OUT.unfinished/pieces/            converted rows; sensitive
+    OUT.unfinished/progress/          bytes read so far
+    OUT.unfinished/records/           of every file of the output, once it is written
     OUT.unfinished/data/              becomes OUT
-    OUT.unfinished/data/train/part-00000.parquet ...
 
 Workers and whoever starts the job must see input and output under the same paths.
 
@@ -16,22 +19,28 @@ Formal guarantees:
     stopped; one of another input, schema or option is refused.
   - ``out`` appears when all of its files are there.
 
-An output file is written from the input files that hold its rows, which are read from
-their beginning: many input files scale, one large file does not.
+  - Every input file is read once to be checked, and once to be converted.
+
+An input file is one piece of work: many input files scale; one large file is parsed by
+the threads of one worker.
 
 Public: options, paths, sizes.  Sensitive: counts, and everything read and written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
 import secrets
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -42,14 +51,19 @@ from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.output_folder import check_output
-from pipelines.files.storage import write_atomically
+from pipelines.files.sink import Sink
+from pipelines.files.storage import new_file, write_atomically
+from pipelines.files.threads import num_cores
 from pipelines.tables.convert import (
     SPLITS,
     ConvertOptions,
     Format,
     ParsedBlock,
     PrepareSummary,
+    Progress,
+    Reader,
     RowCount,
+    ignore_progress,
     refuse_bad_rows,
     rows_of_splits,
     split_parts,
@@ -59,6 +73,14 @@ from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_recor
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
 _JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
+_PIECES, _PROGRESS = "pieces", "progress"
+
+#: What is done, in this order.
+CHECK, CONVERT, WRITE = "check", "convert", "write"
+PHASES = (CHECK, CONVERT, WRITE)
+
+#: Seconds between two reports of a worker, and of whoever started the job.
+_BETWEEN_TOLD = _BETWEEN_COUNTS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,12 +131,31 @@ class _Job:
         """Where the record of a file of the output is kept."""
         return pathlib.Path(self.work, _RECORDS, f"{task.name.replace('/', '-')}.json")
 
-    def blocks(self, index: int, *, check_only: bool) -> Iterator[ParsedBlock]:
-        """Yields the parsed blocks of an input file."""
-        file = self.files[index]
-        table = self.options.open([file])
-        for block, _ in table.blocks(file):
-            yield table.parse(block, check_only=check_only)
+    def piece_path(self, task: _Task, index: int) -> pathlib.Path:
+        """Where the rows of an input file for a file of the output wait."""
+        return pathlib.Path(self._pieces(task), f"{index:05d}.arrow")
+
+    def _pieces(self, task: _Task) -> pathlib.Path:
+        return pathlib.Path(self.work, _PIECES, task.name.replace("/", "-"))
+
+    def converted_path(self, index: int) -> pathlib.Path:
+        """What says that an input file was converted."""
+        return pathlib.Path(self.work, _PIECES, f"{index:05d}.done")
+
+    def progress_path(self, phase: str, index: int) -> pathlib.Path:
+        """Where a worker tells how much of an input file it has read."""
+        return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:05d}")
+
+    def blocks(self, phase: str, index: int) -> Iterator[ParsedBlock]:
+        """Yields the parsed blocks of an input file, each once."""
+        tell = _Teller(self.progress_path(phase, index))
+        reader = Reader(
+            files=self.files[index : index + 1],
+            format=self.options.open([self.files[index]]),
+            num_threads=max(1, num_cores() // len(self.files)),
+            on_progress=tell,
+        )
+        return (block for _, block in reader.parse(phase, check_only=phase == CHECK))
 
     @property
     def format(self) -> Format:
@@ -127,25 +168,46 @@ class _Job:
             return
         count, file = RowCount(), self.files[index]
         first = self.options.open([file]).first_row
-        for block in self.blocks(index, check_only=True):
+        for block in self.blocks(CHECK, index):
             count.add(file.shown, first, block)
             first += block.num_rows
         write_atomically(
             self.count_path(index), pretty_json(count.to_json()), mode=0o600
         )
 
+    def read_counts(self) -> list[RowCount]:
+        """Returns the counts of all input files."""
+        paths = map(self.count_path, range(len(self.files)))
+        return [RowCount.from_json(read_json(path)) for path in paths]
+
+    def convert_file(self, index: int) -> None:
+        """Converts an input file to its piece of each output file, unless it was."""
+        if self.converted_path(index).exists():
+            return
+        counts, table = self.read_counts(), self.format
+        sizes = rows_of_splits(sum_counts(counts), table.shares)
+        before = sum_counts(counts[:index])
+        places = list(_rows_of(before, sizes, table.shares))
+        ends = _rows_of(sum_counts(counts[: index + 1]), sizes, table.shares)
+        with _Pieces(self, index, table.schema, sizes) as pieces:
+            blocks = self.blocks(CONVERT, index)
+            for split, rows in split_parts(blocks, sizes, first=before.num_good):
+                if places[split] + len(rows) > ends[split]:
+                    raise changed()
+                pieces.add(split, places[split], rows)
+                places[split] += len(rows)
+        self.converted_path(index).touch()
+
     def write_file(self, task: _Task) -> None:
-        """Writes a file of the output, unless it was done."""
+        """Writes a file of the output from its pieces, unless it was done."""
         path = self.task_path(task)
         if path.exists():
             return
-        counts = self.read_counts()
         temporary = pathlib.Path(self.work, f"part-{secrets.token_hex(8)}")
-        schema = self.format.schema
-        layout = self.options.layout
+        schema, layout = self.format.schema, self.options.layout
         writer = SplitWriter(temporary, schema, **layout, first_file=task.number)
         try:
-            for rows in self._rows_of(task, counts):
+            for rows in self._rows_of(task):
                 writer.add(rows)
             writer.close()
             (record,) = writer.files.values()
@@ -155,44 +217,104 @@ class _Job:
         finally:
             writer.abandon()
             shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(self._pieces(task), ignore_errors=True)
 
-    def read_counts(self) -> list[RowCount]:
-        """Returns the counts of all input files."""
-        paths = map(self.count_path, range(len(self.files)))
-        return [RowCount.from_json(read_json(path)) for path in paths]
-
-    def _rows_of(self, task: _Task, counts: Sequence[RowCount]) -> Iterator[pa.Table]:
+    def _rows_of(self, task: _Task) -> Iterator[pa.Table]:
         """Yields the rows of an output file, in order."""
-        shares = self.format.shares
-        sizes = rows_of_splits(sum_counts(counts), shares)
-        good, place = 0, 0  # rows before an input file, of all splits and of this one
-        for index, count in enumerate(counts):
-            mine = (
-                int(count.of_splits[task.split])
-                if shares is None
-                else _overlap(good, good + count.num_good, sizes, task.split)
-            )
-            if mine and place < task.last and place + mine > task.first:
-                blocks = self.blocks(index, check_only=False)
-                for split, rows in split_parts(blocks, sizes, first=good):
-                    if split == task.split:
-                        start = max(task.first - place, 0)
-                        yield rows.slice(start, max(task.last - place - start, 0))
-                        place += len(rows)
-                        mine -= len(rows)
-                    if place >= task.last:
-                        return
-                if mine:
-                    raise changed()
-            else:
-                place += mine
-            good += count.num_good
+        for path in sorted(self._pieces(task).glob("*.arrow")):
+            with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+                for batch in batches:
+                    yield pa.Table.from_batches([batch])
 
 
-def _overlap(first: int, last: int, sizes: Sequence[int], split: int) -> int:
-    """Returns how many of rows ``first`` to ``last`` - 1 a split by shares holds."""
+class _Pieces:
+    """Hands the rows of an input file to a new file for each file of the output.
+
+    Each appears when it is complete, and the context ends without an error.
+    """
+
+    def __init__(
+        self, job: _Job, index: int, schema: pa.Schema, sizes: Sequence[int]
+    ) -> None:
+        self._job, self._index, self._schema = job, index, schema
+        self._tasks = {
+            (task.split, task.number): task for task in _tasks(sizes, job.options)
+        }
+        self._open: dict[int, _Piece] = {}  # by split: what is complete is closed
+
+    def __enter__(self) -> _Pieces:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        with contextlib.ExitStack() as all_of_them:
+            for piece in self._open.values():
+                all_of_them.push(piece.files)
+            if error[0] is not None:
+                raise error[1]
+
+    def add(self, split: int, place: int, rows: pa.Table) -> None:
+        """Appends rows, of which the first is number ``place`` of its split."""
+        while len(rows):
+            piece = self._piece(split, place)
+            some = rows.slice(0, piece.task.last - place)
+            piece.writer.write_table(some)
+            rows, place = rows.slice(len(some)), place + len(some)
+
+    def _piece(self, split: int, place: int) -> _Piece:
+        task = self._tasks[split, place // _rows_per_file(self._job.options)]
+        before = self._open.get(split)
+        if before is None or before.task != task:
+            if before is not None:
+                before.files.close()
+            self._open[split] = self._start(task)
+        return self._open[split]
+
+    def _start(self, task: _Task) -> _Piece:
+        path = self._job.piece_path(task, self._index)
+        path.parent.mkdir(exist_ok=True)
+        files = contextlib.ExitStack()
+        write = files.enter_context(new_file(path, mode=0o600, flush=False))
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        writer = pa.ipc.new_stream(Sink(write), self._schema, options=options)
+        return _Piece(task, files.enter_context(writer), files)
+
+
+class _Piece(NamedTuple):
+    """A file that is being written, and what ends it well or not."""
+
+    task: _Task
+    writer: Any
+    files: contextlib.ExitStack
+
+
+class _Teller:
+    """Tells how much of a file is read, now and then, to whoever sees the folder."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path, self._last = path, time.monotonic()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        del phase, total  # the file's name and the listing say these
+        if time.monotonic() - self._last >= _BETWEEN_TOLD:
+            self._path.write_text(str(done))
+            self._last = time.monotonic()
+
+
+def _rows_of(
+    count: RowCount, sizes: Sequence[int], shares: Sequence[int] | None
+) -> tuple[int, ...]:
+    """Returns how many of the first rows, which were counted, each split has."""
+    if shares is None:
+        return tuple(int(number) for number in count.of_splits)
     bounds = np.cumsum([0, *sizes])
-    return max(0, min(last, int(bounds[split + 1])) - max(first, int(bounds[split])))
+    return tuple(
+        int(np.clip(count.num_good - first, 0, last - first))
+        for first, last in itertools.pairwise(bounds)
+    )
+
+
+def _rows_per_file(options: ConvertOptions) -> int:
+    return options.row_group_rows * options.row_groups_per_file
 
 
 def sum_counts(counts: Sequence[RowCount]) -> RowCount:
@@ -205,7 +327,7 @@ def sum_counts(counts: Sequence[RowCount]) -> RowCount:
 
 def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
     """Returns the files of the output: one at least of every split."""
-    per_file = options.row_group_rows * options.row_groups_per_file
+    per_file = _rows_per_file(options)
     return [
         _Task(
             split=split,
@@ -223,6 +345,8 @@ def prepare_on(
     out: str | os.PathLike[str],
     options: ConvertOptions,
     pipeline_options: PipelineOptions,
+    *,
+    on_progress: Progress = ignore_progress,
 ) -> PrepareSummary:
     """Does what ``convert.prepare`` does, on an engine of Beam.
 
@@ -232,6 +356,8 @@ def prepare_on(
         was killed, the same one.
       options: Of what kind the table is, and what to write.
       pipeline_options: Of Beam: the runner, and what it needs.
+      on_progress: Called with a phase of ``PHASES``, what is done, and all of it: bytes
+        of the input, at last rows.
 
     Raises:
       InputError: as of ``convert.prepare``, or another job is unfinished there.
@@ -242,21 +368,72 @@ def prepare_on(
     work = final.with_name(f"{final.name}.unfinished")
     job = _Job(files=files, options=options, work=str(work))
     _open_work(job)
-    _run(pipeline_options, job.check_file, range(len(files)))
+    inputs = range(len(files))
+    with _watching(
+        on_progress, CHECK, lambda: _read_so_far(job, CHECK, job.count_path)
+    ):
+        _run(pipeline_options, job.check_file, inputs)
     total = sum_counts(job.read_counts())
     refuse_bad_rows(total, options)
     sizes = rows_of_splits(total, table.shares)
+    with _watching(
+        on_progress, CONVERT, lambda: _read_so_far(job, CONVERT, job.converted_path)
+    ):
+        _run(pipeline_options, job.convert_file, inputs)
     tasks = _tasks(sizes, options)
-    _run(pipeline_options, job.write_file, tasks)
-    paths = [job.task_path(task) for task in tasks]
-    written = sum(path.stat().st_size for path in paths)
+    with _watching(on_progress, WRITE, lambda: _written_so_far(job, tasks)):
+        _run(pipeline_options, job.write_file, tasks)
     records = {
         task.name: FileRecord(**read_json(job.record_path(task))) for task in tasks
     }
+    if any(records[task.name].num_rows != task.last - task.first for task in tasks):
+        raise changed()
     write_record(work / _DATA, table.schema, options.settings, records)
     os.rename(work / _DATA, final)
     shutil.rmtree(work)
+    written = sum(record.size for record in records.values())
     return summarize(files, table, total, sizes, written)
+
+
+def _read_so_far(
+    job: _Job, phase: str, path_when_done: Callable[[int], pathlib.Path]
+) -> tuple[int, int]:
+    """Returns the bytes of the input that a phase has read, and all of them."""
+    done = 0
+    for index, file in enumerate(job.files):
+        if path_when_done(index).exists():
+            done += file.size
+            continue
+        with contextlib.suppress(OSError, ValueError):  # not told yet, or only half
+            done += int(job.progress_path(phase, index).read_text())
+    return done, sum(file.size for file in job.files)
+
+
+def _written_so_far(job: _Job, tasks: Sequence[_Task]) -> tuple[int, int]:
+    """Returns the rows of finished files of the output, and all rows."""
+    done = sum(t.last - t.first for t in tasks if job.task_path(t).exists())
+    return done, sum(task.last - task.first for task in tasks)
+
+
+@contextlib.contextmanager
+def _watching(
+    on_progress: Progress, phase: str, count: Callable[[], tuple[int, int]]
+) -> Iterator[None]:
+    """Reports what workers, wherever they are, have left in the folder of the job."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_BETWEEN_COUNTS):
+            on_progress(phase, *count())
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    on_progress(phase, *count())
 
 
 def _open_work(job: _Job) -> None:
@@ -279,7 +456,7 @@ def _open_work(job: _Job) -> None:
             )
         return
     work.mkdir(0o700, parents=True)
-    for name in (_COUNTS, _RECORDS):
+    for name in (_COUNTS, _PIECES, _PROGRESS, _RECORDS):
         (work / name).mkdir()
     (work / _DATA).mkdir(0o700)
     for split in SPLITS:

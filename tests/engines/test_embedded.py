@@ -20,6 +20,11 @@ from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
+from pipelines.tables.convert import prepare
+from pipelines.tables.criteo import PrepareOptions
+from pipelines.tables.prepare_job import prepare_on
+from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
+from pipelines.tables.synthetic import SynthOptions, write_synth
 from tests.benchmarks.prepared_rows import write_table
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
@@ -54,6 +59,25 @@ def test_bytes_are_those_of_the_local_runner(
     )
     assert not verify(tmp_path / "out").findings
     assert same_bytes(tmp_path / "out", local_batches(sampler))
+
+
+@pytest.mark.parametrize("files", [1, 5])
+def test_prepared_files_are_those_of_this_process(
+    files: int, engine_options: list[str], tmp_path: pathlib.Path
+) -> None:
+    write_synth(tmp_path / "text", SynthOptions(num_rows=20_000, num_files=files))
+    options = PrepareOptions(row_group_rows=1000, row_groups_per_file=3)
+    source = str(tmp_path / "text")
+    wanted = prepare(source, tmp_path / "here", options)
+    found = prepare_on(
+        source, tmp_path / "there", options, PipelineOptions(engine_options)
+    )
+    assert found == wanted
+    assert verify_prepared(tmp_path / "there").findings == ()
+    digests = [
+        (tmp_path / each / RECORD_NAME).read_bytes() for each in ("here", "there")
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_same_bytes_sees_a_difference(

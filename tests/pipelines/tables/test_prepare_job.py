@@ -14,7 +14,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
-from pipelines.tables import prepare_job
+from pipelines.tables import prepare_job, table_format
 from pipelines.tables.convert import ConvertOptions, prepare
 from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.prepare_job import prepare_on
@@ -121,7 +121,7 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     with pytest.raises(InputError, match="to be of the same job"):
         prepare_on(str(table), out, table_options("hash"), ON)
     # What was done is not done again.
-    monkeypatch.setattr(prepare_job._Job, "check_file", _only_if_missing)
+    monkeypatch.setattr(prepare_job._Job, "blocks", _never)
     times = {name: (unfinished / "data" / name).stat().st_mtime_ns for name in before}
     prepare_on(str(table), out, options, ON)
     assert times == {name: (out / name).stat().st_mtime_ns for name in before}
@@ -129,8 +129,57 @@ def test_a_killed_job_goes_on_and_another_one_is_refused(
     assert file_bytes(out) == file_bytes(tmp_path / "wanted")
 
 
-def _only_if_missing(job: Any, index: int) -> None:
-    assert job.count_path(index).exists()
+def _never(*_: Any) -> None:
+    raise AssertionError("it was done before")
+
+
+def test_each_input_is_read_once_by_each_phase(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "_run", direct)
+    rows = pq.read_table(table)  # in one file, for many of the output
+    pq.write_table(rows, tmp_path / "one.parquet", row_group_size=16)
+    read: list[int] = []
+    blocks = table_format.read_blocks
+
+    def counting(*arguments: Any) -> Any:
+        for block, done in blocks(*arguments):
+            read.append(block.num_rows)
+            yield block, done
+
+    monkeypatch.setattr(table_format, "read_blocks", counting)
+    out = tmp_path / "out"
+    prepare_on(str(tmp_path / "one.parquet"), out, table_options("fraction"), ON)
+    assert len(list((out / "train").iterdir())) > 5
+    assert sum(read) == 2 * len(rows)
+
+
+def test_progress_of_workers_is_told(
+    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(path.stat().st_size for path in table.iterdir())
+    work = tmp_path / "out.unfinished"
+    told: list[tuple[str, int, int]] = []
+
+    def run(options: Any, each: Any, items: Any) -> None:
+        direct(options, each, items)
+        if len(told) == 0:  # as if no file were done: what workers said is all there is
+            for path in (work / "counts").iterdir():
+                path.rename(path.with_suffix(".aside"))
+            job = each.__self__
+            assert prepare_job._read_so_far(job, "check", job.count_path)[0] > size / 2
+            for path in (work / "counts").iterdir():
+                path.rename(path.with_suffix(".json"))
+
+    monkeypatch.setattr(prepare_job, "_run", run)
+    monkeypatch.setattr(prepare_job, "_BETWEEN_TOLD", 0.0)
+    prepare_on(
+        str(table), tmp_path / "out", table_options("fraction"), ON,
+        on_progress=lambda *now: told.append(now),
+    )  # fmt: skip
+    last = {phase: (done, total) for phase, done, total in told}
+    assert list(last) == list(prepare_job.PHASES)
+    assert last == {"check": (size, size), "convert": (size, size), "write": (216, 216)}
 
 
 def test_malformed_rows_are_refused_as_by_prepare(
@@ -161,18 +210,25 @@ def test_what_a_worker_refuses_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("by", ["fraction", "hash"])
+@pytest.mark.parametrize("more", [1, -1])
 def test_rows_that_differ_from_the_count_are_refused(
-    table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    more: int,
+    by: str,
+    table: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prepare_job, "_run", direct)
     read = prepare_job._Job.read_counts
 
-    def one_more(job: Any) -> Any:
+    def differing(job: Any) -> Any:
         counts = read(job)
-        counts[2].num_good += 1
+        counts[2].num_good += more
+        counts[2].of_splits[0] += more
         return counts
 
-    monkeypatch.setattr(prepare_job._Job, "read_counts", one_more)
+    monkeypatch.setattr(prepare_job._Job, "read_counts", differing)
     with pytest.raises(InputError, match="not to change while it is read"):
-        prepare_on(str(table), tmp_path / "out", table_options("fraction"), ON)
+        prepare_on(str(table), tmp_path / "out", table_options(by), ON)
     assert not (tmp_path / "out").exists()
