@@ -110,6 +110,25 @@ def test_a_signal_that_ends_the_wait_ends_the_process(tmp_path: pathlib.Path) ->
     _until(lambda: not _is_alive(int(started.read_text())))
 
 
+def test_a_caller_that_is_killed_takes_its_processes_with_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    started = tmp_path / "started"
+    script = (
+        "from pipelines.files import separate_process\n"
+        f"separate_process.call('helper_of_calls:waits', {str(started)!r})\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    _until(lambda: started.exists() and started.read_text())
+    process.kill()
+    process.wait()
+    _until(lambda: not _is_alive(int(started.read_text())))
+
+
 def _is_alive(number: int) -> bool:
     try:
         os.kill(number, 0)
