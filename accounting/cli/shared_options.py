@@ -31,7 +31,7 @@ def _declared(flag: str, **declaration: Any) -> Callable[..., Decorator]:
     """Returns a function that gives a flag its help and what a command adds."""
 
     def option(text: str, *names: str, **more: Any) -> Decorator:
-        return click.option(flag, *names, help=text, **declaration, **more)
+        return click.option(flag, *names, help=text, **{**declaration, **more})
 
     return option
 

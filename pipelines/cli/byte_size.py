@@ -1,4 +1,4 @@
-"""Sizes such as 2GiB on the command line."""
+"""Sizes in bytes, as users write them."""
 
 from __future__ import annotations
 

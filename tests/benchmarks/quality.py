@@ -12,6 +12,7 @@ and the grid in ``OUT/grid.json``.  Stopped, it goes on with the same command.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import subprocess
@@ -21,15 +22,18 @@ from typing import Any
 
 import click
 
-from accounting.plan import TRUNCATED_POISSON
-from pipelines.batches.manifest import pretty_json, read_manifest, write_atomically
+from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.flat_settings import train_settings
-from trainer.experiments import compare_report
-from trainer.experiments.compare import Comparison, Outcome, Trial, summarise
+from trainer.experiments.compare_case import Case
+from trainer.experiments.compare_report import Report
+from trainer.experiments.compare_results import summarise
+from trainer.experiments.compare_runs import Runs
 from trainer.run import privacy
-from trainer.settings.comparison_settings import Experiment
+from trainer.settings.comparison_settings import OWN, Experiment
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
 
 #: Of ``TrainSettings``, by name.
 Fields = dict[str, Any]
@@ -88,43 +92,49 @@ class Data:
         experiment = Experiment(
             source=str(data / "train"), held_out=data / "test", out=folder
         )
-        self._comparison = Comparison(experiment, self._say)
+        self._runs = Runs(experiment, self._say)
         num_train = rows * 8 // 10
         self._delta = 0.1 / num_train
-        sampling = BatchSettings(
+        self._sampling = BatchSettings(
             expected_batch_size=max(1, num_train // EPOCH_STEPS),
             num_epochs=EPOCHS,
             epsilon=max(EPSILONS),
             delta=self._delta,
         )
-        folders = [
-            self._comparison.make_batches(sampling, seed) for seed in range(num_batches)
-        ]
-        plan = read_manifest(folders[0]).plan
-        self._noise = {
-            epsilon: privacy.noise_multiplier(plan, epsilon=epsilon, delta=self._delta)
-            for epsilon in EPSILONS
-        }
+        plan = self._sampling.plan(list_blocks(experiment.source).num_examples)
+        case = Case(batches=self._sampling, settings=TrainSettings(method=NON_PRIVATE))
+        for seed in range(num_batches):
+            name = case.name_of_batches(seed)
+            self._runs.make_batches(name, self._sampling, plan)
+        self._plan = plan
 
     def run(
-        self, epsilon: float | None, seed: int, fields: Fields, *, label: str = ""
-    ) -> tuple[Trial, dict[str, Any]]:
-        """Returns a trial and what its run published."""
-        privacy_fields = self._privacy(fields["method"], epsilon)
-        settings = train_settings(**MODEL, **privacy_fields, **fields, init_seed=seed)
-        trial = Trial(
-            sampler=TRUNCATED_POISSON, epsilon=epsilon, seed=seed, settings=settings,
-            label=label,
-        )  # fmt: skip
-        return trial, self._comparison.run(trial)
+        self, epsilon: float | None, seed: int, fields: Fields
+    ) -> tuple[Case, dict[str, Any]]:
+        """Returns a case and what one of its runs published."""
+        settings = train_settings(**MODEL, **fields, **self._target(epsilon))
+        if epsilon is not None:
+            noise = privacy.noise_multiplier(
+                self._plan,
+                epsilon=epsilon,
+                delta=self._delta,
+                theorem=privacy.theorem_of_settings(settings),
+            )
+            settings = dataclasses.replace(
+                settings, target_epsilon=None, noise_multiplier=noise
+            )
+        case = Case(
+            batches=self._sampling,
+            settings=settings,
+            target_epsilon=epsilon,
+            noise_rule=None if epsilon is None else OWN,
+        )
+        return case, self._runs.run(case.trial(seed))
 
-    def _privacy(self, method: str, epsilon: float | None) -> Fields:
+    def _target(self, epsilon: float | None) -> Fields:
         if epsilon is None:
             return {}
-        # ModelMix's noise depends on its settings, and follows from the target.
-        if method == MODEL_MIX:
-            return {"target_epsilon": epsilon, "target_delta": self._delta}
-        return {"noise_multiplier": self._noise[epsilon], "target_delta": self._delta}
+        return {"target_epsilon": epsilon, "target_delta": self._delta}
 
 
 def _grid(method: str, chosen: dict[str, Fields]) -> list[Fields]:
@@ -156,8 +166,8 @@ def _search(
     for method in methods:
         epsilon = None if method == NON_PRIVATE else GRID_EPSILON
         found = []
-        for index, fields in enumerate(_grid(method, chosen)):
-            _, result = data.run(epsilon, 0, fields, label=f"grid{index}")
+        for fields in _grid(method, chosen):
+            _, result = data.run(epsilon, 0, fields)
             found.append({"settings": fields, "auc": result["metrics"]["auc"]})
         points += found
         chosen[method] = max(found, key=lambda point: point["auc"])["settings"]
@@ -166,7 +176,7 @@ def _search(
 
 def _all_runs(
     out: pathlib.Path, rows: int, seeds: int, chosen: dict[str, Fields]
-) -> list[Outcome]:
+) -> Report:
     data = Data(out / "runs", rows, seed=2, num_batches=seeds)
     results = [
         data.run(epsilon, seed, {**chosen[method], **AVERAGES})
@@ -174,7 +184,7 @@ def _all_runs(
         for epsilon in ((None,) if method == NON_PRIVATE else EPSILONS)
         for seed in range(seeds)
     ]
-    return summarise(results, metric="auc")
+    return Report(summarise(results, metric="auc"), title=TITLE)
 
 
 @click.command()
@@ -190,9 +200,9 @@ def main(out: pathlib.Path, rows: int, seeds: int, model_mix: bool) -> None:
     chosen, points = _search(out, rows, methods)
     write_atomically(out / "grid.json", pretty_json({"points": points}))
     _print_grid(points, chosen)
-    outcomes = _all_runs(out, rows, seeds, chosen)
-    compare_report.write(outcomes, out, title=TITLE)
-    compare_report.show(outcomes, title=TITLE)
+    report = _all_runs(out, rows, seeds, chosen)
+    report.write(out)
+    report.show()
 
 
 def _print_grid(points: Sequence[dict[str, Any]], chosen: dict[str, Fields]) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 import click
 
 from accounting.cli import registered, shared_options
+from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
+from pipelines.cli.byte_size import ByteSize
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import experiment_flags, method_flags
-from trainer.settings.comparison_settings import ComparisonSettings, check_comparable
+from trainer.cli.experiment_flags import listed
+from trainer.settings import methods
+from trainer.settings.comparison_settings import NOISE_RULES, SAME, ComparisonSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
@@ -24,22 +28,40 @@ from trainer.settings.train_settings import TrainSettings
 )
 @experiment_flags.options
 @registered.sampler(
-    "May be repeated.  The noise is what the first one needs.",
+    "Ways of making batches.",
     "samplers",
-    multiple=True,
+    **listed(registered.SAMPLER),
     default=(TRUNCATED_POISSON, DYNAMIC_SHUFFLE),
     show_default=True,
 )
 @method_flags.method(
-    "May be repeated.", "methods", multiple=True, default=(DP_SGD, NON_PRIVATE)
+    "Ways of training.",
+    "methods",
+    **listed(Registered(methods.names)),
+    default=(DP_SGD, NON_PRIVATE),
 )
-@shared_options.epsilon(
-    "Target; may be repeated.", "epsilons", multiple=True, required=True
+@shared_options.epsilon("Targets.", "epsilons", **listed(click.FLOAT))
+@shared_options.noise_multiplier(
+    "Of all samplers, instead of --epsilon.", "noises", **listed(click.FLOAT)
+)
+@click.option(
+    "--noise",
+    "rules",
+    **listed(click.Choice(NOISE_RULES)),
+    default=(SAME,),
+    show_default=True,
+    help="How a target chooses noise: what the first sampler needs, for all; each its "
+    "own, what is proven to suffice; or optimistic, what lower bounds allow, which "
+    "guarantees nothing.",
 )
 @shared_options.delta("Of all targets.", required=True)
-@shared_options.batch_size("Expected rows per step.", required=True)
-@shared_options.epochs("Of the batches.", required=True)
-@shared_options.l2_norm_clip("Of all private methods.", required=True)
+@shared_options.batch_size(
+    "Expected rows per step.", "batch_sizes", required=True, **listed(click.INT)
+)
+@shared_options.epochs("Of the batches.", required=True, **listed(click.INT))
+@shared_options.l2_norm_clip(
+    "Of all private methods.", "clips", required=True, **listed(click.FLOAT)
+)
 @click.option(
     "--for",
     "extra",
@@ -48,23 +70,48 @@ from trainer.settings.train_settings import TrainSettings
     metavar="METHOD FLAGS",
     help="Flags of `dpsgd train` for one method; may be repeated.",
 )
+@click.option(
+    "--jobs",
+    type=int,
+    default=ComparisonSettings.jobs,
+    show_default=True,
+    help="Training runs at once, each in a process of its own.",
+)
+@click.option(
+    "--memory-limit",
+    type=ByteSize(),
+    default="4GiB",
+    show_default=True,
+    help="Of all runs at once: fewer than --jobs where they would need more.",
+)
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Trains on shuffled and on Poisson batches, and compares noise, epsilon and AUC.
+    """Trains on shuffled and on Poisson batches, and compares the models.
 
-    Same data, same model, same noise: what the first sampler needs for each target.
-    The table shows, for each way of making batches, the epsilon that is proven for it
-    and the one that no proof can go below.  Runs are repeated with other batches, noise
-    and initial weights.  A comparison that was stopped goes on with the same command.
+    Which model is better at one epsilon, with each way of batching given its own noise
+    (Scalable DP-SGD; Chua et al. 2024, arXiv:2411.04205)?  And, at the same noise,
+    which epsilon is proven for it, and which can no proof go below?
 
-    All other flags go to `dpsgd train`, except those that are set for every run, as
-    --init-seed.
+    Values may be lists, separated by commas: of samplers, methods, epsilon, noise,
+    batch size, epochs, and, to tune, of --l2-norm-clip, --learning-rate and numbers of
+    a method, as --mix-width.  All are combined.  Every line of the table is repeated
+    --seeds times, with other batches, noise and initial weights.  Runs share batches
+    where they can.  A comparison that was stopped goes on with the same command.
+
+    Choosing among runs on the same data costs privacy that no statement of a single run
+    covers.  All other flags go to `dpsgd train`, except those that are set for every
+    run, as --init-seed.
 
     \b
-    Example:
+    Example, the question of the paper, and ModelMix beside DP-SGD:
       dpsgd compare --input data/train --eval data/test --out comparison \\
-          --batch-size 1024 --epochs 3 --epsilon 1 --epsilon 3 --delta 1e-7 \\
-          --l2-norm-clip 10 --hidden 32,16
+          --noise own,optimistic --epsilon 1,2,4 --delta 1e-7 \\
+          --batch-size 1024 --epochs 1,5 --l2-norm-clip 10 --jobs 2
+      dpsgd compare --input data/train --eval data/test --out mixed \\
+          --sampler truncated-poisson --method dp-sgd,model-mix \\
+          --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 3 \\
+          --l2-norm-clip 3,10 --learning-rate 0.1,0.3 --for model-mix \\
+          "--optimizer sgd --learning-rate 1,3 --mix-width 0.01,0.1"
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli import experiment_body
@@ -74,42 +121,49 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
 
 def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSettings:
     own = _flags_of_methods(flags)
-    requests = [_request(flags, method, rest, own) for method in flags["methods"]]
+    requests = [
+        request
+        for method in flags["methods"]
+        for request in _requests(flags, method, (*rest, *own.get(method, ())))
+    ]
     beside = [experiment_flags.beside(request) for request in requests]
     if any(each != beside[0] for each in beside):
         raise InputError(
             "Expected --noise-key-file and --checkpoint-every to be those of all "
             "methods. Give them outside of --for."
         )
-    names = ("source", "held_out", "out", "samplers", "seeds", "metric")
+    names = (
+        "source", "held_out", "out", "samplers", "seeds", "metric", "jobs",
+        "memory_limit",
+    )  # fmt: skip
     return ComparisonSettings(
         **{name: flags[name] for name in names},
         **beside[0],
-        batches=BatchSettings(
-            expected_batch_size=flags["batch_size"],
-            num_epochs=flags["epochs"],
-            epsilon=max(flags["epsilons"]),
-            delta=flags["delta"],
+        noise=flags["rules"],
+        batches=tuple(
+            BatchSettings(expected_batch_size=size, num_epochs=epochs)
+            for size in flags["batch_sizes"]
+            for epochs in flags["epochs"]
         ),
         trained=tuple(
             each
             for request in requests
-            for each in _for_targets(request.settings, flags["epsilons"])
+            for each in _for_targets(request.settings, flags)
         ),
     )
 
 
-def _for_targets(
-    settings: TrainSettings, epsilons: tuple[float, ...]
-) -> list[TrainSettings]:
+def _for_targets(settings: TrainSettings, flags: dict[str, Any]) -> list[TrainSettings]:
     if settings.method == NON_PRIVATE:
         return [settings]
-    return [dataclasses.replace(settings, target_epsilon=each) for each in epsilons]
+    name = "target_epsilon" if flags["epsilons"] else "noise_multiplier"
+    values = flags["epsilons"] or flags["noises"]
+    return [dataclasses.replace(settings, **{name: value}) for value in values]
 
 
 def _flags_of_methods(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    for method in flags["methods"]:
-        check_comparable(method)
+    if bool(flags["epsilons"]) == bool(flags["noises"]):
+        raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     own: dict[str, tuple[str, ...]] = {}
     for method, text in flags["extra"]:
         if method not in flags["methods"]:
@@ -131,16 +185,18 @@ def _split(text: str) -> list[str]:
         ) from None
 
 
-def _request(
-    flags: dict[str, Any],
-    method: str,
-    rest: tuple[str, ...],
-    own: dict[str, tuple[str, ...]],
-) -> Request:
+def _requests(
+    flags: dict[str, Any], method: str, rest: tuple[str, ...]
+) -> list[Request]:
     """Returns what `dpsgd train` would be asked to do for the first target."""
     set_here: dict[str, Any] = {"method": method}
     if method != NON_PRIVATE:
-        names = ("delta", "allow_large_delta", "l2_norm_clip")
-        set_here |= {name: flags[name] for name in names}
-        set_here["epsilon"] = flags["epsilons"][0]
-    return experiment_flags.request(flags, set_here, (*rest, *own.get(method, ())))
+        set_here |= {name: flags[name] for name in ("delta", "allow_large_delta")}
+        set_here["epsilon"] = next(iter(flags["epsilons"]), None)
+        set_here["noise_multiplier"] = next(iter(flags["noises"]), None)
+        clips = ",".join(map(repr, flags["clips"]))
+        rest = (f"--l2-norm-clip={clips}", *rest)
+    return [
+        experiment_flags.request(flags, set_here, arguments)
+        for arguments in experiment_flags.each_of_lists(rest)
+    ]

@@ -13,13 +13,12 @@ import click
 from pipelines.batches.manifest import pretty_json, read_json, write_atomically
 from trainer.cli.commands import train_request
 from trainer.experiments import compare as comparing
-from trainer.experiments import compare_report
+from trainer.experiments import compare_runs
 from trainer.experiments import simulate as simulating
 from trainer.settings.comparison_settings import ComparisonSettings, SimulationSettings
 
 #: Makes batches, with bars, in a process of its own: Beam stays out of this one.
 _MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
-_TITLE = "Same noise, other batches"
 
 
 def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
@@ -32,13 +31,12 @@ def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
     Raises:
       InputError: as ``trainer.experiments.compare.compare``.
     """
-    _take_over(settings.out)
-    outcomes = comparing.compare(settings, _say, _MAKE_BATCHES)
-    fields = compare_report.write(outcomes, settings.out, title=_TITLE)
+    report = comparing.compare(settings, _say, _MAKE_BATCHES)
+    report.write(settings.out)
     if as_json:
-        click.echo(json.dumps(fields, indent=2))
+        click.echo(json.dumps(report.to_json(), indent=2))
         return
-    compare_report.show(outcomes, title=_TITLE)
+    report.show()
     click.echo(f"table and plot in {settings.out}/comparison.md")
 
 
@@ -71,11 +69,11 @@ def _take_over(out: pathlib.Path) -> None:
     """Says in settings what earlier releases said in flags of `dpsgd train`.
 
     Args:
-      out: Of a comparison: the folder with ``runs``.
+      out: The folder with ``runs``.
     """
     for path in (out / "runs").glob("*.flags.json"):
         run = path.with_name(path.name.removesuffix(".flags.json"))
-        new = comparing.settings_path(run)
+        new = compare_runs.settings_path(run)
         if not new.exists():
-            asked = comparing.describe(train_request(read_json(path)))
+            asked = compare_runs.describe(train_request(read_json(path)))
             write_atomically(new, pretty_json(asked))

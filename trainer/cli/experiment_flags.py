@@ -1,7 +1,12 @@
-"""Flags of `dpsgd train` that `compare` and `simulate` hand to all of their runs."""
+"""Flags of `dpsgd train` that `compare` and `simulate` hand to all of their runs.
+
+Formal guarantees:
+  - Every value of a list is parsed as the one value of that flag is.
+"""
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +16,7 @@ import click
 from accounting.cli import shared_options
 from accounting.validation import InputError
 from trainer.cli.commands import train_request
+from trainer.settings import methods
 from trainer.settings.comparison_settings import Experiment
 from trainer.settings.request import Request
 
@@ -42,6 +48,45 @@ _OPTIONS = (
     ),
     shared_options.as_json,
 )  # fmt: skip
+
+
+class Listed(click.ParamType):
+    """Values that are separated by commas.
+
+    Args:
+      kind: Of each value.
+    """
+
+    def __init__(self, kind: click.ParamType) -> None:
+        self._kind = kind
+        self.name = f"{kind.name}s"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Returns how the help writes the values: see `click.ParamType.get_metavar`."""
+        one = self._kind.get_metavar(param, ctx) or self._kind.name.upper()
+        return f"{one},..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Returns a tuple of values: see `click.ParamType.convert`."""
+        parts = value if isinstance(value, tuple) else str(value).split(",")
+        return tuple(self._kind.convert(part, param, ctx) for part in parts)
+
+
+def listed(kind: click.ParamType) -> dict[str, Any]:
+    """Returns what makes a flag take lists, and may be repeated.
+
+    Args:
+      kind: Of each value.
+    """
+    return {
+        "type": Listed(kind),
+        "multiple": True,
+        "callback": lambda _, __, lists: tuple(
+            dict.fromkeys(value for values in lists for value in values)
+        ),
+    }
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +123,45 @@ def request(
             )
     folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
     return train_request(rest, **folders, **set_here)
+
+
+def each_of_lists(arguments: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns arguments of `dpsgd train` for every combination of listed values.
+
+    Lists may be given for the learning rate, the clip norm, and numbers that a method
+    has of its own.  Of a flag that is repeated, the last list is taken.
+
+    Args:
+      arguments: Of `dpsgd train`, some of whose values are lists.
+
+    Example:
+      >>> each_of_lists(["--hidden", "4,2", "--learning-rate", "0.1,0.2"])
+      [('--hidden', '4,2', '--learning-rate=0.1'), ('--hidden', '4,2', \
+'--learning-rate=0.2')]
+    """
+    kept, lists, words = [], dict[str, list[str]](), iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag not in _tried():
+            kept.append(word)
+        elif equals or (value := next(words, "")):
+            lists[flag] = value.split(",")
+        else:
+            kept.append(word)  # without a value, which the command will say
+    return [
+        (*kept, *(f"{flag}={one}" for flag, one in zip(lists, values, strict=True)))
+        for values in itertools.product(*lists.values())
+    ]
+
+
+def _tried() -> tuple[str, ...]:
+    """Returns the flags whose values may be lists."""
+    own = (
+        f"--{name.replace('_', '-')}"
+        for name, setting in methods.own_settings()
+        if setting.kind in (int, float)
+    )
+    return ("--learning-rate", "--l2-norm-clip", *own)
 
 
 def beside(request: Request) -> dict[str, Any]:

@@ -1,4 +1,12 @@
-"""A comparison as a table for the terminal, as Markdown, and as a plot."""
+"""A comparison as a table for the terminal, in a notebook, and as Markdown.
+
+Formal guarantees:
+  - Upper bounds are rounded up, and lower bounds down.
+  - A line whose target is not proven says "no guarantee".
+  - What differs between lines stands in a column, what all have in common above.
+
+Public: everything.
+"""
 
 from __future__ import annotations
 
@@ -8,195 +16,152 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from accounting.plots import new_figure
 from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.experiments.compare import Outcome
-from trainer.model.metrics import in_words
+from trainer.experiments import compare_plot
+from trainer.experiments.compare_results import NO_GUARANTEE, Outcome
 from trainer.report import tables
-from trainer.report.plots import write_png
-from trainer.settings.aggregation_settings import OMV
 
-_HEADINGS = ("batches", "method", "weights", "noise", "eps ≤", "eps ≥")
+TITLE = "Ways of batching and training"
+COSTS = (
+    "Choosing among runs on the same data costs privacy that no statement of a single "
+    "run covers."
+)
+_NO_GUARANTEE_NOTE = (
+    "no guarantee: the target is not proven at this noise, optimistic or that of "
+    "another sampler; eps ≤ says what is."
+)
+
+#: Heading, text of a line, and whether it is shown where all lines are alike.
+_Column = tuple[str, Callable[[Outcome], str], bool]
 
 
-def _cells(outcome: Outcome) -> list[str]:
-    spread = "" if outcome.stddev is None else f" ±{outcome.stddev:.4f}"
-    noise = outcome.noise_multiplier
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: Lines of the table.
+      notes: What else must be known to read it.
+      title: Above it.
+    """
+
+    outcomes: Sequence[Outcome]
+    notes: Sequence[str] = ()
+    title: str = TITLE
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Returns the outcomes, JSON-serialisable."""
+        return [dataclasses.asdict(outcome) for outcome in self.outcomes]
+
+    def markdown(self) -> str:
+        """Returns the table as Markdown, with its notes."""
+        columns = _columns(self.outcomes)
+        rows = [[text(outcome) for _, text, _ in columns] for outcome in self.outcomes]
+        table = tables.markdown([heading for heading, _, _ in columns], rows)
+        notes = "\n\n".join(self._all_notes())
+        return f"# {self.title}\n\n{_in_common(self.outcomes)}\n\n{table}\n\n{notes}\n"
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.markdown()
+
+    def write(self, out: pathlib.Path) -> None:
+        """Writes comparison.json, comparison.md, and a picture of each question."""
+        write_atomically(out / "comparison.json", pretty_json(self.to_json()))
+        text = self.markdown()
+        for axis, name in compare_plot.pictures(self.outcomes).items():
+            title = f"{self.title}\n{_in_common(self.outcomes)}"
+            compare_plot.plot(self.outcomes, axis, out / name, title=title)
+            text += f"\n![{self.title} over {axis.words}]({name})\n"
+        write_atomically(out / "comparison.md", text.encode())
+
+    def show(self) -> None:
+        """Prints the table."""
+        columns = _columns(self.outcomes)
+        texts = ("batches", "method", "weights", "noise rule")
+        tables.show(
+            f"{self.title}\n{_in_common(self.outcomes)}",
+            [heading for heading, _, _ in columns],
+            ([text(outcome) for _, text, _ in columns] for outcome in self.outcomes),
+            left=[i for i, (name, _, _) in enumerate(columns) if name in texts],
+            notes=self._all_notes(),
+        )
+
+    def _all_notes(self) -> list[str]:
+        marked = any(one.guarantee == NO_GUARANTEE for one in self.outcomes)
+        return [
+            "eps ≤ is proven for these batches at the noise multiplier in the column "
+            "noise; no proof can go below eps ≥. The last column is of held-out "
+            f"examples: {compare_plot.over_seeds(self.outcomes)}.",
+            *([_NO_GUARANTEE_NOTE] if marked else []),
+            *self.notes,
+            COSTS,
+        ]
+
+
+def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
+    """Returns the columns that say something."""
+    own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
+    every: list[_Column] = [
+        ("batches", lambda one: one.sampler, True),
+        ("size", lambda one: f"{one.expected_batch_size:,}", False),
+        ("epochs", lambda one: _or_dash(one.num_epochs), False),
+        ("method", lambda one: one.method, False),
+        ("rate", lambda one: f"{one.learning_rate:g}", False),
+        ("clip", lambda one: _or_dash(one.l2_norm_clip), False),
+        *((name, _own_setting(name), False) for name in own),
+        ("weights", lambda one: one.weights, False),
+        ("target", lambda one: _or_dash(one.target_epsilon), False),
+        ("noise rule", noise_rule, False),
+        ("noise", lambda one: _number(one.noise_multiplier), True),
+        ("eps ≤", lambda one: rounded(one.epsilon, math.ceil), True),
+        ("eps ≥", lambda one: rounded(one.epsilon_lower_bound, math.floor), True),
+        (outcomes[0].metric.replace("_", " "), _value, True),
+    ]
     return [
-        outcome.sampler,
-        outcome.method,
-        outcome.weights,
-        "-" if noise is None else f"{noise:.4f}",
-        _rounded(outcome.epsilon, math.ceil),
-        _rounded(outcome.epsilon_lower_bound, math.floor),
-        f"{outcome.mean:.4f}{spread}",
+        (heading, text, always)
+        for heading, text, always in every
+        if always or len({text(outcome) for outcome in outcomes} - {"-"}) > 1
     ]
 
 
-def _rounded(epsilon: float | None, direction: Callable[[float], int]) -> str:
-    # What is proven stays proven: upper bounds are rounded up, lower bounds down.
+def _own_setting(name: str) -> Callable[[Outcome], str]:
+    return lambda one: _or_dash(one.method_settings.get(name))
+
+
+def _in_common(outcomes: Sequence[Outcome]) -> str:
+    """Returns what all private lines have in common, but for their noise."""
+    return ", ".join(compare_plot.in_common(outcomes))
+
+
+def noise_rule(outcome: Outcome) -> str:
+    """Returns how the noise was chosen, marked where it guarantees no target."""
+    if outcome.noise_rule is None:
+        return "-"
+    marked = outcome.guarantee == NO_GUARANTEE
+    return outcome.noise_rule + (f": {NO_GUARANTEE}" if marked else "")
+
+
+def rounded(epsilon: float | None, direction: Callable[[float], int]) -> str:
+    """Returns a bound on epsilon; upper ones are rounded up, lower ones down.
+
+    Args:
+      epsilon: The bound; None if there is none.
+      direction: ``math.ceil`` or ``math.floor``.
+    """
     return "-" if epsilon is None else f"{direction(epsilon * 100) / 100:.2f}"
 
 
-def _headings(outcomes: Sequence[Outcome]) -> list[str]:
-    return [*_HEADINGS, outcomes[0].metric.replace("_", " ")]
+def _value(outcome: Outcome) -> str:
+    spread = "" if outcome.stddev is None else f" ±{outcome.stddev:.4f}"
+    return f"{outcome.mean:.4f}{spread}"
 
 
-def _note(outcomes: Sequence[Outcome]) -> str:
-    return (
-        "eps ≤ is proven for these batches at the noise multiplier in the column "
-        "noise; no proof can go below eps ≥.  The last column is of held-out examples: "
-        f"{_over_seeds(outcomes)}."
-    )
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
-def _over_seeds(outcomes: Sequence[Outcome]) -> str:
-    count = outcomes[0].num_seeds
-    return "1 seed" if count == 1 else f"mean and standard deviation over {count} seeds"
-
-
-def markdown(outcomes: Sequence[Outcome], *, title: str, picture: str) -> str:
-    """Returns the table as Markdown, with a link to the plot.
-
-    Args:
-      outcomes: Lines of the table.
-      title: Above it.
-      picture: File of the plot, beside that of the table.
-    """
-    table = tables.markdown(_headings(outcomes), map(_cells, outcomes))
-    return f"# {title}\n\n{table}\n\n{_note(outcomes)}\n\n![{title}]({picture})\n"
-
-
-def write(
-    outcomes: Sequence[Outcome], out: pathlib.Path, *, title: str
-) -> list[dict[str, Any]]:
-    """Writes comparison.json, comparison.md and comparison.png; returns the first.
-
-    Args:
-      outcomes: Lines of the table.
-      out: Folder of the files.
-      title: Of table and plot.
-    """
-    fields = [dataclasses.asdict(outcome) for outcome in outcomes]
-    write_atomically(out / "comparison.json", pretty_json(fields))
-    plot(outcomes, out / "comparison.png", title=title)
-    text = markdown(outcomes, title=title, picture="comparison.png")
-    write_atomically(out / "comparison.md", text.encode())
-    return fields
-
-
-def show(outcomes: Sequence[Outcome], *, title: str) -> None:
-    """Prints the table.
-
-    Args:
-      outcomes: Lines of the table.
-      title: Above it.
-    """
-    tables.show(
-        title,
-        _headings(outcomes),
-        map(_cells, outcomes),
-        left=range(3),
-        notes=[_note(outcomes)],
-    )
-
-
-def plot(outcomes: Sequence[Outcome], path: pathlib.Path, *, title: str) -> None:
-    """Draws the metric over epsilon: a panel for each way of training.
-
-    Colours are the weights that were evaluated, bars one standard deviation, dashed
-    lines the runs without privacy on the same kind of batches.  Where nothing is proven
-    the point is hollow, at the epsilon that no proof can go below.  Majority votes are
-    in the table alone.
-
-    Args:
-      outcomes: Lines of the table.
-      path: Of the PNG.
-      title: One line above the plot.
-    """
-    # Votes have few levels, and an AUC so low that it would flatten all other lines.
-    shown = [outcome for outcome in outcomes if outcome.weights != OMV]
-    panels = list(dict.fromkeys(_panel(o) for o in shown if _place(o) is not None))
-    panels = panels or [_panel(shown[0])]
-    figure, found = new_figure(2.5 + 3.2 * len(panels), 4.5, columns=len(panels))
-    axes = np.atleast_1d(found)
-    for axis, panel in zip(axes, panels, strict=True):
-        axis.sharey(axes[0])
-        axis.label_outer()
-        _draw_panel(axis, panel, shown)
-    axes[0].set_ylabel(f"held-out {in_words(outcomes[0].metric)}")
-    _add_legend(figure, axes)
-    figure.suptitle(f"{title}\n{_over_seeds(outcomes)}", fontsize="medium")
-    write_png(figure, path)
-
-
-def _add_legend(figure: Any, axes: Any) -> None:
-    """Names everything that stands in one of the panels, once."""
-    found: dict[str, Any] = {}
-    for axis in axes:
-        handles, labels = axis.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    figure.legend(found.values(), found, loc="outside right upper", fontsize="small")
-
-
-def _panel(outcome: Outcome) -> tuple[str, str]:
-    return outcome.method, outcome.sampler
-
-
-def _place(outcome: Outcome) -> float | None:
-    bound = outcome.epsilon
-    return bound if bound is not None else outcome.epsilon_lower_bound
-
-
-def _draw_panel(axes: Any, panel: tuple[str, str], shown: Sequence[Outcome]) -> None:
-    weights = list(dict.fromkeys(outcome.weights for outcome in shown))
-    for index, name in enumerate(weights):
-        # A little apart, so that bars at one epsilon do not hide each other.
-        shift = 1.02 ** (index - (len(weights) - 1) / 2)
-        of = [outcome for outcome in shown if outcome.weights == name]
-        points = [o for o in of if _panel(o) == panel and _place(o) is not None]
-        _draw_points(axes, points, f"C{index}", shift)
-        for outcome in of:
-            if outcome.sampler == panel[1] and _place(outcome) is None:
-                label = f"{name}, {outcome.method}"
-                axes.axhline(
-                    outcome.mean, color=f"C{index}", ls="--", lw=1, label=label
-                )
-    _set_ticks(axes, [outcome for outcome in shown if _panel(outcome) == panel])
-    axes.set_xlabel("epsilon")
-    axes.set_title(f"{panel[0]}, {panel[1]}", fontsize="medium")
-    axes.grid(alpha=0.3)
-
-
-def _draw_points(
-    axes: Any, points: Sequence[Outcome], color: str, shift: float
-) -> None:
-    for proven in (True, False):
-        some = [point for point in points if (point.epsilon is not None) == proven]
-        if some:
-            spread = [point.stddev or 0.0 for point in some]
-            label = some[0].weights + ("" if proven else ", epsilon not proven")
-            axes.errorbar(
-                [(_place(point) or 0.0) * shift for point in some],
-                [point.mean for point in some],
-                yerr=spread if any(spread) else None,
-                color=color, marker="o", markersize=4, capsize=2,
-                fillstyle="full" if proven else "none", label=label,
-            )  # fmt: skip
-
-
-def _set_ticks(axes: Any, outcomes: Sequence[Outcome]) -> None:
-    """Marks the epsilons of a panel, rounded as in the table."""
-    ticks = {}
-    for outcome in outcomes:
-        place = _place(outcome)
-        if place:
-            upper = outcome.epsilon is not None
-            text = _rounded(place, math.ceil if upper else math.floor)
-            ticks[text if upper else f"≥ {text}"] = place
-    if ticks:
-        axes.set_xscale("log")
-        axes.set_xticks(list(ticks.values()), list(ticks))
-        axes.minorticks_off()
+def _or_dash(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

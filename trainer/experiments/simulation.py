@@ -35,14 +35,9 @@ from typing import Any
 from accounting.plan import DpSgdPlan
 from accounting.planning.tan import Configuration
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_manifest
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments.compare import (
-    Comparison,
-    Say,
-    Trial,
-    batches_of_another_plan,
-)
+from trainer.experiments.compare_case import Trial
+from trainer.experiments.compare_runs import Runs, Say
 from trainer.experiments.extrapolation import Line, Prediction, fit_line
 from trainer.model.metrics import metric_names
 from trainer.settings.comparison_settings import LAST, SimulationSettings
@@ -198,7 +193,7 @@ class Simulator:
     Args:
       protocol: What to do.
       say: Takes a line of progress.
-      make_batches: As in ``Comparison``.
+      make_batches: As in ``compare_runs.Runs``.
     """
 
     def __init__(
@@ -252,28 +247,17 @@ class Simulator:
     ) -> float:
         settings = self._settings
         experiment = dataclasses.replace(settings, out=settings.out / folder)
-        comparison = Comparison(experiment, self._say, self._make)
-        self._make_batches(comparison, one.plan, seed)
+        runs = Runs(experiment, self._say, self._make)
+        training = self._training(one, learning_rate, seed)
+        sampler = one.plan.sampler
         trial = Trial(
-            sampler=one.plan.sampler,
-            epsilon=None,
-            seed=seed,
-            settings=self._training(one, learning_rate, seed),
-            label=f"lr{learning_rate:g}",
+            name=f"{sampler}-{training.method}-seed{seed}-lr{learning_rate:g}",
+            batches=f"{sampler}-seed{seed}",
+            settings=training,
         )
+        runs.make_batches(trial.batches, _sampling(one.plan), one.plan)
         self._say(f"{folder}: {trial.name}")
-        return self._value(comparison.run(trial)["metrics"])
-
-    def _make_batches(self, comparison: Comparison, plan: DpSgdPlan, seed: int) -> None:
-        settings = BatchSettings(
-            sampler=plan.sampler,
-            expected_batch_size=plan.expected_batch_size,
-            num_steps=plan.num_steps,
-            truncated_batch_size=plan.truncated_batch_size,
-        )
-        folder = comparison.make_batches(settings, seed)
-        if read_manifest(folder).plan != plan:
-            raise batches_of_another_plan(folder)
+        return self._value(runs.run(trial)["metrics"])
 
     def _training(
         self, one: Configuration, learning_rate: float, seed: int
@@ -304,6 +288,15 @@ class Simulator:
                 f"with a value: {', '.join(_names(found[settings.weights]))}."
             )
         return float(value)
+
+
+def _sampling(plan: DpSgdPlan) -> BatchSettings:
+    return BatchSettings(
+        sampler=plan.sampler,
+        expected_batch_size=plan.expected_batch_size,
+        num_steps=plan.num_steps,
+        truncated_batch_size=plan.truncated_batch_size,
+    )
 
 
 def _names(metrics: dict[str, Any]) -> list[str]:

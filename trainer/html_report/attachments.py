@@ -3,21 +3,20 @@
 Formal guarantees:
   - Only the fields that are named here are taken.
   - An audit is taken only if it is of the plan, the noise and the sampler's own claim
-    of the run; a comparison only if it has runs of its sampler, method and noise.
+    of the run; a comparison only if it has runs of its sampler, batch size, method,
+    learning rate, clip norm and noise.
 
 Public: everything.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_json
-from trainer.experiments.compare import Outcome
 from trainer.run.run_record import RunRecord
 
 COMPARISON_NAME = "comparison.json"
@@ -27,7 +26,11 @@ _AUDIT = (
 )  # fmt: skip
 _CLAIM = ("epsilon", "delta", "noise_multiplier")
 _FINDING = ("confidence", "epsilon_lower_bound")
-_OUTCOME = tuple(field.name for field in dataclasses.fields(Outcome))
+_OUTCOME = (
+    "sampler", "expected_batch_size", "num_epochs", "method", "learning_rate",
+    "l2_norm_clip", "weights", "target_epsilon", "guarantee", "noise_multiplier",
+    "epsilon", "epsilon_lower_bound", "metric", "mean", "stddev", "num_seeds",
+)  # fmt: skip
 
 
 def read_audit(
@@ -83,14 +86,20 @@ def read_comparison(
     path = path / COMPARISON_NAME if path.is_dir() else path
     remedy = "Name a folder that `dpsgd compare` wrote."
     fields = read_json(path, remedy=remedy)
-    this = (plan.sampler, record.method, record.noise_multiplier)
+    this = {
+        "sampler": plan.sampler,
+        "expected_batch_size": plan.expected_batch_size,
+        "method": record.method,
+        "learning_rate": record.optimizer.get("learning_rate"),
+        "l2_norm_clip": record.l2_norm_clip,
+        "noise_multiplier": record.noise_multiplier,
+    }
     try:
         lines = [{name: each[name] for name in _OUTCOME} for each in fields]
     except (KeyError, TypeError):
         raise InputError(f"Expected {path} to be a comparison. {remedy}") from None
     for line in lines:
-        of = (line["sampler"], line["method"], line["noise_multiplier"])
-        line["is_this"] = of == this
+        line["is_this"] = all(line[name] == value for name, value in this.items())
     if not any(line["is_this"] for line in lines):
         raise InputError(
             f"Expected {path} to have runs like this one: {record.method} on "

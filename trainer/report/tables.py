@@ -6,7 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+
+_WIDEST = 10_000
 
 
 def show(
@@ -39,7 +42,10 @@ def show(
     for row in rows:
         table.add_row(*row)
     console = Console()
-    console.print(table)
+    # On a narrow terminal lines are too long: a number that is cut is another number.
+    wide = Console(width=_WIDEST)
+    needed = Measurement.get(wide, wide.options, table).maximum
+    Console(width=max(console.width, needed)).print(table)
     for note in notes:
         console.print(note, highlight=False)
 

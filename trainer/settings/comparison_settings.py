@@ -11,11 +11,17 @@ from accounting.planning import tan
 from accounting.validation import InputError, check_choice, check_float, check_int
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings import methods
-from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 
 #: Of the last weights, beside the names of averages.
 LAST = "last"
+
+#: How the noise of a sampler follows from a target: that of the first sampler, what is
+#: proven to suffice for its own batches, or what no lower bound refutes.
+SAME = "same"
+OWN = "own"
+OPTIMISTIC = "optimistic"
+NOISE_RULES = (SAME, OWN, OPTIMISTIC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,36 +54,46 @@ class Experiment:
 class ComparisonSettings(Experiment):
     """Ways of sampling and of training that are compared.  All public.
 
+    Every sampler, size, method and target is combined with every other one.
+
     Attributes:
-      batches: How to sample; the sampler is one of ``samplers``, and ``epsilon`` is at
-        least the largest target.
-      trained: One for each method and target.  Private ones have ``target_epsilon``
-        and ``target_delta``: all samplers get the noise that the first one needs.
+      batches: How to sample: one for each batch size and number of epochs.  Samplers
+        are those below, and ``epsilon`` is at least the largest target.
+      trained: How to train: one for each method, target, and value that is tried.  The
+        noise of those with ``target_epsilon`` is chosen by ``noise``; a
+        ``noise_multiplier`` that is given is that of all samplers.
       samplers: Ways of making batches.
+      noise: How a target chooses noise, of ``NOISE_RULES``: ``same`` for all samplers,
+        what the first one needs; each its ``own``, what is proven to suffice; or
+        ``optimistic``, what lower bounds allow, which guarantees nothing.
+      jobs: Runs at once, each in a process of its own; 1 trains in this process.
+      memory_limit: Bytes of all runs at once: fewer start where they would need more.
 
     Raises:
       InputError: name, value, bound, remedy.
     """
 
-    batches: BatchSettings
+    batches: tuple[BatchSettings, ...]
     trained: tuple[TrainSettings, ...]
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
+    noise: tuple[str, ...] = (SAME,)
+    jobs: int = 1
+    memory_limit: int = 4 << 30
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in self.samplers:
             check_choice("sampler", name, sampler_registry.names())
-        if not (self.samplers and self.trained):
-            raise InputError("Expected samplers and methods to compare; got none.")
+        for rule in self.noise:
+            check_choice("noise", rule, NOISE_RULES)
+        if not (self.samplers and self.batches and self.trained and self.noise):
+            raise InputError(
+                "Expected samplers, batches, methods and noise to compare; got none."
+            )
+        check_int("jobs", self.jobs, at_least=1)
+        check_int("memory_limit", self.memory_limit, at_least=1)
         for each in self.trained:
             _check_seed(each)
-            check_comparable(each.method)
-            if each.method != NON_PRIVATE and each.target_epsilon is None:
-                raise InputError(
-                    f"Expected target_epsilon for method={each.method!r}, from which "
-                    "the noise of all samplers follows; got noise_multiplier="
-                    f"{each.noise_multiplier!r}."
-                )
         if len(self.deltas) > 1:
             raise InputError(
                 f"Expected target_delta={self.deltas[1]!r} to be {self.deltas[0]!r}, "
@@ -90,21 +106,19 @@ class ComparisonSettings(Experiment):
         found = [each.target_delta for each in self.trained]
         return [delta for delta in dict.fromkeys(found) if delta is not None]
 
-    @property
-    def epsilons(self) -> list[float]:
-        """Different targets, in the order they come."""
-        found = [each.target_epsilon for each in self.trained]
-        return [epsilon for epsilon in dict.fromkeys(found) if epsilon is not None]
-
-    def batches_of(self, sampler: str) -> BatchSettings:
+    def batches_of(self, sampler: str) -> list[BatchSettings]:
         """Returns how one sampler makes batches, which are safe for every target."""
-        delta = self.batches.delta
-        return dataclasses.replace(
-            self.batches,
-            sampler=sampler,
-            epsilon=max([self.batches.epsilon, *self.epsilons]),
-            delta=delta if delta is not None or not self.deltas else self.deltas[0],
-        )
+        targets = [each.target_epsilon or 0.0 for each in self.trained]
+        delta = next(iter(self.deltas), None)
+        return [
+            dataclasses.replace(
+                each,
+                sampler=sampler,
+                epsilon=max(each.epsilon, *targets),
+                delta=delta if each.delta is None else each.delta,
+            )
+            for each in self.batches
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,19 +188,6 @@ class SimulationSettings(Experiment):
         """Of the run that is predicted."""
         assert self.training.target_delta is not None  # checked
         return self.training.target_delta
-
-
-def check_comparable(method: str) -> None:
-    """Accepts a method whose noise is that of others.
-
-    Raises:
-      InputError: it has noise of its own.
-    """
-    if methods.get(method).has_theorem:
-        raise InputError(
-            f"Expected no --method {method}: methods are compared at one noise, and "
-            "its noise is its own. Train it by `dpsgd train --epsilon`."
-        )
 
 
 def _check_seed(training: TrainSettings) -> None:

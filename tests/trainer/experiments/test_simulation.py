@@ -257,9 +257,9 @@ def _check_taken_up_again(
         trained.append(str(request.run))
         real(request)
 
-    from trainer.experiments.compare import _train as real
+    from trainer.experiments.compare_runs import train_here as real
 
-    monkeypatch.setattr("trainer.experiments.compare._train", train)
+    monkeypatch.setattr("trainer.experiments.compare_runs.train_here", train)
     again = _simulate(*common, "--run-reference")
     assert again.exception is None, again.output
     assert len(trained) == 1

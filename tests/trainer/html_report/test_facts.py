@@ -61,7 +61,10 @@ TAKEN = {
     "audit.claim.epsilon", "audit.claim.delta", "audit.claim.noise_multiplier",
     "audit.findings[].confidence", "audit.findings[].epsilon_lower_bound",
     "comparison[].sampler", "comparison[].method", "comparison[].weights",
-    "comparison[].target_epsilon", "comparison[].noise_multiplier",
+    "comparison[].expected_batch_size", "comparison[].num_epochs",
+    "comparison[].learning_rate", "comparison[].l2_norm_clip",
+    "comparison[].target_epsilon", "comparison[].guarantee",
+    "comparison[].noise_multiplier",
     "comparison[].epsilon", "comparison[].epsilon_lower_bound", "comparison[].metric",
     "comparison[].mean", "comparison[].stddev", "comparison[].num_seeds",
     "comparison[].is_this",
@@ -189,7 +192,12 @@ def test_a_run_sold_under_the_claim_of_another_sampler_is_refused(
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"noise_multiplier": 1.1}, "runs like this one"), ({"metric": 0}, None)],
+    [
+        ({"noise_multiplier": 1.1}, "runs like this one"),
+        ({"learning_rate": 0.2}, "runs like this one"),
+        ({"expected_batch_size": 99}, "runs like this one"),
+        ({"metric": 0}, None),
+    ],
 )
 def test_a_comparison_of_other_runs_is_refused(
     make_run: Any,

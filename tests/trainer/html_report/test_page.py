@@ -55,6 +55,10 @@ def test_nothing_is_fetched(text: str) -> None:
     assert text.index("http-equiv") < text.index("<style>")
 
 
+def test_a_target_of_a_comparison_that_is_not_proven_is_marked(text: str) -> None:
+    assert re.findall(r"ε = 1.5: ([a-z ]+)<", text) == ["proven", "no guarantee"]
+
+
 def test_text_of_files_is_escaped(make_run: Any) -> None:
     evil = "<script>alert(1)<"
     run = make_run(evil, simulates=evil, versions={evil: evil})

@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 
 import dpsgd
 from tests.trainer.experiments.test_simulation import _report, _simulation
-from trainer.experiments import compare_report
-from trainer.experiments.compare import Outcome
+from trainer.experiments import compare_plot
+from trainer.experiments.compare_report import Report
+from trainer.experiments.compare_results import Outcome
 from trainer.report.plots import plot_curve
 
 PLAN = (
@@ -103,9 +104,17 @@ def test_lines_of_a_sweep_that_coincide_can_all_be_seen(drawn: list[Figure]) -> 
 
 OUTCOME = Outcome(
     sampler="truncated-poisson",
+    expected_batch_size=1024,
+    num_epochs=1,
     method="dp-sgd",
+    method_settings={},
+    learning_rate=0.1,
+    l2_norm_clip=1.0,
     weights="last",
     target_epsilon=3.0,
+    delta=1e-6,
+    noise_rule="own",
+    guarantee="proven",
     noise_multiplier=0.7,
     epsilon=2.99801,
     epsilon_lower_bound=None,
@@ -114,30 +123,78 @@ OUTCOME = Outcome(
     stddev=0.01,
     num_seeds=2,
 )
+SHUFFLED = {"sampler": "dynamic-shuffle"}
+OPTIMISTIC = {**SHUFFLED, "noise_rule": "optimistic", "guarantee": "no guarantee"}
+PLAIN = {
+    "method": "non-private", "target_epsilon": None, "noise_multiplier": None,
+    "noise_rule": None, "guarantee": None,
+}  # fmt: skip
 
 
 def outcomes(**changes: Any) -> list[Outcome]:
-    plain = {"method": "non-private", "epsilon": None, "noise_multiplier": None}
-    weak = {"sampler": "dynamic-shuffle", "epsilon": None, "epsilon_lower_bound": 6.999}
     return [
-        dataclasses.replace(OUTCOME, **each, weights=weights, **changes)
-        for each in ({}, plain, weak)
-        for weights in ("last", "ema")
-    ]
+        dataclasses.replace(OUTCOME, **each, **at, **changes)
+        for each in ({}, SHUFFLED, OPTIMISTIC)
+        for at in ({}, {"target_epsilon": 1.0}, {"num_epochs": 5})
+    ] + [dataclasses.replace(OUTCOME, **PLAIN, **changes)]
 
 
-def test_a_comparison_names_all_and_rounds_to_the_safe_side(
+LINES = [
+    "truncated-poisson, dp-sgd, own noise", "dynamic-shuffle, dp-sgd, own noise",
+    "dynamic-shuffle, dp-sgd, optimistic noise: no guarantee",
+    "truncated-poisson, non-private",
+]  # fmt: skip
+
+
+def test_a_comparison_has_a_panel_for_each_value_of_what_is_not_asked_about(
     drawn: list[Figure],
 ) -> None:
-    compare_report.plot(outcomes(), pathlib.Path("a.png"), title="T")
+    found = compare_plot.pictures(outcomes())
+    assert {axis.words: name for axis, name in found.items()} == {
+        "epsilon": "comparison.png",
+        "epochs": "comparison-epochs.png",
+    }
+    compare_plot.plot(
+        outcomes(), compare_plot.EPSILON, pathlib.Path("a.png"), title="T"
+    )
     [figure] = drawn
-    assert set(named(figure)) == {
-        "last", "ema", "last, non-private", "ema, non-private",
-        "last, epsilon not proven", "ema, epsilon not proven",
-    }  # fmt: skip
-    ticks = [[t.get_text() for t in axes.get_xticklabels()] for axes in figure.axes]
-    assert ticks == [["3.00"], ["≥ 6.99"]]
-    assert figure.axes[0].get_ylabel() == "held-out AUC"
+    assert [axes.get_title() for axes in figure.axes] == ["1 epoch", "5 epochs"]
+    for axes in figure.axes:
+        assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "3"]
+        assert axes.get_xlabel() == "epsilon"
+    assert named(figure) == LINES
+    assert compare_plot.in_common(outcomes()) == ["batch size 1,024", "delta 1e-06"]
+
+
+def test_lines_of_a_comparison_can_be_told_apart_without_colour(
+    drawn: list[Figure],
+) -> None:
+    compare_plot.plot(outcomes(), compare_plot.EPOCHS, pathlib.Path("a.png"), title="T")
+    [legend] = drawn[0].legends
+    handles = legend.legend_handles
+    assert len({handle.get_marker() for handle in handles}) == len(handles)
+    assert len({handle.get_linestyle() for handle in handles}) == len(handles)
+    # Nothing is proven of the third: its points are hollow, here and there.
+    hollow = [handle.get_markerfacecolor() == "white" for handle in handles]
+    assert hollow == [False, False, True, False]
+    points = [
+        line
+        for axes in drawn[0].axes
+        for line in axes.lines
+        if line.get_marker() == handles[2].get_marker()
+    ]
+    assert points
+    assert {line.get_markerfacecolor() for line in points} == {"white"}
+
+
+def test_the_legend_of_a_comparison_covers_no_panel(drawn: list[Figure]) -> None:
+    compare_plot.plot(
+        outcomes(), compare_plot.EPSILON, pathlib.Path("a.png"), title="T"
+    )
+    [figure] = drawn
+    box = figure.legends[0].get_window_extent(renderer_of(figure))
+    for axes in figure.axes:
+        assert not box.overlaps(axes.get_tightbbox(renderer_of(figure)))
 
 
 @pytest.mark.parametrize(
@@ -151,9 +208,9 @@ def test_one_seed_is_no_seeds(
     drawn: list[Figure], changes: dict[str, Any], says: str
 ) -> None:
     found = outcomes(**changes)
-    compare_report.plot(found, pathlib.Path("a.png"), title="T")
+    compare_plot.plot(found, compare_plot.EPSILON, pathlib.Path("a.png"), title="T")
     assert drawn[0].get_suptitle() == f"T\n{says}"
-    assert f": {says}." in compare_report.markdown(found, title="T", picture="a.png")
+    assert f": {says}." in Report(found).markdown()
 
 
 def test_intervals_of_a_simulation_stand_beside_each_other(

@@ -1,0 +1,109 @@
+"""Comparisons whose batches and runs take a moment: what they hold is made up."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.batches.manifest import (
+    BatchFile,
+    Manifest,
+    pretty_json,
+    read_manifest,
+    write_manifest,
+)
+from pipelines.job.batch_settings import BatchSettings
+from tests.trainer.conftest import COLUMNS, DATASET, write_held_out
+from trainer.experiments import compare_runs
+from trainer.run import privacy
+from trainer.run.preflight import Request
+from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.train_settings import TrainSettings
+
+NUM_EXAMPLES = 400
+PRIVATE = TrainSettings(target_epsilon=2.0, target_delta=1e-3, l2_norm_clip=1.0)
+
+
+def finish(request: Request, *, auc: float = 0.7) -> None:
+    """Writes what a finished run publishes, as far as a comparison reads it."""
+    request.run.mkdir(parents=True)
+    stated: dict[str, Any] = {"private": False}
+    if request.settings.noise_multiplier is not None:
+        stated = privacy.plan_statement(
+            read_manifest(request.batches).plan,
+            noise_multiplier=request.settings.noise_multiplier,
+            l2_norm_clip=request.settings.l2_norm_clip,
+            delta=request.settings.target_delta,
+        ).to_json()
+    for name, fields in (
+        (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}}),
+        (PRIVACY_NAME, stated),
+        (RECORD_NAME, {"complete": True}),
+    ):
+        (request.run / name).write_bytes(pretty_json(fields))
+
+
+@dataclasses.dataclass
+class Work:
+    """What was made, by the names of the folders."""
+
+    batches: list[str] = dataclasses.field(default_factory=list)
+    runs: list[str] = dataclasses.field(default_factory=list)
+
+    def make_batches(
+        self, function: str, source: str, folder: str, settings: BatchSettings
+    ) -> None:
+        """In place of ``separate_process.call``."""
+        del function, source
+        path = pathlib.Path(folder)
+        path.mkdir()
+        plan = settings.plan(NUM_EXAMPLES)
+        manifest = Manifest(
+            plan=plan,
+            columns=COLUMNS,
+            physical_batch_size=8,
+            batches_id="0" * 32,
+            files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
+            dataset=DATASET,
+        )
+        write_manifest(path, manifest, {})
+        self.batches.append(path.name)
+
+    def train(self, request: Request) -> None:
+        """In place of ``train_here``."""
+        compare_runs.note(request)
+        self.runs.append(request.run.name)
+        finish(request)
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """Batches and runs are noted, and made up."""
+    found = Work()
+    monkeypatch.setattr(compare_runs.separate_process, "call", found.make_batches)
+    monkeypatch.setattr(compare_runs, "train_here", found.train)
+    return found
+
+
+@pytest.fixture
+def make_settings(
+    tmp_path: pathlib.Path, rows: Callable[..., np.ndarray], held_out: pathlib.Path
+) -> Callable[..., ComparisonSettings]:
+    """``make_settings(**changes)`` of a comparison on 400 examples."""
+    source = write_held_out(tmp_path / "train", rows(NUM_EXAMPLES))
+
+    def make(**changes: Any) -> ComparisonSettings:
+        fields: dict[str, Any] = {
+            "source": str(source), "held_out": held_out, "out": tmp_path / "out",
+            "seeds": 1, "trained": (PRIVATE,),
+            "batches": (BatchSettings(expected_batch_size=20, num_epochs=1),),
+        }  # fmt: skip
+        return ComparisonSettings(**{**fields, **changes})
+
+    return make

@@ -1,0 +1,120 @@
+"""Runs at once: how many, in how much memory, and what ends them."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import pytest
+
+from accounting.validation import InputError
+from trainer.experiments import compare_jobs, compare_runs
+from trainer.experiments.compare_jobs import train_and_measure, train_at_once
+from trainer.experiments.compare_runs import silent
+from trainer.run.preflight import Request
+from trainer.settings.train_settings import TrainSettings
+
+ROOT = pathlib.Path(__file__).parents[3]
+HELPER = """
+import os, pathlib, signal, time
+from pipelines.files.stopping import StoppedError
+
+def train(request):
+    run = request.run
+    if run.name == "first":
+        return 1
+    if run.name == "killed":
+        while not (run.parent / "waits").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        run.touch()
+        time.sleep(600)
+    except StoppedError:
+        run.with_name("stopped").touch()
+        raise
+"""
+
+
+def _requests(folder: pathlib.Path, *names: str) -> list[Request]:
+    return [
+        Request(
+            settings=TrainSettings(method="non-private"),
+            batches=folder,
+            held_out=folder,
+            run=folder / name,
+        )
+        for name in names
+    ]
+
+
+class Started:
+    """A process that takes 4 bytes and has ended, of which some are not waited for."""
+
+    alive = 0
+    most: list[int]
+
+    def __init__(self, function: str, request: Request) -> None:
+        del function, request
+        self._end, other = os.pipe()
+        os.close(other)
+        Started.alive += 1
+        Started.most.append(Started.alive)
+
+    def fileno(self) -> int:
+        return self._end
+
+    def result(self) -> int:
+        os.close(self._end)
+        Started.alive -= 1
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("jobs", "memory_limit", "at_once"), [(3, 100, 3), (3, 11, 2), (3, 3, 1), (1, 9, 1)]
+)
+def test_no_more_runs_at_once_than_jobs_and_memory_allow(
+    jobs: int,
+    memory_limit: int,
+    at_once: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compare_jobs, "Process", Started)
+    monkeypatch.setattr(Started, "most", [], raising=False)
+    said: list[str] = []
+    train_at_once(
+        _requests(tmp_path, *"abcdefg"),
+        jobs=jobs, memory_limit=memory_limit, say=said.append,
+    )  # fmt: skip
+    assert len(Started.most) == 7
+    assert Started.most[:2] == [1, 1]  # the first is alone
+    assert max(Started.most) == at_once
+    assert any("at once fit into memory_limit" in line for line in said) == (
+        at_once < jobs
+    )
+
+
+def test_a_run_that_is_killed_stops_the_others_and_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "helper_of_jobs.py").write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(ROOT)
+    with pytest.raises(InputError, match=r"status .* is -9.*/killed; the same command"):
+        train_at_once(
+            _requests(tmp_path, "first", "killed", "waits"),
+            jobs=2, memory_limit=100, say=silent, train="helper_of_jobs:train",
+        )  # fmt: skip
+    assert (tmp_path / "stopped").exists()
+
+
+def test_a_run_of_its_own_process_is_the_run_of_this_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[Any] = []
+    monkeypatch.setattr(compare_runs, "train_here", trained.append)
+    [request] = _requests(tmp_path, "a")
+    assert train_and_measure(request) > 1 << 20  # bytes
+    assert trained == [request]

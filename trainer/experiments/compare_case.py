@@ -1,0 +1,120 @@
+"""What is compared, and the runs that it is repeated in.
+
+A case is one line of the table: a way of making batches, settings of training, and why
+they have this noise.  Its runs differ in their seed alone.
+
+Formal guarantees:
+  - Two cases have one name only if they are one case, or they are refused.
+  - Cases that share sampler, batch size, epochs and seed share their batches.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from accounting.validation import InputError
+from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.method_settings import NON_PRIVATE
+from trainer.settings.train_settings import TrainSettings
+
+#: Beside ``comparison_settings.NOISE_RULES``: the noise itself was asked for.
+GIVEN = "given"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One run.
+
+    Attributes:
+      name: Of its folder.
+      batches: Name of the folder of its batches.
+      settings: Of its training.
+    """
+
+    name: str
+    batches: str
+    settings: TrainSettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Runs that differ in their seed alone.
+
+    Attributes:
+      batches: How batches are made.
+      settings: Of training, with the noise.
+      target_epsilon: What the noise was chosen for; None without a target.
+      noise_rule: One of ``NOISE_RULES`` or ``GIVEN``; None without privacy.
+    """
+
+    batches: BatchSettings
+    settings: TrainSettings
+    target_epsilon: float | None = None
+    noise_rule: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its runs, without the seed."""
+        settings = self.settings
+        parts = [name_of_batches(self.batches), settings.method]
+        if self.target_epsilon is not None:
+            parts += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
+        elif self.noise_rule is not None:
+            parts.append(f"noise{settings.noise_multiplier:g}")
+        parts.append(f"lr{settings.learning_rate:g}")
+        if settings.l2_norm_clip is not None:
+            parts.append(f"clip{settings.l2_norm_clip:g}")
+        parts += [
+            f"{name.replace('_', '-')}{value}"
+            for name, value in settings.method_settings.items()
+        ]
+        return "-".join(parts)
+
+    def name_of_batches(self, seed: int) -> str:
+        """Returns the name of the folder of its batches."""
+        return f"{name_of_batches(self.batches)}-seed{seed}"
+
+    def trial(self, seed: int) -> Trial:
+        """Returns one of its runs, with initial weights of its own."""
+        return Trial(
+            name=f"{self.name}-seed{seed}",
+            batches=self.name_of_batches(seed),
+            settings=dataclasses.replace(self.settings, init_seed=seed),
+        )
+
+
+def name_of_batches(batches: BatchSettings) -> str:
+    """Returns the name of a way of making batches.
+
+    Example:
+      >>> name_of_batches(BatchSettings(expected_batch_size=256, num_epochs=3))
+      'truncated-poisson-b256-e3'
+    """
+    length = f"e{batches.num_epochs}" if batches.num_epochs else f"t{batches.num_steps}"
+    return f"{batches.sampler}-b{batches.expected_batch_size}-{length}"
+
+
+def without_repetition(cases: Iterable[Case]) -> list[Case]:
+    """Returns every case once, in the order they come.
+
+    Raises:
+      InputError: two differ in nothing that a name tells.
+    """
+    found: dict[str, Case] = {}
+    for case in cases:
+        if found.setdefault(case.name, case) != case:
+            raise InputError(
+                f"Expected runs {case.name} to be of one kind: settings of training "
+                "or batches differ in more than method, target, noise, learning rate, "
+                "clip norm, settings of the method, batch size and epochs. Compare "
+                "them in folders of their own."
+            )
+    return list(found.values())
+
+
+def is_private(settings: TrainSettings) -> bool:
+    """Whether a run has a clip and noise."""
+    return settings.method != NON_PRIVATE

@@ -1,0 +1,195 @@
+"""The noise of every run of a comparison, before any batch is made.
+
+A target (epsilon, delta) asks for different noise from different samplers: that is the
+question of Scalable DP-SGD.  Three rules answer it:
+
+    same         all samplers get what the first one needs; others may miss the target
+    own          each gets what is proven to suffice for it
+    optimistic   each gets what lower bounds allow: NO GUARANTEE of the target
+
+Where a sampler's two bounds coincide, or only the proven one is known, as for Poisson
+batches, the optimistic noise is its own, which is a guarantee.  A method with a theorem
+of its own gets the noise of that theorem; on batches that the theorem does not cover it
+is left out, and a note says so.
+
+Formal guarantees:
+  - ``own`` noise is what the accountant, or the theorem of the method, proves to
+    suffice for that sampler's plan.
+  - ``optimistic`` noise is never called ``own``, nor the other way round.
+  - A noise multiplier that is given is handed on as it is.
+
+Public: everything.
+
+References:
+  Chua et al. (2024), arXiv:2411.04205, Section 4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from accounting import accountant
+from accounting.intervals import EXACT, NoiseBounds
+from accounting.plan import DpSgdPlan, check_epochs
+from accounting.validation import InputError
+from pipelines.job.batch_settings import BatchSettings
+from trainer.experiments.compare_case import (
+    GIVEN,
+    Case,
+    is_private,
+    without_repetition,
+)
+from trainer.experiments.compare_runs import Say
+from trainer.run import privacy
+from trainer.settings.comparison_settings import (
+    OPTIMISTIC,
+    OWN,
+    SAME,
+    ComparisonSettings,
+)
+from trainer.settings.train_settings import TrainSettings
+
+if TYPE_CHECKING:
+    from accounting.theorem import Theorem
+
+
+def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
+    """Accepts a comparison all of whose batches can be made.
+
+    Args:
+      settings: What is compared.
+      num_examples: Slots of the data set.
+
+    Raises:
+      InputError: an impossible plan.
+    """
+    for sampler in settings.samplers:
+        for batches in settings.batches_of(sampler):
+            check_epochs(batches.plan(num_examples))
+
+
+def find_cases(
+    settings: ComparisonSettings, num_examples: int, say: Say
+) -> tuple[list[Case], list[str]]:
+    """Returns all that is compared, with its noise, and notes on what is not.
+
+    Args:
+      settings: What is compared.
+      num_examples: Slots of the data set.
+      say: Takes a line of progress.
+
+    Raises:
+      InputError: a method without accounting, a target out of reach, or a theorem that
+        covers none of the samplers.
+    """
+    cases, notes = list[Case](), dict[str, None]()
+    for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
+        for training in settings.trained:
+            answers = _Answers(training, batches, num_examples)
+            cases += answers.cases(settings.noise)
+            notes |= dict.fromkeys(answers.left_out())
+    found = without_repetition(cases)
+    for case in found:
+        if case.target_epsilon is not None:
+            noise = case.settings.noise_multiplier
+            say(f"noise {noise:.4f} ({case.noise_rule}): {case.name}")
+    return found, list(notes)
+
+
+class _Answers:
+    """The noise that one way of training gets on the batches of each sampler.
+
+    Args:
+      training: With a target or a noise multiplier, or without privacy.
+      batches: Those of every sampler: of one size and number of epochs.
+      num_examples: Slots of the data set.
+    """
+
+    def __init__(
+        self,
+        training: TrainSettings,
+        batches: Sequence[BatchSettings],
+        num_examples: int,
+    ) -> None:
+        self._training, self._all = training, batches
+        self._plans = {each.sampler: each.plan(num_examples) for each in batches}
+        self._theorem = None
+        if is_private(training):
+            self._theorem = privacy.theorem_of_settings(training)
+        self._refused = dict(self._refusals())
+        self._batches = [each for each in batches if each.sampler not in self._refused]
+        if not self._batches:
+            raise next(iter(self._refused.values()))
+
+    def _refusals(self) -> Iterator[tuple[str, InputError]]:
+        if self._theorem is None:
+            return
+        for sampler, plan in self._plans.items():
+            try:
+                self._theorem.check_plan(plan)
+            except InputError as error:
+                yield sampler, error
+
+    def left_out(self) -> list[str]:
+        """Returns a sentence for every sampler that the method's theorem refuses."""
+        return [
+            f"Left out: {self._training.method} on {sampler} batches, for which its "
+            "theorem proves nothing."
+            for sampler in self._refused
+        ]
+
+    def cases(self, rules: Sequence[str]) -> Iterator[Case]:
+        """Yields a case for every sampler and rule; some may come twice."""
+        target = self._training.target_epsilon
+        for batches in self._batches:
+            if not is_private(self._training):
+                yield Case(batches=batches, settings=self._training)
+            elif target is None:
+                yield Case(batches=batches, settings=self._training, noise_rule=GIVEN)
+            else:
+                for rule in rules:
+                    yield self._case(batches, rule, target)
+
+    def _case(self, batches: BatchSettings, asked: str, target: float) -> Case:
+        rule, noise = self._noise(batches.sampler, asked)
+        settings = dataclasses.replace(
+            self._training, target_epsilon=None, noise_multiplier=noise
+        )
+        return Case(
+            batches=batches, settings=settings, target_epsilon=target, noise_rule=rule
+        )
+
+    def _noise(self, sampler: str, rule: str) -> tuple[str, float]:
+        """Returns the rule that the noise comes by in truth, and the noise."""
+        if rule == SAME:
+            first = self._batches[0].sampler
+            return OWN if sampler == first else SAME, self._bounds(first).guarantee
+        bounds = self._bounds(sampler)
+        if rule == OPTIMISTIC and bounds.necessary is not None and bounds.kind != EXACT:
+            return OPTIMISTIC, bounds.necessary
+        return OWN, bounds.guarantee
+
+    def _bounds(self, sampler: str) -> NoiseBounds:
+        training = self._training
+        assert training.target_epsilon is not None  # there is a target
+        assert training.target_delta is not None
+        return _bounds(
+            self._plans[sampler],
+            training.target_epsilon,
+            training.target_delta,
+            self._theorem,
+        )
+
+
+@functools.lru_cache
+def _bounds(
+    plan: DpSgdPlan, epsilon: float, delta: float, theorem: Theorem | None
+) -> NoiseBounds:
+    if theorem is None:
+        return accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+    found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+    # What refutes DP-SGD at less noise does not refute another mechanism.
+    return dataclasses.replace(found, necessary=None, necessary_method=None)

@@ -1,0 +1,160 @@
+"""What came out of a comparison: a line for each case and average of weights.
+
+Formal guarantees:
+  - ``summarise`` reports every case, with mean and sample standard deviation over its
+    seeds, whatever came out.
+  - A target is called proven only where the noise is what the accountant proves to
+    suffice, or the statement of every run is within the target.  All else says "no
+    guarantee".
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from accounting.validation import InputError
+from trainer.experiments.compare_case import Case, is_private
+from trainer.settings.comparison_settings import LAST, OPTIMISTIC, OWN
+
+PROVEN = "proven"
+NO_GUARANTEE = "no guarantee"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One line of the table: runs that differ in their seed alone.
+
+    Attributes:
+      sampler: How the batches were made.
+      expected_batch_size: Examples of a step.
+      num_epochs: Of the batches; None if their steps were given.
+      method: The training method.
+      method_settings: Its own.
+      learning_rate: Of its optimizer.
+      l2_norm_clip: Bound on the norm of one example's gradient; None without privacy.
+      weights: "last", or the average of iterates that was evaluated.
+      target_epsilon: What the noise was chosen for; None without a target.
+      delta: Of every epsilon here; None without privacy.
+      noise_rule: One of ``NOISE_RULES`` or "given"; None without privacy.
+      guarantee: Whether the target is met: "proven" or "no guarantee"; None without a
+        target.
+      noise_multiplier: Of the runs; None without noise.
+      epsilon: Proven for these batches and this noise; None if nothing is.
+      epsilon_lower_bound: No proof can go below; None if unknown.
+      metric: Name of the metric.
+      mean: Over the seeds.
+      stddev: Sample standard deviation over the seeds; None for one seed.
+      num_seeds: Runs of the case.
+    """
+
+    sampler: str
+    expected_batch_size: int
+    num_epochs: int | None
+    method: str
+    method_settings: Mapping[str, Any]
+    learning_rate: float
+    l2_norm_clip: float | None
+    weights: str
+    target_epsilon: float | None
+    delta: float | None
+    noise_rule: str | None
+    guarantee: str | None
+    noise_multiplier: float | None
+    epsilon: float | None
+    epsilon_lower_bound: float | None
+    metric: str
+    mean: float
+    stddev: float | None
+    num_seeds: int
+
+
+def summarise(
+    results: Iterable[tuple[Case, dict[str, Any]]], *, metric: str
+) -> list[Outcome]:
+    """Returns one outcome for each case and average, in the order they come.
+
+    Args:
+      results: For each run its case, and what ``Runs.result`` returned.
+      metric: Which of the held-out metrics, such as "auc".
+
+    Raises:
+      InputError: a run has no such metric.
+    """
+    cases: dict[tuple[str, str], Case] = {}
+    found: dict[tuple[str, str], list[tuple[float, dict[str, Any]]]] = {}
+    for case, result in results:
+        metrics = result["metrics"]
+        for weights, values in {LAST: metrics, **metrics["aggregates"]}.items():
+            if values.get(metric) is None:
+                # A vote has no probabilities: no log loss, for one.
+                if weights != LAST:
+                    continue
+                raise InputError(
+                    f"Expected metric={metric!r} among those of {case.name}: "
+                    f"{', '.join(k for k, v in values.items() if _is_number(v))}."
+                )
+            key = case.name, weights
+            cases[key] = case
+            found.setdefault(key, []).append((values[metric], result["privacy"]))
+    return [_outcome(cases[key], key[1], found[key], metric) for key in found]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _outcome(
+    case: Case, weights: str, found: list[tuple[float, dict[str, Any]]], metric: str
+) -> Outcome:
+    settings, batches = case.settings, case.batches
+    values = [value for value, _ in found]
+    privacy = found[0][1] if is_private(settings) else {}
+    epsilon = _epsilon(case, found) if privacy else None
+    return Outcome(
+        sampler=batches.sampler,
+        expected_batch_size=batches.expected_batch_size,
+        num_epochs=batches.num_epochs,
+        method=settings.method,
+        method_settings=dict(settings.method_settings),
+        learning_rate=settings.learning_rate,
+        l2_norm_clip=settings.l2_norm_clip,
+        weights=weights,
+        target_epsilon=case.target_epsilon,
+        delta=settings.target_delta,
+        noise_rule=case.noise_rule,
+        guarantee=_guarantee(case, epsilon),
+        noise_multiplier=privacy.get("noise_multiplier"),
+        epsilon=epsilon,
+        epsilon_lower_bound=privacy.get("epsilon_lower_bound"),
+        metric=metric,
+        mean=statistics.fmean(values),
+        stddev=statistics.stdev(values) if len(values) > 1 else None,
+        num_seeds=len(values),
+    )
+
+
+def _epsilon(case: Case, found: list[tuple[float, dict[str, Any]]]) -> float | None:
+    """Returns what is proven of every run; None if it is not of one of them."""
+    stated = [privacy.get("epsilon") for _, privacy in found]
+    values = [value for value in stated if value is not None and math.isfinite(value)]
+    if len(values) < len(stated):
+        return None
+    # Own noise was verified at the target itself, where a search for epsilon ends a
+    # little above.
+    if case.noise_rule == OWN and case.target_epsilon is not None:
+        values = [min(value, case.target_epsilon) for value in values]
+    return max(values)
+
+
+def _guarantee(case: Case, epsilon: float | None) -> str | None:
+    target = case.target_epsilon
+    if target is None:
+        return None
+    is_met = epsilon is not None and epsilon <= target
+    return PROVEN if is_met and case.noise_rule != OPTIMISTIC else NO_GUARANTEE

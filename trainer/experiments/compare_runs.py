@@ -1,0 +1,246 @@
+"""Batches and runs of an experiment in a folder, each made once.
+
+    OUT/batches/BATCHES-seed0/            batches, which runs share
+    OUT/runs/NAME-seed0/                  one training run per trial
+    OUT/runs/NAME-seed0.settings.json     what that run was asked to do
+
+Batches are made in a process of their own, since Beam and TensorFlow need not know each
+other.
+
+Formal guarantees:
+  - What is found finished is not made again, and an unfinished run continues where it
+    was.
+  - Batches that are found finished are taken only if they are of the plan that is asked
+    for.
+  - A run that is found finished is taken only if it was asked for with the settings
+    and folders of the trial, and trained by the user's code as it is now.
+
+Public: what the runs publish.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError, check_choice
+from pipelines.batches.manifest import (
+    MANIFEST_NAME,
+    pretty_json,
+    read_json,
+    read_manifest,
+    write_atomically,
+)
+from pipelines.files import separate_process
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from trainer.experiments.compare_case import Trial
+from trainer.model.evaluation import check_apart
+from trainer.model.metrics import METRICS, name_of
+from trainer.model.user_code import load_function
+from trainer.run import origin
+from trainer.run.preflight import Request
+from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
+from trainer.settings.comparison_settings import Experiment
+from trainer.settings.train_settings import TrainSettings
+
+#: Takes a line of progress.
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+    del line
+
+
+class Runs:
+    """Makes batches and runs in the folder ``out``.
+
+    Args:
+      experiment: Data, folders, and what else all runs have in common.
+      say: Takes a line of progress.
+      make_batches: "module:function" of source, folder and ``BatchSettings``, which
+        runs in a process of its own.
+    """
+
+    def __init__(
+        self, experiment: Experiment, say: Say, make_batches: str = MAKE_BATCHES
+    ) -> None:
+        self._experiment, self._say = experiment, say
+        self._make_batches = make_batches
+
+    def make_batches(self, name: str, settings: BatchSettings, plan: DpSgdPlan) -> None:
+        """Makes batches, unless they are there.
+
+        Args:
+          name: Of their folder.
+          settings: How to sample.
+          plan: What is asked for.
+
+        Raises:
+          InputError: the batches were refused, or are of another plan, or the held-out
+            examples are sampled.
+        """
+        folder = self._batches(name)
+        if not (folder / MANIFEST_NAME).exists():
+            experiment = self._experiment
+            # Training would refuse them, once the batches are made.
+            digests = list_blocks(experiment.source).footers.values()
+            check_apart(experiment.held_out, digests)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._say(f"batches: {name}")
+            separate_process.call(
+                self._make_batches, experiment.source, str(folder), settings
+            )
+        if read_manifest(folder).plan != plan:
+            raise InputError(
+                f"Expected the batches in {folder} to be of the plan that is asked for "
+                "now; they are of another. Give the same command, or another --out."
+            )
+
+    def _batches(self, name: str) -> pathlib.Path:
+        return self._experiment.out / "batches" / name
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        """Trains a trial in this process, unless it is done; see `result`.
+
+        Raises:
+          InputError: refused by the trainer, or done with other settings.
+        """
+        request = self.unfinished(trial)
+        if request is not None:
+            self._say(f"training: {trial.name}")
+            train_here(request)
+        return self.result(trial)
+
+    def unfinished(self, trial: Trial) -> Request | None:
+        """Returns what is left to be trained; None if it is done.
+
+        Raises:
+          InputError: done, or begun, with other settings.
+        """
+        request = self.request(trial)
+        _check_same(request)
+        if not _is_finished(request.run):
+            return request
+        _check_code(request.run)
+        return None
+
+    def result(self, trial: Trial) -> dict[str, Any]:
+        """Returns the "metrics" and the "privacy" that a finished run published."""
+        run = self.request(trial).run
+        return {
+            name: json.loads((run / file).read_bytes())
+            for name, file in (("metrics", METRICS_NAME), ("privacy", PRIVACY_NAME))
+        }
+
+    def request(self, trial: Trial) -> Request:
+        """Returns what the trainer is asked to do.
+
+        Raises:
+          InputError: a folder that is not on this machine.
+        """
+        experiment = self._experiment
+        return Request(
+            settings=trial.settings,
+            batches=self._batches(trial.batches),
+            held_out=experiment.held_out,
+            run=experiment.out / "runs" / trial.name,
+            noise_key_file=experiment.noise_key_file,
+            checkpoint_every=experiment.checkpoint_every,
+        )
+
+
+def settings_path(run: pathlib.Path) -> pathlib.Path:
+    """Returns the file that says what a run was asked to do."""
+    return run.with_name(f"{run.name}.settings.json")
+
+
+def describe(request: Request) -> dict[str, Any]:
+    """Returns all that a run is asked to do, JSON-serialisable."""
+    fields: dict[str, Any] = json.loads(
+        json.dumps(dataclasses.asdict(request), default=str)
+    )
+    return fields
+
+
+def _check_same(request: Request) -> None:
+    """Refuses a run that was asked for otherwise."""
+    path, asked = settings_path(request.run), describe(request)
+    known = path.exists()
+    if known and read_json(path) != asked:
+        raise InputError(
+            f"Expected {request.run} to be of the settings that are asked for now; "
+            f"{path.name} beside it says otherwise. Give the same settings, or another "
+            "--out."
+        )
+    if not known and _is_finished(request.run):
+        raise InputError(
+            f"Expected {path} to say what the finished run beside it was asked to do. "
+            "Restore it, or give another --out."
+        )
+
+
+def note(request: Request) -> None:
+    """Writes down what a run is asked to do, before it begins."""
+    path = settings_path(request.run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, pretty_json(describe(request)))
+
+
+def _check_code(run: pathlib.Path) -> None:
+    # Runs of an earlier release do not say.
+    began_under = origin.read(run)
+    edited = began_under and origin.edited_files(began_under)
+    if edited:
+        raise InputError(
+            f"Expected {run} to be of the user's code as it is now; it was edited "
+            f"since: {', '.join(edited)}. Restore it, or give another --out."
+        )
+
+
+def _is_finished(run: pathlib.Path) -> bool:
+    path = run / RECORD_NAME
+    return path.exists() and bool(read_json(path)["complete"])
+
+
+def train_here(request: Request) -> None:
+    """Trains in this process, and notes what is asked before."""
+    note(request)
+    # Imported here: it loads TensorFlow.
+    from trainer.train import train
+
+    train(request)
+
+
+def check_experiment(experiment: Experiment, settings: TrainSettings) -> None:
+    """Accepts an experiment whose runs will have its metric, before any batch is made.
+
+    Args:
+      experiment: Of the runs.
+      settings: Of one of its runs.
+
+    Raises:
+      InputError: there is no such metric, no held-out folder, or a folder that is not
+        on this machine.
+    """
+    Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
+    check_choice("metric", experiment.metric, _metrics(settings))
+    if not experiment.held_out.is_dir():
+        raise InputError(
+            f"Expected --eval {experiment.held_out} to be a folder. Give one that "
+            "`dpsgd prepare` wrote."
+        )
+
+
+def _metrics(settings: TrainSettings) -> tuple[str, ...]:
+    """Returns the names of the metrics that a run will have."""
+    known = METRICS[settings.task]
+    if settings.metric is None:
+        return known
+    # What a metric of the user's own is called is known when it is loaded.
+    return (*known, name_of(load_function(settings.metric, "metric")))
