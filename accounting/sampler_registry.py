@@ -130,11 +130,28 @@ class Event:
       build: (the package dp_accounting, plan, noise multiplier) -> the ``DpEvent`` of
         the run; None if the installed release has none.
       relation: dp_accounting's neighbouring relation whose dominating pairs are those
-        of zero-out.
+        of the plan's.
+      tight: Whether its pairs are attained, so that no epsilon below theirs holds.
     """
 
     build: Callable[[Any, DpSgdPlan, float], Any]
     relation: str
+    tight: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomAllocation:
+    """One example in one uniformly random step of each of several independent epochs.
+
+    Attributes:
+      num_steps: Of an epoch.
+      num_epochs: Of the run.
+      noise_multiplier: Of a step.
+    """
+
+    num_steps: int
+    num_epochs: int
+    noise_multiplier: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,6 +180,8 @@ class Sampler:
         subsampling apply.
       truncation: Of samplers whose plans have a cap.
       event: For `accounting.events`.
+      allocation: (plan, noise multiplier) -> the random allocation that the plan is:
+        `accounting.cross_check` simulates it.
       wording: For the privacy statement.
       audit: The worst case, and its score, for `dpsgd audit`.
     """
@@ -181,6 +200,7 @@ class Sampler:
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None
     event: Event | None = None
+    allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
     wording: Wording | None = None
     audit: Audit | None = None
 

@@ -215,6 +215,22 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
 
 
+def allocation(
+    plan: DpSgdPlan, noise_multiplier: float
+) -> sampler_registry.RandomAllocation:
+    """Returns what `accounting.cross_check` simulates.
+
+    Args:
+      plan: Of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
+    return sampler_registry.RandomAllocation(
+        num_steps=plan.steps_per_epoch,
+        num_epochs=plan.num_epochs,
+        noise_multiplier=noise_multiplier,
+    )
+
+
 SAMPLER = sampler_registry.Sampler(
     epsilon=epsilon,
     delta=delta,
@@ -225,6 +241,7 @@ SAMPLER = sampler_registry.Sampler(
         ADD_OR_REMOVE_ONE: "its theorem replaces the example by one that contributes 0"
     },
     delta_by_direction=delta_by_direction,
+    allocation=allocation,
     wording=sampler_registry.Wording(
         sampling=(
             "balls and bins, each example in one uniformly random step of each epoch"

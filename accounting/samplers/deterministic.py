@@ -117,7 +117,10 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
         delta_by_direction=lambda plan, noise, point: delta_by_direction(
             plan, noise / count, point
         ),
-        event=None,
+        event=sampler_registry.Event(
+            build=lambda package, plan, noise: event(package, plan, noise / count),
+            relation=ADD_OR_REMOVE_ONE,
+        ),
         audit=None,
     )
 

@@ -350,6 +350,25 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     return dp_accounting.SelfComposedDpEvent(step, plan.num_steps)
 
 
+def user_event(
+    count: int, dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float
+) -> Any:
+    """Returns the ``DpEvent`` of a user's examples; None before dp_accounting 0.6.
+
+    Args:
+      count: Of the user's examples.
+      dp_accounting: The package.
+      plan: Of Poisson batches.
+      noise_multiplier: Noise standard deviation over the clip norm.
+    """
+    step = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+    if step is None:
+        return None
+    weights = user_pairs.weights(count, probability(plan))
+    one = step(noise_multiplier, tuple(map(float, range(count + 1))), weights)
+    return dp_accounting.SelfComposedDpEvent(one, plan.num_steps)
+
+
 def composed_for_users(count: int) -> ComposedSteps:
     """Returns the bounds for all examples of a user, of which there are ``count``."""
     return ComposedSteps(
@@ -363,10 +382,15 @@ def composed_for_users(count: int) -> ComposedSteps:
 
 def of_users(count: int) -> sampler_registry.Sampler:
     """Returns what is brought for users with at most ``count`` examples."""
-    return _bounded_by(composed_for_users(count), USER_LOWER_METHOD)
+    event = sampler_registry.Event(
+        build=functools.partial(user_event, count), relation=ADD_OR_REMOVE_ONE
+    )
+    return _bounded_by(composed_for_users(count), USER_LOWER_METHOD, event)
 
 
-def _bounded_by(found: ComposedSteps, lower_method: str) -> sampler_registry.Sampler:
+def _bounded_by(
+    found: ComposedSteps, lower_method: str, event: sampler_registry.Event
+) -> sampler_registry.Sampler:
     return dataclasses.replace(
         _ZERO_OUT,
         epsilon=found.epsilon,
@@ -376,7 +400,7 @@ def _bounded_by(found: ComposedSteps, lower_method: str) -> sampler_registry.Sam
         lower_bound=sampler_registry.LowerBound(
             delta=found.lower_delta, method=lower_method
         ),
-        event=None,
+        event=event,
         audit=None,
     )
 
@@ -419,7 +443,11 @@ SAMPLER = dataclasses.replace(
             ),
         ),
         REPLACE_ONE: dataclasses.replace(
-            _bounded_by(_REPLACING, REPLACE_LOWER_METHOD),
+            _bounded_by(
+                _REPLACING,
+                REPLACE_LOWER_METHOD,
+                sampler_registry.Event(build=event, relation=REPLACE_ONE),
+            ),
             wording=dataclasses.replace(
                 WORDING, num_examples=neighboring_relation.SAME_NUMBER
             ),

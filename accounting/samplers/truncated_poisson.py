@@ -485,7 +485,7 @@ _ZERO_OUT = sampler_registry.Sampler(
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
     poisson_rate=poisson.probability,
     truncation=TRUNCATION,
-    event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL),
+    event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL, tight=False),
     wording=_WORDING,
     audit=audit_case.Audit(worst_case=worst_case, score=poisson.score),
 )
@@ -501,7 +501,9 @@ SAMPLER = dataclasses.replace(
             delta_by_direction=functools.partial(
                 delta_by_direction, mixing=adding_steps
             ),
-            event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
+            event=sampler_registry.Event(
+                build=event, relation=ADD_OR_REMOVE_ONE, tight=False
+            ),
             wording=dataclasses.replace(
                 _WORDING,
                 num_examples="num_examples is a public upper bound on the number of "

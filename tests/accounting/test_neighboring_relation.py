@@ -8,7 +8,7 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from scipy import special
 
-from accounting import accountant, events, neighboring_relation, statement
+from accounting import accountant, neighboring_relation, statement
 from accounting.model_mix.theorem import Mixing
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.planning import budget
@@ -245,10 +245,3 @@ def test_a_statement_of_another_relation_is_refused_where_it_is_not_proven(small
         statement.privacy_statement(
             small_plan("poisson"), theorem=mixing, l2_norm_clip=1.0, **arguments
         )
-
-
-def test_a_cross_check_is_of_the_relation_asked_for_or_refused(small_plan):
-    plan = small_plan("poisson")
-    events.check_plan(plan, None, neighboring_relation.ADD_OR_REMOVE_ONE)
-    with pytest.raises(InputError, match=r"under REPLACE_ONE\. Omit --cross-check"):
-        events.check_plan(plan, None, neighboring_relation.REPLACE_ONE)

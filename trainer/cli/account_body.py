@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accounting import events
+from accounting.cross_check import check
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.statement import PrivacyStatement
 from accounting.validation import InputError
@@ -33,7 +33,7 @@ def of_run(run: Path, flags: dict[str, Any], *, cross_check: bool) -> Said:
     """
     record, manifest = plan_flags.read_run(run, flags)
     if cross_check:
-        events.check_plan(manifest.plan, privacy.theorem_of_run(record))
+        check.check_plan(manifest.plan, privacy.theorem_of_run(record))
     statement = privacy.run_statement(
         record,
         manifest,
@@ -62,13 +62,8 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
     relation = flags["relation"] or REPLACE_SPECIAL
     count = flags["max_examples_per_user"]
     count = 1 if count is None else count
-    if cross_check and count != 1:
-        raise InputError(
-            f"Expected no --cross-check of max_examples_per_user={count}: it is of one "
-            "example. Omit --cross-check."
-        )
     if cross_check:
-        events.check_plan(plan, theorem, relation)
+        check.check_plan(plan, theorem, relation, count)
     statement = privacy.plan_statement(
         plan,
         noise_multiplier=flags["noise_multiplier"],
@@ -99,13 +94,14 @@ def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def _said(statement: PrivacyStatement, cross_check: bool) -> Said:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
     if cross_check:
-        check = events.cross_check(
+        found = check.cross_check(
             statement.plan,
             noise_multiplier=statement.noise_multiplier,
             delta=statement.delta,
-            ours=statement.epsilon.guarantee,
+            ours=statement.epsilon,
             neighboring_relation=statement.neighboring_relation,
+            max_examples_per_user=statement.max_examples_per_user,
         )
-        fields["cross_check"] = check.to_json()
-        text += f"\n{check.to_text()}"
+        fields["cross_check"] = found.to_json()
+        text += f"\n{found.to_text()}"
     return fields, text

@@ -255,11 +255,20 @@ def _request(flags: dict[str, Any]) -> Request:
 @click.option(
     "--cross-check",
     is_flag=True,
-    help="Also print the epsilon by dp_accounting, and the difference.",
+    help="Also ask dp_accounting, or for balls and bins a simulation, and compare.",
 )
 @shared_options.as_json
-def account(run: Path | None, as_json: bool, cross_check: bool, **flags: Any) -> None:
+@click.pass_context
+def account(
+    ctx: click.Context,
+    run: Path | None,
+    as_json: bool,
+    cross_check: bool,
+    **flags: Any,
+) -> None:
     """State the epsilon of a run from what it executed, or that of a plan.
+
+    The exit code is 1 if a cross-check disagrees by more than its error.
 
     \b
     Example, of a run, and of a plan that nobody has executed:
@@ -274,3 +283,5 @@ def account(run: Path | None, as_json: bool, cross_check: bool, **flags: Any) ->
     else:
         fields, text = account_body.of_run(run, flags, cross_check=cross_check)
     click.echo(json.dumps(fields, indent=2) if as_json else wrapped(text))
+    if cross_check and not fields["cross_check"]["agrees"]:
+        ctx.exit(1)

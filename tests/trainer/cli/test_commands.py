@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import resource
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from accounting import accountant
 from accounting.validation import InputError
 from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import account, train_command, train_request
@@ -109,12 +111,33 @@ def test_account_prints_the_epsilon_of_dp_accounting_beside_ours() -> None:
     found = json.loads(_call(account, *PLAN, *steps, "--json").output)
     check = found.pop("cross_check")
     assert found == plain
-    assert found["epsilon"] == pytest.approx(check["epsilon"], rel=2e-3)
-    assert check["difference"] == found["epsilon"] - check["epsilon"]
-    assert check["accountant"].startswith("dp-accounting ")
+    assert check["agrees"]
+    exact, renyi = check["opinions"]
+    assert exact["low"] <= found["epsilon"] <= 1.001 * exact["high"]
+    assert found["epsilon"] < renyi["value"]
     text = _call(account, *PLAN, *steps).output
-    assert f"epsilon {check['epsilon']:.6f}, ours {found['epsilon']:.6f}" in text
-    assert f"difference {check['difference']:+.6f}" in text
+    for opinion in (exact, renyi):
+        assert opinion["source"].startswith("dp-accounting ")
+        assert opinion["source"] in text
+        assert f"epsilon {opinion['value']:.6g} at delta" in text
+
+
+def test_account_ends_with_1_where_a_cross_check_disagrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def smaller(*plan: Any, **asked: Any) -> Any:
+        found = epsilon(*plan, **asked)
+        return dataclasses.replace(found, upper=0.9 * found.guarantee)
+
+    epsilon = accountant.epsilon
+    monkeypatch.setattr(accountant, "epsilon", smaller)
+    arguments = (*PLAN, "--num-steps=999", "--cross-check")
+    done = CliRunner().invoke(account, arguments)
+    assert done.exit_code == 1
+    assert "ERROR of ours: our epsilon is too small" in done.output
+    done = CliRunner().invoke(account, (*arguments, "--json"))
+    assert done.exit_code == 1
+    assert not json.loads(done.stdout)["cross_check"]["agrees"]
 
 
 def test_account_cross_checks_a_run(
@@ -123,7 +146,8 @@ def test_account_cross_checks_a_run(
     folder = batch_folder([rows(8, s) for s in range(5)], truncated_batch_size=None)
     run = write_run_folder(tmp_path / "run", folder)
     found = json.loads(_call(account, str(run), "--cross-check", "--json").output)
-    assert found["epsilon"] == pytest.approx(found["cross_check"]["epsilon"], rel=2e-3)
+    [exact, _] = found["cross_check"]["opinions"]
+    assert found["epsilon"] == pytest.approx(exact["value"], rel=2e-3)
     assert "cross-check dp-acc" in _call(account, str(run), "--cross-check").output
 
 
@@ -132,7 +156,6 @@ def test_account_cross_checks_a_run(
     [
         (["--sampler=persistent-shuffle"], "cross-check --sampler deterministic"),
         (["--sampler=dynamic-shuffle"], "no event for it. Omit"),
-        (["--sampler=balls-and-bins"], "no event for it. Omit"),
         (["--mix-width=1", "--l2-norm-clip=1"], "no event for ModelMix"),
     ],
 )

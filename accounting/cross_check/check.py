@@ -1,0 +1,159 @@
+"""A second opinion on an epsilon: dp_accounting's, or a simulation's.
+
+Formal guarantees:
+  - a plan that nobody else can judge is refused, before any work.
+  - ``disagreements`` is empty exactly where every opinion agrees with ours within the
+    error that it states.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from accounting import accountant, events
+from accounting.cross_check import libraries, simulation
+from accounting.cross_check.opinion import Opinion
+from accounting.intervals import Bounds
+from accounting.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.plan import DpSgdPlan
+from accounting.theorem import Theorem
+from accounting.validation import InputError
+
+#: By how much our delta of random allocation exceeds the truth at most, relatively.
+_LOOSENESS = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossCheck:
+    """Opinions beside our epsilon.
+
+    Attributes:
+      opinions: None where our epsilon is infinite and there is nothing to check.
+    """
+
+    opinions: tuple[Opinion, ...]
+
+    @property
+    def disagreements(self) -> tuple[str, ...]:
+        """What is wrong with ours, if the others are right."""
+        found = (opinion.disagreement for opinion in self.opinions)
+        return tuple(text for text in found if text is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON-serialisable dict; infinite values are null."""
+        return {
+            "agrees": not self.disagreements,
+            "opinions": [opinion.to_json() for opinion in self.opinions],
+        }
+
+    def to_text(self) -> str:
+        """Returns the lines for people."""
+        lines = [opinion.to_text() for opinion in self.opinions]
+        if not lines:
+            lines = ["  cross-check: no finite epsilon is stated; nothing to check."]
+        lines += [
+            f"  ERROR of ours: {text}, beyond the error of the cross-check. Do not "
+            "publish this epsilon; please report the command."
+            for text in self.disagreements
+        ]
+        return "\n".join(lines)
+
+
+def check_plan(
+    plan: DpSgdPlan,
+    theorem: Theorem | None = None,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> None:
+    """Accepts a plan that somebody else can judge.
+
+    Args:
+      plan: How batches are made.
+      theorem: Of a method with accounting of its own; None for DP-SGD's.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the question is about a user.
+
+    Raises:
+      InputError: nobody can; the message gives the reason.
+    """
+    if theorem is not None:
+        raise InputError(
+            f"Expected no --cross-check of {theorem.name}: dp_accounting has no event "
+            f"for {theorem.name}. Omit --cross-check."
+        )
+    asked = neighboring_relation, max_examples_per_user
+    if brought(plan.sampler, *asked).allocation is None:
+        events.ask(
+            plan,
+            noise_multiplier=1.0,
+            neighboring_relation=neighboring_relation,
+            max_examples_per_user=max_examples_per_user,
+        )
+
+
+def cross_check(
+    plan: DpSgdPlan,
+    *,
+    noise_multiplier: float,
+    delta: float,
+    ours: Bounds,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
+) -> CrossCheck:
+    """Returns what others say of our epsilon.
+
+    Args:
+      plan: Accepted by ``check_plan``.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: In (0, 1).
+      ours: The bounds on epsilon that are stated at ``delta``.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the epsilon is of a user.
+
+    Raises:
+      InputError: nobody else can judge the plan.
+    """
+    asked = neighboring_relation, max_examples_per_user
+    if brought(plan.sampler, *asked).allocation is not None:
+        return CrossCheck(_simulated(plan, noise_multiplier, delta, ours))
+    question = events.ask(
+        plan,
+        noise_multiplier=noise_multiplier,
+        neighboring_relation=neighboring_relation,
+        max_examples_per_user=max_examples_per_user,
+    )
+    return CrossCheck(tuple(libraries.opinions(question, delta, ours)))
+
+
+def _simulated(
+    plan: DpSgdPlan, noise_multiplier: float, delta: float, ours: Bounds
+) -> tuple[Opinion, ...]:
+    epsilon = ours.guarantee
+    if not math.isfinite(epsilon):
+        return ()
+    allocation = brought(plan.sampler).allocation
+    assert allocation is not None
+    found = simulation.estimate(allocation(plan, noise_multiplier), epsilon)
+    both = accountant.delta_by_direction(
+        plan, noise_multiplier=noise_multiplier, epsilon=epsilon
+    )
+    # What is claimed is delta; it is that of removing where that is the worse.
+    upper = delta if both.remove.guarantee >= both.add.guarantee else both.remove.upper
+    opinion = Opinion(
+        source=f"simulation, seed {found.seed}",
+        about="removing an example",
+        quantity="delta",
+        at=epsilon,
+        value=found.mean,
+        low=found.low,
+        high=found.high,
+        ours=dataclasses.replace(both.remove, upper=upper),
+        looseness=_LOOSENESS,
+        note=f"{found.num_samples:,} samples; the interval fails with probability "
+        f"{simulation.ERROR_PROBABILITY:g} at most",
+    )
+    return (opinion,)

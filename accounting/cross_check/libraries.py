@@ -1,0 +1,98 @@
+"""dp_accounting's opinions: its privacy loss distributions, and its Renyi divergences.
+
+The first is an upper bound on a grid.  How much it moves when the grid is twice as
+coarse says how far it is from its limit, which is the truth where the event is tightly
+dominated.  The second is an upper bound without an error: ours must be below it.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import metadata
+from typing import Any
+
+from dp_accounting import pld, rdp
+
+from accounting.cross_check.opinion import Opinion
+from accounting.events import Question
+from accounting.intervals import Bounds
+from accounting.numerics.calibration import epsilon_after_cost
+
+#: The grid of privacy losses, relative to epsilon above 10.  A grid much finer than
+#: epsilon takes minutes.
+_INTERVAL = 1e-4
+_SLOW_INTERVAL = 5e-4
+#: Relative rounding of both accountants together.
+_ROUNDING = 1e-3
+#: Probability that dp_accounting may leave out of a composition.
+_TAIL = 1e-14
+
+
+def opinions(question: Question, delta: float, ours: Bounds) -> list[Opinion]:
+    """Returns what dp_accounting says.
+
+    Args:
+      question: From `events.ask`.
+      delta: In (0, 1).
+      ours: On epsilon at ``delta``.
+    """
+    found = [_distribution(question, delta, ours)]
+    renyi = rdp.RdpAccountant(neighboring_relation=question.relation)
+    if question.cost is None and renyi.supports(question.event):
+        epsilon = float(renyi.compose(question.event).get_epsilon(delta))
+        found.append(_opinion("Renyi", question, delta, ours, epsilon, (0.0, epsilon)))
+    return found
+
+
+def _distribution(question: Question, delta: float, ours: Bounds) -> Opinion:
+    guarantee = ours.guarantee
+    interval = _SLOW_INTERVAL if question.slow else _INTERVAL
+    interval *= max(1.0, guarantee / 10) if guarantee < math.inf else 1.0
+    fine, coarse = (
+        pld.PLDAccountant(question.relation, spacing).compose(question.event)
+        for spacing in (interval, 2 * interval)
+    )
+    value = _epsilon(question, fine, delta)
+    error = _ROUNDING * value
+    if math.isfinite(value):
+        error += 2 * abs(_epsilon(question, coarse, delta) - value)
+        error += value - _epsilon(question, fine, delta + _TAIL)
+    low = max(0.0, value - error) if question.tight else 0.0
+    if math.isinf(value):
+        low = math.inf if question.tight else 0.0
+    return _opinion(
+        "loss distribution", question, delta, ours, value, (low, value + error)
+    )
+
+
+def _epsilon(question: Question, accountant: Any, delta: float) -> float:
+    if question.cost is None:
+        return float(accountant.get_epsilon(delta))
+    return epsilon_after_cost(question.cost, accountant.get_epsilon, delta)
+
+
+def _opinion(
+    kind: str,
+    question: Question,
+    delta: float,
+    ours: Bounds,
+    value: float,
+    interval: tuple[float, float],
+) -> Opinion:
+    note = "Error from a grid twice as coarse, and rounding"
+    if interval[0] == 0:
+        note = "An upper bound: it says nothing from below"
+    return Opinion(
+        source=f"dp-accounting {metadata.version('dp-accounting')}, {kind}",
+        about=question.text,
+        quantity="epsilon",
+        at=delta,
+        value=value,
+        low=interval[0],
+        high=interval[1],
+        ours=ours,
+        looseness=_ROUNDING,
+        note=note,
+    )

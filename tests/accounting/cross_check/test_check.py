@@ -1,0 +1,225 @@
+"""Others' epsilon beside ours: what agrees, and what is called an error of ours."""
+
+import dataclasses
+import json
+import math
+from importlib import metadata
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import special
+
+from accounting import accountant
+from accounting.cross_check import check, simulation
+from accounting.intervals import Bounds
+from accounting.model_mix.theorem import Mixing
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+
+#: Relative; both accountants round privacy losses up, by 1e-4 at the most.
+CLOSE = 1e-3
+#: From dp_accounting 0.6 on.
+NEW = hasattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent")
+NEEDS_NEW = pytest.mark.skipif(not NEW, reason="dp_accounting has no such event")
+REPLACE = {"neighboring_relation": "REPLACE_ONE"}
+USERS = {"max_examples_per_user": 2}
+
+
+def checked(plan, noise_multiplier=1.0, delta=1e-5, wrong=1.0, **asked):
+    """The cross-check of our epsilon, times ``wrong``."""
+    ours = accountant.epsilon(
+        plan, noise_multiplier=noise_multiplier, delta=delta, **asked
+    )
+    lower = ours.lower and ours.lower * wrong
+    return check.cross_check(
+        plan,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        ours=dataclasses.replace(ours, upper=ours.guarantee * wrong, lower=lower),
+        **asked,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _few_samples(monkeypatch):
+    monkeypatch.setattr(simulation, "_NUM_VALUES", 6_000_000)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "noise"),
+    [
+        ("deterministic", 1.0),
+        ("poisson", 2.0),
+        ("truncated-poisson", 3.0),
+        pytest.param("poisson", 0.6, marks=pytest.mark.thorough),
+        pytest.param("truncated-poisson", 0.6, marks=pytest.mark.thorough),
+    ],
+)
+def test_our_epsilon_is_that_of_dp_accounting(small_plan, sampler, noise):
+    cap = 200 if sampler == "truncated-poisson" else None
+    found = checked(small_plan(sampler, truncated_batch_size=cap), noise)
+    assert found.disagreements == ()
+    exact = found.opinions[0]
+    assert exact.ours.guarantee == pytest.approx(exact.value, rel=CLOSE)
+    version = metadata.version("dp-accounting")
+    assert exact.source == f"dp-accounting {version}, loss distribution"
+    if sampler != "truncated-poisson":
+        assert exact.high - exact.low < 0.01 * exact.value
+        # An upper bound that is looser, and says nothing from below.
+        renyi = found.opinions[1]
+        assert exact.value < renyi.value == renyi.high
+        assert renyi.low == 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "asked"),
+    [
+        ("deterministic", REPLACE),
+        ("deterministic", USERS),
+        pytest.param("poisson", REPLACE, marks=NEEDS_NEW),
+        pytest.param("poisson", USERS, marks=[NEEDS_NEW, pytest.mark.thorough]),
+    ],
+)
+def test_other_relations_and_users_are_those_of_dp_accounting(
+    small_plan, sampler, asked
+):
+    found = checked(small_plan(sampler), noise_multiplier=2.0, **asked)
+    assert found.disagreements == ()
+    assert found.opinions[0].ours.guarantee == pytest.approx(
+        found.opinions[0].value, rel=CLOSE
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampler", "wrong", "text"),
+    [
+        ("poisson", 0.99, "our epsilon is too small"),
+        ("poisson", 1.01, "our epsilon is larger than it has to be"),
+        ("deterministic", 0.99, "our epsilon is too small"),
+        # Of a claim at an epsilon that is too small, delta is.
+        ("balls-and-bins", 0.95, "our delta is too small"),
+        ("balls-and-bins", 1.05, "our delta is larger than it has to be"),
+    ],
+)
+def test_disagreement_beyond_the_error_is_an_error_of_ours(
+    small_plan, sampler, wrong, text
+):
+    found = checked(small_plan(sampler), noise_multiplier=2.0, wrong=wrong)
+    assert text in found.disagreements
+    assert "ERROR of ours" in found.to_text()
+    assert found.to_json()["agrees"] is False
+
+
+def test_a_lower_bound_that_is_too_large_is_an_error_of_ours(small_plan):
+    plan = small_plan("deterministic")
+    ours = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5)
+    wrong = dataclasses.replace(ours, lower=1.01 * ours.guarantee)
+    found = check.cross_check(plan, noise_multiplier=1.0, delta=1e-5, ours=wrong)
+    assert "our lower bound on epsilon is too large" in found.disagreements
+
+
+def test_a_large_epsilon_is_checked_on_a_grid_that_fits(small_plan):
+    # Of 1e-4, the grid would have millions of points, and take a minute.
+    found = checked(small_plan("poisson", num_steps=10_000, num_epochs=1), 0.1)
+    assert found.opinions[0].ours.guarantee > 1000
+    assert found.disagreements == ()
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(1.1, 1e-5), (0.7, 1e-12)])
+def test_balls_and_bins_are_simulated_at_any_delta(small_plan, noise, delta):
+    plan = small_plan("balls-and-bins", num_steps=60, num_epochs=3)
+    found = checked(plan, noise, delta)
+    assert found.disagreements == ()
+    [opinion] = found.opinions
+    assert opinion.quantity == "delta"
+    assert opinion.low <= delta * (1 + 1e-9) <= opinion.high * 1.03
+    assert opinion.high - opinion.low < 0.2 * delta
+    assert f"seed {simulation.SEED}" in found.to_text()
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_the_guarantee_of_a_repeated_shuffle_is_that_of_deterministic_batches(
+    small_plan,
+):
+    """Which dp_accounting knows; of the shuffle itself it does not."""
+    theirs = checked(small_plan("deterministic")).opinions[0].value
+    plan = small_plan("persistent-shuffle")
+    ours = accountant.epsilon(plan, noise_multiplier=1.0, delta=1e-5)
+    assert ours.guarantee == pytest.approx(theirs, rel=CLOSE)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_balls_and_bins_of_two_steps_is_that_of_dp_accounting(small_plan, epochs):
+    """Both outputs of an epoch cut into cells, whose masses dp_accounting composes."""
+    noise = 1.0
+    edges = np.concatenate(([-np.inf], np.linspace(-7, 8, 301), [np.inf])) / noise
+    ghost = np.diff(special.ndtr(edges))
+    present = np.diff(special.ndtr(edges - 1 / noise))
+    added = np.multiply.outer(ghost, ghost).ravel()
+    removed = np.multiply.outer(present, ghost)
+    removed = ((removed + removed.T) / 2).ravel()
+    kept = (added > 0) & (removed > 0)
+    pair = [dict(enumerate(np.log(masses[kept]))) for masses in (added, removed)]
+    directions = [
+        privacy_loss_distribution.from_two_probability_mass_functions(*members)
+        for members in (pair, reversed(pair))
+    ]
+    theirs = max(
+        loss.self_compose(epochs).get_epsilon_for_delta(1e-5) for loss in directions
+    )
+    plan = DpSgdPlan(
+        sampler="balls-and-bins", num_examples=200, expected_batch_size=100,
+        num_steps=2 * epochs, num_epochs=epochs,
+    )  # fmt: skip
+    ours = accountant.epsilon(plan, noise_multiplier=noise, delta=1e-5)
+    assert ours.guarantee == pytest.approx(theirs, rel=CLOSE)
+
+
+def test_a_small_cap_costs_dp_accountings_epsilon_as_well(small_plan):
+    capped = small_plan("truncated-poisson", truncated_batch_size=170)
+    untruncated = checked(small_plan("poisson"), 2.0).opinions[0]
+    found = checked(capped, 2.0).opinions[0]
+    assert found.ours.guarantee == pytest.approx(found.value, rel=CLOSE)
+    assert found.value > untruncated.value
+
+
+@NEEDS_NEW
+def test_a_cap_that_costs_much_is_what_dp_accounting_says(small_plan):
+    found = checked(small_plan("truncated-poisson", truncated_batch_size=110), 2.0)
+    [opinion] = found.opinions
+    assert opinion.ours.guarantee == pytest.approx(opinion.value, rel=CLOSE)
+
+
+@pytest.mark.skipif(NEW, reason="dp_accounting knows it")
+def test_a_cap_that_dp_accounting_cannot_judge_says_nothing(small_plan):
+    found = checked(small_plan("truncated-poisson", truncated_batch_size=110), 2.0)
+    [opinion] = found.opinions
+    # The additive bound proves nothing here; ours is by another theorem.
+    assert opinion.value == math.inf
+    assert opinion.to_json()["value"] is None
+    assert opinion.disagreement is None
+
+
+def test_a_plan_that_nobody_else_can_judge_is_refused(small_plan):
+    check.check_plan(small_plan("balls-and-bins"))
+    with pytest.raises(InputError, match=r"no event for it\. Omit"):
+        check.check_plan(small_plan("dynamic-shuffle"))
+    mixing = Mixing(l2_norm_clip=1.0, mix_width=0.5, linf_factor=1)
+    with pytest.raises(InputError, match=r"of ModelMix.*no event for ModelMix"):
+        check.check_plan(small_plan("poisson"), mixing)
+
+
+@pytest.mark.parametrize("sampler", ["deterministic", "balls-and-bins"])
+def test_no_noise_is_an_infinite_epsilon_of_both(small_plan, sampler):
+    found = checked(small_plan(sampler), noise_multiplier=0.0)
+    assert found.disagreements == ()
+    json.dumps(found.to_json(), allow_nan=False)
+    # A finite epsilon without noise is an error.
+    if sampler == "deterministic":
+        wrong = Bounds(upper=1.0, method="none")
+        found = check.cross_check(
+            small_plan(sampler), noise_multiplier=0.0, delta=1e-5, ours=wrong
+        )
+        assert "our epsilon is too small" in found.disagreements
