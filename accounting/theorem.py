@@ -70,6 +70,17 @@ class Theorem(Protocol):
           delta: In (0, 1).
         """
 
+    def delta(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+    ) -> Bounds:
+        """Returns bounds on delta at ``epsilon``: a point of the privacy profile.
+
+        Args:
+          plan: Accepted by ``check_plan``.
+          noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
+          epsilon: At least 0.
+        """
+
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> NoiseBounds:

@@ -8,6 +8,7 @@ import click
 
 from accounting import neighboring_relation
 from accounting.cli import registered, shared_options
+from accounting.cli.number_lists import NumberList
 
 
 @click.command(name="plan")
@@ -34,9 +35,46 @@ from accounting.cli import registered, shared_options
 )
 @click.option(
     "--sweep",
-    type=click.Choice(("batch-size", "epsilon", "epochs")),
-    help="Vary one thing, and show where the order of the samplers flips.",
+    type=click.Choice(
+        (
+            "batch-size", "epsilon", "epochs", "delta", "noise-multiplier",
+            "num-steps", "num-examples",
+        )
+    ),
+    help="Vary one thing, and show where the order of two samplers flips.  Of a given "
+    "noise the answer is epsilon, or delta if epsilon is varied.",
+)  # fmt: skip
+@click.option(
+    "--values",
+    type=NumberList(float, example="1,2,4"),
+    metavar="V1,V2,...",
+    help="Of what is varied.",
 )
+@click.option(
+    "--tan",
+    is_flag=True,
+    help="Show TAN's closed form of epsilon in a sweep at given noise.  A sweep over "
+    "noise-multiplier then holds the total noise: batch sizes grow with the noise.",
+)
+@click.option(
+    "--also-num-steps",
+    type=NumberList(int, example="1000,10000"),
+    metavar="T1,T2,...",
+    help="Further lines of such a sweep: other numbers of steps, the same total noise.",
+)
+@click.option(
+    "--mix-width",
+    type=NumberList(float, example="0.075,0.15"),
+    metavar="TAU1,TAU2,...",
+    help="Also show ModelMix, mixed over such widths, each over the learning rate.",
+)
+@click.option(
+    "--linf-factor",
+    type=NumberList(int, example="1,100"),
+    metavar="P1,P2,...",
+    help="Of ModelMix: coordinates are clipped to the clip norm over the root of P.",
+)
+@shared_options.l2_norm_clip("Of ModelMix: its widths have this unit.")
 @shared_options.as_json
 @shared_options.plot("Also draw it, e.g. a.png.")
 def plan_command(**flags: Any) -> None:
@@ -50,6 +88,9 @@ def plan_command(**flags: Any) -> None:
     Example, one epoch of 36.8 million examples at epsilon 5:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8
+    The same against the batch size, as a picture:
+      dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
+          --epsilon 5 --delta 2.7e-8 --sweep batch-size --plot noise.png
     """
     from accounting.cli import plan_answers  # after --help: tables, and the accountant
 

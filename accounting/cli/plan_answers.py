@@ -8,11 +8,14 @@ from typing import Any
 
 import click
 
-from accounting import neighboring_relation, sampler_registry
+from accounting import deltas, neighboring_relation, sampler_registry
 from accounting import plan as plans
 from accounting.cli import plan_tables, shared_options
-from accounting.planning import comparison
-from accounting.planning.comparison import Answer, Question, SweepPoint
+from accounting.model_mix.theorem import Mixing
+from accounting.planning import comparison, crossovers, sweeps
+from accounting.planning.comparison import Question
+from accounting.planning.crossovers import Crossover
+from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
 from accounting.validation import InputError
 
 
@@ -22,6 +25,7 @@ def print_answers(flags: dict[str, Any]) -> None:
     Raises:
       InputError: flags that contradict each other, or a value out of range.
     """
+    _check_flags(flags)
     question = _question(flags)
     shared_options.warn(question.delta, question.num_examples)
     plot, as_json = flags["plot"], flags["as_json"]
@@ -32,68 +36,158 @@ def print_answers(flags: dict[str, Any]) -> None:
     if flags["sweep"] is not None:
         _sweep(question, flags)
         return
-    samplers = flags["samplers"] or _supported(question, sampler_registry.names())
-    rows = [comparison.answer(question, sampler) for sampler in samplers]
+    lines = _lines([question], flags, sampler_registry.names())
+    rows = [comparison.answer(question, line) for line in lines]
     if plot is not None:
         from accounting.planning import comparison_plots
 
         comparison_plots.draw_comparison(question, rows, plot)
     if as_json:
-        click.echo(json.dumps(_to_json(question, rows), indent=2))
+        answers = {"answers": [row.to_json() for row in rows]}
+        click.echo(json.dumps({**_asked(question), **answers}, indent=2))
     else:
         plan_tables.print_table(question, rows)
 
 
-def _supported(question: Question, samplers: tuple[str, ...]) -> tuple[str, ...]:
-    relation = question.neighboring_relation
-    # Steps that are no whole epochs are for the samplers that know none.
-    steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
-    whole = question.num_steps == question.num_epochs * steps
+# -- lines -----------------------------------------------------------------------------
+
+
+def _lines(
+    questions: list[Question], flags: dict[str, Any], samplers: tuple[str, ...]
+) -> tuple[SweepLine, ...]:
+    """Returns DP-SGD with each sampler, and what the flags ask for beside it."""
+    chosen = flags["samplers"]
+    if not chosen and (flags["mix_width"] or flags["tan"]):
+        chosen = (plans.POISSON,)
+    chosen = chosen or _supported(questions, samplers)
+    if flags["tan"] and flags["sweep"] == TOTAL_NOISE_AXIS:
+        numbers = (questions[0].num_steps, *(flags["also_num_steps"] or ()))
+        return tuple(
+            SweepLine(sampler=name, label=f"{steps:,} steps", total_noise_steps=steps)
+            for name in chosen
+            for steps in dict.fromkeys(numbers)
+        )
+    plain = tuple(SweepLine(sampler=name) for name in chosen)
+    return plain + tuple(
+        SweepLine(sampler=name, theorem=mixing, label=_label(mixing))
+        for name in chosen
+        for mixing in _mixings(flags)
+    )
+
+
+def _mixings(flags: dict[str, Any]) -> list[Mixing]:
+    return [
+        Mixing(mix_width=width, l2_norm_clip=flags["l2_norm_clip"], linf_factor=factor)
+        for factor in flags["linf_factor"] or (1,)
+        for width in flags["mix_width"] or ()
+    ]
+
+
+def _label(mixing: Mixing) -> str:
+    return f"{mixing.name} {mixing.mix_width:g}, p={mixing.linf_factor}"
+
+
+def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the samplers that can answer all questions."""
     supported = [
         name
         for name in samplers
-        if neighboring_relation.is_supported(
-            name, relation, question.max_examples_per_user
-        )
-        and (whole or not plans.goes_through_epochs(name))
+        if all(_is_supported(question, name) for question in questions)
     ]
     # If there are none, the first says why not.
     return tuple(supported) or samplers[:1]
 
 
+def _is_supported(question: Question, sampler: str) -> bool:
+    # Steps that are no whole epochs are for the samplers that know none.
+    steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
+    whole = question.num_steps == question.num_epochs * steps
+    return neighboring_relation.is_supported(
+        sampler, question.neighboring_relation, question.max_examples_per_user
+    ) and (whole or not plans.goes_through_epochs(sampler))
+
+
+# -- a sweep ---------------------------------------------------------------------------
+
+
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
     axis, plot = flags["sweep"], flags["plot"]
-    samplers = flags["samplers"] or _supported(question, comparison.sweep_samplers())
-    points = comparison.sweep(question, axis, tuple(samplers))
+    values = sweeps.check_values(question, axis, flags["values"])
+    if axis == "delta":
+        for value in values:
+            deltas.check(value, allow_large=flags["allow_large_delta"])
+    holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
+    asked = [question if holds else sweeps.at(question, axis, v) for v in values]
+    lines = _lines(asked, flags, sweeps.default_samplers())
+    found = sweeps.sweep(question, axis, lines, values=values, estimates=flags["tan"])
+    flips = crossovers.find(found)
     if plot is not None:
-        from accounting.planning import comparison_plots
+        from accounting.planning import sweep_plots
 
-        relation = neighboring_relation.NAMES[question.neighboring_relation]
-        caption = f"n={question.num_examples:,}, delta={question.delta!r}, {relation}"
-        comparison_plots.draw_sweep(points, axis, caption, plot)
+        sweep_plots.draw_sweep(found, flips, plot)
     if flags["as_json"]:
-        click.echo(json.dumps(_sweep_json(question, axis, points), indent=2))
+        click.echo(json.dumps(_sweep_json(found, flips), indent=2))
     else:
-        plan_tables.print_sweep(axis, points)
+        plan_tables.print_sweep(found, flips)
 
 
-def _sweep_json(
-    question: Question, axis: str, points: list[SweepPoint]
-) -> dict[str, Any]:
-    rows = [
-        {
-            "value": point.value,
-            "answers": [row.to_json() for row in point.rows],
-            "may_need_less_noise_than_poisson": list(point.crossed),
-        }
-        for point in points
-    ]
-    return {**_to_json(question, []), "sweep": axis, "answers": rows}
+def _sweep_json(sweep: Sweep, flips: list[Crossover]) -> dict[str, Any]:
+    return {
+        **_asked(sweep.question),
+        "sweep": sweep.axis,
+        "lines": [
+            {"name": line.name, "points": [_point_json(sweep, each) for each in points]}
+            for line, points in zip(sweep.lines, sweep.points, strict=True)
+        ],
+        "crossovers": [flip.to_json() for flip in flips],
+    }
+
+
+def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
+    estimate = point.estimate
+    return {
+        "value": sweeps.AXES[sweep.axis].read(point.question),
+        **point.answer.to_json(),
+        **({} if estimate is None else {"tan_estimate": dataclasses.asdict(estimate)}),
+    }
+
+
+# -- flags -----------------------------------------------------------------------------
+
+
+def _check_flags(flags: dict[str, Any]) -> None:
+    """Refuses flags that contradict each other, or are without the one they belong to.
+
+    Raises:
+      InputError: which, and what to do.
+    """
+    needs = (
+        ("values", "sweep", "--sweep"),
+        ("tan", "sweep", "--sweep"),
+        ("tan", "noise_multiplier", "--noise-multiplier"),
+        ("also_num_steps", "tan", "--tan"),
+        ("linf_factor", "mix_width", "--mix-width"),
+        ("mix_width", "l2_norm_clip", "--l2-norm-clip"),
+        ("l2_norm_clip", "mix_width", "--mix-width"),
+    )
+    for flag, needed, name in needs:
+        given = flags[flag] not in (None, False)
+        if given and flags[needed] in (None, False):
+            raise InputError(
+                f"Expected {name} beside --{flag.replace('_', '-')}. Give both."
+            )
+    if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
+        raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
+    if flags["tan"] and flags["mix_width"]:
+        raise InputError("Expected --tan or --mix-width, not both: TAN is of DP-SGD.")
+    if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
+        raise InputError(
+            f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
+            f"{flags['sweep']}: total noise is held there alone."
+        )
 
 
 def _question(flags: dict[str, Any]) -> Question:
-    if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
-        raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     given, samplers = flags["truncated_batch_size"], flags["samplers"]
     capped = [
         n for n in sampler_registry.names() if sampler_registry.rules(n).truncates
@@ -118,15 +212,15 @@ def _question(flags: dict[str, Any]) -> Question:
         delta=flags["delta"],
         epsilon=flags["epsilon"],
         noise_multiplier=flags["noise_multiplier"],
+        holds_steps=flags["num_steps"] is not None,
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
         max_examples_per_user=flags["max_examples_per_user"],
     )
 
 
-def _to_json(question: Question, rows: list[Answer]) -> dict[str, Any]:
+def _asked(question: Question) -> dict[str, Any]:
     return {
         "question": dataclasses.asdict(question),
         "neighboring_relation": question.neighboring_relation,
-        "answers": [row.to_json() for row in rows],
     }

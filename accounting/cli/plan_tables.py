@@ -3,30 +3,33 @@
 Formal guarantees:
   - What is proven is rounded up and what is known from below is rounded down.
   - A lower bound alone is printed as no guarantee.
+  - A crossover that is not proven is called possible.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from accounting import neighboring_relation
-from accounting.intervals import Bounds, NoiseBounds
-from accounting.planning.comparison import Answer, Question, SweepPoint
+from accounting.planning import crossovers, rounding, tan
+from accounting.planning.comparison import NOISE, Answer, Question
+from accounting.planning.crossovers import Crossover
+from accounting.planning.sweeps import Sweep
+
+#: Columns beside each other in a terminal of eighty characters.
+_COLUMNS = 5
 
 
 def print_table(question: Question, rows: list[Answer]) -> None:
-    """Prints the question and one row per sampler.
+    """Prints the question and one row per line.
 
     Args:
       question: What was asked.
       rows: The answers.
     """
-    noise = question.epsilon is not None
+    noise = question.asks_for == NOISE
     target = (
         f"epsilon={question.epsilon!r}"
         if noise
@@ -59,7 +62,7 @@ def _cells(row: Answer) -> list[str]:
     size = row.plan.truncated_batch_size
     padding = row.padding
     return [
-        row.plan.sampler,
+        row.name,
         *_value_cells(row),
         "" if size is None else f"{size:,}",
         "" if padding is None else f"{padding:.1%}",
@@ -67,49 +70,54 @@ def _cells(row: Answer) -> list[str]:
 
 
 def _value_cells(row: Answer) -> tuple[str, str]:
-    found = row.noise_multiplier or row.epsilon
-    assert found is not None
-    no_guarantee = "" if _ends(found)[1] is not None else ": no guarantee"
-    return _range(found), f"{found.kind}{no_guarantee}"
+    no_guarantee = "" if row.proven is not None else ": no guarantee"
+    return _range(row), f"{row.bounds.kind}{no_guarantee}"
 
 
-def _ends(found: Bounds | NoiseBounds) -> tuple[float | None, float | None]:
-    """Returns what is known from below, and what is proven."""
-    if isinstance(found, NoiseBounds):
-        return found.necessary, found.sufficient
-    return found.lower, found.upper
+def _range(row: Answer, between: str = " .. ") -> str:
+    if row.proven is None:
+        return f">= {rounding.least_text(row)}"
+    if row.least is None or rounding.is_exact(row):
+        return rounding.proven_text(row)
+    return f"{rounding.least_text(row)}{between}{rounding.proven_text(row)}"
 
 
-def _range(found: Bounds | NoiseBounds) -> str:
-    lower, upper = _ends(found)
-    if upper is None:
-        return f">= {_rounded(lower, math.floor)}"
-    if lower is None or lower >= upper * (1 - 1e-8):
-        return _rounded(upper, math.ceil)
-    return f"{_rounded(lower, math.floor)} .. {_rounded(upper, math.ceil)}"
-
-
-def _rounded(value: float | None, side: Callable[[float], int]) -> str:
-    assert value is not None
-    return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else "infinite"
-
-
-def print_sweep(axis: str, points: list[SweepPoint]) -> None:
-    """Prints the noise that each sampler needs at each point of a sweep.
+def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
+    """Prints the bounds of each line at each value, and where orders flip.
 
     Args:
-      axis: What was varied.
-      points: At least one.
+      sweep: What was found.
+      found: Crossovers of its lines.
     """
-    table = Table(caption="* below what Poisson needs: the order of the samplers flips")
-    table.add_column(axis, justify="right")
-    for row in points[0].rows:
-        table.add_column(row.plan.sampler, justify="right")
-    for point in points:
-        cells = [
-            _value_cells(row)[0] + ("*" if row.plan.sampler in point.crossed else "")
-            for row in point.rows
-        ]
-        table.add_row(f"{point.value:g}", *cells)
-    click.echo("noise multiplier: suffices, or necessary .. suffices")
-    Console().print(table)
+    click.echo(sweep.title)
+    for first in range(0, len(sweep.lines), _COLUMNS):
+        Console().print(_sweep_table(sweep, first))
+    if sweep.points[0][0].estimate is not None:
+        click.echo(
+            "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
+            f"noise multiplier {tan.LEAST_NOISE:g} the true epsilon grows beyond it."
+        )
+    for group in crossovers.grouped(found):
+        click.echo(group.sentence(sweep.axis))
+
+
+def _sweep_table(sweep: Sweep, first: int) -> Table:
+    chosen = slice(first, first + _COLUMNS)
+    estimated = sweep.points[0][0].estimate is not None
+    table = Table()
+    table.add_column(sweep.axis, justify="right")
+    for line in sweep.lines[chosen]:
+        # Broken where it may be.
+        name = line.name.replace("-", "-\n").replace(", ", ",\n")
+        table.add_column(name, justify="right")
+    if estimated:
+        table.add_column("TAN", justify="right")
+    for place, value in enumerate(sweep.values):
+        points = [line[place] for line in sweep.points[chosen]]
+        cells = [_range(point.answer, " ..\n") for point in points]
+        if estimated:
+            estimate = points[0].estimate
+            cells.append("" if estimate is None else f"{estimate.epsilon:.4f}")
+        number = f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
+        table.add_row(number, *cells)
+    return table

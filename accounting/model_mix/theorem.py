@@ -137,6 +137,12 @@ class Mixing:
         """See `Theorem.epsilon`."""
         return epsilon(plan, self, noise_multiplier=noise_multiplier, delta=delta)
 
+    def delta(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+    ) -> Bounds:
+        """See `Theorem.delta`."""
+        return delta(plan, self, noise_multiplier=noise_multiplier, epsilon=epsilon)
+
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> NoiseBounds:

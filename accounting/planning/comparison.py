@@ -1,9 +1,13 @@
-"""The comparison of ``dpsgd plan``: one target, every way of making batches."""
+"""The comparison of ``dpsgd plan``: one question, every way of making batches.
+
+Formal guarantees:
+  - A theorem answers for what it is about alone: one example, under zero-out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, sampler_registry
 from accounting import plan as plans
@@ -11,19 +15,28 @@ from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 
+if TYPE_CHECKING:
+    from accounting.theorem import Theorem
+
 #: For a larger epsilon no cap of truncated batches is computed: exp overflows soon.
 LARGEST_DESIGN_EPSILON = 700.0
+#: What a question asks for.
+NOISE, EPSILON, DELTA = "noise multiplier", "epsilon", "delta"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked: a data set, a schedule and a target, but no sampler.
 
+    Of a target epsilon alone the answer is the noise; of a noise alone, epsilon; of
+    both, delta: a point of the privacy profile.
+
     Attributes:
       num_examples, expected_batch_size, num_steps, num_epochs: As in `DpSgdPlan`.
-      epsilon: Target; None if the noise is given.
-      noise_multiplier: Given noise; None if a target is.
-      delta: Of the target.
+      epsilon: Target, or where the privacy profile is asked for.
+      noise_multiplier: Given noise; None if it is asked for.
+      delta: Of the target; where delta is asked for, caps alone follow from it.
+      holds_steps: Whether a sweep holds ``num_steps``, and not ``num_epochs``.
       truncated_batch_size: For samplers with a cap; None for the least that is safe.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
@@ -36,9 +49,21 @@ class Question:
     delta: float
     epsilon: float | None = None
     noise_multiplier: float | None = None
+    holds_steps: bool = False
     truncated_batch_size: int | None = None
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise InputError("Expected epsilon or noise_multiplier; got neither.")
+
+    @property
+    def asks_for(self) -> str:
+        """One of ``NOISE``, ``EPSILON`` and ``DELTA``."""
+        if self.noise_multiplier is None:
+            return NOISE
+        return EPSILON if self.epsilon is None else DELTA
 
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, with the smallest safe cap if none is given.
@@ -71,9 +96,9 @@ class Question:
         )
 
     def _design_epsilon(self, sampler: str) -> float:
-        if self.epsilon is not None:
+        if self.noise_multiplier is None:
+            assert self.epsilon is not None
             return self.epsilon
-        assert self.noise_multiplier is not None
         untruncated = accountant.epsilon(
             self.plan(accountant.truncation_of(sampler).untruncated),
             noise_multiplier=self.noise_multiplier,
@@ -84,12 +109,68 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """What a row of a table, or a line of a picture, is about.
+
+    Attributes:
+      sampler: A registered one.
+      theorem: Of a mechanism with accounting of its own; None for DP-SGD.
+      label: Beside the sampler, where more than one line has it.
+    """
+
+    sampler: str
+    theorem: Theorem | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the line is called."""
+        return f"{self.sampler}, {self.label}" if self.label else self.sampler
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One row: a plan, and either the noise it needs or the epsilon it has."""
+    """One row: a plan, and the bounds on what was asked for.
+
+    Attributes:
+      plan: How batches are made.
+      noise_multiplier, epsilon, delta: Bounds; None for what was not asked for.
+      line: What the row is about; None for its sampler alone.
+    """
 
     plan: DpSgdPlan
-    noise_multiplier: accountant.NoiseBounds | None
-    epsilon: accountant.Bounds | None
+    noise_multiplier: accountant.NoiseBounds | None = None
+    epsilon: accountant.Bounds | None = None
+    delta: accountant.Bounds | None = None
+    line: Line | None = None
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        return self.plan.sampler if self.line is None else self.line.name
+
+    @property
+    def bounds(self) -> accountant.Bounds | accountant.NoiseBounds:
+        """The bounds on what was asked for."""
+        found = self.noise_multiplier or self.epsilon or self.delta
+        assert found is not None
+        return found
+
+    @property
+    def proven(self) -> float | None:
+        """What is proven to hold or to suffice; None if nothing is."""
+        found = self.bounds
+        if isinstance(found, accountant.NoiseBounds):
+            return found.sufficient
+        return found.upper
+
+    @property
+    def least(self) -> float | None:
+        """What is known from below; None if nothing is, or was not computed."""
+        found = self.bounds
+        if isinstance(found, accountant.NoiseBounds):
+            return found.necessary
+        return found.lower
 
     @property
     def padding(self) -> float | None:
@@ -100,172 +181,96 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        noise, epsilon = self.noise_multiplier, self.epsilon
+        noise, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
         return {
+            "name": self.name,
             "sampler": self.plan.sampler,
             "plan": self.plan.to_json(),
             "noise_multiplier": noise and noise.to_json(),
             "epsilon": epsilon and epsilon.to_json(),
+            "delta": delta and delta.to_json(),
             "padding": self.padding,
         }
 
 
-def answer(question: Question, sampler: str) -> Answer:
-    """Returns the row of ``sampler``.
+def answer(question: Question, line: Line | str) -> Answer:
+    """Returns the row of a line.
 
     Args:
       question: What is asked.
-      sampler: A registered one.
+      line: Or the name of a registered sampler.
 
     Raises:
-      InputError: a value out of range, or a sampler without an accountant for the
-        relation.
+      InputError: a value out of range, or nothing is proven for the sampler under the
+        relation, or by the theorem.
     """
-    relation = check_relation(sampler, question.neighboring_relation)
-    plan = question.plan(sampler)
-    plans.check_epochs(plan)
-    if question.epsilon is not None:
-        noise = accountant.noise_multiplier(
-            plan,
-            epsilon=question.epsilon,
-            delta=question.delta,
-            neighboring_relation=relation,
-            max_examples_per_user=question.max_examples_per_user,
-        )
-        return Answer(plan=plan, noise_multiplier=noise, epsilon=None)
-    if question.noise_multiplier is None:
-        raise InputError("Expected epsilon or noise_multiplier; got neither.")
-    epsilon = accountant.epsilon(
-        plan,
-        noise_multiplier=question.noise_multiplier,
-        delta=question.delta,
-        neighboring_relation=relation,
-        max_examples_per_user=question.max_examples_per_user,
-    )
-    return Answer(plan=plan, noise_multiplier=None, epsilon=epsilon)
-
-
-#: What can be varied, and the values by default (None: around the question's own).
-SWEEPS: dict[str, tuple[float, ...] | None] = {
-    "batch-size": None,
-    "epsilon": (0.5, 1, 2, 3, 4, 6, 8, 10, 16, 32),
-    "epochs": (1, 2, 3, 4, 5, 6, 8, 10),
-}
-#: What a sweep compares the others with.
-REFERENCE = plans.POISSON
-
-
-def sweep_samplers() -> tuple[str, ...]:
-    """Returns what a sweep shows by default: closed forms, shuffles, the reference.
-
-    Other samplers take longer at each point.
-    """
-    return tuple(
-        name
-        for name in sampler_registry.names()
-        if name == REFERENCE
-        or sampler_registry.get(name).closed_form
-        or sampler_registry.rules(name).num_shuffles is not sampler_registry.no_shuffle
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepPoint:
-    """One point of a sweep: the value that was varied, and the rows there."""
-
-    value: float
-    rows: tuple[Answer, ...]
-
-    @property
-    def crossed(self) -> tuple[str, ...]:
-        """Shuffles that may need *less* noise than Poisson here.
-
-        Their lower bound is below what Poisson needs, so that no order is proven.
-        """
-        noise = {row.plan.sampler: row.noise_multiplier for row in self.rows}
-        poisson = noise.get(REFERENCE)
-        if poisson is None or poisson.sufficient is None:
-            return ()
-        return tuple(
-            row.plan.sampler
-            for row in self.rows
-            if row.plan.num_shuffles > 0
-            and row.noise_multiplier is not None
-            and row.noise_multiplier.necessary is not None
-            and row.noise_multiplier.necessary < poisson.sufficient
-        )
-
-
-def sweep_values(question: Question, axis: str) -> tuple[float, ...]:
-    """Returns the default values of a sweep.
-
-    Args:
-      question: Around whose batch size others are tried.
-      axis: A key of ``SWEEPS``.
-    """
-    values = SWEEPS[axis]
-    if values is not None:
-        return values
-    sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
-    return tuple(size for size in sizes if 1 <= int(size) <= question.num_examples / 2)
-
-
-def at(question: Question, axis: str, value: float) -> Question:
-    """Returns ``question`` with one thing varied, over whole epochs.
-
-    Args:
-      question: What is asked at other values.
-      axis: A key of ``SWEEPS``.
-      value: Epsilon, or the expected batch size in examples, or epochs.
-    """
-    if axis == "epsilon":
-        return dataclasses.replace(question, epsilon=value)
-    size, epochs = question.expected_batch_size, question.num_epochs
-    if axis == "batch-size":
-        size = int(value)
+    if isinstance(line, str):
+        line = Line(sampler=line)
+    plan = checked_plan(question, line)
+    if line.theorem is None:
+        found = _by_accountant(question, plan)
     else:
-        epochs = int(value)
-    per_epoch = plans.steps_per_epoch(question.num_examples, size)
-    return dataclasses.replace(
-        question,
-        expected_batch_size=size,
-        num_epochs=epochs,
-        num_steps=per_epoch * epochs,
-        truncated_batch_size=None,
-    )
+        found = _by_theorem(question, plan, line.theorem)
+    return dataclasses.replace(found, line=line)
 
 
-def sweep(
-    question: Question, axis: str, samplers: tuple[str, ...] | None = None
-) -> list[SweepPoint]:
-    """Returns the rows of each sampler at each value of ``axis``.
+def checked_plan(question: Question, line: Line) -> DpSgdPlan:
+    """Returns the plan of a line, whose sampler can fill its steps.
 
     Args:
-      question: With a target epsilon.
-      axis: A key of ``SWEEPS``.
-      samplers: Registered ones; None for ``sweep_samplers``.
+      question: What is asked.
+      line: Of which sampler and theorem.
 
     Raises:
-      InputError: a value out of range.
+      InputError: as for `answer`.
     """
-    if axis not in SWEEPS:
-        raise InputError(f"Expected sweep={axis!r} to be one of {', '.join(SWEEPS)}.")
-    values = sweep_values(question, axis)
-    if not values:
+    check_relation(line.sampler, question.neighboring_relation)
+    plan = question.plan(line.sampler)
+    plans.check_epochs(plan)
+    if line.theorem is not None:
+        _check_unit(question, line.theorem)
+        line.theorem.check_plan(plan)
+    return plan
+
+
+def _check_unit(question: Question, theorem: Theorem) -> None:
+    if question.neighboring_relation != REPLACE_SPECIAL:
         raise InputError(
-            f"Expected num_examples={question.num_examples} >= 2 for a sweep over "
-            "batch sizes, which are at most half of it. Sweep over epsilon or epochs."
+            f"Expected neighboring_relation={question.neighboring_relation!r} to be "
+            f"{REPLACE_SPECIAL!r} for {theorem.name}. Omit --relation."
         )
-    if question.epsilon is None:
+    if question.max_examples_per_user != 1:
         raise InputError(
-            "Expected a target epsilon for a sweep; got a noise multiplier. Give "
-            "--epsilon instead of --noise-multiplier."
+            f"Expected max_examples_per_user={question.max_examples_per_user} to be 1 "
+            f"for {theorem.name}. Omit --max-examples-per-user."
         )
-    shown = sweep_samplers() if samplers is None else samplers
-    return [
-        SweepPoint(
-            value=value,
-            rows=tuple(answer(at(question, axis, value), name) for name in shown),
-        )
-        for value in values
-    ]
+
+
+def _by_accountant(question: Question, plan: DpSgdPlan) -> Answer:
+    noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
+    unit: Any = {
+        "neighboring_relation": question.neighboring_relation,
+        "max_examples_per_user": question.max_examples_per_user,
+    }
+    if noise is None:
+        assert epsilon is not None
+        needed = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta, **unit)
+        return Answer(plan=plan, noise_multiplier=needed)
+    if epsilon is None:
+        found = accountant.epsilon(plan, noise_multiplier=noise, delta=delta, **unit)
+        return Answer(plan=plan, epsilon=found)
+    found = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon, **unit)
+    return Answer(plan=plan, delta=found)
+
+
+def _by_theorem(question: Question, plan: DpSgdPlan, theorem: Theorem) -> Answer:
+    noise, epsilon, delta = question.noise_multiplier, question.epsilon, question.delta
+    if noise is None:
+        assert epsilon is not None
+        needed = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+        return Answer(plan=plan, noise_multiplier=needed)
+    if epsilon is None:
+        found = theorem.epsilon(plan, noise_multiplier=noise, delta=delta)
+        return Answer(plan=plan, epsilon=found)
+    found = theorem.delta(plan, noise_multiplier=noise, epsilon=epsilon)
+    return Answer(plan=plan, delta=found)

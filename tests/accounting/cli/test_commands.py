@@ -104,32 +104,70 @@ def test_pictures_are_written(tmp_path, extra):
 
 def test_sweep_shows_where_the_order_flips():
     arguments = [
-        "--num-examples",
-        "36800000",
-        "--batch-size",
-        "65536",
-        "--epochs",
-        "1",
-        "--epsilon",
-        "5",
-        "--delta",
-        "2.7e-8",
-        "--sweep",
-        "epsilon",
-        "--json",
-        # The same lower bound as of a fresh shuffle, which takes longer.
-        "--sampler",
-        "persistent-shuffle",
-        "--sampler",
-        "poisson",
+        *("--num-examples", "36800000", "--batch-size", "65536", "--epochs", "1"),
+        *("--epsilon", "5", "--delta", "2.7e-8", "--sweep", "epsilon"),
+        *("--values", "16,32", "--sampler", "persistent-shuffle"),
+        *("--sampler", "poisson"),
     ]
-    points = json.loads(run(*arguments))["answers"]
-    flips = {
-        point["value"]: bool(point["may_need_less_noise_than_poisson"])
-        for point in points
+    expected = {
+        "lower": "poisson",
+        "upper": "persistent-shuffle",
+        "start": 16.0,
+        "end": 32.0,
+        "proven": True,
     }
-    assert flips[16] is False
-    assert flips[32] is True
+    assert json.loads(run(*arguments, "--json"))["crossovers"] == [expected]
+    said = "Proven crossover between epsilon=16 and 32: of poisson"
+    assert said in run(*arguments)
+
+
+def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
+    base = [*QUESTION[:6], "--delta", "1e-5", "--noise-multiplier", "2", "--json"]
+    base += ["--sampler", "deterministic", "--sweep"]
+    [line] = json.loads(run(*base, "epochs", "--values", "2,1"))["lines"]
+    assert [point["value"] for point in line["points"]] == [1, 2]
+    one, two = (point["epsilon"]["upper"] for point in line["points"])
+    assert 0 < one < two
+    values = f"{one!r},{two!r}"
+    [line] = json.loads(run(*base, "epsilon", "--values", values))["lines"]
+    found = [point["delta"]["upper"] for point in line["points"]]
+    # QUESTION has two epochs.
+    assert found[0] > 1e-5 >= found[1] * (1 - 1e-6)
+
+
+def test_mixing_is_shown_beside_dp_sgd():
+    flags = [
+        "--mix-width",
+        "0.1,0.2",
+        "--linf-factor",
+        "4",
+        "--l2-norm-clip",
+        "1",
+        "--json",
+    ]
+    rows = json.loads(run(*SMALL, *flags, "--json"))["answers"]
+    assert [row["name"] for row in rows] == [
+        "poisson", "poisson, ModelMix 0.1, p=4", "poisson, ModelMix 0.2, p=4",
+    ]  # fmt: skip
+    noise = [row["noise_multiplier"]["sufficient"] for row in rows]
+    assert noise == sorted(set(noise), reverse=True)
+
+
+def test_total_noise_is_held_and_its_closed_form_shown():
+    base = [*QUESTION[:4], "--num-steps", "200", "--delta", "1e-5"]
+    base += ["--noise-multiplier", "4", "--tan", "--sweep", "noise-multiplier"]
+    base += ["--values", "1,4", "--also-num-steps", "50"]
+    lines = json.loads(run(*base, "--json"))["lines"]
+    assert [line["name"] for line in lines] == [
+        "poisson, 200 steps", "poisson, 50 steps",
+    ]  # fmt: skip
+    sizes = [[p["plan"]["expected_batch_size"] for p in e["points"]] for e in lines]
+    assert sizes == [[25, 100], [50, 200]]
+    etas = {p["tan_estimate"]["eta"] for e in lines for p in e["points"]}
+    assert max(etas) == pytest.approx(min(etas), rel=1e-12)
+    text = run(*base)
+    assert "total noise 1/eta with eta=0.025" in text
+    assert "an estimate and no guarantee" in text
 
 
 @pytest.mark.parametrize(
@@ -165,20 +203,15 @@ def test_no_beam_and_no_tensorflow():
     assert done.stdout.strip().endswith("[]")
 
 
-def test_the_target_is_printed_with_all_its_digits(monkeypatch):
+def test_the_target_is_printed_with_all_its_digits():
     sampler = ["--sampler", "deterministic"]
     exact = ["--epsilon", "2.0000001", "--delta", "1.23456789e-05"]
     text = run(*QUESTION, *exact, *sampler)
     assert "epsilon=2.0000001, delta=1.23456789e-05" in text
     noise = [*QUESTION[:6], *exact[2:], "--noise-multiplier", "1.23456789"]
     assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
-    captions = []
-    monkeypatch.setattr(
-        "accounting.planning.comparison_plots.draw_sweep",
-        lambda *arguments: captions.append(arguments[2]),
-    )
-    run(*QUESTION, *exact, *sampler, "--sweep", "epochs", "--plot", "a.png")
-    assert "delta=1.23456789e-05" in captions[0]
+    text = run(*QUESTION, *exact, *sampler, "--sweep", "epochs")
+    assert "noise multiplier at epsilon=2.0000001, delta=1.23456789e-05" in text
 
 
 @pytest.mark.parametrize("epsilon", ["1", "2", "3", "4", "5"])

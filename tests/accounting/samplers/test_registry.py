@@ -32,7 +32,7 @@ from accounting.neighboring_relation import (
     REPLACE_SPECIAL,
 )
 from accounting.plan import SAMPLERS, DpSgdPlan, check_epochs, goes_through_epochs
-from accounting.planning import budget, comparison, tan
+from accounting.planning import budget, comparison, sweeps, tan
 from accounting.pld import gaussian
 from accounting.samplers import audit_case, poisson
 from accounting.validation import InputError
@@ -266,26 +266,8 @@ def test_a_sampler_from_outside_is_in_the_choices_and_tables_of_the_command(
     registered()
     [row] = json.loads(CliRunner().invoke(plan_command, command).stdout)["answers"]
     assert row["sampler"] == NAME
-    assert NAME in comparison.sweep_samplers()
+    assert NAME in sweeps.default_samplers()
     assert NAME in CliRunner().invoke(plan_command, ["--help"]).stdout
-
-
-@pytest.mark.parametrize("num_shuffles", [0, 1])
-def test_an_unproven_order_is_shown_for_shuffles(
-    registered: Register, num_shuffles: int
-) -> None:
-    rules = dataclasses.replace(RULES, num_shuffles=lambda plan: num_shuffles)
-    plan = registered(LEAST, rules=rules)
-    poisson_plan = dataclasses.replace(plan, sampler="poisson")
-    needed = NoiseBounds(sufficient=2.0, necessary=1.0, method="m")
-    point = comparison.SweepPoint(
-        value=1.0,
-        rows=tuple(
-            comparison.Answer(plan=one, noise_multiplier=needed, epsilon=None)
-            for one in (plan, poisson_plan)
-        ),
-    )
-    assert point.crossed == ((NAME,) if num_shuffles else ())
 
 
 def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(

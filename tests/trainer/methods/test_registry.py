@@ -327,6 +327,13 @@ class Twice:
         plain = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
         return accountant.Bounds(upper=2 * plain.guarantee, method="Twice")
 
+    def delta(
+        self, plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float
+    ) -> accountant.Bounds:
+        return accountant.delta(
+            plan, noise_multiplier=noise_multiplier, epsilon=epsilon / 2
+        )
+
     def noise_multiplier(
         self, plan: DpSgdPlan, *, epsilon: float, delta: float
     ) -> accountant.NoiseBounds:

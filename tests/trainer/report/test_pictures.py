@@ -26,7 +26,10 @@ PLAN = (
     "plan", "--num-examples=400", "--batch-size=40", "--epochs=2", "--delta=1e-5",
     "--plot=a.png",
 )  # fmt: skip
-SAMPLERS = ("deterministic", "persistent-shuffle", "dynamic-shuffle", "poisson")
+SWEPT = (
+    "deterministic", "persistent-shuffle", "dynamic-shuffle", "poisson",
+    "truncated-poisson",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -86,20 +89,31 @@ def test_no_noise_is_drawn_as_infinite(drawn: list[Figure]) -> None:
 
 
 def test_lines_of_a_sweep_that_coincide_can_all_be_seen(drawn: list[Figure]) -> None:
-    run("--epsilon=3", "--sweep=epochs")
+    run("--epsilon=3", "--sweep=epochs", "--values=1,8")
     [figure] = drawn
-    solid = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
-    assert tuple(line.get_label() for line in solid) == SAMPLERS
+    [axes] = figure.axes
+    proven = [line for line in axes.lines if line.get_linestyle() != ":"]
+    assert tuple(line.get_label() for line in proven) == SWEPT
     # Later lines are on top.
-    widths = [line.get_linewidth() for line in solid]
+    widths = [line.get_linewidth() for line in proven]
     assert widths == sorted(set(widths), reverse=True)
-    assert all(each.get_zorder() == solid[0].get_zorder() for each in solid)
-    lower = [f"{name}, necessary (lower bound)" for name in SAMPLERS[1:3]]
-    assert {*SAMPLERS, *lower} <= set(named(figure))
+    assert all(each.get_zorder() == proven[0].get_zorder() for each in proven)
+    # Without colours, too.
+    assert len({line.get_marker() for line in proven}) == len(SWEPT)
+    others = {"lower bound: no guarantee", "between the bounds: not known"}
+    assert {*SWEPT, *others} <= set(named(figure))
+    assert axes.get_title().startswith("noise multiplier at epsilon=3.0, delta=1e-05\n")
+    assert "n=400 examples, b=40 per step, zero-out relation" in axes.get_title()
     # The legend stands beside the axes: it covers no line.
     renderer = renderer_of(figure)
     box = figure.legends[0].get_window_extent(renderer)
-    assert not box.overlaps(figure.axes[0].get_window_extent(renderer))
+    assert not box.overlaps(axes.get_window_extent(renderer))
+
+
+def test_a_sweep_is_drawn_on_the_safe_side(drawn: list[Figure]) -> None:
+    table = run("--epsilon=3", "--sweep=epochs", "--values=1", "--sampler=poisson")
+    [line] = drawn[0].axes[0].lines
+    assert f"{line.get_ydata()[0]:.4f}" in table
 
 
 OUTCOME = Outcome(

@@ -1,0 +1,48 @@
+"""How numbers are printed, in tables and pictures alike.
+
+Formal guarantees:
+  - What is proven is rounded up and what is known from below is rounded down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from accounting.planning.comparison import DELTA, Answer
+
+
+def proven_text(answer: Answer) -> str:
+    """Returns what is proven, rounded up; "unknown" if nothing is."""
+    if answer.proven is None:
+        return "unknown"
+    return _text(answer.proven, _asked(answer), math.ceil)
+
+
+def least_text(answer: Answer) -> str:
+    """Returns what is known from below, rounded down; "unknown" if nothing is."""
+    if answer.least is None:
+        return "unknown"
+    return _text(answer.least, _asked(answer), math.floor)
+
+
+def is_exact(answer: Answer) -> bool:
+    """Whether both bounds differ by roundings alone."""
+    if answer.proven is None or answer.least is None:
+        return False
+    return answer.least >= answer.proven * (1 - 1e-8)
+
+
+def _asked(answer: Answer) -> str | None:
+    return None if answer.delta is None else DELTA
+
+
+def _text(value: float, asked: str | None, side: Callable[[float], int]) -> str:
+    if not math.isfinite(value):
+        return "infinite"
+    if asked != DELTA or value == 0:
+        return f"{side(value * 1e4) / 1e4:.4f}"
+    # Deltas have many sizes: three digits.
+    exponent = math.floor(math.log10(value))
+    digits = side(value * 10.0 ** (2 - exponent))
+    return f"{digits * 10.0 ** (exponent - 2):.2e}"

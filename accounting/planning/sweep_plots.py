@@ -1,0 +1,171 @@
+"""Pictures of sweeps: what is proven solid, lower bounds hollow, a band between them.
+
+Lines differ in their markers and dashes as well as in colour.  Values are drawn as the
+table prints them: what is proven rounded up, lower bounds rounded down.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from accounting.planning import crossovers, rounding
+from accounting.planning.comparison import DELTA, NOISE
+from accounting.planning.crossovers import Crossover
+from accounting.planning.sweeps import AXES, Point, Sweep
+from accounting.plots import new_figure, save
+
+_PALETTE = (
+    "#440154", "#31688e", "#35b779", "#d95f02", "#7570b3", "#666666", "#e7298a",
+    "#1b6f4f", "#a6761d", "#000000",
+)  # fmt: skip
+_MARKERS = "osD^vPX*<>"
+_DASHES = ("-", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
+#: Of each power of ten, in a picture of few of them.
+_TICKS = {False: (1.0, 2.0, 5.0), True: (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)}
+_HATCHES = {True: ("//", "\\\\", "xx"), False: ("..", "oo", "**")}
+_LOWER = {"linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
+
+
+def draw_sweep(sweep: Sweep, found: list[Crossover], path: Path) -> None:
+    """Draws a line for each of a sweep, and where the order of two flips.
+
+    Args:
+      sweep: What was found.
+      found: Crossovers of its lines.
+      path: Of the picture; the suffix says the format.
+    """
+    figure, axes = new_figure(9.0, 5.0)
+    drawn = [_draw_line(axes, sweep, index) for index in range(len(sweep.lines))]
+    handles: list[Any] = [line for line, _ in drawn]
+    if any(banded for _, banded in drawn):
+        handles.append(_sample(label="lower bound: no guarantee", **_LOWER, marker="o"))
+        handles.append(Patch(color="0.8", label="between the bounds: not known"))
+    handles += _draw_estimates(axes, sweep)
+    handles += _draw_crossovers(axes, sweep, found)
+    _set_scales(axes, sweep)
+    axes.set_title(sweep.title, size=10)
+    figure.legend(
+        handles=handles, loc="outside right upper", fontsize="small", handlelength=3
+    )
+    save(figure, path)
+
+
+def _sample(**style: Any) -> Line2D:
+    return Line2D([], [], color="0.3", **style)
+
+
+def _draw_line(axes: Any, sweep: Sweep, index: int) -> tuple[Line2D, bool]:
+    """Draws one line; of equal lines the later ones are thinner, and on top.
+
+    Returns:
+      The line of what is proven, and whether there is a band below it.
+    """
+    points, layer = sweep.points[index], len(sweep.lines) - 1 - index
+    places = [_place(sweep, point) for point in points]
+    style: dict[str, Any] = {
+        "color": _PALETTE[index % len(_PALETTE)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 5 + min(layer, 6),
+    }
+    proven = [_number(rounding.proven_text(point.answer)) for point in points]
+    least = [
+        math.nan
+        if rounding.is_exact(point.answer)
+        else _number(rounding.least_text(point.answer))
+        for point in points
+    ]
+    banded = not all(map(math.isnan, least))
+    [line] = axes.plot(
+        places, proven, **style, label=sweep.lines[index].name.replace(", ", ",\n"),
+        linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 0.7 * min(layer, 6),
+    )  # fmt: skip
+    if banded:
+        axes.fill_between(places, least, proven, color=style["color"], alpha=0.15, lw=0)
+        # Hidden where it is as good as equal to what is proven.
+        axes.plot(places, least, **style, **_LOWER, zorder=1.9)
+    return line, banded
+
+
+def _place(sweep: Sweep, point: Point) -> float:
+    place = AXES[sweep.axis].read(point.question)
+    assert place is not None
+    return place
+
+
+def _number(text: str) -> float:
+    return math.nan if text in ("infinite", "unknown") else float(text)
+
+
+def _draw_estimates(axes: Any, sweep: Sweep) -> list[Line2D]:
+    """Draws TAN's closed form, once for all lines of one total noise."""
+    points = [point for point in sweep.points[0] if point.estimate is not None]
+    if not points:
+        return []
+    label = "TAN's closed form:\nan estimate, no guarantee"
+    return list(
+        axes.plot(
+            [_place(sweep, point) for point in points],
+            [point.estimate.epsilon for point in points if point.estimate],
+            color="black", linestyle=(0, (1, 1)), linewidth=2, zorder=4, label=label,
+        )
+    )  # fmt: skip
+
+
+def _draw_crossovers(axes: Any, sweep: Sweep, found: list[Crossover]) -> list[Patch]:
+    """Hatches where orders flip, or are not proven, and says of which lines."""
+    shown = []
+    for index, group in enumerate(crossovers.grouped(found)):
+        hatches = _HATCHES[group.proven]
+        patch: dict[str, Any] = {
+            "facecolor": "none", "edgecolor": "0.75", "lw": 0,
+            "hatch": hatches[index % len(hatches)],
+        }  # fmt: skip
+        ends = _widened(sweep, group.start, group.end)
+        axes.axvspan(*ends, **patch, zorder=0)
+        lowers, uppers = ",\n".join(group.lowers), ",\n".join(group.uppers)
+        kind = "proven crossover" if group.proven else "order not proven"
+        label = f"{kind}:\n{lowers}\nand {uppers}"
+        shown.append(Patch(**patch, label=label))
+    return shown
+
+
+def _widened(sweep: Sweep, start: float, end: float) -> tuple[float, float]:
+    """Returns an interval that can be seen, also if it is one value."""
+    if start < end:
+        return start, end
+    if AXES[sweep.axis].linear:
+        return start - 0.1, end + 0.1
+    return start / 1.1, end * 1.1
+
+
+def _set_scales(axes: Any, sweep: Sweep) -> None:
+    axis = AXES[sweep.axis]
+    if not axis.linear and sweep.values[0] > 0:
+        axes.set_xscale("log")
+    axes.set_xticks(sweep.values, [_tick(value) for value in sweep.values])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if max(len(_tick(value)) for value in sweep.values) > 4:
+        axes.tick_params("x", rotation=30)
+    axes.set_yscale("log")
+    if sweep.asks_for != DELTA:
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[high / low < 20]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(axis.label)
+    needed = "that suffices" if sweep.asks_for == NOISE else "that is proven"
+    axes.set_ylabel(f"{sweep.asks_for} {needed}")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _tick(value: float) -> str:
+    if float(value).is_integer() and value < 1e9:
+        return f"{int(value):,}"
+    return f"{value:g}"

@@ -1,0 +1,47 @@
+"""Printed numbers err on the safe side."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.intervals import Bounds, NoiseBounds
+from accounting.plan import DpSgdPlan
+from accounting.planning import rounding
+from accounting.planning.comparison import Answer
+
+PLAN = DpSgdPlan(sampler="poisson", num_examples=10, expected_batch_size=1, num_steps=1)
+
+
+@given(value=st.floats(1e-300, 1e4))
+def test_what_is_proven_is_rounded_up_and_lower_bounds_down(value: float) -> None:
+    bounds = Bounds(upper=value, lower=value, method="m")
+    noise = NoiseBounds(sufficient=value, necessary=value, method="m")
+    for answer in (
+        Answer(plan=PLAN, epsilon=bounds),
+        Answer(plan=PLAN, delta=bounds),
+        Answer(plan=PLAN, noise_multiplier=noise),
+    ):
+        assert float(rounding.least_text(answer)) <= value
+        assert value <= float(rounding.proven_text(answer))
+        assert rounding.is_exact(answer)
+    close = Answer(plan=PLAN, delta=bounds)
+    assert float(rounding.proven_text(close)) <= value * 1.01
+
+
+def test_what_there_is_not_is_said() -> None:
+    answer = Answer(plan=PLAN, epsilon=Bounds(upper=None, lower=1.0, method="m"))
+    assert rounding.proven_text(answer) == "unknown"
+    assert not rounding.is_exact(answer)
+    answer = Answer(plan=PLAN, delta=Bounds(upper=float("inf"), method="m"))
+    assert rounding.proven_text(answer) == "infinite"
+    assert rounding.least_text(answer) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0.0000"), (2.7e-8, "2.70e-08"), (9.999e-9, "1.00e-08")]
+)
+def test_deltas_have_three_digits(value: float, text: str) -> None:
+    answer = Answer(plan=PLAN, delta=Bounds(upper=value, method="m"))
+    assert rounding.proven_text(answer) == text
