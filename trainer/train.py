@@ -38,6 +38,7 @@ from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
 from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
+from trainer.averaging.uncertainty import column_names
 from trainer.export.export import check_export, export
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
@@ -122,6 +123,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     model = _make_model(checked)
     settings = checked.request.settings
     evaluator = _make_evaluator(checked, model)
+    if settings.uncertainty is not None:
+        column_names(model.label_names)
     hooks = registry.hooks_of(settings.method)
     optimizer = _make_optimizer(checked, model, hooks)
     tables = lazy_tables.choose(

@@ -2,7 +2,8 @@
 
 Formal guarantees:
   - Every kept iterate is read twice at most, one at a time, oldest first: memory does
-    not depend on their number, and a run that was resumed gives the same results.
+    not depend on their number, and a run that was resumed gives the same results.  What
+    is kept of a held-out example is a few numbers for each output and class.
   - The weights of the model are left bit for bit as they were.
 
 Public: all results, where the held-out examples need no protection.
@@ -17,14 +18,15 @@ import numpy as np
 
 from trainer.averaging.aggregates import (
     Outputs,
+    OutputsByName,
     WeightedMean,
     ema_weights,
     uniform_weights,
 )
 from trainer.averaging.iterates import Iterates
-from trainer.averaging.uncertainty import write_uncertainty
+from trainer.averaging.uncertainty import PREDICTION, write_uncertainty
 from trainer.model.evaluation import Evaluator
-from trainer.model.metrics import BINARY, Metrics, auc, binary_metrics
+from trainer.model.metrics import BINARY, Metrics, auc, correct
 from trainer.model.swapped_weights import weights_of
 from trainer.run.run_record import UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
@@ -63,7 +65,7 @@ class PastResults:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Returns the metrics of every aggregate by its name, and what intervals say.
 
-        Averages of outputs and intervals are made for a binary task alone.
+        A majority vote is for classes, of two or more.
 
         Args:
           export: Is called with the name of an average that is to be exported, while
@@ -75,14 +77,13 @@ class PastResults:
                 metrics[name] = self._evaluator.metrics()
                 if name in self._settings.export:
                     export(name)
-        if self._evaluator.model.loss.task != BINARY:
-            return metrics, None
         labels, outputs = self._outputs()
-        metrics[OPA] = binary_metrics(labels, outputs.mean_logits)
-        metrics[OMV] = majority_metrics(labels, outputs)
+        metrics[OPA] = self._evaluator.metrics_of(labels, outputs.outputs)
+        for vote in outputs.votes:
+            metrics[OMV] = majority_metrics(labels, vote)
         return metrics, self._intervals(outputs)
 
-    def _intervals(self, outputs: Outputs) -> dict[str, Any] | None:
+    def _intervals(self, outputs: OutputsByName) -> dict[str, Any] | None:
         level = self._settings.uncertainty
         if level is None:
             return None
@@ -100,14 +101,13 @@ class PastResults:
                 mean.add(iterate)
         return {name: mean.values() for name, mean in means.items()}
 
-    def _outputs(self) -> tuple[np.ndarray, Outputs]:
-        outputs = None
+    def _outputs(self) -> tuple[Any, OutputsByName]:
+        loss = self._evaluator.model.loss
+        labels, outputs = None, OutputsByName(loss.task, PREDICTION)
         for iterate in self._iterates:
             with weights_of(self._weights, iterate):
-                labels, logits = self._evaluator.logits()
-            outputs = outputs or Outputs(len(labels))
-            outputs.add(logits)
-        assert outputs is not None  # there is at least one iterate
+                labels, found = self._evaluator.outputs()
+            outputs.add(found)
         return labels, outputs
 
 
@@ -118,12 +118,13 @@ def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
     and ties count half.  A share of 0 or 1 is no probability: there is no log loss.
 
     Args:
-      labels: 0 or 1, shape (examples,).
+      labels: 0 or 1, shape (examples,); or classes or one-hot, as of ``correct``.
       outputs: Of k iterates for the same examples.
     """
-    return {
-        "auc": auc(labels, outputs.vote_share),
-        "log_loss": None,
-        "accuracy": float((outputs.majority == (labels > 0)).mean()),
-        "num_examples": len(labels),
-    }
+    share, num_examples = outputs.vote_share, len(labels)
+    if outputs.task == BINARY:
+        right = outputs.majority == (labels > 0)
+        found: Metrics = {"auc": auc(labels, share), "log_loss": None}
+    else:
+        right, found = correct(labels, share), {"log_loss": None}
+    return {**found, "accuracy": float(right.mean()), "num_examples": num_examples}

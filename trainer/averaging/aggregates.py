@@ -1,14 +1,16 @@
 """What to make of the last k iterates of a run when it is finished.
 
-theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is the probability of
-label 1 that theta_i predicts for example x.
+theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is what theta_i
+predicts for example x: the probability of label 1, those of all classes, or for any
+other loss what the network gives, each of several outputs for itself.
 
     past EMA   average_1 = theta_1
                average_i = (1 - beta_i) average_{i-1} + beta_i theta_i,
                beta_i    = (1 - d) / (1 - d^i)
     UPA        (theta_1 + ... + theta_k) / k
     OPA        (p_1(x) + ... + p_k(x)) / k
-    OMV        the label that most of theta_1, ..., theta_k predict for x
+    OMV        the class that most of theta_1, ..., theta_k predict for x; of classes
+               with as many votes the first, so 0 of two.  Of numbers there is no vote.
 
 With these beta_i the weight of theta_i is d^(k-i) (1 - d) / (1 - d^k): the oldest
 iterate has no more weight than its age gives it, d = 0 is the last iterate, and d -> 1
@@ -18,8 +20,8 @@ Formal guarantees:
   - ``ema_weights`` sum to 1 and do not fall from the oldest to the newest.
   - ``WeightedMean`` forms its sums in double precision, and holds one iterate and the
     sums, however many iterates there are.
-  - ``Outputs`` holds a fixed number of values per example, however many iterates there
-    are; the logit of OPA is finite where all logits are.
+  - ``Outputs`` holds a fixed number of values per example and class, however many
+    iterates there are; logits of OPA are finite where all logits are.
 
 Public: all of it, where the iterates are and the held-out examples need no protection.
 
@@ -29,11 +31,14 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from accounting.validation import check_float, check_int
+from trainer.model.metrics import BINARY, CLASSES
 
 
 def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
@@ -99,51 +104,118 @@ class WeightedMean:
 
 
 class Outputs:
-    """What the iterates predict for the same examples: ``add`` their logits in turn.
+    """What the iterates predict for the same examples: ``add`` what each gives in turn.
+
+    Args:
+      task: "binary" and "classes" take logits, "other" any numbers.
 
     Attributes:
+      task: What was given.
       num_iterates: How many were added.
-      mean: Mean probability of label 1, shape (num_examples,).
-      votes: Iterates that predict label 1, shape (num_examples,).
+      mean: Mean prediction (OPA), shape (examples, ...): the probability of label 1, of
+        each class, or the output.
+      votes: Iterates that predict a class, shape (examples, ..., classes); None of
+        "other".
     """
 
-    def __init__(self, num_examples: int) -> None:
+    def __init__(self, task: str) -> None:
+        self.task = task
         self.num_iterates = 0
-        self.mean = np.zeros(num_examples)
-        self.votes = np.zeros(num_examples, np.int64)
-        self._squares = np.zeros(num_examples)
-        self._log_sums = np.full((2, num_examples), -np.inf)
+        self.mean: np.ndarray = np.zeros(())
+        self.votes: np.ndarray | None = None
+        self._squares: np.ndarray = np.zeros(())
+        self._log_sums: np.ndarray = np.array(-np.inf)
 
-    def add(self, logits: np.ndarray) -> None:
-        """Adds the logits of the next iterate, shape (num_examples,)."""
-        logits = logits.astype(np.float64)
-        logs = np.stack([-np.logaddexp(0, logits), -np.logaddexp(0, -logits)])
+    def add(self, outputs: np.ndarray) -> None:
+        """Adds what the network of the next iterate gives.
+
+        Args:
+          outputs: Shape (examples, ...); of a binary task one logit per example.
+        """
+        self._dtype = outputs.dtype
+        values = outputs.astype(np.float64)
+        if self.task not in (BINARY, CLASSES):
+            self._add_prediction(values)
+            return
+        logits = _two_classes(values) if self.task == BINARY else values
+        logs = log_softmax(logits, axis=-1)
         self._log_sums = np.logaddexp(self._log_sums, logs)
-        self.votes += logits > 0
+        chosen = logits.argmax(-1)[..., np.newaxis] == np.arange(logits.shape[-1])
+        self.votes = chosen + (0 if self.votes is None else self.votes)
+        self._add_prediction(np.exp(logs[..., 1] if self.task == BINARY else logs))
+
+    def _add_prediction(self, prediction: np.ndarray) -> None:
         # Welford's update: sums of squares would cancel.
         self.num_iterates += 1
-        probability = np.exp(logs[1])
-        change = probability - self.mean
-        self.mean += change / self.num_iterates
-        self._squares += change * (probability - self.mean)
+        change = prediction - self.mean
+        self.mean = self.mean + change / self.num_iterates
+        self._squares = self._squares + change * (prediction - self.mean)
 
     @property
-    def mean_logits(self) -> np.ndarray:
-        """The logit of the mean probability (OPA), also where that rounds to 0 or 1."""
-        return self._log_sums[1] - self._log_sums[0]
+    def outputs(self) -> np.ndarray:
+        """What a network would give that predicts the mean, as of ``add``.
+
+        Of classes the logarithms of mean probabilities, of two the logit: finite also
+        where probabilities round to 0 or 1.
+        """
+        if self.task == BINARY:
+            return self._log_sums[..., 1] - self._log_sums[..., 0]
+        if self.task == CLASSES:
+            logs = self._log_sums - np.log(self.num_iterates)
+            return logs.astype(self._dtype)
+        return self.mean.astype(self._dtype)
 
     @property
     def vote_share(self) -> np.ndarray:
-        """The share of the iterates that predict label 1: k + 1 values (OMV)."""
-        return self.votes / self.num_iterates
+        """The share of the votes (OMV): for label 1, or for each class."""
+        assert self.votes is not None  # of classes
+        votes = self.votes[..., 1] if self.task == BINARY else self.votes
+        return votes / self.num_iterates
 
     @property
     def majority(self) -> np.ndarray:
-        """The label of most iterates (OMV); 0 if as many predict 1."""
-        return (2 * self.votes > self.num_iterates).astype(np.int64)
+        """The class with most votes (OMV), the first of those with as many."""
+        assert self.votes is not None  # of classes
+        return self.votes.argmax(-1)
 
     @property
     def stddev(self) -> np.ndarray:
-        """Standard deviation of the probabilities, with k - 1 degrees of freedom."""
+        """Standard deviation of one iterate's, with k - 1 degrees of freedom."""
         check_int("num_iterates", self.num_iterates, at_least=2)
         return np.sqrt(self._squares / (self.num_iterates - 1))
+
+
+def _two_classes(logits: np.ndarray) -> np.ndarray:
+    flat = logits.reshape(-1)
+    return np.stack([np.zeros_like(flat), flat], -1)
+
+
+class OutputsByName(dict[str, Outputs]):
+    """``Outputs`` of a network that may give several, under their names.
+
+    Args:
+      task: As of ``Outputs``.
+      name: Of a single output.
+    """
+
+    def __init__(self, task: str, name: str) -> None:
+        super().__init__()
+        self.task, self._name, self._several = task, name, False
+
+    def add(self, outputs: np.ndarray | Mapping[str, np.ndarray]) -> None:
+        """Adds what the network of the next iterate gives: an array, or a dict."""
+        self._several = isinstance(outputs, Mapping)
+        named = outputs if isinstance(outputs, Mapping) else {self._name: outputs}
+        for name, values in named.items():
+            self.setdefault(name, Outputs(self.task)).add(values)
+
+    @property
+    def votes(self) -> list[Outputs]:
+        """Those that have votes: the single output of a task of classes, or none."""
+        return [one for one in self.values() if one.votes is not None]
+
+    @property
+    def outputs(self) -> Any:
+        """What a network would give that predicts the means: an array, or a dict."""
+        found = {name: one.outputs for name, one in self.items()}
+        return found if self._several else found[self._name]

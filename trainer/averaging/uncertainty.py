@@ -1,10 +1,12 @@
 """How much of a prediction is the noise's doing: from the last k iterates of one run.
 
     pbar = (p_1 + ... + p_k) / k          S^2 = sum (p_i - pbar)^2 / (k - 1)
-    interval at level L:  pbar +- t S / sqrt(k),  cut off at 0 and 1,
+    interval at level L:  pbar +- t S / sqrt(k),  of probabilities cut off at 0 and 1,
 
 t the (1 + L) / 2 quantile of Student's distribution with k - 1 degrees of freedom, for
-the probability of label 1 that k kept iterates predict for one held-out example.
+what k kept iterates predict for one held-out example: the probability of label 1, that
+of each class, or any other number that the network gives, each of several outputs for
+itself.  Every interval has the level by itself: those of all classes together do not.
 
 Formal guarantees:
   - For k independent normal predictions the interval, before it is cut off, covers
@@ -23,44 +25,66 @@ from __future__ import annotations
 import io
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.stats import t
 
-from accounting.validation import check_float
+from accounting.validation import InputError, check_float
 from pipelines.batches.manifest import write_atomically
-from trainer.averaging.aggregates import Outputs
+from trainer.averaging.aggregates import Outputs, OutputsByName
+from trainer.model.metrics import BINARY, CLASSES, OTHER
+from trainer.report.arrow_tables import as_table
 
 #: Key of the Parquet file's metadata; its value says what the columns mean.
 METADATA_KEY = b"dpsgd.uncertainty"
 
-STATEMENT = (
-    "For every held-out example, in their order: prediction is the mean probability of "
-    "label 1 over kept iterates of one run, stddev the standard deviation of one "
-    "iterate's, low and high a Student interval for the expected prediction. They "
-    "measure how much predictions vary with the noise and with the order of sampling, "
-    "for this data set, and treat the iterates as independent draws from where "
-    "training has settled. Iterates too close together, or still on their way, make "
-    "them too narrow; other data, models and initial weights are not in them. Take "
-    "them as a lower bound on the true uncertainty. The privacy of the run is that of "
-    "its training examples; held-out examples are not protected."
-)
+#: Name of a single output in the file.
+PREDICTION = "prediction"
+
+#: What a column adds to the name of one of several outputs; bare of a single one.
+_PARTS = ("stddev", "low", "high")
+
+_MEANS = {
+    BINARY: "prediction is the mean probability of label 1",
+    CLASSES: "prediction is the mean probability of each class",
+    OTHER: "prediction, or a column by the name of each output, is the mean output",
+}
+
+
+def statement(task: str) -> str:
+    """Returns what the columns mean: of "binary", "classes" or "other"."""
+    return (
+        f"For every held-out example, in their order: {_MEANS[task]} over kept "
+        "iterates of one run, stddev the standard deviation of one iterate's, low and "
+        "high a Student interval for the expected prediction. They measure how much "
+        "predictions vary with the noise and with the order of sampling, for this data "
+        "set, and treat the iterates as independent draws from where training has "
+        "settled. Iterates too close together, or still on their way, make them too "
+        "narrow; other data, models and initial weights are not in them. Take them as "
+        "a lower bound on the true uncertainty. The privacy of the run is that of its "
+        "training examples; held-out examples are not protected."
+    )
 
 
 def student_interval(
-    mean: np.ndarray, stddev: np.ndarray, *, num_iterates: int, level: float
+    mean: np.ndarray,
+    stddev: np.ndarray,
+    *,
+    num_iterates: int,
+    level: float,
+    of_probabilities: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lower and the upper ends of the intervals, within [0, 1].
+    """Returns the lower and the upper ends of the intervals.
 
     Args:
-      mean: Mean probability over iterates, shape (examples,).
-      stddev: Standard deviation of one iterate's, shape (examples,).
+      mean: Mean prediction over iterates, shape (examples, ...).
+      stddev: Standard deviation of one iterate's, of the shape of ``mean``.
       num_iterates: k, at least 2.
       level: Of the intervals, in (0, 1).
+      of_probabilities: Whether the ends are cut off at 0 and 1.
 
     Returns:
       Two arrays of the shape of ``mean``.
@@ -77,34 +101,98 @@ def student_interval(
     check_float("uncertainty", level, above=0, below=1)
     quantile = float(t.ppf((1 + level) / 2, num_iterates - 1))
     half = quantile * stddev / np.sqrt(num_iterates)
-    return np.maximum(mean - half, 0.0), np.minimum(mean + half, 1.0)
+    low, high = mean - half, mean + half
+    if of_probabilities:
+        return np.maximum(low, 0.0), np.minimum(high, 1.0)
+    return low, high
+
+
+def column_names(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Returns by output the columns of its prediction, stddev, low and high.
+
+    Example:
+      >>> column_names(["probability"])
+      {'probability': ('probability', 'stddev', 'low', 'high')}
+      >>> column_names(["rating", "click"])["click"]
+      ('click', 'click_stddev', 'click_low', 'click_high')
+
+    Raises:
+      InputError: two columns have one name.
+    """
+    prefixes = {name: f"{name}_" if len(names) > 1 else "" for name in names}
+    found = {n: (n, *(prefixes[n] + part for part in _PARTS)) for n in names}
+    columns = [column for several in found.values() for column in several]
+    for column in columns:
+        if columns.count(column) > 1:
+            raise InputError(
+                f"Expected outputs whose columns beside intervals differ; two are "
+                f"{column!r}. Rename an output of the model, or omit --uncertainty."
+            )
+    return found
+
+
+def interval_columns(
+    outputs: Mapping[str, Outputs], level: float
+) -> dict[str, np.ndarray]:
+    """Returns means, standard deviations and ends, by the names of ``column_names``.
+
+    Args:
+      outputs: Name -> predictions of at least two iterates.
+      level: Of the intervals, in (0, 1).
+
+    Returns:
+      Arrays (examples, ...).
+
+    Raises:
+      InputError: as of ``column_names``.
+    """
+    columns: dict[str, np.ndarray] = {}
+    for name, names in column_names(list(outputs)).items():
+        one = outputs[name]
+        ends = student_interval(
+            one.mean,
+            one.stddev,
+            num_iterates=one.num_iterates,
+            level=level,
+            of_probabilities=one.task != OTHER,
+        )
+        columns |= zip(names, (one.mean, one.stddev, *ends), strict=True)
+    return columns
 
 
 def write_uncertainty(
-    path: pathlib.Path, outputs: Outputs, *, steps: Sequence[int], level: float
+    path: pathlib.Path, outputs: OutputsByName, *, steps: Sequence[int], level: float
 ) -> dict[str, Any]:
     """Writes one row per held-out example; returns the summary for the metrics.
 
     Args:
-      path: Where the Parquet file goes: prediction, stddev, low, high; float64.
+      path: Where the Parquet file goes, with the columns of ``column_names``; float64,
+        of several classes as lists.
       outputs: Predictions of at least two iterates.
       steps: After how many steps the iterates are those of.
       level: Of the intervals, in (0, 1).
+
+    Returns:
+      With mean standard deviation and width: numbers, or of several outputs dicts.
     """
-    stddev = outputs.stddev
-    low, high = student_interval(
-        outputs.mean, stddev, num_iterates=outputs.num_iterates, level=level
-    )
-    meaning = {"level": level, "steps": list(steps), "statement": STATEMENT}
-    columns = {"prediction": outputs.mean, "stddev": stddev, "low": low, "high": high}
-    table = pa.table(columns).replace_schema_metadata(
+    columns = interval_columns(outputs, level)
+    meaning = {
+        "level": level,
+        "steps": list(steps),
+        "statement": statement(outputs.task),
+    }
+    table = as_table(columns).replace_schema_metadata(
         {METADATA_KEY: json.dumps(meaning)}
     )
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     write_atomically(path, buffer.getvalue())
+    stddevs, widths = {}, {}
+    for name, (_, stddev, low, high) in column_names(list(outputs)).items():
+        stddevs[name] = float(columns[stddev].mean())
+        widths[name] = float((columns[high] - columns[low]).mean())
     return {
         **meaning,
-        "mean_stddev": float(stddev.mean()),
-        "mean_width": float((high - low).mean()),
+        "mean_stddev": stddevs.pop(name) if len(outputs) == 1 else stddevs,
+        "mean_width": widths.pop(name) if len(outputs) == 1 else widths,
     }

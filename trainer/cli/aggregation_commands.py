@@ -46,7 +46,7 @@ _OPTIONS = (
         type=int,
         metavar="K",
         help="Keep K iterates in OUT/iterates, and report what averages of their "
-        "weights and, of a binary task, of their predictions give.",
+        "weights and of their predictions give.",
     ),
     click.option(
         "--keep-every",
@@ -113,18 +113,25 @@ def _numbers(metrics: dict[str, Any], names: list[str]) -> list[str]:
     return ["-" if x is None else f"{x:.4f}" for x in values]
 
 
+def _width(found: float | dict[str, float]) -> str:
+    if isinstance(found, dict):
+        return ", ".join(f"{width:.4f} of {name}" for name, width in found.items())
+    return f"{found:.4f}"
+
+
 def _notes(metrics: dict[str, Any]) -> list[str]:
     notes = []
-    if OMV in metrics["aggregates"]:
+    if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
             "A majority vote of k iterates has k + 1 levels: look at its accuracy, not "
             "at its AUC."
         )
     if metrics["uncertainty"] is not None:
         found = metrics["uncertainty"]
+        width = _width(found["mean_width"])
         notes.append(
-            f"Intervals of level {found['level']:g}: mean width "
-            f"{found['mean_width']:.4f}, in uncertainty.parquet. They hold the noise's "
-            "part alone: a lower bound on the true uncertainty."
+            f"Intervals of level {found['level']:g}: mean width {width}, in "
+            "uncertainty.parquet. They hold the noise's part alone: a lower bound on "
+            "the true uncertainty."
         )
     return notes

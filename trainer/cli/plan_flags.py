@@ -68,7 +68,7 @@ def read_run(
                 f"Expected no --{name.replace('_', '-')} beside a run; its manifest "
                 "and record say what was executed."
             )
-    run_record.check_finished(run)
+    run_record.read_finished(run)
     found = run_record.read_run(run, noise_key_file=flags["noise_key_file"])
     if found[0].simulates:
         click.echo(

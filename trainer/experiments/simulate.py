@@ -23,9 +23,9 @@ from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.compare_runs import Say, check_experiment, silent
 from trainer.experiments.simulation import Protocol, Simulator, best
 from trainer.experiments.simulation_report import NOT_PRIVATE, Report
-from trainer.model.metrics import BINARY, METRICS
+from trainer.model.metrics import VOTE_METRICS
 from trainer.run import privacy
-from trainer.settings.aggregation_settings import OMV, OPA
+from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import LAST, SimulationSettings
 from trainer.settings.method_settings import gradients_text
 from trainer.settings.train_settings import TrainSettings
@@ -74,12 +74,8 @@ def simulate(
 
 def _averages_with(metric: str, training: TrainSettings) -> Iterator[str]:
     """Yields the averages that will have the metric."""
-    has_outputs = training.task == BINARY and metric in METRICS[BINARY]
     for name in training.average_names:
-        # A majority has no probability.
-        if name == OMV and metric == "log_loss":
-            continue
-        if name not in (OPA, OMV) or has_outputs:
+        if name != OMV or metric in VOTE_METRICS[training.task]:
             yield name
 
 

@@ -68,7 +68,7 @@ def collect(
     Raises:
       InputError: no finished run, an edited one, or files of another run.
     """
-    run_record.check_finished(run)
+    run_record.read_finished(run)
     record, manifest, verified = _read(run, noise_key_file)
     plan = manifest.plan
     statement = _statement(record, manifest, delta, allow_large_delta)

@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.inputs.bounded import BOUNDED
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import footer_digest
-from trainer.model.metrics import LABEL, Metric, Metrics, Scores
+from trainer.model.metrics import Metric, Metrics, Scores, joined
 from trainer.model.user_code import withhold_values
 
 if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
@@ -172,29 +172,53 @@ class Evaluator:
           InputError: a label that the loss does not take, outputs that are not
             finite, or an error of model, loss or metric.
         """
-        model = self.model
-        scores = Scores(model.loss.task, self.metric)
-        for columns, outputs in self._outputs():
-            scores.add(
-                labels=model.labels(columns),
-                outputs=outputs,
-                losses=np.asarray(model.losses(columns, outputs)),
-                predictions=_arrays(model.loss.predict(outputs)),
-            )
-        return scores.metrics()
+        return self._metrics(
+            (self.model.labels(columns), outputs)
+            for columns, outputs in self._outputs()
+        )
 
     @withhold_values
-    def logits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns labels and logits of all examples, in order, of a binary task.
+    def outputs(self) -> tuple[Any, Any]:
+        """Returns labels and outputs of the network for all examples, in order.
 
         Raises:
           InputError: as of ``metrics``.
         """
-        labels, logits = [], []
-        for columns, outputs in self._outputs():
-            labels.append(columns[LABEL])
-            logits.append(outputs.reshape(-1))
-        return np.concatenate(labels), np.concatenate(logits)
+        found = [
+            (_arrays(self.model.labels(columns)), outputs)
+            for columns, outputs in self._outputs()
+        ]
+        labels, outputs = zip(*found, strict=True)
+        return joined(labels), joined(outputs)
+
+    @withhold_values
+    def metrics_of(self, labels: Any, outputs: Any) -> Metrics:
+        """Returns the metrics of outputs that are given.
+
+        Args:
+          labels: Of all examples, as of ``outputs``.
+          outputs: An array (examples, ...), or a dict of them.
+
+        Raises:
+          InputError: an error of loss or metric.
+        """
+        num_rows = len(next(iter(_leaves(labels))))
+        return self._metrics(
+            (_part(labels, first), _part(outputs, first))
+            for first in range(0, num_rows, _BATCH_ROWS)
+        )
+
+    def _metrics(self, parts: Iterable[tuple[Any, Any]]) -> Metrics:
+        loss = self.model.loss
+        scores = Scores(loss.task, self.metric)
+        for labels, outputs in parts:
+            scores.add(
+                labels=labels,
+                outputs=outputs,
+                losses=np.asarray(loss.per_example(labels, outputs)),
+                predictions=_arrays(loss.predict(outputs)),
+            )
+        return scores.metrics()
 
     def _outputs(self) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
         for columns in self.held_out.batches():
@@ -202,6 +226,17 @@ class Evaluator:
             outputs = self.predict(columns)
             check_finite(outputs)
             yield columns, outputs
+
+
+def _leaves(values: Any) -> Iterable[Any]:
+    return values.values() if isinstance(values, Mapping) else (values,)
+
+
+def _part(values: Any, first: int) -> Any:
+    rows = slice(first, first + _BATCH_ROWS)
+    if isinstance(values, Mapping):
+        return {name: value[rows] for name, value in values.items()}
+    return values[rows]
 
 
 def _arrays(values: Any) -> Any:
@@ -230,8 +265,7 @@ def check_finite(outputs: Any, option: str = "--eval") -> None:
     Raises:
       InputError: one of them is not finite.
     """
-    arrays = outputs.values() if isinstance(outputs, Mapping) else [outputs]
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(np.isfinite(array).all() for array in _leaves(outputs)):
         raise InputError(
             f"Expected finite predictions for the examples of {option}; the weights "
             "have diverged, or the model cannot take a value of theirs. Try a smaller "

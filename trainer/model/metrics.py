@@ -20,7 +20,7 @@ Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,9 @@ METRICS = {
     CLASSES: ("accuracy", "log_loss"),
     OTHER: ("loss",),
 }
+
+#: Those of a majority vote, which has no probabilities; of numbers there is no vote.
+VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
 
 #: Name -> value; None where it is not defined.
 Metrics = dict[str, float | int | None]
@@ -155,6 +158,13 @@ def in_words(name: str) -> str:
     return "AUC" if name == "auc" else name.replace("_", " ")
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """Returns the rows of all parts, each an array or a dict of them, in order."""
+    if isinstance(parts[0], Mapping):
+        return {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
+    return np.concatenate(parts)
+
+
 class Scores:
     """The metrics of rows that come in parts.
 
@@ -194,10 +204,7 @@ class Scores:
         self._kept.setdefault(name, []).append(values)
 
     def _all(self, name: str) -> Any:
-        parts = self._kept[name]
-        if isinstance(parts[0], Mapping):
-            return {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        return np.concatenate(parts)
+        return joined(self._kept[name])
 
     def metrics(self) -> Metrics:
         """Returns the metrics, the one to judge by first, and ``num_examples``.

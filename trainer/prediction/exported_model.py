@@ -18,20 +18,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.averaging.aggregates import Outputs, WeightedMean, uniform_weights
-from trainer.averaging.uncertainty import student_interval
+from trainer.averaging.aggregates import (
+    OutputsByName,
+    WeightedMean,
+    ema_weights,
+    uniform_weights,
+)
+from trainer.averaging.uncertainty import interval_columns
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
+from trainer.model.metrics import BINARY
 from trainer.model.user_code import withhold_values
-from trainer.prediction.request import (
-    HIGH,
-    LABEL,
-    LOW,
-    STDDEV,
-    VOTE_SHARE,
-    PredictRequest,
-)
-from trainer.settings.aggregation_settings import OMV, OPA
+from trainer.prediction.request import LABEL, VOTE_SHARE, PredictRequest
+from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
 #: Columns of some rows -> name -> predictions, in the order of the rows.
@@ -80,8 +79,13 @@ class _ExportedModel:
         return {name: found[name] for name in self._request.serving.outputs}
 
     def average_iterates(self) -> None:
-        """Gives the model the mean of the kept iterates for weights."""
-        mean = WeightedMean(uniform_weights(len(self._request.iterates)))
+        """Gives the model an average of the kept iterates for weights."""
+        count = len(self._request.iterates)
+        weights = uniform_weights(count)
+        if self._request.average == PAST_EMA:
+            assert self._request.keep_decay is not None  # checked
+            weights = ema_weights(count, self._request.keep_decay)
+        mean = WeightedMean(weights)
         for iterate in self._iterates():
             mean.add(iterate)
         self._assign(mean.values())
@@ -90,28 +94,20 @@ class _ExportedModel:
         self, columns: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Returns the mean or the majority of what the kept iterates give."""
-        outputs = Outputs(len(next(iter(columns.values()))))
+        task, names = self._request.serving.task, self._request.serving.outputs
+        outputs = OutputsByName(task, names[0])
         for iterate in self._iterates():
             self._assign(iterate)
-            logits = self._run(OUTPUTS_SIGNATURE, columns)[OUTPUTS_SIGNATURE]
-            outputs.add(logits.reshape(-1))
+            found = self._run(OUTPUTS_SIGNATURE, columns)
+            # A single output of a network has the name of the signature.
+            outputs.add(found.get(OUTPUTS_SIGNATURE, found))
         if self._request.average == OMV:
-            majority = outputs.majority.astype(np.int8)
-            return {LABEL: majority, VOTE_SHARE: outputs.vote_share}
-        return self._mean(outputs)
-
-    def _mean(self, outputs: Outputs) -> dict[str, np.ndarray]:
-        (name,) = self._request.serving.outputs
+            (vote,) = outputs.votes
+            kind = np.int8 if task == BINARY else np.int32
+            return {LABEL: vote.majority.astype(kind), VOTE_SHARE: vote.vote_share}
         if self._request.level is None:
-            return {name: outputs.mean}
-        stddev = outputs.stddev
-        low, high = student_interval(
-            outputs.mean,
-            stddev,
-            num_iterates=outputs.num_iterates,
-            level=self._request.level,
-        )
-        return {name: outputs.mean, STDDEV: stddev, LOW: low, HIGH: high}
+            return {name: outputs[name].mean for name in names}
+        return interval_columns(outputs, self._request.level)
 
     def _run(
         self, signature: str, columns: Mapping[str, np.ndarray]

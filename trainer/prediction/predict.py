@@ -6,9 +6,11 @@ The output has one row for every row of the table, in its order.  Its columns ar
 carried ones, and those of the exported model (see ``serving``) or, for averages of
 outputs:
 
-    opa    probability, the mean over the kept iterates; with intervals also stddev of
-           one iterate's, low and high (see ``uncertainty``)
+    opa    probability, probabilities of all classes, or the outputs by name: the mean
+           over the kept iterates; with intervals also stddev of one iterate's, low and
+           high (see ``uncertainty``)
     omv    label, that most kept iterates predict, and vote_share, of those for label 1
+           or for each class
 
 Formal guarantees:
   - Everything that can be refused by the files' metadata is refused before TensorFlow
@@ -37,10 +39,11 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.batches.columns import row_bytes
-from trainer.averaging.uncertainty import STATEMENT
+from trainer.averaging.uncertainty import statement
 from trainer.prediction import request as requests
 from trainer.prediction.parquet_file import ParquetFile
 from trainer.prediction.request import PredictRequest
+from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
 
 #: Key of the Parquet file's metadata; its value says what the predictions are of.
@@ -147,23 +150,15 @@ def _chunk_rows(request: PredictRequest) -> int:
 def _describe(request: PredictRequest) -> dict[str, Any]:
     described: dict[str, Any] = {"average": request.average}
     if request.level is not None:
-        described |= {"level": request.level, "statement": STATEMENT}
+        described |= {
+            "level": request.level,
+            "statement": statement(request.serving.task),
+        }
     return described
 
 
 def _beside(carried: pa.Table, predictions: dict[str, np.ndarray]) -> pa.Table:
-    """Returns carried columns, and arrays (rows, ...) as further ones.
-
-    Those of shape (rows, 1) become numbers.
-    """
-    old = dict(zip(carried.column_names, carried.columns, strict=True))
-    return pa.table({**old, **{n: _as_column(v) for n, v in predictions.items()}})
-
-
-def _as_column(values: np.ndarray) -> pa.Array:
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    column = pa.array(np.ravel(values))
-    for size in values.shape[:0:-1]:
-        column = pa.FixedSizeListArray.from_arrays(column, size)
-    return column
+    """Returns carried columns, and arrays (rows, ...) as further ones."""
+    found = as_table(predictions)
+    columns = [*carried.columns, *found.columns]
+    return pa.table(columns, [*carried.column_names, *found.column_names])

@@ -15,23 +15,30 @@ Public: everything but the rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Sequence
 
 from accounting.validation import InputError, check_choice, check_float
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
+from trainer.averaging.uncertainty import column_names
 from trainer.export import serving
 from trainer.export.serving import Serving
-from trainer.model.metrics import BINARY
+from trainer.model.metrics import VOTE_METRICS
 from trainer.prediction.tables import Rows, open_rows
 from trainer.run import run_record
 from trainer.run.preflight import check_local
 from trainer.run.run_record import ITERATES_NAME, exported_names
-from trainer.settings.aggregation_settings import OMV, OPA, UPA, WEIGHT_AVERAGES
+from trainer.settings.aggregation_settings import (
+    OMV,
+    OPA,
+    PAST_EMA,
+    UPA,
+    WEIGHT_AVERAGES,
+)
 
 #: Columns of the output, beside those of the exported model.
 LABEL, VOTE_SHARE = "label", "vote_share"
-STDDEV, LOW, HIGH = "stddev", "low", "high"
 
 #: Of which weights predictions are; the first are the last iterate's.
 LAST = "last"
@@ -50,6 +57,7 @@ class PredictRequest:
       level: Of the intervals, in (0, 1); None for none.
       serving: Columns and predictions of the model.
       iterates: Files of the kept iterates, oldest first.
+      keep_decay: Of their moving average; None if none are kept.
     """
 
     run: pathlib.Path
@@ -59,6 +67,7 @@ class PredictRequest:
     level: float | None
     serving: Serving
     iterates: tuple[pathlib.Path, ...]
+    keep_decay: float | None
 
     @property
     def model(self) -> pathlib.Path:
@@ -98,10 +107,14 @@ def check(
         check_float("uncertainty", uncertainty, above=0, below=1)
     chosen = average or (LAST if uncertainty is None else OPA)
     check_choice("average", chosen, AVERAGES)
-    run_record.check_finished(run)
+    record = run_record.read_finished(run)
+    keep_decay = record.optimizer.get("keep_decay")
     signature = serving.read(run)
     iterates = tuple(sorted((run / ITERATES_NAME).glob("step-*.npz")))
-    _check_average(run, chosen, _possible(run, signature, len(iterates)))
+    possible = _possible(
+        run, signature, has_iterates=bool(iterates), keep_decay=keep_decay
+    )
+    _check_average(run, chosen, possible)
     _check_intervals(chosen, uncertainty, len(iterates))
     _check_out(out)
     _check_carried(carried, prediction_names(signature, chosen, uncertainty))
@@ -116,6 +129,7 @@ def check(
         level=uncertainty,
         serving=signature,
         iterates=iterates,
+        keep_decay=keep_decay,
     )
 
 
@@ -132,7 +146,8 @@ def prediction_names(
     if average == OMV:
         return LABEL, VOTE_SHARE
     if level is not None:
-        return (*signature.outputs, STDDEV, LOW, HIGH)
+        several = column_names(signature.outputs).values()
+        return tuple(itertools.chain.from_iterable(several))
     return signature.outputs
 
 
@@ -156,7 +171,13 @@ def _saved_model(run: pathlib.Path, average: str) -> pathlib.Path | None:
     return path if path.is_dir() else None
 
 
-def _possible(run: pathlib.Path, signature: Serving, num_iterates: int) -> list[str]:
+def _possible(
+    run: pathlib.Path,
+    signature: Serving,
+    *,
+    has_iterates: bool,
+    keep_decay: float | None,
+) -> list[str]:
     """Returns the averages that the run has, or has the iterates for."""
     exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
     if LAST not in exported:
@@ -164,10 +185,13 @@ def _possible(run: pathlib.Path, signature: Serving, num_iterates: int) -> list[
             f"Expected the exported model {_exported(run, LAST)} to exist. Restore it, "
             "or train again."
         )
-    if not num_iterates:
+    if not has_iterates:
         return exported
-    of_outputs = [OPA, OMV] if signature.task == BINARY else []
-    return [*exported, *({UPA} - {*exported}), *of_outputs]
+    # Releases before this one did not write the decay down.
+    of_weights = [UPA] if keep_decay is None else [PAST_EMA, UPA]
+    of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
+    more = (name for name in of_weights if name not in exported)
+    return [*exported, *more, *of_outputs]
 
 
 def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None:
@@ -175,8 +199,7 @@ def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None
         raise InputError(
             f"Expected average={average!r} to be one that {run} has: "
             f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
-            "`dpsgd train`; opa and omv also need a binary task, and past_ema "
-            "--export past_ema."
+            "`dpsgd train`, and omv a loss of classes."
         )
 
 

@@ -277,8 +277,8 @@ class StepLedger:
             )
 
 
-def check_finished(run: pathlib.Path) -> None:
-    """Refuses a run that ``dpsgd train`` can go on with, before a key is asked for.
+def read_finished(run: pathlib.Path) -> RunRecord:
+    """Returns the record of a run that `dpsgd train` cannot go on with; needs no key.
 
     Raises:
       InputError: no record, or an incomplete one.
@@ -290,6 +290,7 @@ def check_finished(run: pathlib.Path) -> None:
             f"Expected {run} to hold a finished run; it stopped after step "
             f"{record.num_steps_executed}. Give its `dpsgd train` command again."
         )
+    return record
 
 
 def check_execution(

@@ -34,7 +34,7 @@ MEANINGS = {
     UTA: "mean of the last weights, while training",
     PAST_EMA: "moving average of kept weights",
     UPA: "mean of kept weights",
-    OPA: "mean of predicted probabilities",
+    OPA: "mean of predictions",
     OMV: "majority vote",
 }
 
@@ -123,7 +123,7 @@ class AggregationSettings:
 
     @property
     def average_names(self) -> tuple[str, ...]:
-        """Names of the averages that a run may report; outputs' are binary tasks'.
+        """Names of the averages that a run may report; "omv" is of classes alone.
 
         Example:
           >>> AggregationSettings(ema_decay=0.9).average_names
@@ -171,6 +171,10 @@ class AggregationSettings:
         self.kept_steps(num_steps)
         if self.aggregate_from is not None:
             check_int("aggregate_from", self.aggregate_from, at_most=num_steps - 1)
+
+    def describe_past(self) -> dict[str, Any]:
+        """Returns what averages of kept iterates depend on, for the run record."""
+        return {} if self.keep_last is None else {"keep_decay": self.keep_decay}
 
     def describe_feedback(self) -> dict[str, Any]:
         """Returns what changes the iterates themselves, for the run record."""

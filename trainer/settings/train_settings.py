@@ -7,7 +7,7 @@ from typing import Any
 
 from accounting import deltas
 from accounting.validation import InputError, check_choice, check_float, check_int
-from trainer.model.metrics import BINARY, LOSSES, OTHER
+from trainer.model.metrics import LOSSES, OTHER
 from trainer.model.user_code import check_name
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
@@ -153,11 +153,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
     def _check_loss(self) -> None:
         if ":" not in self.loss:
             check_choice("loss", self.loss, tuple(LOSSES))
-        if self.uncertainty is not None and self.task != BINARY:
-            raise InputError(
-                f"Expected no --uncertainty beside loss={self.loss!r}; intervals are "
-                "for the probability that binary_crossentropy learns."
-            )
 
     def _check_non_private(self) -> None:
         given = (
@@ -210,5 +205,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
             "warmup_steps": self.warmup_steps,
             "final_learning_rate_fraction": self.final_learning_rate_fraction,
             "ema_decay": self.ema_decay,
+            **self.describe_past(),
             **self.describe_feedback(),
         }

@@ -11,11 +11,12 @@ from accounting.validation import InputError
 from trainer.averaging.aggregate_evaluation import majority_metrics
 from trainer.averaging.aggregates import (
     Outputs,
+    OutputsByName,
     WeightedMean,
     ema_weights,
     uniform_weights,
 )
-from trainer.model.metrics import binary_metrics
+from trainer.model.metrics import BINARY, CLASSES, OTHER, binary_metrics
 
 
 def _logit(probability: float) -> float:
@@ -84,19 +85,17 @@ def test_the_mean_of_weights_is_formed_in_double_precision() -> None:
 def test_outputs_of_three_iterates_by_hand() -> None:
     # Probabilities of label 1, a row per iterate, a column per example.
     table = np.array([[0.2, 0.6, 0.9], [0.4, 0.4, 0.8], [0.6, 0.8, 0.7]])
-    outputs = Outputs(3)
+    outputs = Outputs(BINARY)
     for row in table:
         outputs.add(np.array([_logit(p) for p in row]))
     np.testing.assert_allclose(outputs.mean, [0.4, 0.6, 0.8])
-    np.testing.assert_allclose(
-        outputs.mean_logits, [_logit(0.4), _logit(0.6), _logit(0.8)]
-    )
+    np.testing.assert_allclose(outputs.outputs, [_logit(0.4), _logit(0.6), _logit(0.8)])
     # (0.04 + 0 + 0.04) / 2 and so on.
     np.testing.assert_allclose(outputs.stddev**2, [0.04, 0.04, 0.01])
-    assert outputs.votes.tolist() == [1, 2, 3]
+    assert outputs.vote_share.tolist() == [1 / 3, 2 / 3, 1]
     assert outputs.majority.tolist() == [0, 1, 1]
     labels = np.array([0, 1, 0])
-    opa = binary_metrics(labels, outputs.mean_logits)
+    opa = binary_metrics(labels, outputs.outputs)
     assert opa["auc"] == 0.5
     assert opa["log_loss"] == pytest.approx(-np.log(0.6 * 0.6 * 0.2) / 3)
     assert opa["accuracy"] == pytest.approx(2 / 3)
@@ -106,13 +105,13 @@ def test_outputs_of_three_iterates_by_hand() -> None:
 
 
 def test_a_tied_vote_is_label_zero_and_ties_cost_auc() -> None:
-    outputs = Outputs(2)
+    outputs = Outputs(BINARY)
     outputs.add(np.array([1.0, -0.5]))
     outputs.add(np.array([-1.0, 0.1]))
     assert outputs.majority.tolist() == [0, 0]
-    undecided = Outputs(1)
+    undecided = Outputs(BINARY)
     undecided.add(np.zeros(1))
-    assert undecided.votes.tolist() == [0]
+    assert undecided.majority.tolist() == [0]
     assert majority_metrics(np.array([0, 1]), outputs)["auc"] == 0.5
     # The mean probabilities are not tied: (0.7311 + 0.2689) / 2 and
     # (0.3775 + 0.5250) / 2.
@@ -120,30 +119,75 @@ def test_a_tied_vote_is_label_zero_and_ties_cost_auc() -> None:
 
 
 def test_the_logit_of_the_mean_is_finite_where_probabilities_round() -> None:
-    outputs = Outputs(2)
+    outputs = Outputs(BINARY)
     outputs.add(np.array([800.0, -800.0]))
     outputs.add(np.array([700.0, -900.0]))
     assert outputs.mean.tolist() == [1.0, 0.0]
     # 1 - p is 1e-304 / 2 or so: -log of it is 700 + log 2.
     np.testing.assert_allclose(
-        outputs.mean_logits, [700 + np.log(2), -800 + np.log(0.5)], rtol=1e-12
+        outputs.outputs, [700 + np.log(2), -800 + np.log(0.5)], rtol=1e-12
     )
 
 
 @given(st.lists(st.floats(-30, 30), min_size=2, max_size=30))
 def test_running_moments_are_those_of_all_predictions(logits: list[float]) -> None:
-    outputs = Outputs(1)
+    outputs = Outputs(BINARY)
     for logit in logits:
         outputs.add(np.array([logit]))
     probabilities = 1 / (1 + np.exp(-np.array(logits)))
     assert outputs.mean[0] == pytest.approx(probabilities.mean(), rel=1e-9)
     assert outputs.stddev[0] == pytest.approx(probabilities.std(ddof=1), abs=1e-9)
-    mean = 1 / (1 + np.exp(-outputs.mean_logits[0]))
+    mean = 1 / (1 + np.exp(-outputs.outputs[0]))
     assert mean == pytest.approx(probabilities.mean(), rel=1e-9)
 
 
 def test_one_iterate_has_no_variance() -> None:
-    outputs = Outputs(1)
+    outputs = Outputs(BINARY)
     outputs.add(np.zeros(1))
     with pytest.raises(InputError, match="num_iterates=1"):
         _ = outputs.stddev
+
+
+def _log(table: list[list[float]]) -> np.ndarray:
+    # Logits are the logarithms of probabilities, up to a number for each row.
+    return np.log(np.array(table, np.float32)) + 7
+
+
+def test_classes_by_hand() -> None:
+    outputs = Outputs(CLASSES)
+    outputs.add(_log([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]))
+    outputs.add(_log([[0.1, 0.6, 0.3], [0.1, 0.1, 0.8]]))
+    outputs.add(_log([[0.3, 0.3, 0.4], [0.4, 0.3, 0.3]]))
+    mean = [[0.3, 0.4, 0.3], [0.2, 0.2, 0.6]]
+    np.testing.assert_allclose(outputs.mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(outputs.outputs), mean, rtol=1e-6)
+    assert outputs.outputs.dtype == np.float32
+    np.testing.assert_allclose(outputs.stddev[0] ** 2, [0.04, 0.03, 0.01], rtol=1e-5)
+    # One vote for each class of the first example: the first of them.
+    np.testing.assert_allclose(outputs.vote_share, [[1 / 3] * 3, [1 / 3, 0, 2 / 3]])
+    assert outputs.majority.tolist() == [0, 2]
+    for labels in (np.array([1, 2]), np.eye(3)[[1, 2]]):
+        found = majority_metrics(labels, outputs)
+        assert (found["accuracy"], found["log_loss"]) == (0.5, None)
+
+
+def test_the_logarithms_of_mean_probabilities_are_finite_where_these_round() -> None:
+    outputs = Outputs(CLASSES)
+    outputs.add(np.array([[0.0, 900.0, -900.0]]))
+    outputs.add(np.array([[0.0, 900.0, -1000.0]]))
+    expected = [[-900, 0, -1800 - np.log(2)]]
+    np.testing.assert_allclose(outputs.outputs, expected, rtol=1e-12)
+
+
+def test_each_of_several_outputs_is_averaged_for_itself_and_has_no_votes() -> None:
+    outputs = OutputsByName(OTHER, "prediction")
+    outputs.add({"rating": np.array([[4.0], [2.0]], "f4"), "click": np.ones(2, "f4")})
+    outputs.add({"rating": np.array([[1.0], [-8.0]], "f4"), "click": np.zeros(2, "f4")})
+    assert outputs.outputs["rating"].tolist() == [[2.5], [-3.0]]
+    assert outputs.outputs["click"].tolist() == [0.5, 0.5]
+    np.testing.assert_allclose(outputs["rating"].stddev ** 2, [[4.5], [50.0]])
+    assert not outputs.votes
+    single = OutputsByName(OTHER, "prediction")
+    single.add(np.array([2.0]))
+    single.add(np.array([4.0]))
+    assert single.outputs.tolist() == [3.0]

@@ -12,23 +12,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from trainer.averaging.aggregates import Outputs
+from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.averaging.uncertainty import (
     METADATA_KEY,
-    STATEMENT,
+    PREDICTION,
+    statement,
     student_interval,
     write_uncertainty,
 )
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import NoiseStream
+from trainer.model.metrics import BINARY
 from trainer.run.preflight import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
 
 
-def _outputs(logits: Sequence[Sequence[float]]) -> Outputs:
-    outputs = Outputs(len(logits[0]))
+def _outputs(logits: Sequence[Sequence[float]]) -> OutputsByName:
+    outputs = OutputsByName(BINARY, PREDICTION)
     for row in logits:
         outputs.add(np.array(row))
     return outputs
@@ -63,16 +65,20 @@ def test_the_file_has_a_row_per_example_and_says_what_it_is(
     table = pq.read_table(path)
     assert table.column_names == ["prediction", "stddev", "low", "high"]
     columns = {name: np.array(table[name]) for name in table.column_names}
-    np.testing.assert_array_equal(columns["prediction"], outputs.mean)
+    np.testing.assert_array_equal(columns["prediction"], outputs[PREDICTION].mean)
     half = 2.919986 * columns["stddev"] / np.sqrt(3)
     np.testing.assert_allclose(columns["high"] - columns["prediction"], half, rtol=1e-6)
     np.testing.assert_allclose(columns["prediction"] - columns["low"], half, rtol=1e-6)
     assert summary["mean_width"] == pytest.approx(2 * half.mean(), rel=1e-6)
     meaning = json.loads(table.schema.metadata[METADATA_KEY])
-    assert meaning == {"level": 0.9, "steps": [6, 8, 10], "statement": STATEMENT}
+    assert meaning == {
+        "level": 0.9,
+        "steps": [6, 8, 10],
+        "statement": statement(BINARY),
+    }
     for words in ("noise", "sampling", "lower bound", "initial weights"):
-        assert words in STATEMENT
-    assert "held-out examples are not protected" in STATEMENT
+        assert words in statement(BINARY)
+    assert "held-out examples are not protected" in statement(BINARY)
 
 
 _CONTRACTION = 0.8
@@ -93,7 +99,7 @@ def _quadratic_iterates(steps: Sequence[int]) -> Outputs:
         keras.optimizers.SGD(0.5),  # a = 1 - 0.5 * 0.4
         expected_batch_size=8,
     )
-    outputs = Outputs(_COORDINATES)
+    outputs = Outputs(BINARY)
     with NoiseStream(
         bytes(range(32)), steps=range(max(steps)), shapes=step.shapes, noise_stddev=0.16
     ) as noise:

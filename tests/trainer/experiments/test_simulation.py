@@ -310,8 +310,8 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--weights=ema"], "weights='ema' to be one of last. "),
         (["--weights=uta", "--ema-decay=0.9"], "to be one of last, ema"),
         (
-            ["--weights=opa", "--metric=loss", "--keep-last=3", "--loss=huber"],
-            "to be one of last, past_ema, upa.",
+            ["--weights=omv", "--metric=loss", "--keep-last=3", "--loss=huber"],
+            "to be one of last, past_ema, upa, opa.",
         ),
         (
             ["--weights=omv", "--metric=log_loss", "--keep-last=3"],
@@ -319,13 +319,13 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         ),
         (
             [
-                "--weights=opa",
+                "--weights=omv",
                 "--metric=mean",
                 "--keep-last=3",
                 "--",
                 "--metric=statistics:mean",
             ],
-            "to be one of last, past_ema, upa.",
+            "to be one of last, past_ema, upa, opa.",
         ),
         (["--", "--metric=no.module:f1"], "metric='no.module:f1' to be importable"),
         (["--metric=f1"], "metric='f1' to be one of auc, log_loss, accuracy"),

@@ -77,6 +77,24 @@ def test_the_mean_of_kept_weights_needs_no_export(
     )
 
 
+def test_the_moving_average_of_kept_weights_has_the_decay_of_the_run(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    found = _predict(folder, tmp_path / "out.parquet", average="past_ema")
+    kept = [np.load(path) for path in sorted(folder.glob("run/iterates/*"))]
+    model = load_model(folder / "run" / "model.keras")
+    # The default decay of 0.9, three iterates: 0.81 : 0.9 : 1.
+    model.set_weights(
+        [
+            (0.81 * kept[0][n] + 0.9 * kept[1][n] + kept[2][n]) / 2.71
+            for n in (f"weight_{i}" for i in range(len(kept[0])))
+        ]
+    )
+    columns = {name: ROWS[name] for name in ("integers", "categories")}
+    wanted = np.ravel(model.predict(columns, verbose=0))
+    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
+
+
 def test_intervals_are_those_of_the_run(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -176,7 +194,7 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "message"),
     [
         ({"average": "uva"}, "average='uva' to be one of last, ema"),
-        ({"average": "past_ema"}, "last, ema, upa, opa, omv.*--export past_ema"),
+        ({"average": "uta"}, "last, ema, upa, past_ema, opa, omv.*--tail"),
         ({"uncertainty": 1.0}, "uncertainty=1.0 < 1"),
         ({"uncertainty": 0.9, "average": "ema"}, "--average opa"),
         ({"out": "table"}, "table to be new"),

@@ -70,10 +70,6 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"final_learning_rate_fraction": 0.0}, "final_learning_rate_fraction=0"),
         ({"loss": "hinge"}, "loss='hinge'"),
-        (
-            {"loss": "huber", "keep_last": 2, "uncertainty": 0.9},
-            "no --uncertainty beside loss='huber'",
-        ),
         ({"method": "non-private"}, "non-private"),
         ({"hidden": (0,)}, "hidden=0"),
         ({"embedding_dim": 0}, "embedding_dim=0"),
