@@ -2,7 +2,8 @@
 
 Formal guarantees:
   - Every kept iterate is read twice at most, one at a time, oldest first: memory does
-    not depend on their number, and a run that was resumed gives the same results.  What
+    not depend on their number (an aggregate of the user's gets all at once, read a
+    third time), and a run that was resumed gives the same results.  What
     is kept of a held-out example is a few numbers for each output and class.
   - The weights of the model are left bit for bit as they were.
 
@@ -23,6 +24,7 @@ from trainer.averaging.aggregates import (
     ema_weights,
     uniform_weights,
 )
+from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import PREDICTION, write_uncertainty
 from trainer.model.evaluation import Evaluator
@@ -32,6 +34,7 @@ from trainer.run.run_record import UNCERTAINTY_NAME
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,
+    PAST_CUSTOM,
     PAST_EMA,
     UPA,
     AggregationSettings,
@@ -99,7 +102,12 @@ class PastResults:
         for iterate in self._iterates:
             for mean in means.values():
                 mean.add(iterate)
-        return {name: mean.values() for name, mean in means.items()}
+        found = {name: mean.values() for name, mean in means.items()}
+        if self._settings.aggregate is not None:
+            # All at once: what it needs of them is not known.
+            custom = CustomAggregate(self._settings.aggregate)
+            found[PAST_CUSTOM] = custom(list(self._iterates))
+        return found
 
     def _outputs(self) -> tuple[Any, OutputsByName]:
         loss = self._evaluator.model.loss

@@ -6,6 +6,7 @@ theta_t is the weights after t steps, theta_0 the initial ones.
           average_t = (1 - beta_t) average_{t-1} + beta_t theta_t,
           beta_t    = max(1 - decay, 9 / (10 + t)),      t = 1, 2, ...
     UTA   average_t = (theta_{t-m+1} + ... + theta_t) / m,      m = min(tail, t + 1)
+    custom  average_t = f(theta_{t-m+1}, ..., theta_t),  see ``custom_aggregate``
 
 Training over aggregates from step tau: step t takes theta_t to theta_{t+1} as ever, but
 if t >= tau it starts at average_t in the place of theta_t.  Optimizer slots are not
@@ -19,6 +20,8 @@ Formal guarantees:
     precision over their number, rounded once; the sum is formed anew in every round of
     ``tail`` updates, so that rounding does not add up.  It takes the memory of ``tail``
     copies of the weights and of two more.
+  - The custom aggregate is a function of the iterates that the tail average holds: it
+    has no state that a checkpoint would have to hold.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
@@ -31,9 +34,18 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from accounting.validation import check_float, check_int
+from trainer.averaging import custom_aggregate
+from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.model.swapped_weights import weights_of
-from trainer.settings.aggregation_settings import EMA, UTA, AggregationSettings
+from trainer.settings.aggregation_settings import (
+    CUSTOM,
+    EMA,
+    UTA,
+    AggregationSettings,
+)
 from trainer.tf_compat import tf
 
 
@@ -111,14 +123,14 @@ class TailAverage:
                 tf.Variable(tf.zeros(v.shape, tf.float64), trainable=False)
                 for v in self._weights
             ]
-            self._count = tf.Variable(1, dtype=tf.int64, trainable=False)
+            self._num_updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._replace = tf.function(self._put, autograph=False)
         self._replace(tf.constant(0))
 
     @property
     def variables(self) -> list[Any]:
-        """Copies of iterates, their sums, their number."""
-        return [*self._rings, *self._totals, self._count]
+        """Copies of iterates, their sums, how many there were."""
+        return [*self._rings, *self._totals, self._num_updates]
 
     def update(self, num_updates: int) -> None:
         """Takes in the weights after ``num_updates`` steps."""
@@ -126,7 +138,7 @@ class TailAverage:
         self._replace(tf.constant(slot))
         if slot == self._tail - 1:
             self._sum_anew()
-        self._count.assign(min(self._tail, num_updates + 1))
+        self._num_updates.assign(num_updates)
 
     def _put(self, slot: Any) -> None:
         for ring, total, weight in zip(
@@ -142,13 +154,44 @@ class TailAverage:
             for slot in range(self._tail):
                 total.assign_add(tf.cast(ring.sparse_read(slot), tf.float64))
 
+    def _times(self) -> range:
+        """After how many updates the iterates were that are in the rings."""
+        last = int(self._num_updates)
+        return range(max(0, last - self._tail + 1), last + 1)
+
+    def iterates(self) -> list[list[np.ndarray]]:
+        """Returns the iterates that are averaged, oldest first."""
+        return [
+            [ring.sparse_read(time % self._tail).numpy() for ring in self._rings]
+            for time in self._times()
+        ]
+
     def values(self) -> list[Any]:
         """Returns the average, one tensor per weight."""
-        count = tf.cast(self._count, tf.float64)
+        count = tf.constant(len(self._times()), tf.float64)
         return [
             tf.cast(total / count, weight.dtype)
             for total, weight in zip(self._totals, self._weights, strict=True)
         ]
+
+
+class TailAggregate:
+    """An aggregate of the user's own, of the iterates that ``tail`` holds."""
+
+    def __init__(self, tail: TailAverage, aggregate: CustomAggregate) -> None:
+        self._tail, self._aggregate = tail, aggregate
+
+    @property
+    def variables(self) -> list[Any]:
+        """None: the tail average has them."""
+        return []
+
+    def update(self, num_updates: int) -> None:
+        """Does nothing: the tail average takes in the weights."""
+
+    def values(self) -> list[Any]:
+        """Returns the aggregate, one array per weight."""
+        return list(self._aggregate(self._tail.iterates()))
 
 
 class TrainingAverages(Mapping[str, Average]):
@@ -163,10 +206,13 @@ class TrainingAverages(Mapping[str, Average]):
         self._weights = list(weights)
         self._settings = settings
         self._averages: dict[str, Average] = {}
+        aggregate = custom_aggregate.load(settings, weights)
         if settings.ema_decay is not None:
             self._averages[EMA] = MovingAverage(weights, settings.ema_decay)
         if settings.tail is not None:
-            self._averages[UTA] = TailAverage(weights, settings.tail)
+            tail = self._averages[UTA] = TailAverage(weights, settings.tail)
+            if aggregate is not None:
+                self._averages[CUSTOM] = TailAggregate(tail, aggregate)
 
     def __getitem__(self, name: str) -> Average:
         return self._averages[name]

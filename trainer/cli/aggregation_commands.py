@@ -31,6 +31,13 @@ _OPTIONS = (
         "of them in memory and in checkpoints.",
     ),
     click.option(
+        "--aggregate",
+        metavar="MODULE:FUNCTION",
+        help="An aggregate of your own, of the --tail last iterates while training and "
+        "of the --keep-last kept ones: it takes a list of iterates, oldest first, each "
+        "a list of NumPy arrays, and returns one.",
+    ),
+    click.option(
         "--train-over",
         type=click.Choice(TRAINING_AVERAGES),
         help="Start steps at this average instead of at the last weights.",

@@ -31,8 +31,15 @@ from trainer.report.progress import Terminal
 @click.option(
     "--average",
     type=click.Choice(request.AVERAGES),
-    help="Weights to predict by: last; ema or uta, averaged while training; past_ema, "
-    "upa, opa or omv, of kept iterates.  Default: last, or opa with --uncertainty.",
+    help="Weights to predict by: last; ema, uta or custom, averaged while training; "
+    "past_ema, upa, past_custom, opa or omv, of kept iterates.  Default: last, or opa "
+    "with --uncertainty.",
+)
+@click.option(
+    "--aggregate",
+    metavar="MODULE:FUNCTION",
+    help="Predict by an aggregate of your own, from kept iterates (lists of NumPy "
+    "arrays, oldest first) to weights.",
 )
 @click.option(
     "--uncertainty",
@@ -53,6 +60,7 @@ def predict_command(
     table: Path,
     out: Path,
     average: str | None,
+    aggregate: str | None,
     uncertainty: float | None,
     carry: tuple[str, ...],
     as_json: bool,
@@ -73,6 +81,7 @@ def predict_command(
         table=table,
         out=out,
         average=average,
+        aggregate=aggregate,
         uncertainty=uncertainty,
         carried=carry,
     )

@@ -1,9 +1,10 @@
 """An exported model of a run, and its predictions by various weights.
 
 Formal guarantees:
-  - No code of the user's is needed or run: the model is a SavedModel.
+  - No code of the user's is needed or run, but for an aggregate that is asked for: the
+    model is a SavedModel.
   - Rows are predicted a bounded number at a time, and one kept iterate is in memory at
-    a time, however many there are.
+    a time, however many there are; an aggregate of the user's gets all of them.
   - Predictions that are not finite are refused.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
@@ -24,6 +25,7 @@ from trainer.averaging.aggregates import (
     ema_weights,
     uniform_weights,
 )
+from trainer.averaging.custom_aggregate import CustomAggregate
 from trainer.averaging.uncertainty import interval_columns
 from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
@@ -80,6 +82,10 @@ class _ExportedModel:
 
     def average_iterates(self) -> None:
         """Gives the model an average of the kept iterates for weights."""
+        if self._request.aggregate is not None:
+            aggregate = CustomAggregate(self._request.aggregate)
+            self._assign(aggregate([*self._iterates()]))
+            return
         count = len(self._request.iterates)
         weights = uniform_weights(count)
         if self._request.average == PAST_EMA:

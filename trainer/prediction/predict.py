@@ -83,6 +83,7 @@ def predict(
     out: str | os.PathLike[str],
     *,
     average: str | None = None,
+    aggregate: str | None = None,
     uncertainty: float | None = None,
     carry: Sequence[str] = (),
     reporter: Reporter | None = None,
@@ -95,8 +96,10 @@ def predict(
         raw table (CSV, TSV, Parquet), which is read by the schema that the training
         examples were prepared by.  A label is not needed.
       out: New Parquet file.
-      average: "last", "ema", "uta", "past_ema", "upa", "opa" or "omv", as the run has
-        them; "opa" with intervals, else "last", if None.
+      average: "last", "ema", "uta", "custom", "past_ema", "upa", "past_custom", "opa"
+        or "omv", as the run has them; "opa" with intervals, else "last", if None.
+      aggregate: Instead, "module:function" from the kept iterates to weights: see
+        ``trainer.averaging.custom_aggregate``.
       uncertainty: Level of the intervals, in (0, 1); None for none.
       carry: Columns of the table that are copied to the output, such as an id.
       reporter: Is told of the progress.
@@ -109,6 +112,7 @@ def predict(
         table=pathlib.Path(table),
         out=pathlib.Path(out),
         average=average,
+        aggregate=aggregate,
         uncertainty=uncertainty,
         carried=carry,
     )
@@ -149,6 +153,8 @@ def _chunk_rows(request: PredictRequest) -> int:
 
 def _describe(request: PredictRequest) -> dict[str, Any]:
     described: dict[str, Any] = {"average": request.average}
+    if request.aggregate is not None:
+        described["aggregate"] = request.aggregate
     if request.level is not None:
         described |= {
             "level": request.level,

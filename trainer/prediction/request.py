@@ -26,12 +26,13 @@ from trainer.export import serving
 from trainer.export.serving import Serving
 from trainer.model.metrics import VOTE_METRICS
 from trainer.prediction.tables import Rows, open_rows
-from trainer.run import run_record
+from trainer.run import run_record, user_sources
 from trainer.run.preflight import check_local
 from trainer.run.run_record import ITERATES_NAME, exported_names
 from trainer.settings.aggregation_settings import (
     OMV,
     OPA,
+    PAST_CUSTOM,
     PAST_EMA,
     UPA,
     WEIGHT_AVERAGES,
@@ -58,6 +59,8 @@ class PredictRequest:
       serving: Columns and predictions of the model.
       iterates: Files of the kept iterates, oldest first.
       keep_decay: Of their moving average; None if none are kept.
+      aggregate: "module:function" of the user's aggregate of them, for "custom"; None
+        for none.
     """
 
     run: pathlib.Path
@@ -68,16 +71,19 @@ class PredictRequest:
     serving: Serving
     iterates: tuple[pathlib.Path, ...]
     keep_decay: float | None
+    aggregate: str | None = None
 
     @property
     def model(self) -> pathlib.Path:
         """The SavedModel, of the average if that was exported."""
-        return _saved_model(self.run, self.average) or _exported(self.run, LAST)
+        own = _saved_model(self.run, self.average) if self.is_exported else None
+        return own or _exported(self.run, LAST)
 
     @property
     def is_exported(self) -> bool:
         """Whether the weights are those of ``model`` as it is."""
-        return _saved_model(self.run, self.average) is not None
+        found = _saved_model(self.run, self.average)
+        return self.aggregate is None and found is not None
 
 
 def check(
@@ -86,6 +92,7 @@ def check(
     table: pathlib.Path,
     out: pathlib.Path,
     average: str | None = None,
+    aggregate: str | None = None,
     uncertainty: float | None = None,
     carried: Sequence[str] = (),
 ) -> PredictRequest:
@@ -96,6 +103,7 @@ def check(
       table: File, folder or glob: prepared as the batches were, or a raw table.
       out: New Parquet file.
       average: One of ``AVERAGES``; "opa" with intervals, else "last", if None.
+      aggregate: "module:function", see ``custom_aggregate``; instead of ``average``.
       uncertainty: Level of the intervals, in (0, 1); None for none.
       carried: Columns of the table that are copied to the output.
 
@@ -107,6 +115,8 @@ def check(
         check_float("uncertainty", uncertainty, above=0, below=1)
     chosen = average or (LAST if uncertainty is None else OPA)
     check_choice("average", chosen, AVERAGES)
+    if aggregate is not None:
+        chosen = _check_aggregate(aggregate, average, uncertainty)
     record = run_record.read_finished(run)
     keep_decay = record.optimizer.get("keep_decay")
     signature = serving.read(run)
@@ -114,6 +124,8 @@ def check(
     possible = _possible(
         run, signature, has_iterates=bool(iterates), keep_decay=keep_decay
     )
+    if aggregate is not None and iterates:
+        possible.append(PAST_CUSTOM)
     _check_average(run, chosen, possible)
     _check_intervals(chosen, uncertainty, len(iterates))
     _check_out(out)
@@ -130,6 +142,7 @@ def check(
         serving=signature,
         iterates=iterates,
         keep_decay=keep_decay,
+        aggregate=aggregate,
     )
 
 
@@ -159,6 +172,20 @@ def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
                 f"prediction: {', '.join(names)}. Leave it out, or rename it in the "
                 "table."
             )
+
+
+def _check_aggregate(
+    aggregate: str, average: str | None, uncertainty: float | None
+) -> str:
+    """Returns the average that an aggregate of the user's own is."""
+    for name, value in (("average", average), ("uncertainty", uncertainty)):
+        if value is not None:
+            raise InputError(
+                f"Expected no {name}={value!r} beside aggregate={aggregate!r}, whose "
+                f"weights predict. Omit --{name} or --aggregate."
+            )
+    user_sources.check_function(aggregate, "aggregate")
+    return PAST_CUSTOM
 
 
 def _exported(run: pathlib.Path, average: str) -> pathlib.Path:
@@ -199,7 +226,8 @@ def _check_average(run: pathlib.Path, average: str, possible: list[str]) -> None
         raise InputError(
             f"Expected average={average!r} to be one that {run} has: "
             f"{', '.join(possible)}. Others need --ema-decay, --tail or --keep-last of "
-            "`dpsgd train`, and omv a loss of classes."
+            "`dpsgd train`; omv also needs a loss of classes, and past_custom "
+            "--aggregate, here or with --export past_custom there."
         )
 
 

@@ -113,7 +113,7 @@ def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
 
 def _check_functions(settings: TrainSettings) -> None:
     """Accepts functions of the user's own whose modules are there."""
-    for option in ("model", "loss", "metric", "optimizer"):
+    for option in ("model", "loss", "metric", "optimizer", "aggregate"):
         spec = getattr(settings, option)
         if spec and ":" in spec:
             user_sources.check_function(spec, option)

@@ -70,7 +70,10 @@ def _devices() -> list[str]:
 
 def _named(settings: TrainSettings) -> Iterator[str]:
     """Yields the modules of the functions that settings name."""
-    for spec in (settings.model, settings.loss, settings.metric, settings.optimizer):
+    for spec in (
+        settings.model, settings.loss, settings.metric, settings.optimizer,
+        settings.aggregate,
+    ):  # fmt: skip
         module, colon, _ = (spec or "").partition(":")
         if colon:
             yield module

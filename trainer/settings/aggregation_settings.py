@@ -13,18 +13,22 @@ import dataclasses
 from typing import Any
 
 from accounting.validation import InputError, check_choice, check_float, check_int
+from trainer.model.user_code import check_name
 
-#: While training: exponential moving average, and uniform tail average.
+#: While training: exponential moving average, uniform tail average, and a function of
+#: the user's of the same last iterates.
 EMA = "ema"
 UTA = "uta"
-TRAINING_AVERAGES = (EMA, UTA)
+CUSTOM = "custom"
+TRAINING_AVERAGES = (EMA, UTA, CUSTOM)
 
-#: Over kept iterates: two averages of weights, then two of outputs.
+#: Over kept iterates: two averages of weights and the user's, then two of outputs.
 PAST_EMA = "past_ema"
 UPA = "upa"
+PAST_CUSTOM = "past_custom"
 OPA = "opa"
 OMV = "omv"
-PAST_WEIGHT_AVERAGES = (PAST_EMA, UPA)
+PAST_WEIGHT_AVERAGES = (PAST_EMA, UPA, PAST_CUSTOM)
 
 WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
 
@@ -32,8 +36,10 @@ WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
 MEANINGS = {
     EMA: "moving average of the weights",
     UTA: "mean of the last weights, while training",
+    CUSTOM: "aggregate of one's own, while training",
     PAST_EMA: "moving average of kept weights",
     UPA: "mean of kept weights",
+    PAST_CUSTOM: "aggregate of one's own, of kept weights",
     OPA: "mean of predictions",
     OMV: "majority vote",
 }
@@ -47,8 +53,10 @@ class AggregationSettings:
       ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
       tail: Iterates in the uniform average of the last ones, at least 1; it takes the
         memory of as many copies of the weights.  None for none.
-      train_over: "ema" or "uta": steps start at this average instead of at the last
-        iterate; None for ordinary training.
+      aggregate: "module:function" of an aggregate of the user's own, of the ``tail``
+        last iterates while training and of the ``keep_last`` kept ones; None for none.
+      train_over: "ema", "uta" or "custom": steps start at this average instead of at
+        the last iterate; None for ordinary training.
       aggregate_from: First step that starts at the average; 0 if None.
       keep_last: Iterates to keep in the run's folder; None for none.
       keep_every: Steps between two kept iterates, of which the last is that of the
@@ -64,6 +72,7 @@ class AggregationSettings:
 
     ema_decay: float | None = None
     tail: int | None = None
+    aggregate: str | None = None
     train_over: str | None = None
     aggregate_from: int | None = None
     keep_last: int | None = None
@@ -81,8 +90,19 @@ class AggregationSettings:
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), at_least=least)
         check_float("keep_decay", self.keep_decay, at_least=0, below=1)
+        self._check_aggregate()
         self._check_train_over()
         self._check_past()
+
+    def _check_aggregate(self) -> None:
+        if self.aggregate is None:
+            return
+        check_name(self.aggregate, "aggregate")
+        if self.tail is None and self.keep_last is None:
+            raise InputError(
+                f"Expected --tail or --keep-last beside aggregate={self.aggregate!r}: "
+                "which iterates should it get?"
+            )
 
     def _check_train_over(self) -> None:
         if self.train_over is None:
@@ -93,13 +113,27 @@ class AggregationSettings:
                 )
             return
         check_choice("train_over", self.train_over, TRAINING_AVERAGES)
-        flag = {EMA: "--ema-decay", UTA: "--tail"}[self.train_over]
-        if {EMA: self.ema_decay, UTA: self.tail}[self.train_over] is None:
-            raise InputError(f"Expected {flag} beside train_over={self.train_over!r}.")
+        if self.train_over not in self._while_training:
+            flag = {EMA: "--ema-decay", UTA: "--tail", CUSTOM: "--aggregate and --tail"}
+            raise InputError(
+                f"Expected {flag[self.train_over]} beside train_over="
+                f"{self.train_over!r}."
+            )
+
+    @property
+    def _while_training(self) -> list[str]:
+        made = {
+            EMA: self.ema_decay is not None,
+            UTA: self.tail is not None,
+            CUSTOM: self.tail is not None and self.aggregate is not None,
+        }
+        return [name for name, is_made in made.items() if is_made]
 
     def _check_past(self) -> None:
         for name in self.export:
             check_choice("export", name, PAST_WEIGHT_AVERAGES)
+            if name == PAST_CUSTOM and self.aggregate is None:
+                raise InputError(f"Expected --aggregate beside export={name!r}.")
         wanted = {
             "keep_every": self.keep_every,
             "uncertainty": self.uncertainty,
@@ -129,12 +163,10 @@ class AggregationSettings:
           >>> AggregationSettings(ema_decay=0.9).average_names
           ('ema',)
         """
-        made = {EMA: self.ema_decay, UTA: self.tail}
-        past = (PAST_EMA, UPA, OPA, OMV)
-        return (
-            *(name for name, setting in made.items() if setting is not None),
-            *(past if self.keep_last is not None else ()),
-        )
+        if self.keep_last is None:
+            return tuple(self._while_training)
+        custom = (PAST_CUSTOM,) if self.aggregate is not None else ()
+        return (*self._while_training, PAST_EMA, UPA, *custom, OPA, OMV)
 
     def kept_steps(self, num_steps: int) -> tuple[int, ...]:
         """Returns after how many steps an iterate is kept, in order.
@@ -184,4 +216,5 @@ class AggregationSettings:
             "train_over": self.train_over,
             "aggregate_from": self.aggregate_from or 0,
             "tail": self.tail,
+            **({"aggregate": self.aggregate} if self.train_over == CUSTOM else {}),
         }

@@ -95,6 +95,23 @@ def test_the_moving_average_of_kept_weights_has_the_decay_of_the_run(
     np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
 
 
+def test_an_aggregate_of_ones_own_predicts_by_kept_weights(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "means_of_ones_own.py").write_text(
+        "def mean(iterates):\n"
+        "    return [sum(arrays) / len(arrays) for arrays in zip(*iterates)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = "means_of_ones_own:mean"
+    found = _predict(folder, tmp_path / "out.parquet", aggregate=spec)
+    wanted = _by_keras(folder / "run" / "upa_model.keras")
+    np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
+    described = json.loads(found.schema.metadata[predict.METADATA_KEY])
+    assert described == {"average": "past_custom", "aggregate": spec}
+
+
 def test_intervals_are_those_of_the_run(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -195,6 +212,10 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"average": "uva"}, "average='uva' to be one of last, ema"),
         ({"average": "uta"}, "last, ema, upa, past_ema, opa, omv.*--tail"),
+        ({"average": "past_custom"}, "past_custom --aggregate, here or with"),
+        ({"aggregate": "none:f"}, "there is no module 'none'"),
+        ({"aggregate": "json:dumps", "average": "ema"}, "Omit --average or --aggr"),
+        ({"aggregate": "json:dumps", "uncertainty": 0.9}, "Omit --uncertainty"),
         ({"uncertainty": 1.0}, "uncertainty=1.0 < 1"),
         ({"uncertainty": 0.9, "average": "ema"}, "--average opa"),
         ({"out": "table"}, "table to be new"),

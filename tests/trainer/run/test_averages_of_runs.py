@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
+from tests.trainer.run.whole_runs import (
+    AVERAGES,
+    ONE_ID,
+    load_model,
+    private_settings,
+    same_results,
+)
 from trainer.model.evaluation import HeldOut
 from trainer.run.run_record import RUN_NAMES, exported_names
 from trainer.train import train
@@ -24,7 +32,9 @@ def test_every_average_has_metrics_and_the_asked_ones_a_model(
     losses = [values["log_loss"] for values in (metrics, *found.values())]
     assert len(set(losses)) == 7
     assert {path.name for path in run.iterdir()} == set(RUN_NAMES) - {
-        *exported_names("past_ema")
+        *exported_names("past_ema"),
+        *exported_names("custom"),
+        *exported_names("past_custom"),
     }
     # By other means: plain NumPy and the exported models.
     kept = [np.load(run / f"iterates/step-{step:08d}.npz") for step in (6, 8, 10)]
@@ -66,3 +76,49 @@ def test_training_depends_on_an_average_only_from_the_step_that_starts_at_it(
         )
         assert np.array_equal(without, left)
         assert np.array_equal(left, right) == same
+
+
+def test_an_aggregate_of_ones_own_is_trained_over_kept_and_exported(
+    request_for: Any, crash: Any, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "medians.py").write_text(
+        "import numpy as np\n"
+        "def median(iterates):\n"
+        "    return [np.median(np.stack(a), 0) for a in zip(*iterates)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = private_settings(
+        tail=3, aggregate="medians:median", train_over="custom", aggregate_from=8,
+        keep_last=3, keep_every=1, export=("past_custom",),
+    )  # fmt: skip
+    whole, killed = (
+        request_for(name, settings=settings, run_id=ONE_ID, checkpoint_every=2)
+        for name in ("whole", "killed")
+    )
+    found = train(whole).metrics["aggregates"]
+    assert list(found) == [
+        "uta",
+        "custom",
+        "past_ema",
+        "upa",
+        "past_custom",
+        "opa",
+        "omv",
+    ]
+    crash(killed, 9)
+    train(killed)
+    assert same_results(whole.run, killed.run)
+    kept = [np.load(path) for path in sorted(whole.run.glob("iterates/*"))]
+    median = [
+        np.median([np.array(one[name]) for one in kept], 0) for name in kept[0].files
+    ]
+    for name in ("custom", "past_custom"):  # the same three iterates
+        model = load_model(whole.run / f"{name}_model.keras")
+        for weight, value in zip(model.trainable_weights, median, strict=True):
+            np.testing.assert_allclose(weight, value, rtol=1e-6)
+    record = json.loads((whole.run / "run_record.json").read_text())
+    assert record["optimizer"]["aggregate"] == "medians:median"
+    origin = json.loads((whole.run / "private" / "origin.json").read_text())
+    assert "medians" in origin["code"]
