@@ -61,6 +61,7 @@ from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weigh
 from trainer.gradients.dp_step import Step
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
+from trainer.model import initial_weights as initial_weights_files
 from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
@@ -93,6 +94,8 @@ def make_private(
     allow_large_delta: bool = False,
     method: str = DP_SGD,
     noise_key_file: str | os.PathLike[str] | None = None,
+    initial_weights: str | os.PathLike[str] | None = None,
+    initial_weights_are_public: bool = False,
     **method_settings: Any,
 ) -> PrivateModel:
     """Returns a Keras model that trains privately on ``batches``.
@@ -110,6 +113,9 @@ def make_private(
       method: "dp-sgd", "bam", "non-private", or another that is registered and takes
         the optimizer of ``compile``.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
+      initial_weights: File of weights to start at, which the record and the statement
+        then name; those of ``model`` if None.
+      initial_weights_are_public: That you declare so; needed beside that file.
       **method_settings: Of the method alone, as ``bam_radius=0.02``.
 
     Raises:
@@ -134,6 +140,10 @@ def make_private(
         allow_large_delta=allow_large_delta,
         noise_multiplier=noise_multiplier,
         l2_norm_clip=l2_norm_clip,
+        initial_weights=(
+            None if initial_weights is None else os.fspath(initial_weights)
+        ),
+        initial_weights_are_public=initial_weights_are_public,
         method_settings=method_settings,
     )
     key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
@@ -166,7 +176,13 @@ class PrivateModel(keras.Model):
                 f"Expected run={run} to be new or empty; a run of another process "
                 "cannot go on here. Choose another folder, or use `dpsgd train`."
             )
+        preflight.check_initial_weights(settings)
         self.network = models.as_functional(network, manifest)
+        self._initial: initial_weights_files.InitialWeights | None = None
+        if settings.initial_weights is not None:
+            path = pathlib.Path(settings.initial_weights)
+            self._initial = initial_weights_files.read(path)
+            self._initial.assign(self.network.trainable_variables)
         self._session = Session(
             settings=settings,
             manifest=manifest,
@@ -273,9 +289,10 @@ class PrivateModel(keras.Model):
                 f"Expected compile with optimizer, loss and metrics alone; "
                 f"{', '.join(unknown)} is not supported under privacy."
             )
+        started_at = {} if self._initial is None else self._initial.describe()
         trainable = TrainableModel(
             network=self.network,
-            description={"name": self.network.name},
+            description={"name": self.network.name, **started_at},
             loss=loss_of_keras(loss),
             columns=self._session.manifest.columns,
         )

@@ -47,6 +47,7 @@ from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import lazy_tables, registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
+from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
 from trainer.report import curve_files, plots
@@ -138,6 +139,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     if settings.model != CLICK_MODEL:  # whose export is tested
         check_export(model, checked.manifest)
     reporter.say(_describe(checked, model))
+    if settings.initial_weights is not None:
+        reporter.say(f"starting at {settings.initial_weights}, declared public")
     if settings.method != NON_PRIVATE:
         path = registry.choose_path(model, settings)
         reporter.say(f"per-example gradients: {path}")
@@ -165,13 +168,19 @@ def _make_model(checked: Checked) -> models.TrainableModel:
     keras.backend.clear_session()
     keras.utils.set_random_seed(settings.init_seed)
     tf.config.experimental.enable_op_determinism()
-    return models.make_model(
+    model = models.make_model(
         checked.manifest,
         model=settings.model,
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
         loss=models.make_loss(settings.loss),
     )
+    if settings.initial_weights is None:
+        return model
+    initial = initial_weights.read(pathlib.Path(settings.initial_weights))
+    initial.assign(model.variables)
+    described = {**model.description, **initial.describe()}
+    return dataclasses.replace(model, description=described)
 
 
 def _make_optimizer(

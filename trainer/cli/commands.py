@@ -146,6 +146,18 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     show_default=True,
     help="Of the initial weights, which are public.",
 )
+@click.option(
+    "--initial-weights",
+    metavar="FILE",
+    help="Start at these weights: .npz of arrays in order, as a kept iterate, or "
+    ".keras of the same model, as ema_model.keras of a run on public data.",
+)
+@click.option(
+    "--initial-weights-are-public",
+    is_flag=True,
+    help="Declare that they owe nothing to the training examples.  Weights of another "
+    "run on the same examples do: its epsilon would add to this one's.",
+)
 @aggregation_commands.options
 @click.option(
     "--embedding-noise",

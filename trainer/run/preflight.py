@@ -76,6 +76,7 @@ def check(request: Request) -> Checked:
     manifest = read_manifest(request.batches)
     _check_columns(manifest, request.settings.task)
     _check_functions(request.settings)
+    check_initial_weights(request.settings)
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
@@ -117,6 +118,23 @@ def _check_functions(settings: TrainSettings) -> None:
         spec = getattr(settings, option)
         if spec and ":" in spec:
             user_sources.check_function(spec, option)
+
+
+def check_initial_weights(settings: TrainSettings) -> None:
+    """Accepts initial weights that are a file on this machine, or none.
+
+    Raises:
+      InputError: there is no such file.
+    """
+    if settings.initial_weights is None:
+        return
+    path = pathlib.Path(settings.initial_weights)
+    check_local(initial_weights=path)
+    if not path.is_file():
+        raise InputError(
+            f"Expected initial_weights={path} to be a file. Give one, or omit "
+            "--initial-weights."
+        )
 
 
 def _check_columns(manifest: Manifest, task: str) -> None:

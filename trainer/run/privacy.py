@@ -233,20 +233,27 @@ def run_statement(
         allow_large_delta=allow_large_delta,
         **unit_of(manifest),
     )
-    whole = dataclasses.replace(whole, learned_before=_learned_before(manifest))
+    whole = dataclasses.replace(whole, learned_before=_learned_before(record, manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole
 
 
-def _learned_before(manifest: Manifest) -> tuple[str, ...]:
-    """Returns what the schema of the table says of values that were looked at."""
+def _learned_before(record: RunRecord, manifest: Manifest) -> tuple[str, ...]:
+    """Returns what the claim takes for public, though it may be of the examples."""
+    found = []
     schema = manifest.dataset.get("schema")
     num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
-    if not num_rows:
-        return ()
-    return (
-        "the choice of columns, kinds and sizes: the schema of the table was made by "
-        f"looking at {num_rows:,} rows, without privacy",
-    )
+    if num_rows:
+        found.append(
+            "the choice of columns, kinds and sizes: the schema of the table was made "
+            f"by looking at {num_rows:,} rows, without privacy"
+        )
+    weights = record.model.get("initial_weights")
+    if weights is not None:
+        found.append(
+            "the initial weights: the run started from weights that the user declares "
+            f"public (SHA-256 {weights['sha256']})"
+        )
+    return tuple(found)
 
 
 def write_statement(

@@ -67,6 +67,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
       embedding_dim: Size of an embedding of the click model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
+      initial_weights: File of the weights to start at instead; see
+        ``model.initial_weights``.  None for those of ``init_seed``.
+      initial_weights_are_public: That the user declares so: they owe nothing to the
+        training examples.
       embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
         their noise.  The distribution of what is released is the same.
       eval_every: Steps between points of the curve; a tenth of the run if None.
@@ -93,6 +97,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
     embedding_dim: int = 8
     hidden: tuple[int, ...] = (64, 32)
     init_seed: int = 0
+    initial_weights: str | None = None
+    initial_weights_are_public: bool = False
     embedding_noise: str = AUTO_NOISE
     eval_every: int | None = None
     simulates: str = ""
@@ -111,6 +117,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         for size in self.hidden:
             check_int("hidden", size, at_least=1)
         check_int("init_seed", self.init_seed, at_least=0, at_most=2**32 - 1)
+        self._check_initial_weights()
         if self.eval_every is not None:
             check_int("eval_every", self.eval_every, at_least=1)
         if self.target_delta is not None:
@@ -153,6 +160,27 @@ class TrainSettings(MethodSettings, AggregationSettings):
     def _check_loss(self) -> None:
         if ":" not in self.loss:
             check_choice("loss", self.loss, tuple(LOSSES))
+
+    def _check_initial_weights(self) -> None:
+        path, is_public = self.initial_weights, self.initial_weights_are_public
+        if path is None:
+            if is_public:
+                raise InputError(
+                    "Expected --initial-weights beside --initial-weights-are-public: "
+                    "which are?"
+                )
+            return
+        if not path.endswith((".npz", ".keras")):
+            raise InputError(
+                f"Expected initial_weights={path!r} to end in .npz or .keras. Save "
+                "them by np.savez(file, *arrays), or by Keras's model.save."
+            )
+        if not is_public:
+            raise InputError(
+                f"Expected initial_weights={path!r} to be declared public: of weights "
+                "that owe anything to the training examples the privacy statement "
+                "would be false. Add --initial-weights-are-public if they owe nothing."
+            )
 
     def _check_non_private(self) -> None:
         given = (

@@ -1,0 +1,161 @@
+"""Runs that start at weights which their user declares public."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.conftest import make_rows
+from tests.trainer.run.whole_runs import load_model, private_settings
+from trainer.keras_model import make_private
+from trainer.model.metrics import binary_metrics
+from trainer.run.privacy import run_statement
+from trainer.run.run_record import read_run
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras
+from trainer.train import train
+
+KERNEL = np.linspace(-1, 1, 13, dtype="f4").reshape(13, 1)
+BIAS = np.array([0.25], "f4")
+_CODE = """
+import tensorflow as tf
+import tf_keras as keras
+
+def make(manifest=None):
+    x = keras.Input((13,), name="integers")
+    known = tf.where(tf.math.is_nan(x), 0.0, x) / 8
+    return keras.Model(x, keras.layers.Dense(1)(known))
+"""
+
+
+@pytest.fixture(autouse=True)
+def code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "linear_from_weights.py").write_text(_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    np.savez(tmp_path / "w.npz", KERNEL, BIAS)
+
+
+def _settings(path: str, **changes: Any) -> TrainSettings:
+    fields = {
+        "model": "linear_from_weights:make",
+        "initial_weights": path,
+        "initial_weights_are_public": True,
+        # No step moves a weight.
+        "learning_rate": 1e-30,
+    }
+    return private_settings(**{**fields, **changes})
+
+
+def _save_keras(path: pathlib.Path) -> None:
+    x = keras.Input((13,), name="any")
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    model.set_weights([KERNEL, BIAS])
+    model.save(path, save_format="keras")
+
+
+@pytest.mark.parametrize("name", ["w.npz", "w.keras"])
+def test_a_run_and_its_moving_average_start_at_the_weights_of_the_file(
+    name: str, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / name
+    if name == "w.keras":
+        _save_keras(path)
+    request = request_for(settings=_settings(str(path), ema_decay=0.9))
+    summary = train(request)
+    rows = make_rows(300, seed=99)
+    logits = np.nan_to_num(rows["integers"]) / 8 @ KERNEL[:, 0] + BIAS
+    curve = json.loads((request.run / "curve.json").read_text())["points"]
+    expected = binary_metrics(rows["label"], logits)
+    assert curve[0]["log_loss"] == pytest.approx(expected["log_loss"], rel=1e-6)
+    for exported in ("model.keras", "ema_model.keras"):
+        found = load_model(request.run / exported).get_weights()
+        np.testing.assert_allclose(found[0], KERNEL, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(found[1], BIAS, rtol=1e-6, atol=1e-9)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    record, _ = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.model["initial_weights"] == {
+        "sha256": digest,
+        "declared_public": True,
+    }
+    sentence = "the run started from weights that the user declares public"
+    text = " ".join((request.run / "privacy.txt").read_text().split())
+    assert sentence in text
+    assert digest in text
+    assert summary.statement["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ([KERNEL], "it has 1 of 2"),
+        ([KERNEL[:, 0], BIAS], r"kernel.* has shape \(13, 1\), that of the file \(13,"),
+        ([BIAS, KERNEL], "has shape"),
+        ([KERNEL * np.nan, BIAS], "no array of finite numbers"),
+        ([np.full((13, 1), "a"), BIAS], "no array of finite numbers"),
+        ([np.full((13, 1), None), BIAS], "Object arrays cannot be loaded"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_any_step(
+    arrays: list[Any], message: str, request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    np.savez(tmp_path / "w.npz", *arrays)
+    request = request_for(settings=_settings(str(tmp_path / "w.npz")))
+    with pytest.raises(InputError, match=message) as error:
+        train(request)
+    assert "\n" not in str(error.value)
+    assert not request.run.exists()
+
+
+def test_weights_that_nobody_declares_public_and_missing_files_are_refused(
+    request_for: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match="Add --initial-weights-are-public"):
+        _settings("w.npz", initial_weights_are_public=False)
+    with pytest.raises(InputError, match="which are"):
+        _settings("w.npz", initial_weights=None)
+    with pytest.raises(InputError, match=r"end in .npz or .keras"):
+        _settings("w.h5")
+    for name, message in (("none.npz", "to be a file"), ("bad.keras", "readable")):
+        (tmp_path / "bad.keras").write_bytes(b"no zip")
+        with pytest.raises(InputError, match=message):
+            train(request_for(settings=_settings(str(tmp_path / name))))
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_does_not_go_on_from_other_initial_weights(
+    request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = _settings("w.npz", learning_rate=0.1)
+    request = request_for(settings=settings, checkpoint_every=2)
+    crash(request, 4)
+    np.savez(tmp_path / "w.npz", KERNEL + 1, BIAS)
+    with pytest.raises(InputError, match="other initial weights"):
+        train(request)
+
+
+def test_make_private_starts_there_too_and_says_so(
+    small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    x = keras.Input((13,), name="integers")
+    model = make_private(
+        keras.Model(x, keras.layers.Dense(1)(x)), batches=small_batches.path,
+        run=tmp_path / "run", noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
+        initial_weights=tmp_path / "w.npz", initial_weights_are_public=True,
+    )  # fmt: skip
+    np.testing.assert_array_equal(model.network.get_weights()[0], KERNEL)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    record = dataclasses.replace(
+        model._session.record(complete=True), num_steps_executed=10, target_delta=1e-3
+    )
+    statement = run_statement(record, model._session.manifest, delta=None)
+    assert "declares public" in statement.to_text().replace("\n", " ")
+    json.dumps(record.to_json())

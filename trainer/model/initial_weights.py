@@ -1,0 +1,108 @@
+"""Training that starts at the weights of a file, which its user declares public.
+
+    FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
+                 run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
+    FILE.keras   a Keras 2 model with the same trainable weights, as ``ema_model.keras``
+                 of a run
+
+Numbers do not show what they were learned from.  The privacy statement holds as long as
+these weights owe nothing to the training examples, and says so.
+
+Formal guarantees:
+  - Weights of other shapes, that are not finite, or that code or pickles would have to
+    make, are refused before any step, in one line.
+  - What the run record says of them names the bytes of the file.
+
+Public: everything here, as the user declares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.validation import InputError
+from trainer.tf_compat import keras
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitialWeights:
+    """The weights of a file.
+
+    Attributes:
+      path: The file.
+      arrays: In the order of the trainable weights.
+      sha256: Of the bytes of the file, as hex digits.
+    """
+
+    path: pathlib.Path
+    arrays: tuple[np.ndarray, ...]
+    sha256: str
+
+    def assign(self, variables: Sequence[Any]) -> None:
+        """Gives the variables these values.
+
+        Raises:
+          InputError: other shapes, no real numbers, or numbers that are not finite.
+        """
+        if len(self.arrays) != len(variables):
+            raise self._error(f"it has {len(self.arrays)} of {len(variables)}")
+        for variable, array in zip(variables, self.arrays, strict=True):
+            if array.shape != tuple(variable.shape):
+                raise self._error(
+                    f"{variable.name} has shape {tuple(variable.shape)}, that of the "
+                    f"file {array.shape}"
+                )
+        for variable, array in zip(variables, self.arrays, strict=True):
+            if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+                raise self._error(f"{variable.name} is no array of finite numbers")
+            variable.assign(array.astype(variable.dtype.as_numpy_dtype))
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the record of a run says of them."""
+        return {"initial_weights": {"sha256": self.sha256, "declared_public": True}}
+
+    def _error(self, what: str) -> InputError:
+        return InputError(
+            f"Expected initial_weights={self.path} to be the trainable weights of the "
+            f"model, in order: {what}. Give a file of the same model, or omit "
+            "--initial-weights."
+        )
+
+
+def read(path: pathlib.Path) -> InitialWeights:
+    """Returns the weights of a file.
+
+    Raises:
+      InputError: no such file, or none of the two forms.
+    """
+    try:
+        data = path.read_bytes()
+        arrays = _of_npz(data) if path.suffix == ".npz" else _of_keras(path)
+    # Keras raises its own kinds of errors; the file has seen no example.
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"Expected initial_weights={path} to be readable as weights: "
+            f"{type(error).__name__}: {text}. Save them by np.savez(file, *arrays)."
+        ) from None
+    return InitialWeights(
+        path=path, arrays=tuple(arrays), sha256=hashlib.sha256(data).hexdigest()
+    )
+
+
+def _of_npz(data: bytes) -> list[np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        prefix = "arr_" if "arr_0" in arrays else "weight_"
+        return [arrays[f"{prefix}{index}"] for index in range(len(arrays.files))]
+
+
+def _of_keras(path: pathlib.Path) -> list[np.ndarray]:
+    model = keras.models.load_model(path, compile=False)
+    return [variable.numpy() for variable in model.trainable_variables]
