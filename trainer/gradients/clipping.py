@@ -56,7 +56,7 @@ OPERATIONS = "operations"
 VECTORIZED = "vectorized"
 
 #: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
-_MOST_GRADIENT_VALUES = 1 << 26
+MOST_GRADIENT_VALUES = 1 << 26
 
 #: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable.
 GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
@@ -184,7 +184,7 @@ def vectorized_sum(
                 lambda rows: chunk_sum(*rows),
                 (dict(columns), weight),
                 num_rows=weight.shape[0],
-                chunk_rows=max(1, _MOST_GRADIENT_VALUES // num_values),
+                chunk_rows=max(1, MOST_GRADIENT_VALUES // num_values),
                 initial=[tf.zeros_like(variable) for variable in model.variables],
             )
         )

@@ -12,9 +12,9 @@ Hessian ("BAM FWD-REV" and "BAM SAM" of the paper).  ``lambda`` is what sharpnes
 minimisation calls the radius of the perturbation, usually rho.
 
 Formal guarantees:
-  - Those of ``clipping``, for g_i.  In particular g_i is a function of the weights of
-    the model and of row i alone, and is clipped: the sum changes by at most
-    ``l2_norm_clip`` with one row, as in DP-SGD, so that DP-SGD's accounting holds.
+  - Those of ``clipping``, for g_i, on every path.  In particular g_i is a function of
+    the weights of the model and of row i alone, and is clipped: the sum changes by at
+    most ``l2_norm_clip`` with one row, as in DP-SGD, so that DP-SGD's accounting holds.
   - Where u_i = 0, g_i is the gradient at theta.
   - Where the terms of u_i cancel, the bound on its norm that is clipped elsewhere (see
     ``layer_gradients``) stands for ||u_i||: the step uphill is shorter, never longer.
@@ -23,10 +23,12 @@ Formal guarantees:
   - ``radius`` 0 gives DP-SGD.
   - All paths agree with a loop over the examples.
 
-Two paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights: along its own
-gradient a layer's outputs change by inner products that are at hand.  ``vectorized``
-gives every example its own copy of the weights, as many at a time as fit a fixed
-memory; "hvp" always takes it.
+Three paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights: along its own
+gradient a layer's outputs change by inner products that are at hand.  ``operations``
+(see ``operation_clipping``) computes what follows from the weights once more, with the
+outcome of each use for weights of the example's own (see ``moved_weights``).
+``vectorized`` takes each example by itself, with a copy of the weights; "hvp" always
+takes it.  The last two hold as many examples at a time as fit a fixed memory.
 
 Public: radius, variant and path.  Sensitive: every input and output.
 
@@ -43,18 +45,22 @@ from accounting.validation import check_choice, check_float
 from trainer.gradients import ghost_clipping
 from trainer.gradients.clipping import (
     BOOKKEEPING,
+    MOST_GRADIENT_VALUES,
+    OPERATIONS,
     VECTORIZED,
     ExampleGradient,
     GradientSum,
+    choose_path,
     clipped_sum,
     example_gradient,
     vectorized_sum,
 )
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
-from trainer.gradients.per_example import keep_rows, real_rows
+from trainer.gradients.operations import operation_clipping
+from trainer.gradients.per_example import keep_rows, real_rows, sum_in_chunks
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
-from trainer.settings.built_in_methods import BAM_SAM, BAM_VARIANTS
+from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM, BAM_VARIANTS
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
@@ -69,8 +75,7 @@ def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
       model: Checked by ``models.check_model``.
       variant: "sam" or "hvp".
     """
-    ghost = variant == BAM_SAM and ghost_clipping.is_exact(model)
-    return BOOKKEEPING if ghost else VECTORIZED
+    return choose_path(model) if variant == BAM_SAM else VECTORIZED
 
 
 def bam_sum(
@@ -88,7 +93,8 @@ def bam_sum(
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       radius: ``lambda``, at least 0.
       variant: "sam" or "hvp".
-      path: "book-keeping" or "vectorized"; the first that is exact if None.
+      path: "book-keeping", "operations" or "vectorized"; the first that is exact if
+        None.
 
     Raises:
       InputError: name, value, bound; or weights that cannot be replaced for one
@@ -97,16 +103,17 @@ def bam_sum(
     check_float("bam_radius", radius, at_least=0)
     check_choice("bam_variant", variant, BAM_VARIANTS)
     path = path or choose_bam_path(model, variant)
-    paths = (BOOKKEEPING, VECTORIZED) if variant == BAM_SAM else (VECTORIZED,)
+    paths = (VECTORIZED,) if variant == BAM_HVP else (*_PASSES, VECTORIZED)
     check_choice("path", path, paths)
     if radius == 0:
         return clipped_sum(model, l2_norm_clip=l2_norm_clip)
-    if path == BOOKKEEPING:
-        return _bookkeeping_sum(model, l2_norm_clip, radius)
+    if path in _PASSES:
+        return _PASSES[path](model, l2_norm_clip, radius)
     if variant == BAM_SAM:
-        check_replaceable(model, remedy="Give --bam-variant hvp.")
-    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
-    return vectorized_sum(model, l2_norm_clip, gradient, copies=_COPIES)
+        check_replaceable(
+            model, remedy="Give bam_variant='hvp', as a flag: --bam-variant hvp."
+        )
+    return _vectorized_sum(model, l2_norm_clip, radius, variant)
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
@@ -138,6 +145,43 @@ def _bookkeeping_sum(
         return uphill.clipped_sum(counted, l2_norm_clip)
 
     return gradient_sum
+
+
+def _operations_sum(
+    model: TrainableModel, l2_norm_clip: float, radius: float
+) -> GradientSum:
+    def of_chunk(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        real = real_rows(model, columns, weight)
+        num_rows = weight.shape[0]
+        here = operation_clipping.backward(model, keep_rows(columns, real), num_rows)
+        counted, scale = ascent_scale(here.norms(), real, radius)
+        return here.moved(counted, scale).clipped_sum(counted, l2_norm_clip)
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        return list(
+            sum_in_chunks(
+                lambda rows: of_chunk(*rows),
+                (dict(columns), weight),
+                num_rows=weight.shape[0],
+                chunk_rows=max(1, MOST_GRADIENT_VALUES // (_COPIES * num_values)),
+                initial=[tf.zeros_like(variable) for variable in model.variables],
+            )
+        )
+
+    num_values = max(1, operation_clipping.num_formed_values(model))
+    otherwise = _vectorized_sum(model, l2_norm_clip, radius, BAM_SAM)
+    return operation_clipping.as_proven(model, gradient_sum, otherwise)
+
+
+#: Paths that take one pass at the weights, and one uphill of them.
+_PASSES = {BOOKKEEPING: _bookkeeping_sum, OPERATIONS: _operations_sum}
+
+
+def _vectorized_sum(
+    model: TrainableModel, l2_norm_clip: float, radius: float, variant: str
+) -> GradientSum:
+    gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
+    return vectorized_sum(model, l2_norm_clip, gradient, copies=_COPIES)
 
 
 def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:

@@ -18,6 +18,7 @@ from trainer.gradients import gradient_parts
 from trainer.gradients.clipping import OPERATIONS as PATH
 from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
 from trainer.gradients.operations.operation_clipping import (
+    backward,
     copies_of_gradients,
     operations_obstacle,
 )
@@ -42,7 +43,9 @@ class _Weight(keras.layers.Layer):
         return self._use(values, self.w)
 
 
-def _model(shape: tuple[int, ...], use: Callable[[Any, Any], Any]) -> TrainableModel:
+def known_model(
+    shape: tuple[int, ...], use: Callable[[Any, Any], Any]
+) -> TrainableModel:
     def make() -> Any:
         integers, values = numbers()
         return keras.Model(integers, _Weight(shape, use)(values))
@@ -111,22 +114,46 @@ UNKNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any], str]] = {
 def test_known_uses_have_the_clipped_sum_of_a_tape_per_example(
     name: str, rows: Any
 ) -> None:
-    model, data = _model(*KNOWN[name]), rows(NUM_ROWS)
+    model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
     assert operations_obstacle(model) is None
     found = clipped_sum(model, l2_norm_clip=CLIP, path=PATH)(*batch(data, padding=2))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lstm",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("bidirectional", "convolutional lstm", "stacked cells")
+        ),
+    ],
+)
+def test_recurrent_layers_have_one_pass_also_where_the_batch_size_is_known(
+    name: str, rows: Any
+) -> None:
+    model = make_model(OPERATIONS[name])
+    columns, weight = batch(rows(NUM_ROWS))
+
+    @tf.function(autograph=False)
+    def norms(columns: Any) -> Any:
+        return backward(model, columns, NUM_ROWS).norms()
+
+    found = norms.get_concrete_function(columns)
+    assert found.output_shapes == weight.shape
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_unknown_uses_are_computed_one_row_at_a_time(name: str) -> None:
     shape, use, why = UNKNOWN[name]
-    model = _model(shape, use)
+    model = known_model(shape, use)
     assert why in (operations_obstacle(model) or "")
     assert choose_path(model) == VECTORIZED
 
 
 def test_a_graph_that_is_not_as_proven_is_computed_one_row_at_a_time(rows: Any) -> None:
-    model, data = _model((1,), _sizes_decide), rows(NUM_ROWS)
+    model, data = known_model((1,), _sizes_decide), rows(NUM_ROWS)
     assert choose_path(model) == PATH
     found = clipped_sum(model, l2_norm_clip=CLIP)(*batch(data))
     assert_close(arrays(found), naive_sum(model, data, CLIP))

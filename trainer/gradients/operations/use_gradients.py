@@ -32,23 +32,25 @@ from trainer.gradients.gradient_parts import (
 from trainer.gradients.operations.weight_uses import Piece, Use, einsum_letters
 from trainer.tf_compat import tf
 
+PRODUCTS, TABLE, OTHER = "products", "table", "other"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Term:
+class Term:
     """What one use adds.
 
     Attributes:
       rows: Tensors (batch, ...).
       form: ``rows`` of some examples -> (examples, *shape of the piece).
       work: Values per example that ``form`` needs beside its result.
-      kind: How ``rows`` are to be read, beside ``form``: "products" for x and d of
-        ``OuterProducts``, "turned" for d and x, "table" for ids and d, or "other".
+      kind: How ``rows`` are to be read, beside ``form``: ``PRODUCTS`` for the two of
+        ``OuterProducts``, ``TABLE`` for ids and d, or ``OTHER``.
     """
 
     rows: tuple[Any, ...]
     form: Callable[[tuple[Any, ...]], Any]
     work: int = 0
-    kind: str = "other"
+    kind: str = OTHER
 
 
 def part_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> Part:
@@ -60,22 +62,34 @@ def part_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> Part:
       num_rows: Examples of the batch.
     """
     terms = [
-        _TERMS[use.op.type](use, piece.shape, slope, num_rows)
+        term_of(use, piece.shape, slope, num_rows)
         for use, slope in zip(piece.uses, slopes, strict=True)
     ]
     (kind, *others) = {term.kind for term in terms}
-    if not others and kind != "other":
+    if not others and kind != OTHER:
         first, second = (
             tf.concat([term.rows[i] for term in terms], 1) for i in range(2)
         )
-        if kind == "products":
+        if kind == PRODUCTS:
             return OuterProducts(first, second, bias=False)
-        if kind == "table":
+        if kind == TABLE:
             return TableRows(first, second, piece.shape)
     return _formed(terms, piece.shape)
 
 
-def _formed(terms: Sequence[_Term], shape: tuple[int, ...]) -> FormedGradients:
+def term_of(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
+    """Returns what one use adds to each example's gradient.
+
+    Args:
+      use: Of the graph that is made at the moment.
+      shape: Of the piece.
+      slope: Derivative of the losses by its outcome.
+      num_rows: Examples of the batch.
+    """
+    return _TERMS[use.op.type](use, shape, slope, num_rows)
+
+
+def _formed(terms: Sequence[Term], shape: tuple[int, ...]) -> FormedGradients:
     def form(rows: Any) -> list[Any]:
         found = [term.form(each) for term, each in zip(terms, rows, strict=True)]
         return [tf.add_n(found)]
@@ -86,79 +100,106 @@ def _formed(terms: Sequence[_Term], shape: tuple[int, ...]) -> FormedGradients:
     )
 
 
-def _by_example(value: Any, num_rows: int) -> Any:
-    """Returns (num_rows * m, ...) values shaped (num_rows, m, ...)."""
+def by_example(value: Any, num_rows: int) -> Any:
+    """Returns (num_rows * m, ...) values shaped (num_rows, m, ...).
+
+    Args:
+      value: Of known shape.
+      num_rows: Examples of the batch.
+    """
     entries = value.shape[0]
     return tf.reshape(value, (num_rows, entries // num_rows, *value.shape[1:]))
 
 
-def _flat_positions(value: Any, num_rows: int) -> Any:
-    """Returns (num_rows * m, ..., size) values shaped (num_rows, positions, size)."""
+def flat_positions(value: Any, num_rows: int) -> Any:
+    """Returns (num_rows * m, ..., size) values shaped (num_rows, positions, size).
+
+    Args:
+      value: Of known shape.
+      num_rows: Examples of the batch.
+    """
     size = value.shape[-1]
     count = math.prod(value.shape.as_list()) // max(1, num_rows * size)
     return tf.reshape(value, (num_rows, count, size))
 
 
-def _product(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> _Term:
-    turned = any(
-        use.op.get_attr(name)
-        for name in ("transpose_b", "adj_y")
-        if name in use.op.node_def.attr
-    )
-    x, d = (_flat_positions(value, num_rows) for value in (use.other, slope))
-    rows = (d, x) if turned else (x, d)
-    return _Term(
+def is_turned(use: Use) -> bool:
+    """Whether a product of matrices is with the transpose of the piece."""
+    names = ("transpose_b", "adj_y")
+    return any(use.op.get_attr(n) for n in names if n in use.op.node_def.attr)
+
+
+def _product(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
+    x, d = (flat_positions(value, num_rows) for value in (use.other, slope))
+    rows = (d, x) if is_turned(use) else (x, d)
+    return Term(
         rows=rows,
         form=lambda rows: tf.matmul(rows[0], rows[1], transpose_a=True),
-        kind="products",
+        kind=PRODUCTS,
     )
 
 
-def _table(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> _Term:
+def _table(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     ids = tf.reshape(use.op.inputs[1], (num_rows, -1))
 
     def form(rows: tuple[Any, ...]) -> Any:
         read = tf.one_hot(rows[0], shape[0], dtype=rows[1].dtype)
         return tf.matmul(read, rows[1], transpose_a=True)
 
-    return _Term(
-        rows=(ids, _flat_positions(slope, num_rows)),
+    return Term(
+        rows=(ids, flat_positions(slope, num_rows)),
         form=form,
         work=ids.shape[1] * shape[0],
-        kind="table",
+        kind=TABLE,
     )
 
 
-def _broadcast(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> _Term:
+def beside_entry(outcome: Any, shape: Sequence[int]) -> list[int]:
+    """Returns the sizes of a piece along the axes of one entry of an outcome.
+
+    Args:
+      outcome: Of the piece and rows, broadcast.
+      shape: Of the piece.
+    """
+    rank = len(outcome.shape) - 1
+    sizes = [1] * rank + list(shape)
+    return sizes[len(sizes) - rank :]
+
+
+def _broadcast(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     if use.op.type == "Mul":
         slope = slope * use.other
     elif use.op.type == "Sub" and use.place == 1:
         slope = -slope
-    inner = slope.shape[1:].as_list()
-    # The axes of the piece that lie beside those of one entry.
-    sizes = [1] * len(inner) + list(shape)
-    sizes = sizes[len(sizes) - len(inner) :]
+    inner, sizes = slope.shape[1:].as_list(), beside_entry(slope, shape)
     repeated = [i for i, size in enumerate(sizes) if size == 1 and inner[i] != 1]
 
     def form(rows: tuple[Any, ...]) -> Any:
         found = tf.reduce_sum(rows[0], [1, *(axis + 2 for axis in repeated)])
         return tf.reshape(found, (-1, *shape))
 
-    return _Term(rows=(_by_example(slope, num_rows),), form=form)
+    return Term(rows=(by_example(slope, num_rows),), form=form)
 
 
-def _einsum(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> _Term:
-    rows, weight, result = einsum_letters(use)
-    batch = rows[0]
-    entry = next(x for x in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if x not in rows + result)
-    terms = ",".join(batch + entry + term[1:] for term in (rows, result))
-    return _Term(
-        rows=(_by_example(use.other, num_rows), _by_example(slope, num_rows)),
-        form=lambda rows: tf.einsum(f"{terms}->{batch}{weight}", *rows),
+def _einsum(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
+    batch, rows, weight, result = einsum_of_examples(use)
+    equation = f"{rows},{result}->{batch}{weight}"
+    return Term(
+        rows=(by_example(use.other, num_rows), by_example(slope, num_rows)),
+        form=lambda rows: tf.einsum(equation, *rows),
     )
 
 
-def _convolution(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> _Term:
+def einsum_of_examples(use: Use) -> tuple[str, str, str, str]:
+    """Returns letters of examples, and of rows, weight and outcome ``by_example``."""
+    rows, weight, result = einsum_letters(use)
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    entry = next(x for x in letters if x not in rows + weight + result)
+    batch = rows[0]
+    return batch, batch + entry + rows[1:], weight, batch + entry + result[1:]
+
+
+def _convolution(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     """Patches, once more for each chunk of examples: they are many."""
     places = math.prod(slope.shape.as_list()[1:-1]) * (slope.shape[0] // num_rows)
     window, channels = math.prod(shape[:-2]), use.other.shape[-1]
@@ -174,8 +215,8 @@ def _convolution(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) ->
         found = tf.einsum("npwgi,npgo->nwigo", patches, slopes)
         return tf.reshape(found, (-1, *shape))
 
-    return _Term(
-        rows=(_by_example(use.other, num_rows), _by_example(slope, num_rows)),
+    return Term(
+        rows=(by_example(use.other, num_rows), by_example(slope, num_rows)),
         form=form,
         work=places * window * channels,
     )
@@ -191,7 +232,7 @@ def _patches(op: Any, images: Any, shape: tuple[int, ...]) -> Any:
     return tf.image.extract_patches(images, sizes, strides, rates, padding)
 
 
-_TERMS: dict[str, Callable[[Use, tuple[int, ...], Any, int], _Term]] = {
+_TERMS: dict[str, Callable[[Use, tuple[int, ...], Any, int], Term]] = {
     **dict.fromkeys(("Add", "AddV2", "BiasAdd", "Mul", "Sub"), _broadcast),
     **dict.fromkeys(("BatchMatMulV2", "MatMul"), _product),
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), _convolution),

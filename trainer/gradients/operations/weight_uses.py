@@ -88,7 +88,7 @@ def find_pieces(
     Raises:
       UnknownUseError: a use that is not understood.
     """
-    walk = _Walk(_ancestors(losses), has_rows)
+    walk = _Walk(ancestors(losses), has_rows)
     handles = {id(variable.handle): i for i, variable in enumerate(variables)}
     for external, placeholder in losses.graph.captures:
         if id(external) in handles:
@@ -104,7 +104,7 @@ def find_pieces(
     return pieces
 
 
-def _ancestors(value: Any) -> set[str]:
+def ancestors(value: Any) -> set[str]:
     """Returns the names of the operations that a tensor follows from."""
     found: set[str] = set()
     left = [value.op]

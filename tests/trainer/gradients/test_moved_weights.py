@@ -1,0 +1,154 @@
+"""Weights of an example's own, in one pass for all examples: exact, apart, bounded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.architectures import OPERATIONS
+from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
+from tests.trainer.methods.test_bam import loop_sum
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from trainer.gradients.clipping import OPERATIONS as PATH
+from trainer.gradients.operations import operation_clipping
+from trainer.gradients.operations.weight_uses import UnknownUseError
+from trainer.methods import bam
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import keras, tf
+
+CLIP = 0.3
+RADIUS = 0.3
+
+
+def _mostly_thorough(names: Iterable[str], plain: Sequence[str]) -> list[Any]:
+    return [
+        pytest.param(name, marks=() if name in plain else pytest.mark.thorough)
+        for name in names
+    ]
+
+
+def _never(*arguments: Any) -> Any:
+    raise AssertionError("computed one example at a time")
+
+
+def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
+    return tf.function(bam.bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
+
+
+@pytest.fixture
+def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where a step would take one example at a time."""
+    monkeypatch.setattr(bam, "_vectorized_sum", lambda *more: _never)
+
+
+@pytest.mark.parametrize(
+    "name",
+    _mostly_thorough(OPERATIONS, ["table used twice", "lstm", "strides and padding"]),
+)
+@pytest.mark.usefixtures("one_pass")
+def test_one_pass_equals_a_loop_that_moves_the_weights(name: str, rows: Any) -> None:
+    model, data = make_model(OPERATIONS[name]), rows(NUM_ROWS)
+    found = _sum(model)(*batch(data, padding=4, fill=math.nan))
+    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS), 2e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    _mostly_thorough(
+        KNOWN, ["turned", "subtracted from", "rows and columns", "einsum along"]
+    ),
+)
+@pytest.mark.usefixtures("one_pass")
+def test_every_known_use_equals_the_loop(name: str, rows: Any) -> None:
+    model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
+    found = _sum(model)(*batch(data, padding=2))
+    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_dilated_and_grouped_windows_equal_the_loop(rows: Any) -> None:
+    def windows(values: Any, kernel: Any) -> Any:
+        images = tf.reshape(values[:, :12], (-1, 4, 3, 1))
+        images = tf.concat([images, tf.tanh(images)], -1)
+        found = tf.nn.conv2d(images, kernel, 1, "SAME", dilations=[2, 1])
+        return tf.reduce_sum(tf.tanh(found), (1, 2, 3))[:, None]
+
+    model, data = known_model((2, 2, 1, 4), windows), rows(NUM_ROWS)
+    found = _sum(model)(*batch(data))
+    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
+
+
+@pytest.mark.usefixtures("one_pass")
+def test_large_products_are_not_formed(
+    rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def twice(values: Any, kernel: Any) -> Any:
+        hidden = tf.tanh(tf.matmul(values, kernel))
+        return tf.reduce_sum(tf.tanh(tf.matmul(hidden, kernel)), 1, keepdims=True)
+
+    model, data = known_model((13, 13), twice), rows(NUM_ROWS)
+    monkeypatch.setattr(
+        "trainer.gradients.operations.moved_weights._product_change", _never
+    )
+    found = _sum(model)(*batch(data))
+    assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
+
+
+class _ChosenRows(keras.layers.Layer):
+    """Rows of one table, at places that another weight decides."""
+
+    def build(self, shape: Any) -> None:
+        self.choice = self.add_weight("choice", (13, 3))
+        self.table = self.add_weight("table", (3, 2))
+
+    def call(self, values: Any) -> Any:
+        scores = tf.matmul(values, self.choice)
+        rows = tf.gather(self.table, tf.argmax(scores, 1, output_type=tf.int32))
+        return tf.reduce_sum(rows, 1, keepdims=True) * tf.reduce_max(
+            scores, 1, keepdims=True
+        )
+
+
+def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
+    rows: Any,
+) -> None:
+    def make() -> Any:
+        integers = keras.Input((13,), name="integers")
+        known = tf.where(tf.math.is_nan(integers), 0.0, integers) / 4.0
+        return keras.Model(integers, _ChosenRows()(known))
+
+    model, data = make_model(make), rows(NUM_ROWS)
+    assert bam.choose_bam_path(model) == PATH
+
+    @tf.function(autograph=False)
+    def moved(columns: Any, weight: Any) -> Any:
+        found = operation_clipping.backward(model, columns, NUM_ROWS)
+        with pytest.raises(UnknownUseError, match="depend on a weight"):
+            found.moved(weight > 0, weight)
+        return weight
+
+    moved(*batch(data))
+    assert_close(arrays(_sum(model)(*batch(data))), loop_sum(model, data, CLIP, RADIUS))
+
+
+@pytest.mark.parametrize(
+    "name", _mostly_thorough(["lstm", "strides and padding"], ["strides and padding"])
+)
+def test_an_example_contributes_the_same_beside_others_and_at_most_the_clip(
+    name: str, rows: Any
+) -> None:
+    model, data = make_model(OPERATIONS[name]), rows(NUM_ROWS)
+    clip = 0.1
+    gradient_sum = _sum(model, clip)
+    whole, rest = (
+        arrays(gradient_sum(*batch(data[k:], padding=k, fill=math.inf))) for k in (0, 1)
+    )
+    alone = arrays(gradient_sum(*batch(data[:1], padding=NUM_ROWS - 1)))
+    for a, b, c in zip(whole, rest, alone, strict=True):
+        np.testing.assert_allclose(a - b, c, atol=1e-6)
+    norm = math.sqrt(sum(float((a.astype("f8") ** 2).sum()) for a in alone))
+    assert clip * 0.999 <= norm <= clip * (1 + 1e-5)
