@@ -91,24 +91,36 @@ def test_what_does_not_flip_is_not_mentioned(second: list[Ends]) -> None:
 def test_a_lower_bound_is_computed_where_only_an_upper_one_is_at_hand() -> None:
     question = Question(
         num_examples=1000,
-        expected_batch_size=100,
-        num_steps=10,
+        expected_batch_size=250,
+        num_steps=4,
         num_epochs=1,
-        delta=1e-5,
+        delta=1e-3,
         epsilon=1.0,
     )
     lines = (SweepLine(sampler="poisson"), SweepLine(sampler="deterministic"))
-    swept = sweeps.sweep(question, "epsilon", lines, values=(1.0, 16.0))
+    swept = sweeps.sweep(question, "epsilon", lines, values=(1.0, 8.0))
     [found] = crossovers.find(swept)
     assert (found.lower, found.proven) == ("poisson", True)
     # The same of epsilon, and of delta.
-    noise = dataclasses.replace(question, epsilon=None, noise_multiplier=0.4)
-    swept = sweeps.sweep(noise, "noise-multiplier", lines, values=(0.4, 3.0))
+    noise = dataclasses.replace(question, epsilon=None, noise_multiplier=0.6)
+    swept = sweeps.sweep(noise, "noise-multiplier", lines, values=(0.5, 3.0))
     [found] = crossovers.find(swept)
     assert (found.lower, found.proven) == ("deterministic", True)
-    swept = sweeps.sweep(noise, "epsilon", lines, values=(1.0, 16.0))
+    swept = sweeps.sweep(noise, "epsilon", lines, values=(1.0, 8.0))
     [found] = crossovers.find(swept)
     assert (found.lower, found.proven) == ("poisson", True)
+
+
+@pytest.mark.parametrize(
+    ("lower", "decides"), [(9e-6, False), (1.1e-5, True), (None, False)]
+)
+def test_only_a_lower_bound_above_delta_decides(
+    lower: float | None, decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = Bounds(upper=0.5, lower=lower, method="m")
+    monkeypatch.setattr(crossovers.accountant, "delta", lambda *_, **__: bounds)
+    swept = _sweep([(None, 1), (None, 3)], [(None, 2), (None, 2)])
+    assert bool(crossovers.find(swept)) == decides
 
 
 def test_pairs_that_say_the_same_are_named_together() -> None:
