@@ -1,0 +1,1 @@
+"""Other accountants asked for the epsilon of a plan."""
