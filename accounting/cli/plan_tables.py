@@ -39,16 +39,17 @@ def print_table(question: Question, rows: list[Answer]) -> None:
     table.add_column("sampler", no_wrap=True)
     table.add_column("noise" if noise else "epsilon", justify="right", no_wrap=True)
     table.add_column("bound")
-    table.add_column("truncated at", justify="right")
-    table.add_column("padding", justify="right")
+    truncated = any(row.padding is not None for row in rows)
+    if truncated:
+        table.add_column("truncated at", justify="right")
+        table.add_column("padding", justify="right")
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*(_cells(row) if truncated else _cells(row)[:3]))
     click.echo(
         f"{target}, delta={question.delta!r}, "
         f"{neighboring_relation.NAMES[question.neighboring_relation]} relation"
         f"{_of_users(question)}\n"
-        f"n={question.num_examples:,} examples, b={question.expected_batch_size:,} "
-        f"per step, T={question.num_steps:,} steps, {question.num_epochs:,} epoch(s)"
+        f"{question.schedule}"
     )
     Console().print(table)
 
@@ -95,7 +96,7 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
-            f"noise multiplier {tan.LEAST_NOISE:g} the true epsilon grows beyond it."
+            f"noise multiplier {tan.LEAST_NOISE:g} epsilon may be far above it."
         )
     for group in crossovers.grouped(found):
         click.echo(group.sentence(sweep.axis))

@@ -65,6 +65,19 @@ class Question:
             return NOISE
         return EPSILON if self.epsilon is None else DELTA
 
+    @property
+    def schedule(self) -> str:
+        """The data set and the schedule, in words."""
+        return (
+            f"n={self.num_examples:,} examples, b={self.expected_batch_size:,} per "
+            f"step, T={self.num_steps:,} steps, {self.epochs}"
+        )
+
+    @property
+    def epochs(self) -> str:
+        """The number of epochs, in words."""
+        return f"{self.num_epochs:,} epoch{'s' * (self.num_epochs != 1)}"
+
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, with the smallest safe cap if none is given.
 

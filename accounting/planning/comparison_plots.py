@@ -33,7 +33,7 @@ def draw_comparison(question: Question, rows: list[Answer], path: Path) -> None:
     axes.set_xlim(left=0.0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(_caption(question))
-    add_legend(figure, axes, loc="outside lower center", ncols=2)
+    _add_legend(figure, axes, loc="outside lower center", ncols=2)
     save(figure, path)
 
 
@@ -62,26 +62,18 @@ def _text(row: Answer) -> str:
 
 
 def _caption(question: Question) -> str:
+    given = f"noise multiplier {question.noise_multiplier}"
+    if question.noise_multiplier is None:
+        given = f"epsilon={question.epsilon}"
     relation = NAMES[question.neighboring_relation]
-    if question.epsilon is None:
-        return (
-            f"epsilon at noise multiplier {question.noise_multiplier:g}, "
-            f"delta={question.delta:g}, {relation} relation"
-        )
     return (
-        f"noise multiplier for epsilon={question.epsilon:g}, "
-        f"delta={question.delta:g}, {relation} relation"
+        f"{question.asks_for} at {given}, delta={question.delta}, {relation} relation\n"
+        f"{question.schedule}"
     )
 
 
-def add_legend(figure: Any, axes: Any, **where: Any) -> None:
-    """Adds a line for each label, outside of the axes, where it hides nothing.
-
-    Args:
-      figure: Of which the axes are part.
-      axes: Where the labelled lines are.
-      **where: As for `matplotlib.figure.Figure.legend`.
-    """
+def _add_legend(figure: Any, axes: Any, **where: Any) -> None:
+    """Adds a line for each label, outside of the axes, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     found = dict(zip(labels, handles, strict=True))
     if found:

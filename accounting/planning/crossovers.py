@@ -16,7 +16,7 @@ from typing import Any
 
 from accounting import accountant
 from accounting.neighboring_relation import brought
-from accounting.planning.sweeps import Point, Sweep
+from accounting.planning.sweeps import Point, Sweep, SweepLine
 
 #: Proven values that differ by less, relatively, are one line in a picture.
 _TIE = 1e-4
@@ -48,13 +48,21 @@ class Crossover:
 
 
 def find(sweep: Sweep) -> list[Crossover]:
-    """Returns the crossovers of every pair of lines."""
+    """Returns the crossovers of every pair of samplers, all else being equal."""
     found = []
     for first, second in itertools.combinations(range(len(sweep.lines)), 2):
+        if not _differ_in_sampler(sweep.lines[first], sweep.lines[second]):
+            continue
         orders = _orders(sweep.points[first], sweep.points[second])
         names = sweep.lines[first].name, sweep.lines[second].name
         found += _of_pair(orders, sweep.values, names)
     return found
+
+
+def _differ_in_sampler(first: SweepLine, second: SweepLine) -> bool:
+    if first.sampler == second.sampler or first.theorem != second.theorem:
+        return False
+    return first.total_noise_steps == second.total_noise_steps
 
 
 def _orders(first: tuple[Point, ...], second: tuple[Point, ...]) -> list[int | None]:

@@ -66,12 +66,14 @@ def _draw_line(axes: Any, sweep: Sweep, index: int) -> tuple[Line2D, bool]:
     Returns:
       The line of what is proven, and whether there is a band below it.
     """
-    points, layer = sweep.points[index], len(sweep.lines) - 1 - index
+    points = sweep.points[index]
+    # From 1, of the first line, to 0, of the last.
+    layer = 1 - index / max(1, len(sweep.lines) - 1)
     places = [_place(sweep, point) for point in points]
     style: dict[str, Any] = {
         "color": _PALETTE[index % len(_PALETTE)],
         "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 5 + min(layer, 6),
+        "markersize": 5 + 4 * layer,
     }
     proven = [_number(rounding.proven_text(point.answer)) for point in points]
     least = [
@@ -82,8 +84,8 @@ def _draw_line(axes: Any, sweep: Sweep, index: int) -> tuple[Line2D, bool]:
     ]
     banded = not all(map(math.isnan, least))
     [line] = axes.plot(
-        places, proven, **style, label=sweep.lines[index].name.replace(", ", ",\n"),
-        linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 0.7 * min(layer, 6),
+        places, proven, **style, label=sweep.lines[index].name.replace(", ", ",\n", 1),
+        linestyle=_DASHES[index % len(_DASHES)], linewidth=1.5 + 2.5 * layer,
     )  # fmt: skip
     if banded:
         axes.fill_between(places, least, proven, color=style["color"], alpha=0.15, lw=0)

@@ -115,12 +115,9 @@ def _batch_sizes(question: Question) -> tuple[float, ...]:
 
 
 def _numbers_of_examples(question: Question) -> tuple[float, ...]:
-    numbers = [question.num_examples * 2.0**power for power in range(-2, 4)]
-    return tuple(
-        number
-        for number in numbers
-        if number.is_integer() and number >= question.expected_batch_size
-    )
+    number = question.num_examples
+    numbers = (number // 4, number // 2, number, 2 * number, 4 * number, 8 * number)
+    return tuple(n for n in numbers if n >= question.expected_batch_size)
 
 
 def _numbers_of_steps(question: Question) -> tuple[float, ...]:
@@ -306,8 +303,12 @@ class Sweep:
 
     @property
     def title(self) -> str:
-        """What is asked for, and what is held, in two lines."""
-        return "\n".join(_held(self.question, self.axis, self.asks_for, self.eta))
+        """What is asked for, and what is held."""
+        title = "\n".join(_held(self.question, self.axis, self.asks_for, self.eta))
+        capped = any(p[0].answer.plan.truncated_batch_size for p in self.points)
+        if self.asks_for == DELTA and capped:
+            title += f",\ncap as for delta={self.question.delta!r}"
+        return title
 
     @property
     def eta(self) -> float | None:
@@ -315,10 +316,6 @@ class Sweep:
         if self.lines[0].total_noise_steps is None:
             return None
         return _configuration(self.points[0][0].question, self.lines[0]).eta
-
-
-def _epochs(question: Question) -> str:
-    return f"{question.num_epochs:,} epoch{'s' * (question.num_epochs != 1)}"
 
 
 def _held(
@@ -335,7 +332,7 @@ def _held(
         "num-examples": f"n={question.num_examples:,} examples",
         "batch-size": f"b={question.expected_batch_size:,} per step",
         "num-steps": f"T={question.num_steps:,} steps" if question.holds_steps else "",
-        "epochs": "" if question.holds_steps else _epochs(question),
+        "epochs": "" if question.holds_steps else question.epochs,
     }
     varied = {axis} if eta is None else {axis, "batch-size", "num-steps"}
     if axis in ("epochs", "num-steps"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -212,6 +213,25 @@ def test_the_target_is_printed_with_all_its_digits():
     assert "noise multiplier 1.23456789, delta" in run(*noise, *sampler)
     text = run(*QUESTION, *exact, *sampler, "--sweep", "epochs")
     assert "noise multiplier at epsilon=2.0000001, delta=1.23456789e-05" in text
+
+
+def test_commands_of_the_page_get_to_their_work(root, monkeypatch):
+    class StartedError(Exception):
+        pass
+
+    def started(*_):
+        raise StartedError
+
+    monkeypatch.setattr("accounting.planning.comparison.answer", started)
+    monkeypatch.setattr("accounting.planning.sweeps.answer", started)
+    monkeypatch.setattr("accounting.planning.sweeps.checked_plan", lambda *_: None)
+    page = (root / "docs" / "accountant.md").read_text()
+    commands = re.findall(r"^dpsgd plan ((?:.*\\\n)*.*)", page, re.M)
+    assert len(commands) > 10
+    for command in commands:
+        arguments = shlex.split(command.replace("\\\n", " "))
+        found = CliRunner().invoke(plan_command, arguments).exception
+        assert isinstance(found, StartedError), command
 
 
 @pytest.mark.parametrize("epsilon", ["1", "2", "3", "4", "5"])
