@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pipelines.tables.table_format import TableOptions as TableOptions
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
+    from trainer.experiments.bias import measure_bias as measure_bias
     from trainer.experiments.compare import compare as compare
     from trainer.experiments.simulate import simulate as simulate
     from trainer.export.keras_3 import to_keras_3 as to_keras_3
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         AggregationSettings as AggregationSettings,
     )
     from trainer.settings.audit_settings import AuditSettings as AuditSettings
+    from trainer.settings.bias_settings import BiasSettings as BiasSettings
     from trainer.settings.comparison_settings import (
         ComparisonSettings as ComparisonSettings,
     )
@@ -101,6 +103,7 @@ _HOMES = {
     "Request": "trainer.run.preflight",
     "RunRecord": "trainer.run.run_record",
     "Schema": "pipelines.tables.schema.schema",
+    "BiasSettings": "trainer.settings.bias_settings",
     "SimulationSettings": "trainer.settings.comparison_settings",
     "Summary": "trainer.train",
     "TableOptions": "pipelines.tables.table_format",
@@ -124,6 +127,7 @@ _HOMES = {
     "read_manifest": "pipelines.batches.manifest",
     "read_run": "trainer.run.run_record",
     "run_statement": "trainer.run.privacy",
+    "measure_bias": "trainer.experiments.bias",
     "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
     "to_keras_3": "trainer.export.keras_3",

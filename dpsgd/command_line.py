@@ -1,8 +1,4 @@
-"""The command line: one command, whose parts are imported when they are used.
-
-dpsgd plan | synth | schema | prepare | bound | batches | verify | train | predict
-      | simulate | compare | account | audit | report | demo
-"""
+"""The command line: one command, whose parts are imported when they are used."""
 
 from __future__ import annotations
 
@@ -61,6 +57,10 @@ COMMANDS = {
     "compare": (
         "trainer.cli.compare_commands:compare",
         "Shuffled and Poisson batches: noise, epsilon and AUC.",
+    ),
+    "bias": (
+        "trainer.cli.bias_commands:bias",
+        "How clipping biases each method: public data.",
     ),
     "account": ("trainer.cli.commands:account", "The epsilon of a run, or of a plan."),
     "audit": (

@@ -312,6 +312,7 @@ class _Training:
         if not self._settings.non_private_diagnostics:
             return None
         self._reporter.say(NON_PRIVATE_DIAGNOSTICS)
+        ascent = self._hooks.ascent
         return NonPrivateClippingBias(
             self._request.run,
             self._model.variables,
@@ -319,6 +320,8 @@ class _Training:
             unclipped=registry.gradient_sum(
                 self._model, self._settings, l2_norm_clip=math.inf
             ),
+            ascent=ascent(self._model, self._optimizer) if ascent else None,
+            expected_batch_size=self._plan.expected_batch_size,
             first_step=self._done,
             autograph=self._model.needs_autograph,
         )

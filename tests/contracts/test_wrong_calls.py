@@ -70,6 +70,8 @@ BASES = {
     "simulate": "--input data/train --eval data/test --out new --batch-size 32 "
     "--small-batch-sizes 4,8 --epochs 1 --noise-multiplier 1 --delta 1e-5 "
     "--l2-norm-clip 1",
+    "bias": "--batches batches --eval data/test --out new --data-is-public "
+    "--noise-multiplier 1 --l2-norm-clip 1 --bam-radius 0.1 --sat-radius 0.1",
 }
 ENOUGH = {"batches": "536900000"}  # bytes
 
@@ -569,6 +571,26 @@ COMPARE = [
     row('--for dp-sgd "--hidden \'4"', "No closing quotation"),
 ]  # fmt: skip
 
+BIAS = [
+    whole("", "Missing option '--batches'"),
+    whole(BASES["bias"].replace("--data-is-public", ""),
+        "data_is_public (--data-is-public)", "--data-is-public"),
+    whole(BASES["bias"].replace("--bam-radius 0.1", ""),
+        "--bam-radius for method='bam'", "--bam-radius 0.1"),
+    row("--nosuch", "No such option '--nosuch'", "- --nosuch"),
+    row("extra", "unexpected extra argument (extra)", "- extra"),
+    row("--batches nosuch", "nosuch", "--batches batches"),
+    row("--eval nosuch", "nosuch", "--eval data/test"),
+    row("--method dp-sat", "no --bam-radius: --method bam", "--method bam"),
+    row("--method dp-sat --method bam --method bam", "each method once"),
+    row("--non-private-diagnostics", "no --non-private-diagnostics",
+        "- --non-private-diagnostics"),
+    row("--embedding-noise lazy --optimizer sgd", "--embedding-noise lazy"),
+    number("--bam-radius", "-1", "bam_radius=-1.0 >= 0", "0.1"),
+    number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
+    number("--learning-rate", "0", "learning_rate=0.0 > 0", "0.1"),
+]  # fmt: skip
+
 SIMULATE = [
     whole("", "Missing option '--input'"),
     *TRAIN_FLAGS,
@@ -632,6 +654,7 @@ TABLES = {
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND,
+    "bias": BIAS,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 
@@ -653,6 +676,7 @@ WORK = {
     "audit": "trainer.auditing.audit._audit_mechanism",
     "compare": "trainer.experiments.compare_noise.find_cases",
     "simulate": "trainer.experiments.simulate.Simulator",
+    "bias": "trainer.experiments.bias._train",
 }
 
 

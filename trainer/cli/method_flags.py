@@ -43,6 +43,16 @@ class TrainsByMethods(click.Command):
         return [*params[:first], *_apart(own, params), *params[first:]]
 
 
+class SettingsOfMethods(click.Command):
+    """A command that takes the settings of every method, for several methods."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns all parameters, with those of the methods before ``--help``."""
+        params = super().get_params(ctx)
+        own = _apart(list(map(_option, methods.own_settings())), params)
+        return [*params[:-1], *own, params[-1]]
+
+
 class AccountsForMethods(click.Command):
     """A command that takes the settings of methods with accounting of their own."""
 

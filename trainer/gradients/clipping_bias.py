@@ -6,9 +6,12 @@ the sum after clipping, before noise,
     gbar = a ghat + c,    a = <gbar, ghat> / ||ghat||^2,    c orthogonal to ghat
 
 ``a`` below 1 is the error in magnitude, ``||c|| / ||ghat||`` that in direction; noise
-adds no bias.  Both are functions of the examples without any noise: epsilon does not
-cover them.  They are for research on public data, off unless asked for by a flag that
-says so, and written below the run's private folder alone.
+adds no bias.  Beside them stand the absolute bias ``||gbar - ghat||`` over the expected
+batch size, the cosine of ``gbar`` and ``ghat``, and of a method that takes gradients
+uphill the cosine of its ascent and of the gradient that is meant.  All are functions of
+the examples without any noise: epsilon does not cover them.  They are for research on
+public data, off unless asked for by a flag that says so, and written below the run's
+private folder alone.
 
 Formal guarantees:
   - Training does not depend on it.
@@ -20,18 +23,23 @@ References:
 
 from __future__ import annotations
 
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipelines.batches.manifest import PRIVATE_NAME, write_atomically
 from trainer.gradients.clipping import GradientSum
+from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, COLUMNS
 from trainer.tf_compat import tf
 
-CLIPPING_BIAS_NAME = "non_private_clipping_bias.csv"
-_HEADER = "step,magnitude,direction\n"
+_HEADER = ",".join(("step", *COLUMNS)) + "\n"
+
+#: (columns, weight) -> the gradient at the weights that are updated, and the direction
+#: in which a method moves before it takes its own: sums over a physical batch.
+AscentSums = Callable[[Mapping[str, Any], Any], tuple[list[Any], list[Any]]]
 
 
 class NonPrivateClippingBias:
@@ -42,6 +50,8 @@ class NonPrivateClippingBias:
       variables: The trainable variables.
       clipped: What the step sums.
       unclipped: The same with an infinite clip.
+      ascent: Of a method that takes its gradients uphill; None of others.
+      expected_batch_size: The divisor of the step.
       first_step: Steps that are done; later lines of an earlier process are dropped.
       autograph: Whether the sums need AutoGraph.
     """
@@ -53,14 +63,17 @@ class NonPrivateClippingBias:
         *,
         clipped: GradientSum,
         unclipped: GradientSum,
+        ascent: AscentSums | None = None,
+        expected_batch_size: int,
         first_step: int,
         autograph: bool = False,
     ) -> None:
         self._path = run / PRIVATE_NAME / CLIPPING_BIAS_NAME
-        self._sums = clipped, unclipped
+        self._sums, self._ascent = (clipped, unclipped), ascent
+        self._divisor = float(expected_batch_size)
         self._totals = [
             [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
-            for _ in self._sums
+            for _ in range(2 if ascent is None else 4)
         ]
         self._add = tf.function(self._accumulate, autograph=autograph)
         lines = self._path.read_text().splitlines(True) if self._path.exists() else []
@@ -79,18 +92,26 @@ class NonPrivateClippingBias:
 
     def finish(self, step: int) -> None:
         """Writes the line of a step and starts the next one."""
-        clipped, unclipped = (
+        clipped, unclipped, *ascent = (
             [total.numpy().astype("f8") for total in totals] for totals in self._totals
         )
-        magnitude, direction = decompose(clipped, unclipped)
+        difference = [c - u for c, u in zip(clipped, unclipped, strict=True)]
+        values = (
+            *decompose(clipped, unclipped),
+            _norm(difference) / self._divisor,
+            cosine(clipped, unclipped),
+            cosine(*ascent) if ascent else math.nan,
+        )
         with self._path.open("a") as file:
-            file.write(f"{step},{magnitude:.9g},{direction:.9g}\n")
+            file.write(",".join([str(step), *(f"{v:.9g}" for v in values)]) + "\n")
         for total in (total for totals in self._totals for total in totals):
             total.assign(tf.zeros_like(total))
 
     def _accumulate(self, columns: Mapping[str, Any], weight: Any) -> None:
-        for gradient_sum, totals in zip(self._sums, self._totals, strict=True):
-            gradients = gradient_sum(columns, weight)
+        found = [gradient_sum(columns, weight) for gradient_sum in self._sums]
+        if self._ascent is not None:
+            found += self._ascent(columns, weight)
+        for totals, gradients in zip(self._totals, found, strict=True):
             for total, gradient in zip(totals, gradients, strict=True):
                 total.assign_add(tf.convert_to_tensor(gradient))
 
@@ -109,9 +130,29 @@ def decompose(
       (0.5, 0.5)
     """
     pairs = list(zip(clipped, unclipped, strict=True))
-    square = sum(float((g * g).sum()) for _, g in pairs)
+    square = _norm(unclipped) ** 2
     if square == 0:
         return 1.0, 0.0
     magnitude = sum(float((c * g).sum()) for c, g in pairs) / square
     rest = sum(float(((c - magnitude * g) ** 2).sum()) for c, g in pairs)
     return magnitude, float(np.sqrt(rest / square))
+
+
+def cosine(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
+    """Returns the cosine of the angle between two vectors; NaN if one is 0.
+
+    Args:
+      left: An array for each variable.
+      right: The same shapes.
+
+    Example:
+      >>> cosine([np.array([1.0, 0.0])], [np.array([0.0, 2.0])])
+      0.0
+    """
+    product = sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
+    norms = _norm(left) * _norm(right)
+    return product / norms if norms else math.nan
+
+
+def _norm(values: Sequence[np.ndarray]) -> float:
+    return math.sqrt(sum(float((v * v).sum()) for v in values))

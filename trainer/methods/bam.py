@@ -53,8 +53,10 @@ from trainer.gradients.clipping import (
     choose_path,
     clipped_sum,
     example_gradient,
+    plain_sum,
     vectorized_sum,
 )
+from trainer.gradients.clipping_bias import AscentSums
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
 from trainer.gradients.operations import operation_clipping
 from trainer.gradients.per_example import keep_rows, real_rows, sum_in_chunks
@@ -66,6 +68,9 @@ from trainer.tf_compat import tf
 
 #: Copies of the weights that an example needs at a time: u_i, where to, and g_i.
 _COPIES = 3
+
+#: A norm that next to no gradient is below.
+_LEAST_CLIP = 1e-10
 
 
 def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
@@ -236,4 +241,13 @@ def _sum_of(
     )
 
 
-HOOKS = Hooks(choose_path=_path_of, gradient_sum=_sum_of)
+def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
+    """The sum of the examples' directions beside that of their gradients."""
+    del optimizer  # gradients are taken at the weights that it updates
+    # Clipped to next to nothing, every gradient is its direction.
+    directions = clipped_sum(model, l2_norm_clip=_LEAST_CLIP)
+    gradients = plain_sum(model)
+    return lambda *batch: (gradients(*batch), directions(*batch))
+
+
+HOOKS = Hooks(choose_path=_path_of, gradient_sum=_sum_of, ascent=_ascent_of)

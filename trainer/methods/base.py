@@ -20,6 +20,7 @@ import numpy as np
 
 from accounting.validation import InputError
 from trainer.gradients.clipping import GradientSum
+from trainer.gradients.clipping_bias import AscentSums
 from trainer.gradients.noise import DrawStep
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
@@ -63,6 +64,8 @@ class Hooks:
         None for that of the settings.
       draw: What is drawn for ``before_step``, beside the noise of every variable, as a
         function of the key of the run and the step; None for nothing.
+      ascent: (model, optimizer) -> what `clipping_bias` compares of a method that takes
+        its gradients uphill; None of others.  Not private, and no part of a step.
 
     Raises:
       InputError: something is drawn, and no optimizer takes it.  The functions raise it
@@ -75,6 +78,7 @@ class Hooks:
         None
     )
     draw: DrawStep | None = None
+    ascent: Callable[[TrainableModel, Any], AscentSums] | None = None
 
     def __post_init__(self) -> None:
         if self.draw is not None and self.optimizer is None:

@@ -14,16 +14,26 @@ from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.clipping_bias import (
     CLIPPING_BIAS_NAME,
     NonPrivateClippingBias,
+    cosine,
     decompose,
 )
+from trainer.methods import bam, dp_sat
+from trainer.methods.dp_sat import SharpnessAwareOptimizer
+from trainer.tf_compat import keras, tf
+
+DIVISOR = 5
 
 
-def _bias(run: pathlib.Path, model: Any, first_step: int = 0) -> Any:
+def _bias(
+    run: pathlib.Path, model: Any, first_step: int = 0, ascent: Any = None
+) -> Any:
     return NonPrivateClippingBias(
         run,
         model.variables,
         clipped=clipped_sum(model, l2_norm_clip=0.3),
         unclipped=plain_sum(model),
+        ascent=ascent,
+        expected_batch_size=DIVISOR,
         first_step=first_step,
     )
 
@@ -56,7 +66,7 @@ def test_a_line_is_of_all_batches_of_its_step(run: pathlib.Path, rows: Any) -> N
     bias.add(*batch(rows(7, seed=3)))
     bias.finish(2)
     header, first, second = _lines(run)
-    assert header == "step,magnitude,direction"
+    assert header == "step,magnitude,direction,bias,cosine,ascent_cosine"
     for line, data in (
         (first, np.concatenate([rows(6, seed=1), rows(5, seed=2)])),
         (second, rows(7, seed=3)),
@@ -64,7 +74,57 @@ def test_a_line_is_of_all_batches_of_its_step(run: pathlib.Path, rows: Any) -> N
         clipped = arrays(clipped_sum(model, l2_norm_clip=0.3)(*batch(data)))
         wanted = decompose(clipped, arrays(plain_sum(model)(*batch(data))))
         assert wanted[0] < 0.9
-        assert [float(x) for x in line.split(",")[1:]] == pytest.approx(wanted, 1e-3)
+        *found, ascent = (float(x) for x in line.split(",")[1:])
+        unclipped = arrays(plain_sum(model)(*batch(data)))
+        pair = [np.concatenate([g.ravel() for g in x]) for x in (clipped, unclipped)]
+        bias = np.linalg.norm(pair[0] - pair[1]) / DIVISOR
+        angle = pair[0] @ pair[1] / np.prod(np.linalg.norm(pair, axis=1))
+        assert found == pytest.approx([*wanted, bias, angle], 1e-3)
+        assert np.isnan(ascent)
+
+
+def _cosine_of_ascent(run: pathlib.Path, model: Any, ascent: Any, data: Any) -> float:
+    bias = _bias(run, model, ascent=ascent)
+    bias.add(*batch(data, padding=2, fill=np.nan))
+    bias.finish(1)
+    return float(_lines(run)[1].split(",")[-1])
+
+
+def test_the_ascent_of_bam_is_the_sum_of_directions(
+    run: pathlib.Path, rows: Any
+) -> None:
+    model, data = make_model(linear), rows(6)
+    each = [
+        np.concatenate([g.ravel() for g in arrays(plain_sum(model)(*batch(row)))])
+        for row in np.split(data, 6)
+    ]
+    directions = sum(g / np.linalg.norm(g) for g in each)
+    found = _cosine_of_ascent(run, model, bam.HOOKS.ascent(model, None), data)
+    assert found == pytest.approx(cosine([directions], [sum(each)]), 1e-4)
+    assert found < 0.99
+
+
+def test_the_ascent_of_dp_sat_is_the_previous_gradient_at_the_weights(
+    run: pathlib.Path, rows: Any
+) -> None:
+    model, data = make_model(linear), rows(6)
+    optimizer = SharpnessAwareOptimizer(
+        keras.optimizers.SGD(0.0), model.variables, radius=3.0
+    )
+    optimizer.build(model.variables)
+    optimizer.before_step()
+    previous = [tf.ones_like(v) for v in model.variables]
+    optimizer.apply_gradients(zip(previous, model.variables, strict=True))
+    here = arrays(plain_sum(model)(*batch(data)))
+    optimizer.before_step()
+    moved = arrays(model.variables)
+    uphill = arrays(plain_sum(model)(*batch(data)))
+    ascent = dp_sat.HOOKS.ascent(model, optimizer)
+    found = _cosine_of_ascent(run, model, ascent, data)
+    assert found == pytest.approx(cosine(here, arrays(previous)), 1e-4)
+    assert found != pytest.approx(cosine(uphill, arrays(previous)), 1e-3)
+    for left, right in zip(model.variables, moved, strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 def test_a_resumed_run_has_each_step_once(run: pathlib.Path, rows: Any) -> None:

@@ -1,0 +1,136 @@
+"""The bias of clipping along runs: of data that is declared public alone."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trainer.train
+from accounting.validation import InputError
+from pipelines.batches.manifest import read_manifest
+from tests.trainer.run.whole_runs import private_settings, weights_of
+from trainer.experiments.bias import measure_bias
+from trainer.settings.bias_settings import COLUMNS, BiasSettings
+from trainer.settings.request import Request
+
+RADII: dict[str, dict[str, Any]] = {
+    "dp-sgd": {},
+    "bam": {"bam_radius": 0.1},
+    "dp-sat": {"sat_radius": 0.1},
+}
+
+
+MEASURED = ("dp-sgd", "bam")
+
+
+@pytest.fixture
+def settings_for(
+    small_batches: Any, held_out: pathlib.Path, tmp_path: pathlib.Path
+) -> Any:
+    def make(*methods: str, **changes: Any) -> BiasSettings:
+        trained = tuple(
+            private_settings(method=name, l2_norm_clip=0.1, **RADII[name])
+            for name in methods
+        )
+        fields = {
+            "batches": small_batches.path,
+            "held_out": held_out,
+            "out": tmp_path / "bias",
+            "trained": trained,
+            "data_is_public": True,
+        }
+        return BiasSettings(**{**fields, **changes})
+
+    return make
+
+
+def test_every_method_has_a_line_for_every_step_beside_no_public_file(
+    settings_for: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(*MEASURED)
+    said: list[str] = []
+    report = measure_bias(settings, said.append)
+    assert said[0].startswith("NOT PRIVATE")
+    fields = report.write(settings.out)
+    num_steps = read_manifest(settings.batches).plan.num_steps
+    for method in fields["methods"]:
+        assert [line["step"] for line in method["steps"]] == [*range(1, num_steps + 1)]
+        assert {*method["mean"]} == {*COLUMNS}
+        assert method["mean"]["bias"] > 0
+        assert (method["mean"]["ascent_cosine"] is None) == (
+            method["method"] == "dp-sgd"
+        )
+    assert json.loads((settings.out / "non_private_bias.json").read_text()) == fields
+    names = {p.relative_to(settings.out) for p in settings.out.rglob("*bias*")}
+    assert names == {
+        *(pathlib.Path(f"non_private_bias.{end}") for end in ("json", "md", "png")),
+        *(
+            pathlib.Path("runs", method, "private", "non_private_clipping_bias.csv")
+            for method in MEASURED
+        ),
+    }
+    # Finished runs are not made again; of other settings they are refused.
+    monkeypatch.setattr(trainer.train, "train", None)
+    assert measure_bias(settings).to_json() == fields
+    with pytest.raises(InputError, match=r"settings\.json says otherwise"):
+        measure_bias(settings_for("dp-sgd"))
+
+
+def test_what_is_measured_changes_no_weight_of_dp_sat(
+    settings_for: Any, tmp_path: pathlib.Path
+) -> None:
+    # Without noise: the keys of two runs differ.
+    plain = private_settings(
+        method="dp-sat",
+        noise_multiplier=0.0,
+        **RADII["dp-sat"],
+        embedding_noise="dense",
+    )
+    settings = settings_for(trained=(plain,))
+    measure_bias(settings)
+    (request,) = settings.requests()
+    fields = {"batches": request.batches, "held_out": request.held_out}
+    run = tmp_path / "without"
+    trainer.train.train(Request(settings=plain, run=run, **fields))
+    for left, right in zip(weights_of(request.run), weights_of(run), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data_is_public": False}, "--data-is-public"),
+        ({"trained": ()}, "each method once; got none"),
+        (
+            {"trained": (private_settings(),) * 2},
+            "method once; got dp-sgd, dp-sgd",
+        ),
+        (
+            {"trained": (private_settings(embedding_noise="lazy", optimizer="sgd"),)},
+            "no --embedding-noise lazy",
+        ),
+        (
+            {"out": pathlib.Path("s3://bucket/x")},
+            "out=s3:/bucket/x/runs/dp-sgd on",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    settings_for: Any, changes: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        settings_for("dp-sgd", **changes)
+    assert not (tmp_path / "bias").exists()
+
+
+def test_what_the_trainer_refuses_is_refused_before_any_run(
+    settings_for: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = settings_for("dp-sgd", held_out=tmp_path / "nosuch")
+    with pytest.raises(InputError, match="nosuch"):
+        measure_bias(settings)
+    assert not settings.out.exists()

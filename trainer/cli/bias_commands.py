@@ -1,0 +1,101 @@
+"""``dpsgd bias``: the figures of BAM's paper, on public data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accounting.cli import shared_options
+from accounting.cli.registered import Registered
+from accounting.validation import InputError
+from trainer.cli import method_flags
+from trainer.cli.commands import train_request
+from trainer.settings import methods
+from trainer.settings.bias_settings import BiasSettings
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_METHODS = ("dp-sgd", "bam", "dp-sat")
+
+#: Flags of `dpsgd train` that are set for every run; a second value would win.
+_SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagnostics")
+
+
+@click.command(
+    cls=method_flags.SettingsOfMethods,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.option(
+    "--batches", type=_FOLDER, required=True, help="Folder that `dpsgd batches` wrote."
+)
+@click.option(
+    "--eval", "held_out", type=click.Path(path_type=Path), required=True,
+    help="Held-out examples, as of `dpsgd train`.",
+)  # fmt: skip
+@click.option("--out", type=_FOLDER, required=True, help="New, or of what was stopped.")
+@click.option(
+    "--data-is-public",
+    is_flag=True,
+    help="Declares that nobody's privacy depends on the training examples. Required.",
+)
+@method_flags.method(
+    "May be repeated.  Default: dp-sgd, bam and dp-sat.",
+    "trained_by",
+    type=Registered(methods.names),
+    multiple=True,
+    default=_METHODS,
+)
+@shared_options.as_json
+@click.pass_context
+def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
+    """Measures how clipping biases each method.  NOT private: for public data alone.
+
+    Trains by each method on the same batches, and at every step compares the sum of the
+    clipped gradients with that of the same gradients unclipped; of bam and dp-sat, also
+    the direction in which they move with the gradient (Knolle et al. 2023,
+    arXiv:2308.12018).
+
+    All other flags go to `dpsgd train`.  What was stopped goes on with the same
+    command.
+
+    \b
+    Example:
+      dpsgd bias --batches public/batches --eval public/test --out bias \\
+          --data-is-public --bam-radius 0.02 --sat-radius 0.05 \\
+          --noise-multiplier 1 --l2-norm-clip 1
+    """
+    settings = _settings(flags, ctx.args)
+    from trainer.cli import bias_body
+
+    bias_body.bias(settings, as_json=as_json)
+
+
+def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
+    for flag in rest:
+        if flag.split("=")[0] in _SET_FOR_ALL:
+            raise InputError(
+                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
+                "it."
+            )
+    own = method_flags.take(flags)
+    trained_by = flags.pop("trained_by")
+    owners = methods.owners()
+    for name in own:
+        if owners[name] not in trained_by:
+            raise InputError(
+                f"Expected no --{name.replace('_', '-')}: --method {owners[name]} is "
+                "not among those that are measured. Add it, or omit the flag."
+            )
+    trained = [
+        train_request(
+            rest,
+            batches=flags["batches"],
+            held_out=flags["held_out"],
+            run=flags["out"],
+            method=method,
+            **{name: own[name] for name in own if owners[name] == method},
+        ).settings
+        for method in trained_by
+    ]
+    return BiasSettings(trained=tuple(trained), **flags)

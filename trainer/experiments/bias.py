@@ -1,0 +1,113 @@
+"""NOT PRIVATE: how clipping biases methods, along a run of each: the figures of BAM.
+
+    OUT/settings.json                     what is measured
+    OUT/runs/METHOD/                      a run of `dpsgd train` on the same batches
+    OUT/non_private_bias.json, .md, .png  the table and the figure
+
+What is measured is said in `trainer.gradients.clipping_bias`.
+
+Formal guarantees:
+  - Nothing is measured unless the user declares the data public.
+  - No file of a run outside of its private folder holds what is measured.
+  - Diagnostics that were stopped go on with the same settings; a run that is found is
+    taken only if it is of these settings and of the user's code as it is now.
+
+Public: the settings.  Not private: the report.
+
+References:
+  Knolle et al. (2023), arXiv:2308.12018, Theorem 1 and section 7.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+from collections.abc import Callable
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import (
+    PRIVATE_NAME,
+    pretty_json,
+    read_json,
+    write_atomically,
+)
+from trainer.experiments.bias_report import NOT_PRIVATE, Report
+from trainer.run import origin, preflight
+from trainer.run.run_record import RECORD_NAME
+from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, BiasSettings
+from trainer.settings.request import Request
+
+_SETTINGS_NAME = "settings.json"
+
+
+def _silent(line: str) -> None:
+    del line
+
+
+def measure_bias(
+    settings: BiasSettings, say: Callable[[str], None] = _silent
+) -> Report:
+    """Trains by every method that is not done yet, and reports its bias.
+
+    Args:
+      settings: What is measured, on data that is declared public.
+      say: Takes a line of progress.
+
+    Raises:
+      InputError: what the trainer refuses, or runs of other settings.
+    """
+    requests = settings.requests()
+    for request in requests:
+        if not _is_finished(request):
+            preflight.check(request)
+    _check_same(settings)
+    say(NOT_PRIVATE)
+    for number, request in enumerate(requests, start=1):
+        say(f"[{number}/{len(requests)}] {request.settings.method}")
+        _train(request)
+    return Report({each.settings.method: _read(each) for each in requests})
+
+
+def _check_same(settings: BiasSettings) -> None:
+    """Refuses a folder of other settings; notes those of a new one."""
+    asked = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
+    path = settings.out / _SETTINGS_NAME
+    if path.exists() and read_json(path) != asked:
+        raise InputError(
+            f"Expected {settings.out} to be of the settings that are asked for now; "
+            f"its {_SETTINGS_NAME} says otherwise. Give the same settings, or another "
+            "--out."
+        )
+    if not path.exists():
+        settings.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, pretty_json(asked))
+
+
+def _is_finished(request: Request) -> bool:
+    record = request.run / RECORD_NAME
+    return record.exists() and bool(read_json(record)["complete"])
+
+
+def _train(request: Request) -> None:
+    if not _is_finished(request):
+        # Imported here: it loads TensorFlow.
+        from trainer.train import train
+
+        train(request)
+        return
+    began_under = origin.read(request.run)
+    if edited := began_under and origin.edited_files(began_under):
+        raise InputError(
+            f"Expected {request.run} to be of your code as it is now; it was edited "
+            f"since: {', '.join(edited)}. Restore it, or give another --out."
+        )
+
+
+def _read(request: Request) -> list[dict[str, float]]:
+    path = request.run / PRIVATE_NAME / CLIPPING_BIAS_NAME
+    with path.open(newline="") as file:
+        return [
+            {name: float(value) for name, value in line.items()}
+            for line in csv.DictReader(file)
+        ]
