@@ -35,6 +35,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.gradients.gradient_parts import by_example
 from trainer.gradients.interception import intercepted_calls
 from trainer.gradients.layer_gradients import DenseUse, EmbeddingUse, LayerUse
 from trainer.gradients.per_example import (
@@ -56,7 +57,7 @@ Moves = Mapping[Any, Callable[[Any], Any]]
 class BackwardPass:
     """The layers' uses in one pass, and the derivatives of the losses by their outputs.
 
-    Everything is per example, in the rows of the batch.  Sensitive.
+    Everything is per example, ``by_example`` where one has several rows.  Sensitive.
     """
 
     model: TrainableModel
@@ -144,10 +145,11 @@ def backward(
     """
     tape = tf.GradientTape(watch_accessed_variables=False)
     uses: dict[Any, LayerUse] = {}
+    rows = model.rows_per_example
 
     def call(layer: Any, inputs: Any) -> Any:
         move = moves[layer] if moves is not None else None
-        use = _USES[type(layer)](layer, inputs, move, tape)
+        use = _USES[type(layer)](layer, inputs, move, tape, rows)
         uses[layer] = use
         return activate(layer, use.watched)
 
@@ -158,12 +160,13 @@ def backward(
         [use.watched for use in uses.values()],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
+    slopes = [by_example(slope, rows) for slope in slopes]
     return BackwardPass(
         model=model, uses=uses, slopes=dict(zip(uses, slopes, strict=True))
     )
 
 
-_USES: dict[type, Callable[[Any, Any, Any, Any], LayerUse]] = {
+_USES: dict[type, Callable[[Any, Any, Any, Any, int], LayerUse]] = {
     keras.layers.Dense: DenseUse,
     keras.layers.Embedding: EmbeddingUse,
 }

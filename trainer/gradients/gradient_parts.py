@@ -298,6 +298,21 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     return zero_others(gradient, scale > 0) * align(scale, gradient)
 
 
+def by_example(value: Any, rows: int) -> Any:
+    """Returns (batch * rows, ...) values shaped (batch, rows, ...).
+
+    Args:
+      value: Consecutive entries of axis 0 for each example.
+      rows: How many; of 1, ``value`` is returned as it is.
+    """
+    if rows == 1:
+        return value
+    shape = tf.concat([[-1, rows], tf.shape(value)[1:]], 0)
+    count = value.shape[0]
+    static = (None if count is None else count // rows, rows, *value.shape[1:])
+    return tf.ensure_shape(tf.reshape(value, shape), static)
+
+
 def positions(value: Any) -> Any:
     """Returns (batch, ..., size) values shaped (batch, positions, size)."""
     count = value.shape[1:-1].num_elements()

@@ -3,7 +3,8 @@
 Of a dense layer ``z = x W + b`` the gradient of an example is ``sum_s x_s^T d_s`` and
 ``sum_s d_s`` over the positions s = 1..P at which the layer is applied to it, where
 ``d_s`` is the derivative of its loss by ``z_s``; of an embedding it is, on each row
-that it reads, the sum of ``d_s`` over the positions that read it.
+that it reads, the sum of ``d_s`` over the positions that read it.  Where an example has
+several rows, as views of it, their positions are positions of the example.
 
 Formal guarantees: those of ``gradient_parts``.
 
@@ -15,7 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trainer.gradients.gradient_parts import OuterProducts, TableRows, positions
+from trainer.gradients.gradient_parts import (
+    OuterProducts,
+    TableRows,
+    by_example,
+    positions,
+)
 from trainer.gradients.traced_model import affine, table_ids
 from trainer.tf_compat import tf
 
@@ -36,7 +42,7 @@ class LayerUse(Protocol):
         """Returns a bound on each example's squared gradient norm, shape (batch,).
 
         Args:
-          slope: Derivative of the loss by ``watched``.
+          slope: Derivative of the loss by ``watched``, ``by_example``.
         """
 
     def clipped(
@@ -56,7 +62,7 @@ class LayerUse(Protocol):
 
         Args:
           scaled: The slope times the length of each example's move along its gradient.
-          inputs: Of the layer, in a pass with moved weights.
+          inputs: Of the layer, in a pass with moved weights, by row.
         """
 
 
@@ -65,18 +71,22 @@ class DenseUse:
 
     Args:
       layer: The layer.
-      values: Its input, (batch, ..., in).
+      values: Its input, (batch * rows, ..., in).
       move: The change of its outputs by moved weights, or None.
       tape: Watches the outputs before the activation.
+      rows: Of each example.
     """
 
-    def __init__(self, layer: Any, values: Any, move: Move, tape: Any) -> None:
+    def __init__(
+        self, layer: Any, values: Any, move: Move, tape: Any, rows: int
+    ) -> None:
         outputs = affine(layer, values)
         self.watched = outputs if move is None else outputs + move(values)
         tape.watch(self.watched)
         self._layer = layer
         self._bias = float(layer.use_bias)
-        self._values = values
+        self._rows = rows
+        self._values = by_example(values, rows)
         self._products: OuterProducts | None = None
 
     def squared_norm(self, slope: Any) -> Any:
@@ -97,12 +107,14 @@ class DenseUse:
 
     def change(self, scaled: Any, inputs: Any) -> Any:
         """See ``LayerUse``."""
+        inputs = by_example(inputs, self._rows)
         if len(inputs.shape) == 2:
             inner = tf.reduce_sum(inputs * self._values, 1) + self._bias
             return inner[:, None] * scaled
         x, others = positions(self._values), positions(inputs)
         inner = tf.matmul(others, x, transpose_b=True) + self._bias
-        return tf.reshape(tf.matmul(inner, positions(scaled)), tf.shape(scaled))
+        moved = tf.reshape(tf.matmul(inner, positions(scaled)), tf.shape(scaled))
+        return _by_row(moved, self._rows)
 
 
 class EmbeddingUse:
@@ -110,17 +122,21 @@ class EmbeddingUse:
 
     Args:
       layer: The layer.
-      inputs: Its ids, (batch, ...).
+      inputs: Its ids, (batch * rows, ...).
       move: The change of its outputs by moved weights, or None.
       tape: Watches the outputs.
+      rows: Of each example.
     """
 
-    def __init__(self, layer: Any, inputs: Any, move: Move, tape: Any) -> None:
+    def __init__(
+        self, layer: Any, inputs: Any, move: Move, tape: Any, rows: int
+    ) -> None:
         outputs = affine(layer, inputs)
         self.watched = outputs if move is None else outputs + move(inputs)
         tape.watch(self.watched)
         self._table = layer.embeddings
-        self._ids = table_ids(inputs)
+        self._num_rows = rows
+        self._ids = by_example(table_ids(inputs), rows)
 
     def squared_norm(self, slope: Any) -> Any:
         """See ``LayerUse``."""
@@ -135,7 +151,14 @@ class EmbeddingUse:
     def change(self, scaled: Any, inputs: Any) -> Any:
         """See ``LayerUse``."""
         del inputs  # the same ids
-        return self._rows(scaled).totals()[0]
+        return _by_row(self._rows(scaled).totals()[0], self._num_rows)
 
     def _rows(self, slope: Any) -> TableRows:
         return TableRows(self._ids, slope, self._table.shape)
+
+
+def _by_row(value: Any, rows: int) -> Any:
+    """Returns (batch, rows, ...) values shaped (batch * rows, ...)."""
+    if rows == 1:
+        return value
+    return tf.reshape(value, tf.concat([[-1], tf.shape(value)[2:]], 0))

@@ -21,8 +21,8 @@ Formal guarantees:
     operations with a custom gradient are unknown.
   - Sizes enter shapes alone: a value that depends on the number of rows, such as a
     position within the batch, is unknown.
-  - Opaque tensors are taken as rows where their input is rows(1): the caller vouches
-    that they are computed for each example by itself.
+  - Opaque tensors are taken as rows(m) where their input is rows(m), for the m of the
+    caller, who vouches that they are computed for each entry of axis 0 by itself.
 
 Public: everything here; no example is looked at.
 """
@@ -103,6 +103,8 @@ def obstacle(
     losses: Any,
     rows: Sequence[Any],
     opaque: Mapping[str, Any] | None = None,
+    *,
+    per_example: int = 1,
 ) -> str | None:
     """Returns which operation the proof does not understand; None if it succeeds.
 
@@ -110,8 +112,10 @@ def obstacle(
       losses: Tensor of a traced graph, shape (batch,).
       rows: The placeholders of the columns, whose axis 0 is the batch.
       opaque: Name of a tensor -> the tensor from which it is computed row by row.
+      per_example: Entries of axis 0 of opaque tensors for each example.
     """
-    return losses_obstacle(losses, classify(losses.graph, rows, opaque))
+    kinds = classify(losses.graph, rows, opaque, per_example=per_example)
+    return losses_obstacle(losses, kinds)
 
 
 def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
@@ -130,7 +134,11 @@ def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
 
 
 def classify(
-    graph: Any, inputs: Sequence[Any], opaque: Mapping[str, Any] | None = None
+    graph: Any,
+    inputs: Sequence[Any],
+    opaque: Mapping[str, Any] | None = None,
+    *,
+    per_example: int = 1,
 ) -> dict[str, Kind]:
     """Returns the kind of every tensor of a graph, by name.
 
@@ -138,6 +146,7 @@ def classify(
       graph: Of a traced function.
       inputs: The placeholders of the columns, whose axis 0 is the batch.
       opaque: Name of a tensor -> the tensor from which it is computed row by row.
+      per_example: Entries of axis 0 of opaque tensors for each example.
     """
     opaque = opaque or {}
     rows = {value.name for value in inputs}
@@ -149,14 +158,15 @@ def classify(
             if value.name in rows:
                 kinds[value.name] = _ROWS
             elif value.name in opaque:
-                kinds[value.name] = _of_opaque(kinds[opaque[value.name].name], value)
+                source = kinds[opaque[value.name].name]
+                kinds[value.name] = _of_opaque(source, value, per_example)
     return kinds
 
 
-def _of_opaque(kind: Kind, value: Any) -> Kind:
+def _of_opaque(kind: Kind, value: Any, per_example: int) -> Kind:
     # Also a constant input is none: the derivative by an output that all rows share
     # is a sum over them.
-    if kind == _ROWS or isinstance(kind, _Unknown):
+    if kind == Rows(per_example) or isinstance(kind, _Unknown):
         return kind
     return _Unknown(f"axis 0 of the input of {value.op.name} is not the batch")
 

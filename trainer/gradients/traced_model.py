@@ -166,7 +166,7 @@ def _trace(model: TrainableModel) -> _Trace:
     )
 
 
-#: Of each network: the loss and the trainable variables, and what was found.
+#: Of each network: what its graph depends on beside it, and what was found.
 _found: weakref.WeakKeyDictionary[Any, tuple[Any, str | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -174,7 +174,7 @@ _found: weakref.WeakKeyDictionary[Any, tuple[Any, str | None]] = (
 
 def ghost_obstacle(model: TrainableModel) -> str | None:
     """Returns why ghost clipping would be wrong for a model; None if it is exact."""
-    key = (model.loss, *(variable.ref() for variable in model.variables))
+    key = model.trace_key
     if model.network not in _found or _found[model.network][0] != key:
         _found[model.network] = key, _find_obstacle(model)
     return _found[model.network][1]
@@ -193,7 +193,9 @@ def _find_obstacle(model: TrainableModel) -> str | None:
     return (
         _calls_obstacle(model, trace)
         or _reads_obstacle(model, trace)
-        or rows_obstacle(trace.losses, trace.rows, trace.opaque)
+        or rows_obstacle(
+            trace.losses, trace.rows, trace.opaque, per_example=model.rows_per_example
+        )
     )
 
 
@@ -263,8 +265,8 @@ def table_reads(model: TrainableModel) -> TableReads | None:
     """
     trace = _trace(model)
     found = [x for x in trace.calls if type(x) is keras.layers.Embedding]
-    sizes = [ids.shape[1:].num_elements() for ids in trace.ids]
-    if not found or None in sizes or any(_reads_weights(trace, x) for x in trace.ids):
+    of_row = [ids.shape[1:].num_elements() for ids in trace.ids]
+    if not found or None in of_row or any(_reads_weights(trace, x) for x in trace.ids):
         return None
 
     def ids(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -276,7 +278,7 @@ def table_reads(model: TrainableModel) -> TableReads | None:
 
     return TableReads(
         tables=tuple(layer.embeddings for layer in found),
-        num_ids=tuple(sizes),
+        num_ids=tuple(model.rows_per_example * size for size in of_row),
         ids=ids,
     )
 

@@ -50,6 +50,17 @@ class TrainableModel:
         labels = [Column(name=name, dtype="int8") for name in self.label_names]
         return (*found, *labels)
 
+    @property
+    def rows_per_example(self) -> int:
+        """Rows that the network computes for one example, one after the other."""
+        return 1
+
+    @property
+    def trace_key(self) -> tuple[Any, ...]:
+        """What the graph of the losses depends on, beside the network."""
+        variables = (variable.ref() for variable in self.variables)
+        return (self.loss, *variables, *self.columns)
+
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
         """Returns what the network gives: a tensor (batch, ...), or a dict of them.
 

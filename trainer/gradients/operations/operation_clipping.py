@@ -72,7 +72,7 @@ class _Finding:
     time_steps: int = 1
 
 
-#: Of each network: the loss and the trainable variables, and what was found.
+#: Of each network: what its graph depends on beside it, and what was found.
 _found: weakref.WeakKeyDictionary[Any, tuple[Any, _Finding]] = (
     weakref.WeakKeyDictionary()
 )
@@ -96,7 +96,7 @@ def num_formed_values(model: TrainableModel) -> int:
 
 
 def _finding(model: TrainableModel) -> _Finding:
-    key = (model.loss, *(variable.ref() for variable in model.variables))
+    key = model.trace_key
     if model.network not in _found or _found[model.network][0] != key:
         _found[model.network] = key, _find(model)
     return _found[model.network][1]

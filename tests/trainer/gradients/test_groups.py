@@ -1,0 +1,204 @@
+"""Groups of rows: views of an example, or the rows of a user.
+
+The oracle is a tape per example over the mean loss of its rows, each computed alone by
+the plain model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.conftest import COLUMNS, make_rows
+from tests.trainer.gradients.test_clipping import CLIP
+from tests.trainer.zoo import (
+    arrays,
+    assert_close,
+    both_inputs,
+    dense_per_position,
+    layer_normalization,
+    make_model,
+)
+from trainer.gradients import clipping
+from trainer.gradients.clipping import BOOKKEEPING, OPERATIONS, VECTORIZED
+from trainer.gradients.traced_model import table_reads
+from trainer.methods.bam import bam_sum
+from trainer.model.grouped_model import GroupedModel
+from trainer.tf_compat import keras, tf
+
+NUM, SIZE = 5, 3
+MODELS = {
+    both_inputs: BOOKKEEPING,
+    dense_per_position: BOOKKEEPING,
+    layer_normalization: OPERATIONS,
+}
+INPUTS = ("integers", "categories")
+
+
+def grouped(make: Callable[[], Any], *, weighted: bool = False) -> GroupedModel:
+    """Of users with a label and a weight per row, or of views that share the label."""
+    plain = dataclasses.replace(make_model(make), columns=COLUMNS)
+    by_row = {*INPUTS, "label", "row_weight"} if weighted else {*INPUTS}
+    columns = [
+        dataclasses.replace(c, shape=(SIZE, *c.shape)) if c.name in by_row else c
+        for c in COLUMNS
+    ]
+    if weighted:
+        more = dataclasses.replace(COLUMNS[1], name="row_weight", shape=(SIZE,))
+        columns.append(more)
+    return GroupedModel(
+        network=plain.network,
+        description=plain.description,
+        columns=tuple(columns),
+        of_row=plain,
+        size=SIZE,
+        by_row=frozenset(by_row),
+        row_weights="row_weight" if weighted else None,
+    )
+
+
+def data_of(model: GroupedModel, padding: int = 2) -> tuple[dict[str, Any], Any]:
+    """Groups, and padding after them that holds NaN."""
+    rows = make_rows((NUM + padding) * SIZE, seed=3)
+    rows["integers"] = np.nan_to_num(rows["integers"])
+    by_group = rows.reshape(NUM + padding, SIZE)
+    columns = {name: by_group[name].copy() for name in rows.dtype.names}
+    if model.row_weights is None:
+        columns["label"] = columns["label"][:, 0]
+    else:
+        weights = np.ones((NUM + padding, SIZE), "f4")
+        weights[1, 2], weights[2, 1:], weights[0, 1] = 0, 0, 0.25
+        columns["row_weight"] = weights
+        columns["integers"][weights == 0] = np.inf
+        columns["label"][weights == 0] = 5  # a padded row's label is not looked at
+    columns["integers"][NUM:] = np.nan
+    weight = np.repeat([1.0, 0.0], [NUM, padding]).astype("f4")
+    return {k: tf.constant(v) for k, v in columns.items()}, tf.constant(weight)
+
+
+def mean_loss(model: GroupedModel, columns: dict[str, Any], group: int) -> Any:
+    """The mean over the rows of a group that count, each computed alone."""
+    weights = np.ones(SIZE)
+    if model.row_weights is not None:
+        weights = columns[model.row_weights][group].numpy()
+    total = 0.0
+    for row in np.flatnonzero(weights):
+        one = {
+            name: (value[group, row] if name in model.by_row else value[group])[None]
+            for name, value in columns.items()
+        }
+        total += float(weights[row]) * model.of_row.losses(one)[0]
+    return total / float(weights.sum())
+
+
+def gradients_of(model: GroupedModel, columns: dict[str, Any]) -> list[list[Any]]:
+    found = []
+    for group in range(NUM):
+        with tf.GradientTape() as tape:
+            loss = mean_loss(model, columns, group)
+        found.append(arrays(tape.gradient(loss, model.variables)))
+    return found
+
+
+def clipped_total(
+    gradients: list[list[Any]], clip: float, cap: float = math.inf
+) -> list[np.ndarray]:
+    total = [np.zeros(g.shape, "f8") for g in gradients[0]]
+    for of_group in gradients:
+        norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in of_group))
+        for target, g in zip(total, of_group, strict=True):
+            target += np.clip(g * min(1.0, clip / norm), -cap, cap)
+    return total
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("make", MODELS)
+def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
+    make: Callable[[], Any], weighted: bool
+) -> None:
+    model = grouped(make, weighted=weighted)
+    columns, weight = data_of(model)
+    assert clipping.choose_path(model) == MODELS[make]
+    wanted = clipped_total(gradients_of(model, columns), CLIP, 0.05)
+    for path in (MODELS[make], VECTORIZED):
+        gradient_sum = clipping.clipped_sum(
+            model, l2_norm_clip=CLIP, linf_norm_clip=0.05, path=path
+        )
+        found = tf.function(gradient_sum)(columns, weight)
+        assert_close(arrays(found), wanted)
+
+
+def test_a_clip_of_each_view_is_not_the_clip_of_their_mean() -> None:
+    model = grouped(both_inputs)
+    columns, weight = data_of(model)
+    rows = model._rows(columns)
+    per_view = clipping.clipped_sum(model.of_row, l2_norm_clip=CLIP)(
+        rows, tf.repeat(weight, SIZE)
+    )
+    faulty = [g / SIZE for g in arrays(per_view)]
+    with pytest.raises(AssertionError):
+        assert_close(faulty, clipped_total(gradients_of(model, columns), CLIP))
+
+
+@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+def test_bam_moves_the_weights_once_for_all_views(path: str) -> None:
+    model = grouped(dense_per_position if path == BOOKKEEPING else both_inputs)
+    columns, weight = data_of(model)
+    radius, before = 0.5, [v.numpy() for v in model.variables]
+    uphill = []
+    for group, here in enumerate(gradients_of(model, columns)):
+        norm = math.sqrt(sum(float((g**2).sum()) for g in here))
+        for v, old, g in zip(model.variables, before, here, strict=True):
+            v.assign(old + radius / norm * g)
+        with tf.GradientTape() as tape:
+            loss = mean_loss(model, columns, group)
+        uphill.append(arrays(tape.gradient(loss, model.variables)))
+        for v, old in zip(model.variables, before, strict=True):
+            v.assign(old)
+    gradient_sum = bam_sum(model, l2_norm_clip=CLIP, radius=radius, path=path)
+    found = tf.function(gradient_sum)(columns, weight)
+    assert_close(arrays(found), clipped_total(uphill, CLIP), 1e-4)
+
+
+def test_a_clip_holds_where_views_cancel() -> None:
+    """Opposite views of time stamps: the norm is far below that of each term."""
+    x = keras.Input((2,), name="x")
+    model = make_model(lambda: keras.Model(x, keras.layers.Dense(1)(x)))
+    loss = dataclasses.replace(
+        model.loss,
+        per_example=lambda labels, z: tf.cast(labels, tf.float32) * z[:, 0],
+        accepts=lambda labels, _: tf.ones_like(labels, tf.bool),
+    )
+    plain = dataclasses.replace(model, loss=loss)
+    both = GroupedModel(
+        network=model.network, description={}, loss=loss, of_row=plain, size=2,
+        by_row=frozenset({"x", "label"}),
+        columns=(
+            dataclasses.replace(COLUMNS[1], name="x", shape=(2, 2)),
+            dataclasses.replace(COLUMNS[0], shape=(2,)),
+        ),
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    stamps = (1.7e9 + random.normal(0, 300, (6, 2, 2))).astype("f4")
+    columns = {"x": stamps, "label": np.tile(np.array([[1, -1]], "i1"), (6, 1))}
+    for path in (BOOKKEEPING, VECTORIZED):
+        gradient_sum = clipping.clipped_sum(both, l2_norm_clip=1.0, path=path)
+        for row in range(6):
+            one = {k: tf.constant(v[[row]]) for k, v in columns.items()}
+            found = arrays(gradient_sum(one, tf.ones(1)))
+            assert math.sqrt(sum(float((g**2).sum()) for g in found)) <= 1 + 1e-4
+
+
+def test_tables_are_read_at_the_ids_of_all_views() -> None:
+    model = grouped(dense_per_position)
+    columns, weight = data_of(model, padding=0)
+    reads = table_reads(model)
+    assert reads is not None
+    assert reads.num_ids == (SIZE * 26,)
+    found = reads.ids(columns, weight)[0]
+    np.testing.assert_array_equal(found, tf.reshape(columns["categories"], (-1,)))

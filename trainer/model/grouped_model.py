@@ -1,0 +1,114 @@
+"""A model whose example is a group of rows: the mean of their losses is its loss.
+
+    loss of example i = sum_r w_ir loss(row ir) / sum_r w_ir
+
+Rows of a group are views of one example (augmentation multiplicity), of equal weights;
+or they are the rows of one user, padded to a constant number with rows of weight 0.
+The network computes all rows of all groups at once.  The gradient that is clipped is
+that of the mean, a sum over the rows of a group before any norm is taken.
+
+Formal guarantees:
+  - The loss of a group is a function of its own rows and weights.
+  - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
+  - A group of which all rows have weight 0 has a loss of exactly 0.
+
+Public: sizes and names.  Sensitive: rows, weights and losses.
+
+References:
+  De et al. (2022), arXiv:2204.13650, Section 3.2; Sander, Stock and Sablayrolles
+  (2023), arXiv:2210.03403, for views.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupedModel(TrainableModel):
+    """A model of groups of rows.
+
+    Attributes:
+      of_row: The model of one row.
+      size: Rows of a group.
+      by_row: Columns (batch, size, ...) with a value for each row; all rows of a group
+        share those of the other columns.
+      row_weights: Column (batch, size) of weights of at least 0; None if all rows
+        count alike.
+    """
+
+    of_row: TrainableModel
+    size: int
+    by_row: frozenset[str]
+    row_weights: str | None = None
+
+    @property
+    def rows_per_example(self) -> int:
+        """Rows that the network computes for one example."""
+        return self.size * self.of_row.rows_per_example
+
+    @property
+    def trace_key(self) -> tuple[Any, ...]:
+        """What the graph of the losses depends on, beside the network."""
+        mine = (self.size, self.by_row, self.row_weights)
+        return (*super().trace_key, *mine, self.of_row.trace_key)
+
+    def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
+        """Returns what the network gives for all rows of all groups.
+
+        Args:
+          columns: Name -> (batch, ...).
+          training: Whether layers are told that they are being trained.
+        """
+        return self.of_row.outputs(self._rows(columns), training=training)
+
+    def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
+        """Returns the mean loss of each group, of shape (batch,).
+
+        Args:
+          columns: All columns of some groups.
+          outputs: Of the network for their rows; computed if None.
+        """
+        losses = self.of_row.losses(self._rows(columns), outputs)
+        losses = tf.reshape(losses, (-1, self.size))
+        if self.row_weights is None:
+            return tf.reduce_sum(losses, 1) / self.size
+        weights = self._weights(columns)
+        # 0 times NaN is NaN: a product with 0 would not do.
+        weighted = tf.where(weights > 0, losses * weights, 0.0)
+        return tf.math.divide_no_nan(
+            tf.reduce_sum(weighted, 1), tf.reduce_sum(weights, 1)
+        )
+
+    def accepts(self, columns: Mapping[str, Any]) -> Any:
+        """Returns of which groups the loss takes all labels that count, (batch,)."""
+        accepted = self.of_row.accepts(self._rows(columns))
+        accepted = tf.reshape(accepted, (-1, self.size))
+        if self.row_weights is not None:
+            accepted = tf.logical_or(accepted, self._weights(columns) == 0)
+        return tf.reduce_all(accepted, 1)
+
+    def _weights(self, columns: Mapping[str, Any]) -> Any:
+        return tf.cast(columns[self.row_weights], tf.float32)
+
+    def _rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the columns of all rows, (batch * size, ...); zeros for padding."""
+        padding = None
+        if self.row_weights is not None:
+            padding = self._weights(columns) == 0
+        rows = {}
+        for name, value in columns.items():
+            if name not in self.by_row:
+                value = tf.expand_dims(value, 1)
+                value = tf.tile(value, [1, self.size] + [1] * (len(value.shape) - 2))
+            elif padding is not None:
+                rank = len(value.shape) - 2
+                there = tf.reshape(padding, [-1, self.size] + [1] * rank)
+                value = tf.where(there, tf.zeros_like(value), value)
+            rows[name] = tf.reshape(value, (-1, *value.shape[2:]))
+        return rows
