@@ -179,6 +179,7 @@ class Sampler:
         independently with probability q before truncation: theorems on Poisson
         subsampling apply.
       truncation: Of samplers whose plans have a cap.
+      gaussian_dp: (plan, noise multiplier) -> the mu of which the mechanism is mu-GDP.
       event: For `accounting.events`.
       allocation: (plan, noise multiplier) -> the random allocation that the plan is:
         `accounting.cross_check` simulates it.
@@ -199,6 +200,7 @@ class Sampler:
     guarantee_of: str | None = None
     poisson_rate: Callable[[DpSgdPlan], float] | None = None
     truncation: Truncation | None = None
+    gaussian_dp: Callable[[DpSgdPlan, float], float] | None = None
     event: Event | None = None
     allocation: Callable[[DpSgdPlan, float], RandomAllocation] | None = None
     wording: Wording | None = None

@@ -16,6 +16,8 @@ from accounting import accountant, deltas, intervals, sampler_registry
 from accounting import neighboring_relation as relations
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
+from accounting.trade_off import bounds as trade_off_bounds
+from accounting.trade_off.bounds import TradeOff
 from accounting.validation import InputError, check_float
 from accounting.versioned_json import installed_version
 
@@ -170,6 +172,24 @@ class PrivacyStatement:
         return None if self.theorem is None else self.theorem.wording(self.epsilon)
 
     @property
+    def trade_off(self) -> TradeOff | None:
+        """Bounds on tests of membership; None where there is no guarantee."""
+        if not self.is_guarantee:
+            return None
+        epsilon = self.epsilon.guarantee
+        # A theorem has its claim alone.
+        if self.theorem is not None:
+            return TradeOff(((epsilon, self.delta),))
+        return trade_off_bounds.of_claim(
+            self.plan,
+            noise_multiplier=self.noise_multiplier,
+            epsilon=epsilon,
+            delta=self.delta,
+            neighboring_relation=self.neighboring_relation,
+            max_examples_per_user=self.max_examples_per_user,
+        )
+
+    @property
     def claim(self) -> str:
         """The claim in one sentence; says so if there is none."""
         if self.is_guarantee:
@@ -208,6 +228,7 @@ class PrivacyStatement:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; infinite values are null."""
+        found = self.trade_off
         return {
             "version": STATEMENT_VERSION,
             "claim": self.claim,
@@ -233,6 +254,7 @@ class PrivacyStatement:
             "reference_accountant": REFERENCE_ACCOUNTANT,
             "discretization": self.discretization,
             "pessimism": _PESSIMISM,
+            "attacks": found and found.to_json(),
             "not_covered": list(self.not_covered),
         }
 
@@ -255,10 +277,19 @@ class PrivacyStatement:
             f"  accountant  {fields['accountant']}, tested against "
             f"{fields['reference_accountant']}; {fields['discretization']}; "
             f"{_PESSIMISM}.",
+            *self._attacks(),
             "  not covered",
             *(f"    - {item}" for item in self.not_covered),
         ]
         return "\n".join(lines) + "\n"
+
+    def _attacks(self) -> list[str]:
+        if (found := self.trade_off) is None:
+            return []
+        users = self.max_examples_per_user > 1
+        unit = "the examples of a user were" if users else "an example was"
+        replaced = self.neighboring_relation == relations.REPLACE_ONE
+        return [f"  attacks     {found.to_text(unit, replaced=replaced)}."]
 
     def _number(self) -> str:
         zero_out = self.neighboring_relation == REPLACE_SPECIAL

@@ -1,1 +1,1 @@
-"""Other accountants asked for the epsilon of a plan."""
+"""A second opinion on an epsilon, by other accountants or by simulation."""

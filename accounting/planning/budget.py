@@ -14,7 +14,8 @@ from collections.abc import Callable
 from accounting import accountant, sampler_registry
 from accounting.numerics.calibration import settled_epsilon
 from accounting.plan import DpSgdPlan, goes_through_epochs
-from accounting.validation import InputError, check_float, check_int
+from accounting.trade_off import bounds
+from accounting.validation import InputError, check_int
 
 #: No search looks further than this many steps.
 MOST_STEPS = 10_000_000
@@ -176,8 +177,7 @@ def attack_success(
 
     Whoever decides, from the released model and all other examples, whether one
     example took part, and is wrong about a ghost with probability f, is right about the
-    example with probability at most ``min(e^e f + d, 1 - e^-e (1 - d - f))`` for every
-    (e, d) of the privacy profile; the least over a grid of e is returned.
+    example with at most the probability that `accounting.trade_off.bounds` proves.
 
     Args:
       plan: How batches are made.
@@ -186,23 +186,8 @@ def attack_success(
 
     Raises:
       InputError: a value out of range.
-
-    References:
-      Kairouz, Oh and Viswanath (2015), arXiv:1311.0776.
     """
-    rate = check_float(
-        "false_positive_rate", false_positive_rate, at_least=0.0, at_most=1.0
+    found = bounds.trade_off(
+        plan, noise_multiplier=noise_multiplier, rates=(false_positive_rate,)
     )
-
-    def bound(epsilon: float) -> float:
-        delta = smallest_delta(plan, noise_multiplier=noise_multiplier, epsilon=epsilon)
-        return min(
-            math.exp(min(epsilon, 700.0)) * rate + delta,
-            1 - math.exp(-epsilon) * max(0.0, 1 - delta - rate),
-        )
-
-    grid = [0.0, *(0.01 * 1.5**power for power in range(22))]
-    best = min(range(len(grid)), key=[bound(point) for point in grid].__getitem__)
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    fine = [low + (high - low) * share / 12 for share in range(13)]
-    return min(1.0, *(bound(point) for point in fine))
+    return found.true_positive_rate(false_positive_rate)

@@ -92,6 +92,18 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     )
 
 
+def gaussian_dp(plan: DpSgdPlan, noise_multiplier: float) -> float:
+    """Returns the mu of which the mechanism is mu-GDP, rounded up; may be infinite.
+
+    Args:
+      plan: Of batches in a fixed order.
+      noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+    """
+    if noise_multiplier == 0.0:
+        return math.inf
+    return math.sqrt(plan.num_epochs) / noise_multiplier * (1 + 1e-15)
+
+
 def of_sensitivity(count: int) -> sampler_registry.Sampler:
     """Returns the exact bounds where a step changes by several clip norms.
 
@@ -117,6 +129,7 @@ def of_sensitivity(count: int) -> sampler_registry.Sampler:
         delta_by_direction=lambda plan, noise, point: delta_by_direction(
             plan, noise / count, point
         ),
+        gaussian_dp=lambda plan, noise: gaussian_dp(plan, noise / count),
         event=sampler_registry.Event(
             build=lambda package, plan, noise: event(package, plan, noise / count),
             relation=ADD_OR_REMOVE_ONE,
@@ -172,6 +185,7 @@ _ZERO_OUT = sampler_registry.Sampler(
     relations=(REPLACE_SPECIAL, REPLACE_ONE),
     refusals={ADD_OR_REMOVE_ONE: MOVES_OTHERS},
     delta_by_direction=delta_by_direction,
+    gaussian_dp=gaussian_dp,
     event=sampler_registry.Event(build=event, relation=ADD_OR_REMOVE_ONE),
     wording=_WORDING,
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=score),

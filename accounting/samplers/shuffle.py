@@ -378,6 +378,8 @@ def _sampler(
         relations=(REPLACE_SPECIAL,),
         refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
         guarantee_of=guarantee_of,
+        # The order is revealed.
+        gaussian_dp=deterministic.gaussian_dp,
         wording=sampler_registry.Wording(**wording),
         audit=audit_case.Audit(worst_case=worst_case, score=score),
     )

@@ -5,12 +5,15 @@ Public: everything.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from accounting.cross_check import check
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.statement import PrivacyStatement
+from accounting.trade_off import bounds
+from accounting.trade_off.bounds import TradeOff
 from accounting.validation import InputError
 from trainer.cli import method_flags, plan_flags
 from trainer.run import privacy
@@ -20,19 +23,35 @@ from trainer.settings.method_settings import DP_SGD, complete, gradients_text
 Said = tuple[dict[str, Any], str]
 
 
-def of_run(run: Path, flags: dict[str, Any], *, cross_check: bool) -> Said:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class More:
+    """What is said beside the statement.
+
+    Attributes:
+      cross_check: The epsilon by others.
+      trade_off: What tests of membership can achieve, at many rates.
+      plot: Where it is drawn; None for nowhere.
+    """
+
+    cross_check: bool = False
+    trade_off: bool = False
+    plot: Path | None = None
+
+
+def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     """Returns the statement of a run, as JSON and for people.
 
     Args:
       run: A folder that ``dpsgd train`` wrote.
       flags: Of the command.
-      cross_check: Whether to add the epsilon by dp_accounting.
+      more: What is said beside the statement.
 
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
     """
     record, manifest = plan_flags.read_run(run, flags)
-    if cross_check:
+    _check_plot(more)
+    if more.cross_check:
         check.check_plan(manifest.plan, privacy.theorem_of_run(record))
     statement = privacy.run_statement(
         record,
@@ -40,15 +59,15 @@ def of_run(run: Path, flags: dict[str, Any], *, cross_check: bool) -> Said:
         delta=flags["delta"],
         allow_large_delta=flags["allow_large_delta"],
     )
-    return _said(statement, cross_check)
+    return _said(statement, more)
 
 
-def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
+def of_plan(flags: dict[str, Any], more: More) -> Said:
     """Returns the statement of a plan, as JSON and for people.
 
     Args:
       flags: Of the command.
-      cross_check: Whether to add the epsilon by dp_accounting.
+      more: What is said beside the statement.
 
     Raises:
       InputError: flags are missing or describe no plan, or dp_accounting has no event
@@ -62,7 +81,8 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
     relation = flags["relation"] or REPLACE_SPECIAL
     count = flags["max_examples_per_user"]
     count = 1 if count is None else count
-    if cross_check:
+    _check_plot(more)
+    if more.cross_check:
         check.check_plan(plan, theorem, relation, count)
     statement = privacy.plan_statement(
         plan,
@@ -75,7 +95,7 @@ def of_plan(flags: dict[str, Any], *, cross_check: bool) -> Said:
         neighboring_relation=relation,
         max_examples_per_user=count,
     )
-    return _said(statement, cross_check)
+    return _said(statement, more)
 
 
 def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -91,10 +111,22 @@ def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return method, settings
 
 
-def _said(statement: PrivacyStatement, cross_check: bool) -> Said:
+def _check_plot(more: More) -> None:
+    if more.plot is not None:
+        from accounting import plots  # matplotlib, for this flag alone
+
+        plots.check_path(more.plot)
+
+
+def _said(statement: PrivacyStatement, more: More) -> Said:
     fields, text = statement.to_json(), statement.to_text().rstrip("\n")
-    if cross_check:
-        found = check.cross_check(
+    if more.trade_off or more.plot is not None:
+        found = _trade_off(statement)
+        fields["trade_off"] = found.to_json(bounds.CURVE_RATES)
+        text += f"\n{_table(found)}"
+        _draw(found, statement.claim, more.plot)
+    if more.cross_check:
+        checked = check.cross_check(
             statement.plan,
             noise_multiplier=statement.noise_multiplier,
             delta=statement.delta,
@@ -102,6 +134,34 @@ def _said(statement: PrivacyStatement, cross_check: bool) -> Said:
             neighboring_relation=statement.neighboring_relation,
             max_examples_per_user=statement.max_examples_per_user,
         )
-        fields["cross_check"] = found.to_json()
-        text += f"\n{found.to_text()}"
+        fields["cross_check"] = checked.to_json()
+        text += f"\n{checked.to_text()}"
     return fields, text
+
+
+def _trade_off(statement: PrivacyStatement) -> TradeOff:
+    if statement.theorem is not None:
+        # Nothing but the claim is proven.
+        return statement.trade_off or TradeOff(())
+    return bounds.trade_off(
+        statement.plan,
+        noise_multiplier=statement.noise_multiplier,
+        neighboring_relation=statement.neighboring_relation,
+        max_examples_per_user=statement.max_examples_per_user,
+    )
+
+
+def _table(found: TradeOff) -> str:
+    mu = "" if found.mu is None else f"; {found.mu:.6g}-GDP"
+    lines = [f"  trade-off   wrong about unused -> right about used, at most{mu}"]
+    for rate in bounds.CURVE_RATES:
+        most = bounds.percent_up(found.true_positive_rate(rate))
+        lines.append(f"    {100 * rate:9.2g} % -> {most}")
+    return "\n".join(lines)
+
+
+def _draw(found: TradeOff, claim: str, path: Path | None) -> None:
+    if path is not None:
+        from accounting.trade_off import plot  # matplotlib, for this flag alone
+
+        plot.draw(found, claim, path)

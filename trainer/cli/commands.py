@@ -269,6 +269,12 @@ def _request(flags: dict[str, Any]) -> Request:
     is_flag=True,
     help="Also ask dp_accounting, or for balls and bins a simulation, and compare.",
 )
+@click.option(
+    "--trade-off",
+    is_flag=True,
+    help="Also say what tests of membership can achieve, from rare to frequent errors.",
+)
+@shared_options.plot("Also draw the trade-off, e.g. a.png.")
 @shared_options.as_json
 @click.pass_context
 def account(
@@ -276,6 +282,8 @@ def account(
     run: Path | None,
     as_json: bool,
     cross_check: bool,
+    trade_off: bool,
+    plot: Path | None,
     **flags: Any,
 ) -> None:
     """State the epsilon of a run from what it executed, or that of a plan.
@@ -290,10 +298,11 @@ def account(
     """
     from trainer.cli import account_body
 
+    more = account_body.More(cross_check=cross_check, trade_off=trade_off, plot=plot)
     if run is None:
-        fields, text = account_body.of_plan(flags, cross_check=cross_check)
+        fields, text = account_body.of_plan(flags, more)
     else:
-        fields, text = account_body.of_run(run, flags, cross_check=cross_check)
+        fields, text = account_body.of_run(run, flags, more)
     click.echo(json.dumps(fields, indent=2) if as_json else wrapped(text))
     if cross_check and not fields["cross_check"]["agrees"]:
         ctx.exit(1)

@@ -22,13 +22,13 @@ Public: everything.
 from __future__ import annotations
 
 import hashlib
-import math
 import pathlib
 from typing import Any
 
 from accounting import sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.statement import PrivacyStatement
+from accounting.trade_off.bounds import RATES
 from accounting.validation import InputError
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
 from trainer.html_report import attachments, commands
@@ -40,8 +40,6 @@ from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
 REPORT_VERSION = 1
-#: Rates of false alarms of which a report says how many rows they recognise.
-FALSE_ALARMS = (0.001, 0.01, 0.1)
 _REMEDY = "Name a folder that `dpsgd train` wrote."
 _HELD_OUT = "held-out"
 
@@ -149,16 +147,9 @@ def _privacy(record: RunRecord, statement: PrivacyStatement | None) -> dict[str,
 def _tests(statement: PrivacyStatement) -> list[dict[str, float]]:
     if not statement.is_guarantee:
         return []
-    epsilon, delta = statement.epsilon.guarantee, statement.delta
-    return [
-        {
-            "false_alarms": rate,
-            "recognised_at_most": recognised_at_most(
-                rate, epsilon=epsilon, delta=delta
-            ),
-        }
-        for rate in FALSE_ALARMS
-    ]
+    assert statement.trade_off is not None
+    most = statement.trade_off.true_positive_rate
+    return [{"false_alarms": rate, "recognised_at_most": most(rate)} for rate in RATES]
 
 
 def _weaknesses(statement: PrivacyStatement) -> list[str]:
@@ -171,26 +162,6 @@ def _weaknesses(statement: PrivacyStatement) -> list[str]:
                 "used, with false alarms for one row in a hundred, is not ruled out."
             )
     return found
-
-
-def recognised_at_most(false_alarms: float, *, epsilon: float, delta: float) -> float:
-    """Returns how often a test recognises a row that was used, at the very most.
-
-    Args:
-      false_alarms: Probability of "used" for a row that was not, in [0, 1].
-      epsilon: Of the guarantee, in both directions.
-      delta: Of the guarantee.
-
-    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1.
-
-    Example:
-      >>> round(recognised_at_most(0.01, epsilon=1.0, delta=1e-6), 4)
-      0.0272
-    """
-    factor = math.exp(min(epsilon, 700.0))
-    return min(
-        factor * false_alarms + delta, 1 - (1 - delta - false_alarms) / factor, 1.0
-    )
 
 
 def _plan(plan: DpSgdPlan) -> dict[str, Any]:

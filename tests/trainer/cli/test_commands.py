@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import resource
 import signal
@@ -138,6 +139,25 @@ def test_account_ends_with_1_where_a_cross_check_disagrees(
     done = CliRunner().invoke(account, (*arguments, "--json"))
     assert done.exit_code == 1
     assert not json.loads(done.stdout)["cross_check"]["agrees"]
+
+
+def test_account_prints_and_draws_the_trade_off(tmp_path: pathlib.Path) -> None:
+    picture = tmp_path / "a.png"
+    asked = (*PLAN, "--num-steps=50", "--trade-off", f"--plot={picture}")
+    found = json.loads(_call(account, *asked, "--json").output)
+    tests = {
+        test["false_positive_rate"]: test["true_positive_rate_at_most"]
+        for test in found["trade_off"]["tests"]
+    }
+    [stated] = [
+        test["true_positive_rate_at_most"]
+        for test in found["attacks"]["tests"]
+        if test["false_positive_rate"] == 0.01
+    ]
+    assert 0.01 < tests[0.01] <= stated * (1 + 1e-9)
+    assert picture.stat().st_size > 10_000
+    text = _call(account, *asked).output
+    assert f"1 % -> {math.ceil(1000 * tests[0.01]) / 10:g} %" in text
 
 
 def test_account_cross_checks_a_run(
