@@ -46,6 +46,7 @@ def compare(
       InputError: before any batch is made, for what the trainer would refuse; later for
         batches or runs that are of other settings.
     """
+    compare_jobs.check_jobs(settings)
     for each in settings.trained:
         check_experiment(settings, each)
     num_examples = list_blocks(settings.source).num_examples

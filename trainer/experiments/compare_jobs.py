@@ -6,6 +6,7 @@ Formal guarantees:
   - Not more than ``jobs`` runs at once, and not more than fit into ``memory_limit`` if
     each takes as much as the largest so far.  The first run is alone, and one run is
     always let.
+  - A method from outside is known there, too, by the module that registers it.
   - If one run fails, or this process is stopped, the others stop at their next step and
     keep a checkpoint: started again, they go on from there.
 
@@ -15,6 +16,7 @@ Public: what the runs publish, and how much memory they took.
 from __future__ import annotations
 
 import collections
+import importlib
 import resource
 import sys
 from collections.abc import Sequence
@@ -25,16 +27,44 @@ from pipelines.files.separate_process import Process
 from trainer.experiments import compare_runs
 from trainer.experiments.compare_runs import Say
 from trainer.run.preflight import Request
+from trainer.settings import methods
+from trainer.settings.comparison_settings import ComparisonSettings
 
-#: For ``Process``: trains what is requested and returns the memory it took.
+#: For ``Process``: of a module and a request; trains and returns the memory it took.
 TRAIN = "trainer.experiments.compare_jobs:train_and_measure"
 
 
-def train_and_measure(request: Request) -> int:
-    """Trains, and returns the most bytes of memory that this process had."""
+def train_and_measure(module: str, request: Request) -> int:
+    """Trains, and returns the most bytes of memory that this process had.
+
+    Args:
+      module: Registers the method.
+      request: What to train.
+    """
+    importlib.import_module(module)
     compare_runs.train_here(request)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
+
+
+def check_jobs(settings: ComparisonSettings) -> None:
+    """Accepts methods that other processes know, where there are to be any.
+
+    Raises:
+      InputError: a method that the running script registers.
+    """
+    for each in settings.trained:
+        if settings.jobs > 1 and _home(each.method) == "__main__":
+            raise InputError(
+                f"Expected jobs={settings.jobs} to be 1 for method={each.method!r}: "
+                "the script that is running registers it, and runs in no other process. "
+                "Give --jobs 1, or register it in a module that the script imports."
+            )
+
+
+def _home(method: str) -> str:
+    """Returns the name of the module that registers a method."""
+    return methods.get(method).hooks.__module__
 
 
 def train_one_by_one(requests: Sequence[Request], say: Say) -> None:
@@ -68,7 +98,7 @@ def train_at_once(
       jobs: Runs at once, at most.
       memory_limit: Bytes of all runs at once.
       say: Takes a line of progress.
-      train: "module:function" of a request, which returns bytes.
+      train: "module:function" of a module and a request, which returns bytes.
 
     Raises:
       InputError: a run was refused, or its process ended without a result.
@@ -82,7 +112,8 @@ def train_at_once(
                 request = waiting.popleft()
                 number = len(requests) - len(waiting)
                 say(f"[{number}/{len(requests)}] training: {request.run.name}")
-                process = Process(train, request)
+                home = _home(request.settings.method)
+                process = Process(train, home, request)
                 running[process.fileno()] = process, request
             for ended in connection.wait(running):
                 assert isinstance(ended, int)  # as all of them

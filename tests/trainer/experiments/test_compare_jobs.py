@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from accounting.validation import InputError
+from trainer.experiments import compare as library
 from trainer.experiments import compare_jobs, compare_runs
-from trainer.experiments.compare_jobs import train_and_measure, train_at_once
+from trainer.experiments.compare_jobs import (
+    check_jobs,
+    train_and_measure,
+    train_at_once,
+)
 from trainer.experiments.compare_runs import silent
 from trainer.run.preflight import Request
+from trainer.settings import methods
+from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.train_settings import TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -20,7 +28,7 @@ HELPER = """
 import os, pathlib, signal, time
 from pipelines.files.stopping import StoppedError
 
-def train(request):
+def train(module, request):
     run = request.run
     if run.name == "first":
         return 1
@@ -55,8 +63,8 @@ class Started:
     alive = 0
     most: list[int]
 
-    def __init__(self, function: str, request: Request) -> None:
-        del function, request
+    def __init__(self, function: str, module: str, request: Request) -> None:
+        del function, module, request
         self._end, other = os.pipe()
         os.close(other)
         Started.alive += 1
@@ -116,5 +124,39 @@ def test_a_run_of_its_own_process_is_the_run_of_this_one(
     trained: list[Any] = []
     monkeypatch.setattr(compare_runs, "train_here", trained.append)
     [request] = _requests(tmp_path, "a")
-    assert train_and_measure(request) > 1 << 20  # bytes
+    assert train_and_measure("math", request) > 1 << 20  # bytes
     assert trained == [request]
+
+
+OUTSIDE = """
+from trainer.settings import methods
+
+methods.register("outside", methods.Method(
+    summary="", hooks=lambda: None, whole_tables=lambda settings: None,
+))
+"""
+
+
+def test_a_method_from_outside_is_known_where_it_trains(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_settings: Callable[..., ComparisonSettings],
+) -> None:
+    monkeypatch.setattr(methods, "_ENTRIES", dict(methods._ENTRIES))
+    (tmp_path / "outside_method.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "outside" not in methods.names()
+    trained: list[Any] = []
+    monkeypatch.setattr(compare_runs, "train_here", trained.append)
+    [request] = _requests(tmp_path, "a")
+    train_and_measure("outside_method", request)
+    assert "outside" in methods.names()
+    settings = make_settings(
+        jobs=2,
+        trained=(TrainSettings(method="outside", noise_multiplier=1, l2_norm_clip=1),),
+    )
+    check_jobs(settings)
+    # What a script registers, it alone knows.
+    monkeypatch.setattr(methods.get("outside").hooks, "__module__", "__main__")
+    with pytest.raises(InputError, match="jobs=2 to be 1 for method='outside'"):
+        library.compare(settings)

@@ -103,8 +103,12 @@ def test_optimistic_noise_is_marked_wherever_it_is_shown(
 
 
 def test_the_table_on_the_terminal_cuts_no_number_and_no_mark(
-    make_settings: MakeSettings, work: Work, capsys: pytest.CaptureFixture[str]
+    make_settings: MakeSettings,
+    work: Work,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     report = library.compare(make_settings(noise=(OWN, OPTIMISTIC)))
     report.show()
     printed = capsys.readouterr().out

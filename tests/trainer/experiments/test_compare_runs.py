@@ -69,7 +69,7 @@ def test_a_run_of_other_settings_is_refused(runs: Runs, tmp_path: pathlib.Path) 
 
 
 def test_what_an_earlier_release_was_asked_in_flags_is_known(
-    runs: Runs, tmp_path: pathlib.Path, held_out: pathlib.Path
+    runs: Runs, tmp_path: pathlib.Path, held_out: pathlib.Path, work: Work
 ) -> None:
     out = tmp_path / "out"
     run = out / "runs" / _trial().name
