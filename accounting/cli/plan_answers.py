@@ -8,14 +8,15 @@ from typing import Any
 
 import click
 
-from accounting import deltas, neighboring_relation, sampler_registry
+from accounting import accountant, deltas, neighboring_relation, sampler_registry
 from accounting import plan as plans
 from accounting.cli import plan_tables, shared_options
 from accounting.model_mix.theorem import Mixing
-from accounting.planning import comparison, crossovers, sweeps
+from accounting.planning import axes, comparison, crossovers, sweeps
+from accounting.planning.axes import TOTAL_NOISE_AXIS
 from accounting.planning.comparison import Question
 from accounting.planning.crossovers import Crossover
-from accounting.planning.sweeps import TOTAL_NOISE_AXIS, Point, Sweep, SweepLine
+from accounting.planning.sweeps import Point, Sweep, SweepLine
 from accounting.validation import InputError
 
 
@@ -68,9 +69,12 @@ def _lines(
             for steps in dict.fromkeys(numbers)
         )
     plain = tuple(SweepLine(sampler=name) for name in chosen)
+    # If there is none that is analysed, the first says so.
+    analysed = set(sampler_registry.poisson_samplers())
+    mixed = [name for name in chosen if name in analysed] or chosen[:1]
     return plain + tuple(
         SweepLine(sampler=name, theorem=mixing, label=_label(mixing))
-        for name in chosen
+        for name in mixed
         for mixing in _mixings(flags)
     )
 
@@ -112,12 +116,12 @@ def _is_supported(question: Question, sampler: str) -> bool:
 
 def _sweep(question: Question, flags: dict[str, Any]) -> None:
     axis, plot = flags["sweep"], flags["plot"]
-    values = sweeps.check_values(question, axis, flags["values"])
+    values = axes.check_values(question, axis, flags["values"])
     if axis == "delta":
         for value in values:
             deltas.check(value, allow_large=flags["allow_large_delta"])
     holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
-    asked = [question if holds else sweeps.at(question, axis, v) for v in values]
+    asked = [question if holds else axes.at(question, axis, v) for v in values]
     lines = _lines(asked, flags, sweeps.default_samplers())
     found = sweeps.sweep(question, axis, lines, values=values, estimates=flags["tan"])
     flips = crossovers.find(found)
@@ -146,7 +150,7 @@ def _sweep_json(sweep: Sweep, flips: list[Crossover]) -> dict[str, Any]:
 def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
     estimate = point.estimate
     return {
-        "value": sweeps.AXES[sweep.axis].read(point.question),
+        "value": axes.AXES[sweep.axis].read(point.question),
         **point.answer.to_json(),
         **({} if estimate is None else {"tan_estimate": dataclasses.asdict(estimate)}),
     }
@@ -180,6 +184,11 @@ def _check_flags(flags: dict[str, Any]) -> None:
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     if flags["tan"] and flags["mix_width"]:
         raise InputError("Expected --tan or --mix-width, not both: TAN is of DP-SGD.")
+    if flags["tan"] and flags["sweep"] == "epsilon":
+        raise InputError(
+            "Expected --tan beside a sweep that answers epsilon, not --sweep epsilon: "
+            "vary something else, as noise-multiplier."
+        )
     if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
         raise InputError(
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
@@ -197,6 +206,10 @@ def _question(flags: dict[str, Any]) -> Question:
             f"Expected no truncated_batch_size={given} beside --sampler "
             f"{samplers[0]}: it caps {' and '.join(capped)} alone. Omit it."
         )
+    if flags["epsilon"] is not None:
+        accountant.check_epsilon(flags["epsilon"])
+    if flags["noise_multiplier"] is not None:
+        accountant.check_noise_multiplier(flags["noise_multiplier"])
     num_examples, batch_size = flags["num_examples"], flags["batch_size"]
     num_steps, num_epochs = plans.steps_and_epochs(
         num_examples,

@@ -219,7 +219,17 @@ def answer(question: Question, line: Line | str) -> Answer:
     """
     if isinstance(line, str):
         line = Line(sampler=line)
-    plan = checked_plan(question, line)
+    return answer_for(question, line, checked_plan(question, line))
+
+
+def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
+    """Returns the row of a line whose plan is made.
+
+    Args:
+      question: What is asked.
+      line: Of which sampler and theorem.
+      plan: From `checked_plan`.
+    """
     if line.theorem is None:
         found = _by_accountant(question, plan)
     else:

@@ -15,9 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from accounting.planning import crossovers, rounding
+from accounting.planning.axes import AXES
 from accounting.planning.comparison import DELTA, NOISE
 from accounting.planning.crossovers import Crossover
-from accounting.planning.sweeps import AXES, Point, Sweep
+from accounting.planning.sweeps import Point, Sweep
 from accounting.plots import new_figure, save
 
 _PALETTE = (

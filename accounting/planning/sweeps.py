@@ -1,196 +1,30 @@
 """One thing varied: what each way of making batches needs, or gives, at each value.
 
 Formal guarantees:
-  - Every value is checked, and every plan made, before anything is computed.
-  - At constant total noise ``q sqrt(T/2) / s`` is that of the question, at each value
-    and for each number of steps.
+  - Every value is checked, and every plan made, before anything is answered.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import itertools
 
-from accounting import accountant, sampler_registry
-from accounting import plan as plans
+from accounting import sampler_registry
 from accounting.neighboring_relation import NAMES
+from accounting.plan import DpSgdPlan
 from accounting.planning import tan
+from accounting.planning.axes import at, at_total_noise, check_values
 from accounting.planning.comparison import (
     DELTA,
+    EPSILON,
     NOISE,
     Answer,
     Line,
     Question,
-    answer,
+    answer_for,
     checked_plan,
 )
-from accounting.validation import InputError, check_choice, check_float, check_int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Axis:
-    """Something that can be varied.
-
-    Attributes:
-      label: What it is called in a picture.
-      whole: Whether values are integers.
-      defaults: Question -> values.
-      change: (question, value) -> the question at that value.  Refuses a value that is
-        out of range.
-      read: Question -> its value.
-      linear: Whether a picture has it on a linear scale.
-    """
-
-    label: str
-    whole: bool
-    defaults: Callable[[Question], tuple[float, ...]]
-    change: Callable[[Question, Any], Question]
-    read: Callable[[Question], float | None]
-    linear: bool = False
-
-
-def _scheduled(question: Question, **changes: Any) -> Question:
-    """Returns a question with its steps, or its epochs, held."""
-    changed = dataclasses.replace(question, **changes)
-    num_steps, num_epochs = plans.steps_and_epochs(
-        changed.num_examples,
-        changed.expected_batch_size,
-        epochs=None if changed.holds_steps else changed.num_epochs,
-        num_steps=changed.num_steps if changed.holds_steps else None,
-    )
-    return dataclasses.replace(changed, num_steps=num_steps, num_epochs=num_epochs)
-
-
-def _with_batch_size(question: Question, value: int) -> Question:
-    if question.truncated_batch_size is not None:
-        raise InputError(
-            f"Expected no truncated_batch_size={question.truncated_batch_size} where "
-            "batch sizes vary: each has a cap of its own. Use --truncated-batch-size "
-            "auto."
-        )
-    return _scheduled(question, expected_batch_size=value)
-
-
-def _with_epochs(question: Question, value: int) -> Question:
-    return _scheduled(question, num_epochs=value, holds_steps=False)
-
-
-def _with_steps(question: Question, value: int) -> Question:
-    return _scheduled(question, num_steps=value, holds_steps=True)
-
-
-def _with_examples(question: Question, value: int) -> Question:
-    return _scheduled(question, num_examples=value)
-
-
-def _with_epsilon(question: Question, value: float) -> Question:
-    return dataclasses.replace(question, epsilon=accountant.check_epsilon(value))
-
-
-def _with_delta(question: Question, value: float) -> Question:
-    return dataclasses.replace(question, delta=accountant.check_delta(value))
-
-
-def _with_noise(question: Question, value: float) -> Question:
-    if question.noise_multiplier is None:
-        raise InputError(
-            "Expected a noise multiplier for a sweep over it; got a target epsilon. "
-            "Give --noise-multiplier instead of --epsilon."
-        )
-    noise = accountant.check_noise_multiplier(value)
-    return dataclasses.replace(question, noise_multiplier=noise)
-
-
-def _batch_sizes(question: Question) -> tuple[float, ...]:
-    sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
-    most = question.num_examples / 2
-    found = tuple(size for size in sizes if size.is_integer() and 1 <= size <= most)
-    if not found:
-        raise InputError(
-            f"Expected num_examples={question.num_examples} >= 2 for a sweep over "
-            "batch sizes, which are at most half of it. Sweep over epsilon or epochs."
-        )
-    return found
-
-
-def _numbers_of_examples(question: Question) -> tuple[float, ...]:
-    number = question.num_examples
-    numbers = (number // 4, number // 2, number, 2 * number, 4 * number, 8 * number)
-    return tuple(n for n in numbers if n >= question.expected_batch_size)
-
-
-def _numbers_of_steps(question: Question) -> tuple[float, ...]:
-    steps = question.num_steps
-    return tuple(sorted({-(-steps * part // 8) for part in range(1, 9)}))
-
-
-def _deltas(question: Question) -> tuple[float, ...]:
-    powers = [question.delta * 10.0**power for power in range(-3, 4)]
-    return tuple(delta for delta in powers if delta < 0.01) or (question.delta,)
-
-
-_EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0, 32.0)
-_EPOCHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-#: Across the privacy wall.
-_NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
-
-#: What can be varied, by name.
-AXES = {
-    "batch-size": Axis(
-        label="expected batch size",
-        whole=True,
-        defaults=_batch_sizes,
-        change=_with_batch_size,
-        read=lambda question: question.expected_batch_size,
-    ),
-    "epsilon": Axis(
-        label="epsilon",
-        whole=False,
-        defaults=lambda question: _EPSILONS,
-        change=_with_epsilon,
-        read=lambda question: question.epsilon,
-    ),
-    "epochs": Axis(
-        label="epochs",
-        whole=True,
-        defaults=lambda question: _EPOCHS,
-        change=_with_epochs,
-        read=lambda question: question.num_epochs,
-        linear=True,
-    ),
-    "delta": Axis(
-        label="delta",
-        whole=False,
-        defaults=_deltas,
-        change=_with_delta,
-        read=lambda question: question.delta,
-    ),
-    "noise-multiplier": Axis(
-        label="noise multiplier",
-        whole=False,
-        defaults=lambda question: _NOISE,
-        change=_with_noise,
-        read=lambda question: question.noise_multiplier,
-    ),
-    "num-steps": Axis(
-        label="steps",
-        whole=True,
-        defaults=_numbers_of_steps,
-        change=_with_steps,
-        read=lambda question: question.num_steps,
-        linear=True,
-    ),
-    "num-examples": Axis(
-        label="examples",
-        whole=True,
-        defaults=_numbers_of_examples,
-        change=_with_examples,
-        read=lambda question: question.num_examples,
-    ),
-}
-#: The axis along which total noise can be held.
-TOTAL_NOISE_AXIS = "noise-multiplier"
+from accounting.validation import InputError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,50 +50,8 @@ class SweepLine(Line):
           InputError: a value out of range.
         """
         if self.total_noise_steps is not None:
-            return _at_total_noise(question, value, self.total_noise_steps)
+            return at_total_noise(question, value, self.total_noise_steps)
         return at(question, axis, value)
-
-
-def at(question: Question, axis: str, value: float) -> Question:
-    """Returns ``question`` with one thing varied.
-
-    Args:
-      question: What is asked at other values.
-      axis: A key of ``AXES``.
-      value: Where.
-
-    Raises:
-      InputError: a value out of range.
-    """
-    return AXES[axis].change(question, int(value) if AXES[axis].whole else value)
-
-
-def _at_total_noise(
-    question: Question, noise_multiplier: float, num_steps: int
-) -> Question:
-    """Returns the question with another noise and batch size, and the same eta.
-
-    The batch size is the nearest integer; the noise is exactly that of its eta.
-    """
-    assert question.noise_multiplier is not None
-    noise, size, steps = (
-        question.noise_multiplier, question.expected_batch_size, question.num_steps
-    )  # fmt: skip
-    check_float("noise_multiplier", noise_multiplier, above=0.0)
-    check_int("num_steps", num_steps, at_least=1)
-    # Noise that is one larger makes batches so much larger.
-    slope = size / noise * (steps / num_steps) ** 0.5
-    scaled = round(slope * noise_multiplier)
-    if not 1 <= scaled <= question.num_examples:
-        raise InputError(
-            f"Expected noise_multiplier={noise_multiplier:g} to be from "
-            f"{1 / slope:.2g} to {question.num_examples / slope * 0.999:.3g} at "
-            f"{num_steps:,} steps and this total noise: batches have 1 to num_examples="
-            f"{question.num_examples} examples. Give such --values."
-        )
-    changed = _with_batch_size(question, scaled)
-    changed = dataclasses.replace(changed, noise_multiplier=scaled / slope)
-    return _with_steps(changed, num_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,7 +107,8 @@ class Sweep:
         """Inverse of the total noise, where it is held."""
         if self.lines[0].total_noise_steps is None:
             return None
-        return _configuration(self.points[0][0].question, self.lines[0]).eta
+        point = self.points[0][0]
+        return _configuration(point.question, point.answer.plan).eta
 
 
 def _held(
@@ -360,32 +153,6 @@ def default_samplers() -> tuple[str, ...]:
     )
 
 
-def check_values(
-    question: Question, axis: str, values: tuple[float, ...] | None
-) -> tuple[float, ...]:
-    """Returns the values of a sweep, rising.
-
-    Args:
-      question: Around which the default values are.
-      axis: A key of ``AXES``.
-      values: None for the default ones.
-
-    Raises:
-      InputError: no value, a value out of range, or one that must be an integer.
-    """
-    check_choice("sweep", axis, tuple(AXES))
-    found = AXES[axis].defaults(question) if values is None else values
-    if not found:
-        raise InputError(f"Expected values of a sweep over {axis}; got none.")
-    for value in found:
-        check_float("values", value)
-        if AXES[axis].whole and not float(value).is_integer():
-            raise InputError(
-                f"Expected values={value:g} of a sweep over {axis} to be integers."
-            )
-    return tuple(sorted(set(found)))
-
-
 def sweep(
     question: Question,
     axis: str,
@@ -407,34 +174,50 @@ def sweep(
       InputError: a value out of range, or nothing is proven for a sampler.
     """
     chosen = check_values(question, axis, values)
-    asked = [[line.at(question, axis, value) for value in chosen] for line in lines]
-    for line, questions in zip(lines, asked, strict=True):
-        for each in questions:
-            checked_plan(each, line)
-            if estimates:
-                _configuration(each, line)
+    asked = [
+        [_Asked.of(line, line.at(question, axis, value)) for value in chosen]
+        for line in lines
+    ]
+    if estimates:
+        for each in itertools.chain(*asked):
+            _configuration(each.question, each.plan)
     return Sweep(
         question=question,
         axis=axis,
         values=chosen,
         lines=lines,
         points=tuple(
-            tuple(_point(each, line, estimates) for each in questions)
-            for line, questions in zip(lines, asked, strict=True)
+            tuple(each.answered(estimate=estimates) for each in questions)
+            for questions in asked
         ),
     )
 
 
-def _point(question: Question, line: SweepLine, estimated: bool) -> Point:
-    estimate = None
-    if estimated:
-        estimate = _configuration(question, line).estimate(delta=question.delta)
-    return Point(question=question, answer=answer(question, line), estimate=estimate)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A question that can be answered."""
+
+    question: Question
+    line: Line
+    plan: DpSgdPlan
+
+    @classmethod
+    def of(cls, line: Line, question: Question) -> _Asked:
+        return cls(question=question, line=line, plan=checked_plan(question, line))
+
+    def answered(self, *, estimate: bool) -> Point:
+        found = None
+        if estimate:
+            configuration = _configuration(self.question, self.plan)
+            found = configuration.estimate(delta=self.question.delta)
+        bounds = answer_for(self.question, self.line, self.plan)
+        return Point(question=self.question, answer=bounds, estimate=found)
 
 
-def _configuration(question: Question, line: Line) -> tan.Configuration:
-    if question.noise_multiplier is None:
-        raise InputError("Expected a noise multiplier for TAN; got a target epsilon.")
-    return tan.Configuration(
-        plan=question.plan(line.sampler), noise_multiplier=question.noise_multiplier
-    )
+def _configuration(question: Question, plan: DpSgdPlan) -> tan.Configuration:
+    if question.noise_multiplier is None or question.asks_for != EPSILON:
+        raise InputError(
+            f"Expected a sweep that answers epsilon for TAN, not {question.asks_for}. "
+            "Give --noise-multiplier, and vary something else."
+        )
+    return tan.Configuration(plan=plan, noise_multiplier=question.noise_multiplier)

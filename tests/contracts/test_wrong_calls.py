@@ -355,6 +355,11 @@ PLAN = [
         "- --epsilon --sampler + --noise-multiplier 3"),
     row("- --epsilon + --noise-multiplier 2 --tan --sweep epochs",
         "sampler='deterministic' to be one of poisson", "- --sampler"),
+    row("- --epsilon --sampler + --noise-multiplier 2 --tan --sweep epsilon",
+        "a sweep that answers epsilon, not --sweep epsilon", "--sweep epochs"),
+    row("- --epsilon --sampler + --noise-multiplier 0 --tan --sweep noise-multiplier",
+        "noise_multiplier=0.0 > 0", "--noise-multiplier 2 --values 2"),
+    row("--epsilon nan --sweep epsilon", "epsilon=nan to be finite", "--epsilon 2"),
     row("- --epsilon --sampler + --noise-multiplier 2 --tan --sweep noise-multiplier "
         "--values 0.01", "noise_multiplier=0.01 to be from 0.2 to 200", "--values 1"),
     row("- --epsilon --sampler + --noise-multiplier 2 --also-num-steps 7",

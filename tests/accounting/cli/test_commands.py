@@ -96,7 +96,7 @@ def test_given_noise_asks_for_epsilon():
     assert row["epsilon"]["upper"] > 0
 
 
-@pytest.mark.parametrize("extra", [[], ["--sweep", "epochs"]])
+@pytest.mark.parametrize("extra", [[], ["--sweep", "epochs", "--values", "1,2"]])
 def test_pictures_are_written(tmp_path, extra):
     path = tmp_path / "a.png"
     run(*QUESTION, *extra, "--sampler", "poisson", "--plot", str(path))
@@ -215,7 +215,7 @@ def test_the_target_is_printed_with_all_its_digits():
     assert "noise multiplier at epsilon=2.0000001, delta=1.23456789e-05" in text
 
 
-def test_commands_of_the_page_get_to_their_work(root, monkeypatch):
+def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
     class StartedError(Exception):
         pass
 
@@ -223,8 +223,9 @@ def test_commands_of_the_page_get_to_their_work(root, monkeypatch):
         raise StartedError
 
     monkeypatch.setattr("accounting.planning.comparison.answer", started)
-    monkeypatch.setattr("accounting.planning.sweeps.answer", started)
-    monkeypatch.setattr("accounting.planning.sweeps.checked_plan", lambda *_: None)
+    monkeypatch.setattr("accounting.planning.sweeps.answer_for", started)
+    plan = small_plan("poisson")
+    monkeypatch.setattr("accounting.planning.sweeps.checked_plan", lambda *_: plan)
     page = (root / "docs" / "accountant.md").read_text()
     commands = re.findall(r"^dpsgd plan ((?:.*\\\n)*.*)", page, re.M)
     assert len(commands) > 10

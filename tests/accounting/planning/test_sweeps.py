@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accounting import accountant
 from accounting.model_mix.theorem import Mixing
-from accounting.planning import sweeps
+from accounting.planning import axes, sweeps, tan
 from accounting.planning.comparison import Line, Question, answer
 from accounting.planning.sweeps import SweepLine
 from accounting.validation import InputError
@@ -43,14 +43,20 @@ DETERMINISTIC = (SweepLine(sampler="deterministic"),)
         ("nosuch", (1.0,)),
     ],
 )
-def test_every_value_is_checked_before_anything_is_computed(
+def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
     axis: str, values: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(sweeps, "answer", lambda *each: started.append(each))
+    monkeypatch.setattr(sweeps, "answer_for", lambda *each: started.append(each))
     with pytest.raises(InputError):
         sweeps.sweep(QUESTION, axis, DETERMINISTIC, values=values)
     assert not started
+
+
+def eta_of(question: Question) -> float:
+    noise = question.noise_multiplier
+    assert noise is not None
+    return tan.Configuration(plan=question.plan("poisson"), noise_multiplier=noise).eta
 
 
 @given(
@@ -63,11 +69,11 @@ def test_at_constant_total_noise_eta_is_that_of_the_question(
 ) -> None:
     question = dataclasses.replace(STEPS, noise_multiplier=reference)
     line = SweepLine(sampler="poisson", total_noise_steps=steps)
-    eta = sweeps._configuration(question, line).eta
+    eta = eta_of(question)
     size = noise / reference * 100 * math.sqrt(200 / steps)
     assume(1 <= size <= 10_000)
     found = line.at(question, "noise-multiplier", noise)
-    assert sweeps._configuration(found, line).eta == pytest.approx(eta, rel=1e-12)
+    assert eta_of(found) == pytest.approx(eta, rel=1e-12)
     assert found.num_steps == steps
     # Half an example at most.
     assert abs(found.expected_batch_size - size) <= 0.5 + 1e-6
@@ -76,15 +82,26 @@ def test_at_constant_total_noise_eta_is_that_of_the_question(
 
 def test_a_batch_size_holds_the_epochs_or_the_steps_as_they_were_asked_for() -> None:
     for question, steps in ((NOISE, 100), (STEPS, 200)):
-        found = sweeps.at(question, "batch-size", 200.0)
+        found = axes.at(question, "batch-size", 200.0)
         assert (found.expected_batch_size, found.num_steps) == (200, steps)
-        assert sweeps.at(question, "num-examples", 40_000.0).num_steps == (
+        assert axes.at(question, "num-examples", 40_000.0).num_steps == (
             800 if steps == 100 else 200
         )
     capped = dataclasses.replace(NOISE, truncated_batch_size=150)
     with pytest.raises(InputError, match="each has a cap of its own"):
-        sweeps.at(capped, "batch-size", 120.0)
-    assert sweeps.at(capped, "epochs", 3.0).truncated_batch_size == 150
+        axes.at(capped, "batch-size", 120.0)
+    assert axes.at(capped, "epochs", 3.0).truncated_batch_size == 150
+
+
+def test_what_has_no_total_noise_is_refused() -> None:
+    line = SweepLine(sampler="poisson", total_noise_steps=100)
+    with pytest.raises(InputError, match="got a target epsilon"):
+        line.at(QUESTION, "noise-multiplier", 2.0)
+    silent = dataclasses.replace(STEPS, noise_multiplier=0.0)
+    with pytest.raises(InputError, match="noise_multiplier=0"):
+        line.at(silent, "noise-multiplier", 2.0)
+    with pytest.raises(InputError, match="answers epsilon for TAN, not delta"):
+        sweeps.sweep(STEPS, "epsilon", DETERMINISTIC, estimates=True)
 
 
 def test_the_answer_is_what_is_not_given() -> None:
@@ -124,10 +141,10 @@ def test_a_theorem_answers_for_what_it_is_about_alone() -> None:
     assert found.delta == mixing.delta(found.plan, noise_multiplier=2.0, epsilon=1.0)
 
 
-@pytest.mark.parametrize("axis", sorted(sweeps.AXES))
+@pytest.mark.parametrize("axis", sorted(axes.AXES))
 def test_default_values_are_accepted(axis: str) -> None:
-    values = sweeps.check_values(STEPS, axis, None)
+    values = axes.check_values(STEPS, axis, None)
     assert len(values) > 4
     assert list(values) == sorted(values)
     for value in values:
-        assert sweeps.AXES[axis].read(sweeps.at(STEPS, axis, value)) == value
+        assert axes.AXES[axis].read(axes.at(STEPS, axis, value)) == value

@@ -1,0 +1,258 @@
+"""What a sweep can vary, and what it holds.
+
+Formal guarantees:
+  - At constant total noise ``q sqrt(T/2) / s`` is that of the question, at each value
+    and for each number of steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from accounting import accountant
+from accounting import plan as plans
+from accounting.planning.comparison import Question
+from accounting.validation import InputError, check_choice, check_float, check_int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Something that can be varied.
+
+    Attributes:
+      label: What it is called in a picture.
+      whole: Whether values are integers.
+      defaults: Question -> values.
+      change: (question, value) -> the question at that value.  Refuses a value that is
+        out of range.
+      read: Question -> its value.
+      linear: Whether a picture has it on a linear scale.
+    """
+
+    label: str
+    whole: bool
+    defaults: Callable[[Question], tuple[float, ...]]
+    change: Callable[[Question, Any], Question]
+    read: Callable[[Question], float | None]
+    linear: bool = False
+
+
+def _scheduled(question: Question, **changes: Any) -> Question:
+    """Returns a question with its steps, or its epochs, held."""
+    changed = dataclasses.replace(question, **changes)
+    num_steps, num_epochs = plans.steps_and_epochs(
+        changed.num_examples,
+        changed.expected_batch_size,
+        epochs=None if changed.holds_steps else changed.num_epochs,
+        num_steps=changed.num_steps if changed.holds_steps else None,
+    )
+    return dataclasses.replace(changed, num_steps=num_steps, num_epochs=num_epochs)
+
+
+def _with_batch_size(question: Question, value: int) -> Question:
+    if question.truncated_batch_size is not None:
+        raise InputError(
+            f"Expected no truncated_batch_size={question.truncated_batch_size} where "
+            "batch sizes vary: each has a cap of its own. Use --truncated-batch-size "
+            "auto."
+        )
+    return _scheduled(question, expected_batch_size=value)
+
+
+def _with_epochs(question: Question, value: int) -> Question:
+    return _scheduled(question, num_epochs=value, holds_steps=False)
+
+
+def _with_steps(question: Question, value: int) -> Question:
+    return _scheduled(question, num_steps=value, holds_steps=True)
+
+
+def _with_examples(question: Question, value: int) -> Question:
+    return _scheduled(question, num_examples=value)
+
+
+def _with_epsilon(question: Question, value: float) -> Question:
+    return dataclasses.replace(question, epsilon=accountant.check_epsilon(value))
+
+
+def _with_delta(question: Question, value: float) -> Question:
+    return dataclasses.replace(question, delta=accountant.check_delta(value))
+
+
+def _with_noise(question: Question, value: float) -> Question:
+    if question.noise_multiplier is None:
+        raise InputError(
+            "Expected a noise multiplier for a sweep over it; got a target epsilon. "
+            "Give --noise-multiplier instead of --epsilon."
+        )
+    noise = accountant.check_noise_multiplier(value)
+    return dataclasses.replace(question, noise_multiplier=noise)
+
+
+def _batch_sizes(question: Question) -> tuple[float, ...]:
+    sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
+    most = question.num_examples / 2
+    found = tuple(size for size in sizes if size.is_integer() and 1 <= size <= most)
+    if not found:
+        raise InputError(
+            f"Expected num_examples={question.num_examples} >= 2 for a sweep over "
+            "batch sizes, which are at most half of it. Sweep over epsilon or epochs."
+        )
+    return found
+
+
+def _numbers_of_examples(question: Question) -> tuple[float, ...]:
+    number = question.num_examples
+    numbers = (number // 4, number // 2, number, 2 * number, 4 * number, 8 * number)
+    return tuple(n for n in numbers if n >= question.expected_batch_size)
+
+
+def _numbers_of_steps(question: Question) -> tuple[float, ...]:
+    steps = question.num_steps
+    return tuple(sorted({-(-steps * part // 8) for part in range(1, 9)}))
+
+
+def _deltas(question: Question) -> tuple[float, ...]:
+    powers = [question.delta * 10.0**power for power in range(-3, 4)]
+    return tuple(delta for delta in powers if delta < 0.01) or (question.delta,)
+
+
+_EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0, 32.0)
+_EPOCHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+#: Across the privacy wall.
+_NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
+
+#: What can be varied, by name.
+AXES = {
+    "batch-size": Axis(
+        label="expected batch size",
+        whole=True,
+        defaults=_batch_sizes,
+        change=_with_batch_size,
+        read=lambda question: question.expected_batch_size,
+    ),
+    "epsilon": Axis(
+        label="epsilon",
+        whole=False,
+        defaults=lambda question: _EPSILONS,
+        change=_with_epsilon,
+        read=lambda question: question.epsilon,
+    ),
+    "epochs": Axis(
+        label="epochs",
+        whole=True,
+        defaults=lambda question: _EPOCHS,
+        change=_with_epochs,
+        read=lambda question: question.num_epochs,
+        linear=True,
+    ),
+    "delta": Axis(
+        label="delta",
+        whole=False,
+        defaults=_deltas,
+        change=_with_delta,
+        read=lambda question: question.delta,
+    ),
+    "noise-multiplier": Axis(
+        label="noise multiplier",
+        whole=False,
+        defaults=lambda question: _NOISE,
+        change=_with_noise,
+        read=lambda question: question.noise_multiplier,
+    ),
+    "num-steps": Axis(
+        label="steps",
+        whole=True,
+        defaults=_numbers_of_steps,
+        change=_with_steps,
+        read=lambda question: question.num_steps,
+        linear=True,
+    ),
+    "num-examples": Axis(
+        label="examples",
+        whole=True,
+        defaults=_numbers_of_examples,
+        change=_with_examples,
+        read=lambda question: question.num_examples,
+    ),
+}
+#: The axis along which total noise can be held.
+TOTAL_NOISE_AXIS = "noise-multiplier"
+
+
+def at(question: Question, axis: str, value: float) -> Question:
+    """Returns ``question`` with one thing varied.
+
+    Args:
+      question: What is asked at other values.
+      axis: A key of ``AXES``.
+      value: Where.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    return AXES[axis].change(question, int(value) if AXES[axis].whole else value)
+
+
+def check_values(
+    question: Question, axis: str, values: tuple[float, ...] | None
+) -> tuple[float, ...]:
+    """Returns the values of a sweep, rising.
+
+    Args:
+      question: Around which the default values are.
+      axis: A key of ``AXES``.
+      values: None for the default ones.
+
+    Raises:
+      InputError: no value, a value out of range, or one that must be an integer.
+    """
+    check_choice("sweep", axis, tuple(AXES))
+    found = AXES[axis].defaults(question) if values is None else values
+    if not found:
+        raise InputError(f"Expected values of a sweep over {axis}; got none.")
+    for value in found:
+        check_float("values", value)
+        if AXES[axis].whole and not float(value).is_integer():
+            raise InputError(
+                f"Expected values={value:g} of a sweep over {axis} to be integers."
+            )
+    return tuple(sorted(set(found)))
+
+
+def at_total_noise(
+    question: Question, noise_multiplier: float, num_steps: int
+) -> Question:
+    """Returns the question with another noise and batch size, and the same eta.
+
+    The batch size is the nearest integer; the noise is exactly that of its eta.
+
+    Args:
+      question: With a noise multiplier.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      num_steps: At least 1.
+
+    Raises:
+      InputError: a value out of range, or one that no batch size has.
+    """
+    size, steps = question.expected_batch_size, question.num_steps
+    _with_noise(question, noise_multiplier)
+    assert question.noise_multiplier is not None
+    noise = check_float("noise_multiplier", question.noise_multiplier, above=0.0)
+    check_float("noise_multiplier", noise_multiplier, above=0.0)
+    check_int("num_steps", num_steps, at_least=1)
+    # Noise that is one larger makes batches so much larger.
+    slope = size / noise * (steps / num_steps) ** 0.5
+    scaled = round(slope * noise_multiplier)
+    if not 1 <= scaled <= question.num_examples:
+        raise InputError(
+            f"Expected noise_multiplier={noise_multiplier:g} to be from "
+            f"{1 / slope:.2g} to {question.num_examples / slope * 0.999:.3g} at "
+            f"{num_steps:,} steps and this total noise: batches have 1 to num_examples="
+            f"{question.num_examples} examples. Give such --values."
+        )
+    changed = _with_batch_size(question, scaled)
+    changed = dataclasses.replace(changed, noise_multiplier=scaled / slope)
+    return _with_steps(changed, num_steps)
