@@ -29,6 +29,7 @@ from trainer.experiments.compare_case import Case
 from trainer.experiments.compare_report import Report
 from trainer.experiments.compare_results import summarise
 from trainer.experiments.compare_runs import Runs, Say, check_experiment, silent
+from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 
 
@@ -49,12 +50,14 @@ def compare(
     compare_jobs.check_jobs(settings)
     for each in settings.trained:
         check_experiment(settings, each)
-    num_examples = list_blocks(settings.source).num_examples
+    dataset = list_blocks(settings.source)
+    num_examples = dataset.num_examples
+    count = privacy.count_of(dataset.description)
     compare_noise.check_plans(settings, num_examples)
     for delta in settings.deltas:
         if warning := deltas.warning(delta, num_examples):
             say(warning)
-    cases, notes = compare_noise.find_cases(settings, num_examples, say)
+    cases, notes = compare_noise.find_cases(settings, num_examples, say, count)
     for note in notes:
         say(note)
     runs = Runs(settings, say, make_batches)

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from accounting import accountant
 from accounting.intervals import EXACT, NoiseBounds
 from accounting.plan import DpSgdPlan, check_epochs
+from accounting.statement import check_unit
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.compare_case import (
@@ -72,7 +73,10 @@ def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
 
 
 def find_cases(
-    settings: ComparisonSettings, num_examples: int, say: Say
+    settings: ComparisonSettings,
+    num_examples: int,
+    say: Say,
+    max_examples_per_user: int = 1,
 ) -> tuple[list[Case], list[str]]:
     """Returns all that is compared, with its noise, and notes on what is not.
 
@@ -80,6 +84,7 @@ def find_cases(
       settings: What is compared.
       num_examples: Slots of the data set.
       say: Takes a line of progress.
+      max_examples_per_user: k, if the data set is bounded; above 1 noise is for users.
 
     Raises:
       InputError: a method without accounting, a target out of reach, or a theorem that
@@ -88,7 +93,7 @@ def find_cases(
     cases, notes = list[Case](), dict[str, None]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for training in settings.trained:
-            answers = _Answers(training, batches, num_examples)
+            answers = _Answers(training, batches, num_examples, max_examples_per_user)
             cases += answers.cases(settings.noise)
             notes |= dict.fromkeys(answers.left_out())
     found = without_repetition(cases)
@@ -106,6 +111,7 @@ class _Answers:
       training: With a target or a noise multiplier, or without privacy.
       batches: Those of every sampler: of one size and number of epochs.
       num_examples: Slots of the data set.
+      count: Examples that a user has at most.
     """
 
     def __init__(
@@ -113,8 +119,9 @@ class _Answers:
         training: TrainSettings,
         batches: Sequence[BatchSettings],
         num_examples: int,
+        count: int,
     ) -> None:
-        self._training, self._all = training, batches
+        self._training, self._all, self._count = training, batches, count
         self._plans = {each.sampler: each.plan(num_examples) for each in batches}
         self._theorem = None
         if is_private(training):
@@ -181,15 +188,19 @@ class _Answers:
             training.target_epsilon,
             training.target_delta,
             self._theorem,
+            self._count,
         )
 
 
 @functools.lru_cache
 def _bounds(
-    plan: DpSgdPlan, epsilon: float, delta: float, theorem: Theorem | None
+    plan: DpSgdPlan, epsilon: float, delta: float, theorem: Theorem | None, count: int
 ) -> NoiseBounds:
     if theorem is None:
-        return accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+        return accountant.noise_multiplier(
+            plan, epsilon=epsilon, delta=delta, max_examples_per_user=count
+        )
+    check_unit(theorem, count)
     found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
     # What refutes DP-SGD at less noise does not refute another mechanism.
     return dataclasses.replace(found, necessary=None, necessary_method=None)

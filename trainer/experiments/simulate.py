@@ -11,6 +11,7 @@ Public: what the runs publish; see ``simulation``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from accounting import deltas
 from accounting.plan import steps_and_epochs
@@ -18,7 +19,7 @@ from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
 from accounting.statement import PrivacyStatement
 from accounting.validation import check_choice
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.compare_runs import Say, check_experiment, silent
 from trainer.experiments.simulation import Protocol, Simulator, best
@@ -52,8 +53,9 @@ def simulate(
         (LAST, *_averages_with(settings.metric, settings.training)),
         remedy="`dpsgd train --help` names the flags that make averages.",
     )
-    reference = _reference(settings)
-    statement = _statement(settings, reference)
+    dataset = list_blocks(settings.source)
+    reference = _reference(settings, dataset)
+    statement = _statement(settings, reference, dataset.description)
     num_examples = reference.plan.num_examples
     if warning := deltas.warning(settings.delta, num_examples):
         say(warning)
@@ -79,10 +81,10 @@ def _averages_with(metric: str, training: TrainSettings) -> Iterator[str]:
             yield name
 
 
-def _reference(settings: SimulationSettings) -> Configuration:
+def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:
     """Returns the plan and the noise of the run that is predicted."""
     training = settings.training
-    num_examples = list_blocks(settings.source).num_examples
+    num_examples = dataset.num_examples
     num_steps, num_epochs = steps_and_epochs(
         num_examples,
         settings.expected_batch_size,
@@ -103,13 +105,16 @@ def _reference(settings: SimulationSettings) -> Configuration:
     if noise is None:
         assert training.target_epsilon is not None  # checked by the settings
         noise = privacy.noise_multiplier(
-            plan, epsilon=training.target_epsilon, delta=settings.delta
+            plan,
+            epsilon=training.target_epsilon,
+            delta=settings.delta,
+            max_examples_per_user=privacy.count_of(dataset.description),
         )
     return Configuration(plan=plan, noise_multiplier=noise)
 
 
 def _statement(
-    settings: SimulationSettings, reference: Configuration
+    settings: SimulationSettings, reference: Configuration, description: dict[str, Any]
 ) -> PrivacyStatement:
     training = settings.training
     return privacy.plan_statement(
@@ -119,4 +124,5 @@ def _statement(
         delta=settings.delta,
         gradients=gradients_text(training.method, training.method_settings),
         allow_large_delta=training.allow_large_delta,
+        **privacy.unit_of(description),
     )

@@ -252,7 +252,7 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
         theorem=privacy.theorem_of_settings(settings),
-        max_examples_per_user=privacy.unit_of(manifest).get("max_examples_per_user", 1),
+        max_examples_per_user=privacy.count_of(manifest.dataset),
     )
 
 
@@ -269,7 +269,7 @@ def _statement(
         gradients=gradients_text(settings.method, settings.method_settings),
         theorem=privacy.theorem_of_settings(settings),
         allow_large_delta=settings.allow_large_delta,
-        **privacy.unit_of(manifest),
+        **privacy.unit_of(manifest.dataset),
     )
 
 

@@ -64,17 +64,27 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
     )
 
 
-def unit_of(manifest: Manifest) -> dict[str, Any]:
+def unit_of(description: dict[str, Any]) -> dict[str, Any]:
     """Returns whose privacy batches can protect, as ``plan_statement`` takes it.
 
     Args:
-      manifest: Of the batches; knows whether `dpsgd bound` bounded users.
+      description: Of the data set, by itself; says whether `dpsgd bound` bounded users.
     """
-    bounded = Bounded.of(manifest.dataset)
+    bounded = Bounded.of(description)
     if bounded is None:
         return {}
     count = bounded.max_examples_per_user
     return {"max_examples_per_user": count, "users_are_bounded": True}
+
+
+def count_of(description: dict[str, Any]) -> int:
+    """Returns how many examples a user has at most, 1 if the unit is an example.
+
+    Args:
+      description: As of ``unit_of``.
+    """
+    count: int = unit_of(description).get("max_examples_per_user", 1)
+    return count
 
 
 def noise_multiplier(
@@ -231,7 +241,7 @@ def run_statement(
         gradients=gradients_text(record.method, record.method_settings),
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
-        **unit_of(manifest),
+        **unit_of(manifest.dataset),
     )
     whole = dataclasses.replace(whole, learned_before=_learned_before(record, manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole

@@ -51,6 +51,25 @@ def _epsilon(case: Case) -> Any:
     )
 
 
+def test_noise_is_that_of_users_if_they_are_bounded(
+    make_settings: MakeSettings,
+) -> None:
+    settings = make_settings(noise=(OWN,), samplers=(POISSON,))
+    (one,), _ = find_cases(settings, NUM_EXAMPLES, silent)
+    (users,), _ = find_cases(settings, NUM_EXAMPLES, silent, 3)
+    noise = users.settings.noise_multiplier
+    assert noise is not None
+    assert noise > (one.settings.noise_multiplier or 0.0)
+    found = accountant.epsilon(
+        users.batches.plan(NUM_EXAMPLES),
+        noise_multiplier=noise,
+        delta=1e-3,
+        max_examples_per_user=3,
+    )
+    assert users.target_epsilon is not None
+    assert 0.99 * users.target_epsilon < found.guarantee <= users.target_epsilon
+
+
 def test_own_noise_differs_between_samplers_and_meets_the_target(
     make_settings: MakeSettings,
 ) -> None:
