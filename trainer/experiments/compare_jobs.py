@@ -57,8 +57,8 @@ def check_jobs(settings: ComparisonSettings) -> None:
         if settings.jobs > 1 and _home(each.method) == "__main__":
             raise InputError(
                 f"Expected jobs={settings.jobs} to be 1 for method={each.method!r}: "
-                "the script that is running registers it, and runs in no other "
-                "process. Give --jobs 1, or register it in a module that the script imports."
+                "the script that runs here registers it, and runs in no other process. "
+                "Give --jobs 1, or register it in a module that the script imports."
             )
 
 

@@ -35,7 +35,7 @@ _MARKERS = "osD^vP*X<>"
 _DASHES = ("-", "--", "-.", ":")
 _RULES = {
     OWN: "own noise",
-    SAME: "the first one's noise",
+    SAME: "the first sampler's noise",
     OPTIMISTIC: "optimistic noise",
     GIVEN: "",
 }
@@ -139,7 +139,7 @@ def plot(
 
 def _new_grid(panels: int, lines: int) -> tuple[Any, list[Any]]:
     """Returns a figure, and axes for the panels, with room for a legend below."""
-    columns = min(panels, _MOST_COLUMNS)
+    columns = 2 if panels == 4 else min(panels, _MOST_COLUMNS)
     rows = -(-panels // columns)
     width, height = max(7.5, 1 + 3.4 * columns), 1.4 + 3.2 * rows + 0.13 * lines
     figure, _ = new_figure(width, height)
