@@ -22,6 +22,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,7 @@ from trainer.model.table_model import (
 )
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
+from trainer.model.views import ONE_VIEW, Views, of_one_view
 from trainer.tf_compat import check_plain, keras
 
 #: The losses by name that suit a label, the usual one first.
@@ -89,6 +91,7 @@ def make_model(
     embedding_dim: int,
     hidden: Sequence[int],
     loss: Loss = BINARY_CROSS_ENTROPY,
+    views: Views = ONE_VIEW,
 ) -> TrainableModel:
     """Returns the model that ``model`` names, checked.
 
@@ -98,6 +101,7 @@ def make_model(
       embedding_dim: Size of an embedding of the default model.
       hidden: Sizes of the hidden layers of the default model.
       loss: What is minimised.
+      views: Of an example; the model is of one.
 
     Raises:
       InputError: no such model, or one that cannot be trained privately.
@@ -114,10 +118,23 @@ def make_model(
     sizes = [int(np.prod(v.shape)) for v in network.trainable_variables]
     description["num_parameters"] = sum(sizes)
     trainable = TrainableModel(
-        network=network, description=description, loss=loss, columns=manifest.columns
+        network=network,
+        description=description,
+        loss=loss,
+        columns=of_one_view(manifest.columns, network, views),
     )
-    check_model(trainable, manifest)
+    check_model(trainable, manifest_of(trainable, manifest))
     return trainable
+
+
+def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:
+    """Returns the manifest with the columns that a model of one view takes.
+
+    Args:
+      model: From ``make_model``.
+      manifest: Of the batches.
+    """
+    return dataclasses.replace(manifest, columns=model.columns)
 
 
 def _call(spec: str, manifest: Manifest) -> Any:

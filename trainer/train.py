@@ -50,6 +50,7 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
+from trainer.model.views import Views, first_view, load_views, trained_model
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
 from trainer.run import preflight, privacy, run_record, threads, traced_origin
@@ -121,32 +122,35 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     """
     # Before TensorFlow computes anything: then it is too late.
     threads.fix(checked.began_under and checked.began_under["threads"])
-    model = _make_model(checked)
     settings = checked.request.settings
+    views = load_views(settings.views, settings.augment)
+    model = _make_model(checked, views)
+    trained = trained_model(model, checked.manifest.columns, views)
     evaluator = _make_evaluator(checked, model)
     if settings.uncertainty is not None:
         column_names(model.label_names)
     hooks = registry.hooks_of(settings.method)
     optimizer = _make_optimizer(checked, model, hooks)
     tables = lazy_tables.choose(
-        model,
+        trained,
         optimizer,
         settings,
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
-    gradient_sum = registry.gradient_sum(model, settings)
+    gradient_sum = registry.gradient_sum(trained, settings)
     if settings.model != CLICK_MODEL:  # whose export is tested
-        check_export(model, checked.manifest)
+        check_export(model, models.manifest_of(model, checked.manifest))
     reporter.say(_describe(checked, model))
     if settings.initial_weights is not None:
         reporter.say(f"starting at {settings.initial_weights}, declared public")
     if settings.method != NON_PRIVATE:
-        path = registry.choose_path(model, settings)
+        path = registry.choose_path(trained, settings)
         reporter.say(f"per-example gradients: {path}")
     training = _Training(
-        checked, model, evaluator, optimizer, hooks, gradient_sum, tables, reporter
-    )
+        checked, model, trained, evaluator, optimizer, hooks, gradient_sum, tables,
+        reporter,
+    )  # fmt: skip
     with training.session.recorded(), _stop_signals() as stop:
         training.run_steps(stop)
         return training.finish()
@@ -162,7 +166,7 @@ def _describe(checked: Checked, model: models.TrainableModel) -> str:
     )
 
 
-def _make_model(checked: Checked) -> models.TrainableModel:
+def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     settings = checked.request.settings
     # Names of layers count up in a process; a resumed run must see the same ones.
     keras.backend.clear_session()
@@ -174,6 +178,7 @@ def _make_model(checked: Checked) -> models.TrainableModel:
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
         loss=models.make_loss(settings.loss),
+        views=views,
     )
     if settings.initial_weights is None:
         return model
@@ -223,6 +228,7 @@ class _Training:
         self,
         checked: Checked,
         model: models.TrainableModel,
+        trained: models.TrainableModel,
         evaluator: Evaluator,
         optimizer: Any,
         hooks: Hooks,
@@ -235,6 +241,7 @@ class _Training:
         self._settings = checked.request.settings
         self._plan = checked.manifest.plan
         self._model = model
+        self._trained = trained
         self._evaluator = evaluator
         self._reporter = reporter
         self.session = Session(
@@ -277,11 +284,16 @@ class _Training:
             autograph=self._model.needs_autograph,
         )
         optimizer = self._settings.describe_optimizer()
-        self.session.use(step, optimizer=optimizer, model=self._model.description)
+        self.session.use(
+            step,
+            optimizer=optimizer,
+            model=self._trained.description,
+            seeds=self._trained.seeds,
+        )
         return step
 
     def _identify(self, step: Step, flush_every: int) -> bytes:
-        checked, model = self._checked, self._model
+        checked, model = self._checked, self._trained
         origin = traced_origin.settle(checked, model, self._optimizer, step)
         # A flush draws noise: when there is one is part of what the run is.
         identity = {"origin": origin, "flush_every": flush_every}
@@ -318,7 +330,7 @@ class _Training:
             self._model.variables,
             clipped=clipped,
             unclipped=registry.gradient_sum(
-                self._model, self._settings, l2_norm_clip=math.inf
+                self._trained, self._settings, l2_norm_clip=math.inf
             ),
             ascent=ascent(self._model, self._optimizer) if ascent else None,
             expected_batch_size=self._plan.expected_batch_size,
@@ -441,8 +453,8 @@ class _Training:
         return {"aggregates": aggregates, "uncertainty": uncertainty}
 
     def _export(self, average: str | None = None) -> None:
-        manifest, run = self._checked.manifest, self._request.run
-        export(self._model, manifest, run, average=average)
+        manifest = models.manifest_of(self._model, self._checked.manifest)
+        export(self._model, manifest, self._request.run, average=average)
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
@@ -451,7 +463,7 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
         for name, spec in element_spec(checked.manifest)["columns"].items()
     }
     outputs = tf.function(
-        lambda rows: model.outputs(rows),
+        lambda rows: model.outputs(first_view(rows, model)),
         input_signature=[columns],
         autograph=model.needs_autograph,
     )

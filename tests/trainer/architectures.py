@@ -350,6 +350,7 @@ GHOST: dict[str, Make] = {
         )
     ),
     "hashing": _looked_up(layers.Hashing(5)),
+    "dropout": _of_numbers(_seq(_dense(), layers.Dropout(0.5))),
     "dropout of nothing": _of_numbers(_seq(_dense(), layers.Dropout(0.0))),
     "dropout in inference": _of_numbers(
         lambda v: layers.Dropout(0.5)(layers.Dense(4)(v), training=False)
@@ -482,11 +483,6 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "batch normalisation": (
         _of_numbers(_seq(_dense(), layers.BatchNormalization)),
         "mixes examples",
-    ),
-    "dropout": (_of_numbers(layers.Dropout(0.5)), "random numbers"),
-    "dropout in a cell": (
-        _of_sequence(lambda v: layers.LSTM(2, dropout=0.5, unroll=True)(v)),
-        "random numbers",
     ),
     "noise": (_of_numbers(layers.GaussianNoise(0.5)), "random numbers"),
     "adapted later": (_of_numbers(layers.Normalization()), "mean and variance"),

@@ -198,7 +198,7 @@ def test_a_last_layer_of_zeros_hides_no_mixing(manifest: Any) -> None:
         (keras.layers.BatchNormalization, "mixes examples"),
         (_Nested, "mixes examples"),
         (_BatchMean, "not to depend on the others"),
-        (lambda: keras.layers.Dropout(0.5), "random"),
+        (lambda: keras.layers.AlphaDropout(0.5), "random"),
         (lambda: keras.layers.GaussianNoise(0.5), "random"),
         (_Chance, "twice"),
         (_Counter, "change no variable"),

@@ -119,6 +119,19 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "inputs are named as columns of the batches.",
 )
 @click.option(
+    "--views",
+    type=int,
+    default=TrainSettings.views,
+    show_default=True,
+    help="Views of an example: the gradient of their mean loss is clipped, at the same "
+    "epsilon.  Columns of shape (VIEWS, ...), or made by --augment.",
+)
+@click.option(
+    "--augment",
+    help="module:function (columns of one example, seed -> columns of a view), or "
+    "module:layers, of Keras, such as a Sequential of RandomFlip.",
+)
+@click.option(
     "--loss",
     default=TrainSettings.loss,
     show_default=True,

@@ -16,7 +16,7 @@ Formal guarantees:
     scale on the probe's rows.
   - It refuses models that give something else in training than in inference, or for
     the same rows twice: those that draw random numbers or use statistics of the batch.
-    Layers that could, but do not as they are built, are accepted.
+    Masks of dropout, which a step draws for each row, are left out of the comparison.
   - It refuses models that keep state, regularisers, and layers that learned from data
     before (``adapt``).
   - Weights are what they were afterwards.
@@ -38,6 +38,7 @@ from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.clipping import BOOKKEEPING, choose_path, clipped_sum
 from trainer.gradients.operations.operation_clipping import operations_obstacle
+from trainer.model.keyed_layers import still_layers
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
@@ -46,9 +47,6 @@ from trainer.tf_compat import tf
 
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")
-
-#: Attributes of Keras's random layers that say how much they draw.
-_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
 
 #: Rows of the probe: at least these, and at most what takes so many bytes.
 _FEWEST_ROWS = 16
@@ -121,15 +119,6 @@ def _check_layers(network: Any) -> None:
         )
 
 
-def _is_random(layer: Any) -> bool:
-    """Whether a layer that could draw random numbers is built to."""
-    if "BaseRandomLayer" not in {kind.__name__ for kind in type(layer).__mro__}:
-        return False
-    rates = [getattr(layer, name, None) for name in _RATES]
-    found = [rate for rate in rates if rate is not None]
-    return not found or any(found)
-
-
 def _training_differs(network: Any) -> str:
     """Returns why outputs in training are others than in inference, and a remedy."""
     for layer in network._flatten_layers():
@@ -139,12 +128,6 @@ def _training_differs(network: Any) -> str:
                 f"Expected no layer that mixes examples; {layer.name} is a {kind}. Use "
                 "LayerNormalization or GroupNormalization, or trainable=False for "
                 "stored statistics."
-            )
-        if _is_random(layer):
-            return (
-                f"Expected no layer that draws random numbers; {layer.name} is a "
-                f"{kind}. Remove it, or build it with a rate of 0: clipping and noise "
-                "regularise already."
             )
     return (
         "Expected the model and its loss to give the same for the same examples twice, "
@@ -168,6 +151,7 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
     with (
         weights_of(state, before),
         weights_of(model.variables, _random_weights(model)),
+        still_layers(model.network),
     ):
         probe = _probe(model, manifest)
         _check_repeats(model, probe)

@@ -100,6 +100,21 @@ def _generator(key: bytes) -> np.random.Generator:
     return np.random.Generator(bits)
 
 
+def row_seeds(
+    noise_key: bytes, step: int, part: int, shape: Sequence[int]
+) -> np.ndarray:
+    """Returns the seeds of the rows of a physical batch, uniform uint32.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      part: Number of the physical batch within the step.
+      shape: (rows, ...).
+    """
+    generator = _generator(derive(noise_key, "row-seeds", step, part))
+    return generator.integers(0, 1 << 32, shape, np.uint32)
+
+
 def step_noise(
     noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
 ) -> list[np.ndarray]:

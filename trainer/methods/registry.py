@@ -5,6 +5,9 @@ Public: which method, by which path.  Sensitive: the sums.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from accounting.validation import InputError
 from trainer.gradients.clipping import GradientSum
 from trainer.methods.base import Hooks
@@ -67,4 +70,12 @@ def gradient_sum(
       InputError: the method does not support this model.
     """
     clip = settings.l2_norm_clip if l2_norm_clip is None else l2_norm_clip
-    return hooks_of(settings.method).gradient_sum(model, settings, clip)
+    found = hooks_of(settings.method).gradient_sum(model, settings, clip)
+    prepare = model.prepare
+    if prepare is None:
+        return found
+
+    def prepared_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        return found(prepare(columns), weight)
+
+    return prepared_sum

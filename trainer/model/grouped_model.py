@@ -94,7 +94,7 @@ class GroupedModel(TrainableModel):
         return tf.reduce_all(accepted, 1)
 
     def _weights(self, columns: Mapping[str, Any]) -> Any:
-        assert self.row_weights is not None  # asked by those that have them
+        assert self.row_weights is not None
         return tf.cast(columns[self.row_weights], tf.float32)
 
     def _rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ Public: everything but columns, outputs and losses.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.batches.columns import Column
+from trainer.model.keyed_layers import SEEDS, keyed_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.tf_compat import tf
@@ -23,13 +24,19 @@ class TrainableModel:
       network: The functional Keras model, from a dict of columns to outputs.
       description: Name and sizes, for the run record.
       loss: What is minimised.
-      columns: What the batches hold; empty for the network's inputs and an int8 label.
+      columns: What the losses take; empty for the network's inputs and an int8 label.
+      seeds: Shape of the seeds of an example that a batch has beside its columns; None
+        if nothing in a step is random but the noise.
+      prepare: Makes what the losses take of the columns of a batch; None if they take
+        these.
     """
 
     network: Any
     description: dict[str, Any]
     loss: Loss = BINARY_CROSS_ENTROPY
     columns: tuple[Column, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    prepare: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 
     @property
     def column_specs(self) -> dict[str, Any]:
@@ -65,9 +72,12 @@ class TrainableModel:
         """Returns what the network gives: a tensor (batch, ...), or a dict of them.
 
         Args:
-          columns: Name -> (batch, ...).
+          columns: Name -> (batch, ...).  Seeds among them are those of a training step.
           training: Whether layers are told that they are being trained.
         """
+        if SEEDS in columns:
+            with keyed_layers(self.network, columns[SEEDS]):
+                return self.network(self.inputs(columns), training=True)
         return self.network(self.inputs(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 from pipelines.batches.batch_format import PhysicalBatch
 from pipelines.batches.manifest import Manifest
 from pipelines.batches.reader import read_batches
+from trainer.model.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
 #: Physical batches that are decoded while one is trained on.
@@ -30,14 +31,24 @@ _PREFETCH = 4
 Element = dict[str, Any]
 
 
-def element_spec(manifest: Manifest) -> dict[str, Any]:
-    """Returns the ``tf.TensorSpec`` structure of one physical batch."""
+def element_spec(
+    manifest: Manifest, seeds: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """Returns the ``tf.TensorSpec`` structure of one physical batch.
+
+    Args:
+      manifest: Of the batches.
+      seeds: Shape of the seeds of an example; None for none.
+    """
     size = manifest.physical_batch_size
+    columns = {
+        column.name: tf.TensorSpec((size, *column.shape), column.dtype)
+        for column in manifest.columns
+    }
+    if seeds is not None:
+        columns[SEEDS] = tf.TensorSpec((size, *seeds), tf.uint32)
     return {
-        "columns": {
-            column.name: tf.TensorSpec((size, *column.shape), column.dtype)
-            for column in manifest.columns
-        },
+        "columns": columns,
         "weight": tf.TensorSpec((size,), tf.float32),
         "step": tf.TensorSpec((), tf.int64),
         "part": tf.TensorSpec((), tf.int64),

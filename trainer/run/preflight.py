@@ -114,7 +114,7 @@ def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
 
 def _check_functions(settings: TrainSettings) -> None:
     """Accepts functions of the user's own whose modules are there."""
-    for option in ("model", "loss", "metric", "optimizer", "aggregate"):
+    for option in ("model", "augment", "loss", "metric", "optimizer", "aggregate"):
         spec = getattr(settings, option)
         if spec and ":" in spec:
             user_sources.check_function(spec, option)
@@ -266,7 +266,9 @@ def _statement(
         noise_multiplier=noise_multiplier,
         l2_norm_clip=settings.l2_norm_clip,
         delta=settings.target_delta,
-        gradients=gradients_text(settings.method, settings.method_settings),
+        gradients=gradients_text(
+            settings.method, settings.method_settings, views=settings.views
+        ),
         theorem=privacy.theorem_of_settings(settings),
         allow_large_delta=settings.allow_large_delta,
         **privacy.unit_of(manifest.dataset),

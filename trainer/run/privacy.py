@@ -238,7 +238,9 @@ def run_statement(
         noise_multiplier=noise_multiplier,
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
-        gradients=gradients_text(record.method, record.method_settings),
+        gradients=gradients_text(
+            record.method, record.method_settings, views=record.model.get("views", 1)
+        ),
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
         **unit_of(manifest.dataset),

@@ -15,6 +15,8 @@ Formal guarantees:
   - The key of a run follows from the noise key, the noise multiplier, the model, the
     random id of the run and all else that its caller names; so two runs share no noise.
   - The noise of a step follows from the key of the run and the number of the step.
+  - The seeds of its rows follow from the key of the run, the step, its physical batch
+    and the place of the row in it.
   - A step counts as executed, also in the record, once the weights have it.
   - No error of a step quotes an example.
 
@@ -36,7 +38,8 @@ from accounting.plan import fingerprint
 from pipelines.batches.manifest import Manifest
 from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
-from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream
+from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
+from trainer.model.keyed_layers import SEEDS
 from trainer.model.user_code import withhold_values
 from trainer.run import run_record
 from trainer.run.batches import BatchSource, Element
@@ -76,6 +79,7 @@ class Session:
     _step: Step = dataclasses.field(init=False)
     _optimizer: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
     _model: dict[str, Any] = dataclasses.field(default_factory=dict, init=False)
+    _seeds: tuple[int, ...] | None = dataclasses.field(default=None, init=False)
 
     # -- identity ------------------------------------------------------------------
 
@@ -118,7 +122,12 @@ class Session:
     # -- steps ---------------------------------------------------------------------
 
     def use(
-        self, step: Step, *, optimizer: dict[str, Any], model: dict[str, Any]
+        self,
+        step: Step,
+        *,
+        optimizer: dict[str, Any],
+        model: dict[str, Any],
+        seeds: tuple[int, ...] | None = None,
     ) -> None:
         """Sets what executes the steps from here on.
 
@@ -126,8 +135,10 @@ class Session:
           step: Executes them.
           optimizer: Name and settings of its optimizer, for the record.
           model: Name and sizes of its model, for the record.
+          seeds: Shape of the seeds of an example; None for none.
         """
         self._step, self._optimizer, self._model = step, optimizer, model
+        self._seeds = seeds
 
     @property
     def num_steps(self) -> int:
@@ -192,9 +203,22 @@ class Session:
 
     @withhold_values
     def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
+        if self._seeds is not None:
+            batch = {
+                **batch,
+                "columns": {**batch["columns"], SEEDS: self._drawn(batch)},
+            }
         if observe is not None:
             observe(batch)
         self._step.add(batch["columns"], batch["weight"])
+
+    def _drawn(self, batch: Element) -> np.ndarray:
+        """Returns the seeds of the rows of a physical batch.  Sensitive."""
+        assert self._run_key is not None
+        assert self._seeds is not None
+        shape = (self.manifest.physical_batch_size, *self._seeds)
+        step, part = int(batch["step"]), int(batch["part"])
+        return row_seeds(self._run_key, step, part, shape)
 
     def later_noise(self) -> LaterNoise:
         """Returns the noise of lazy tables beside that of ``steps``.  Sensitive."""

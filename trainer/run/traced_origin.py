@@ -38,7 +38,7 @@ def settle(
     Raises:
       InputError: the run began under another origin.
     """
-    spec = element_spec(checked.manifest)
+    spec = element_spec(checked.manifest, model.seeds)
     traced = step.traced(spec["columns"], spec["weight"])
     found = {
         **checked.here,
@@ -70,10 +70,9 @@ def _devices() -> list[str]:
 
 def _named(settings: TrainSettings) -> Iterator[str]:
     """Yields the modules of the functions that settings name."""
-    for spec in (
-        settings.model, settings.loss, settings.metric, settings.optimizer,
-        settings.aggregate,
-    ):  # fmt: skip
+    of_model = (settings.model, settings.augment, settings.loss)
+    of_training = (settings.metric, settings.optimizer, settings.aggregate)
+    for spec in (*of_model, *of_training):
         module, colon, _ = (spec or "").partition(":")
         if colon:
             yield module

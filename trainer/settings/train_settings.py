@@ -62,6 +62,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
       final_learning_rate_fraction: What is left of the rate at the end of a schedule
         that falls, in (0, 1].
       model: "criteo", or "module:function".
+      views: Views of an example, of which the mean loss counts; columns (views, ...)
+        of the batches, or made by ``augment``.
+      augment: "module:name" of a function (columns, seed) -> columns of one view, or of
+        Keras layers; None if views are columns.
       loss: One of ``metrics.LOSSES``, or "module:function".
       metric: "module:function" of one more metric of held-out examples, or None.
       embedding_dim: Size of an embedding of the click model.
@@ -92,6 +96,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
     warmup_steps: int = 0
     final_learning_rate_fraction: float = 0.01
     model: str = CLICK_MODEL
+    views: int = 1
+    augment: str | None = None
     loss: str = "binary_crossentropy"
     metric: str | None = None
     embedding_dim: int = 8
@@ -113,6 +119,9 @@ class TrainSettings(MethodSettings, AggregationSettings):
             check_name(self.model, "model")
         if self.metric is not None:
             check_name(self.metric, "metric")
+        check_int("views", self.views, at_least=1)
+        if self.augment is not None:
+            check_name(self.augment, "augment")
         check_int("embedding_dim", self.embedding_dim, at_least=1)
         for size in self.hidden:
             check_int("hidden", size, at_least=1)
@@ -143,6 +152,8 @@ class TrainSettings(MethodSettings, AggregationSettings):
             )
         if self.averages_every_step:
             return "--ema-decay and --tail read every row at every step"
+        if self.augment is not None:
+            return "--augment may change which rows an example reads"
         obstacle = methods.get(self.method).whole_tables(self)
         if obstacle is None and self.non_private_diagnostics:
             return "--non-private-diagnostics reads rows beside the step"

@@ -1,0 +1,155 @@
+"""Dropout that follows from seeds of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.architectures import _of_numbers, _of_sequence, _seq, layers
+from tests.trainer.conftest import COLUMNS, make_rows
+from tests.trainer.gradients.test_clipping import CLIP, naive_sum
+from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
+from trainer.gradients import clipping
+from trainer.gradients.clipping import BOOKKEEPING, OPERATIONS, VECTORIZED
+from trainer.gradients.noise import row_seeds
+from trainer.methods.bam import bam_sum
+from trainer.model import keyed_layers
+from trainer.model.keyed_layers import SEED_WORDS, SEEDS, has_dropout
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.views import ONE_VIEW, trained_model
+from trainer.tf_compat import keras, tf
+
+KEY = bytes(range(32))
+
+
+def _dropped() -> Any:
+    return _of_numbers(_seq(layers.Dense(6, activation="tanh"), layers.Dropout(0.5)))()
+
+
+def _attention() -> Any:
+    attention = layers.MultiHeadAttention(2, 3, dropout=0.4)
+    return _of_sequence(lambda v: attention(v, v))()
+
+
+def _spatial() -> Any:
+    return _of_sequence(layers.SpatialDropout1D(0.5))()
+
+
+def _recurrent() -> Any:
+    return _of_sequence(layers.LSTM(3, dropout=0.3, recurrent_dropout=0.3))()
+
+
+MODELS = {
+    _dropped: BOOKKEEPING,
+    _spatial: BOOKKEEPING,
+    _attention: OPERATIONS,
+    _recurrent: VECTORIZED,  # such cells cut weights into pieces
+}
+
+
+def _trained(make: Callable[[], Any]) -> TrainableModel:
+    plain = dataclasses.replace(make_model(make), columns=COLUMNS)
+    return trained_model(plain, COLUMNS, ONE_VIEW)
+
+
+def _with_seeds(rows: np.ndarray) -> np.ndarray:
+    """The same rows, each with seeds of its own."""
+    dtype = np.dtype([*rows.dtype.descr, (SEEDS, "u4", SEED_WORDS)])
+    found = np.zeros(len(rows), dtype)
+    for name in rows.dtype.names:
+        found[name] = rows[name]
+    found[SEEDS] = row_seeds(KEY, 0, 0, (len(rows), SEED_WORDS))
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, marks=pytest.mark.thorough) if make is _recurrent else make
+        for make in MODELS
+    ],
+)
+def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
+    make: Callable[[], Any],
+) -> None:
+    # The loop computes each example alone: other rows, or places, change no mask.
+    model, data = _trained(make), _with_seeds(make_rows(NUM_ROWS))
+    data["integers"] = np.nan_to_num(data["integers"])
+    wanted = naive_sum(model, data, CLIP)
+    without = naive_sum(dataclasses.replace(model, columns=COLUMNS), data[
+        [column.name for column in COLUMNS]
+    ], CLIP)  # fmt: skip
+    assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(wanted, without, strict=True))
+    assert clipping.choose_path(model) == MODELS[make]
+    for path in {MODELS[make], VECTORIZED}:
+        gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
+        found = tf.function(gradient_sum)(*batch(data, padding=4))
+        assert_close(arrays(found), wanted, 2e-5)
+
+
+def test_a_mask_drops_each_unit_at_its_rate() -> None:
+    # 6 deviations of a mean of n bits at rate p are 6 sqrt(p (1 - p) / n).
+    inputs = keras.Input((50,))
+    network = keras.Model(inputs, layers.Dropout(0.3)(layers.Dropout(0.3)(inputs)))
+    ones, seeds = tf.ones((2000, 50)), row_seeds(KEY, 0, 0, (2000, SEED_WORDS))
+    with keyed_layers.keyed_layers(network, tf.constant(seeds)):
+        kept = network(ones, training=True).numpy() > 0
+    # Two calls drop independently: both keep with 0.7 * 0.7.
+    rate, spread = 0.49, 6 * np.sqrt(0.49 * 0.51)
+    assert abs(kept.mean() - rate) < spread / np.sqrt(kept.size)
+    assert np.abs(kept.mean(0) - rate).max() < spread / np.sqrt(2000)
+    assert np.abs(kept.mean(1) - rate).max() < spread / np.sqrt(50)
+    between = np.corrcoef(kept[:, :20].T)[np.triu_indices(20, 1)]
+    assert np.abs(between).max() < 6 / np.sqrt(2000)
+
+
+def test_both_passes_of_bam_have_one_mask() -> None:
+    # Where the loss is linear in the weights, a step uphill changes no derivative by
+    # the outputs but through the mask.
+    model, data = _trained(_dropped), _with_seeds(make_rows(NUM_ROWS))
+    data["integers"] = np.nan_to_num(data["integers"])
+    found = [
+        arrays(bam_sum(model, l2_norm_clip=CLIP, radius=0.1, path=path)(*batch(data)))
+        for path in (BOOKKEEPING, VECTORIZED)
+    ]
+    assert_close(*found, 1e-4)
+
+
+def test_dropout_is_off_outside_of_steps_and_layers_are_as_they_were() -> None:
+    model, data = _trained(_dropped), make_rows(4)
+    assert has_dropout(model.network)
+    columns, _ = batch(data)
+    before = model.outputs(columns)
+    model.outputs(batch(_with_seeds(data))[0])
+    np.testing.assert_array_equal(model.outputs(columns), before)
+    kinds = {type(x._random_generator).__name__ for x in model.network.layers
+             if hasattr(x, "_random_generator")}  # fmt: skip
+    assert kinds == {"RandomGenerator"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: layers.GaussianNoise(0.5), "is a GaussianNoise"),
+        (lambda: layers.Dropout(0.5, noise_shape=(1, 13)), "begins with None"),
+    ],
+)
+def test_what_draws_for_the_whole_batch_is_refused(layer: Any, message: str) -> None:
+    model = _trained(lambda: _of_numbers(layer())())
+    with pytest.raises(InputError, match=message):
+        model.outputs(batch(_with_seeds(make_rows(4)))[0])
+
+
+def test_seeds_follow_from_key_step_and_part() -> None:
+    shape = (3, SEED_WORDS)
+    found = row_seeds(KEY, 5, 1, shape)
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, row_seeds(KEY, 5, 1, shape))
+    for other in (row_seeds(KEY, 5, 2, shape), row_seeds(KEY, 6, 1, shape),
+                  row_seeds(bytes(32), 5, 1, shape)):  # fmt: skip
+        assert not np.array_equal(found, other)

@@ -1,0 +1,326 @@
+"""Views of an example: K versions of it, of which the mean loss is clipped as a whole.
+
+Views are columns (K, ...) of the batches, or are made in each step by a random
+augmentation of one's own, ``--augment module:name``:
+
+    def flip(columns, seed):           # of one example, without the batch axis
+        return {"image": tf.image.stateless_random_flip_left_right(
+            columns["image"], seed)}
+
+    flip = keras.Sequential([keras.layers.RandomFlip("horizontal")])     # or layers
+
+What it draws follows from the seed, an int64 tensor of two words that follow from the
+secret key of the run, the step, the place of the example in the batch, and the view.
+
+One example has K views and one gradient, the mean over them: it changes the sum by the
+clip norm, as without views, and epsilon is the same.  Seeds belong to places, and other
+examples may take other places where one is missing.  That changes nothing: seeds of all
+places are secret, independent and of one law, so that every example has a seed of that
+law, independent of all others, whatever the places.  Given these seeds each view is a
+function of its example alone.
+
+Formal guarantees:
+  - A view is a function of its example and its seed: the augmentation is computed for
+    one view at a time, and one that draws from a state of its own is refused.
+  - A repeated step has the same views, bit for bit.
+  - Evaluation, export and prediction see one view: of columns (K, ...) the first, and
+    else the example as it is.
+
+Public: names and numbers.  Sensitive: columns, seeds and views.
+
+References:
+  De et al. (2022), arXiv:2204.13650, Section 3.2 ("augmentation multiplicity").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.batches.columns import Column
+from trainer.model.grouped_model import GroupedModel
+from trainer.model.keyed_layers import (
+    SEED_WORDS,
+    SEEDS,
+    has_dropout,
+    seeded_layers,
+)
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_code import load_function, one_line_errors
+from trainer.tf_compat import keras, tf
+
+#: (columns of one example, seed) -> the columns that a view changes.
+Augment = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Views:
+    """What a step sees of an example.
+
+    Attributes:
+      number: K, at least 1.
+      augment: A function, or Keras layers, as above; None for columns, or one view.
+      name: Of ``augment``, for the run record; None for none.
+    """
+
+    number: int = 1
+    augment: Any = None
+    name: str | None = None
+
+    @property
+    def columns(self) -> int:
+        """Views that are columns of the batches; 1 if none are."""
+        return 1 if self.augment is not None else self.number
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the run record says; nothing of an example as it is."""
+        if self.number == 1 and self.augment is None:
+            return {}
+        return {"views": self.number, "augment": self.name}
+
+
+ONE_VIEW = Views()
+
+
+def load_views(number: int, augment: str | None) -> Views:
+    """Returns the views that settings ask for.
+
+    Args:
+      number: K, at least 1.
+      augment: "module:name" of a function or of Keras layers; None for none.
+
+    Raises:
+      InputError: no such function.
+    """
+    found = load_function(augment, "augment") if augment is not None else None
+    return Views(number=number, augment=found, name=augment)
+
+
+def of_one_view(
+    columns: Sequence[Column], network: Any, views: Views
+) -> tuple[Column, ...]:
+    """Returns the columns that one view has.
+
+    Args:
+      columns: Of the batches.
+      network: A functional Keras model, of one view.
+      views: Of an example.
+
+    Raises:
+      InputError: views are columns, and no column has them.
+    """
+    by_view = _view_columns(columns, network, views)
+    if views.columns > 1 and not by_view:
+        shapes = ", ".join(
+            f"{name} {(views.number, *shape)}"
+            for name, shape in _input_shapes(network).items()
+        )
+        raise InputError(
+            f"Expected views={views.number} of an example in the batches: a column "
+            f"such as {shapes}, for a model of one view. Give --augment "
+            "module:function to make views of one, or write the views into a column."
+        )
+    return tuple(
+        dataclasses.replace(column, shape=column.shape[1:])
+        if column.name in by_view
+        else column
+        for column in columns
+    )
+
+
+def first_view(columns: Mapping[str, Any], model: TrainableModel) -> dict[str, Any]:
+    """Returns the columns of the first view, of rows of the batches.
+
+    Args:
+      columns: Name -> (rows, ...), with or without an axis of views.
+      model: Of one view.
+    """
+    ranks = {name: len(spec.shape) for name, spec in model.column_specs.items()}
+    return {
+        name: value[:, 0] if len(value.shape) > ranks[name] else value
+        for name, value in columns.items()
+        if name in ranks
+    }
+
+
+def trained_model(
+    model: TrainableModel, columns: Sequence[Column], views: Views
+) -> TrainableModel:
+    """Returns the model whose losses are those of training: of views, with dropout.
+
+    Args:
+      model: Of one view, checked by ``check_model``.
+      columns: Of the batches.
+      views: Of an example.
+
+    Raises:
+      InputError: the augmentation draws from a state of its own, or gives something
+        else than a view.
+    """
+    draws = has_dropout(model.network)
+    seeds = (Column(name=SEEDS, dtype="uint32", shape=(SEED_WORDS,)),) if draws else ()
+    of_row = dataclasses.replace(model, columns=(*model.columns, *seeds))
+    if not views.describe():
+        return dataclasses.replace(of_row, seeds=(SEED_WORDS,)) if draws else model
+    augment = None
+    if views.augment is not None:
+        augment = _checked(model, views)
+    by_view = _view_columns(columns, model.network, views)
+    if augment is not None:
+        by_view = frozenset(model.network.input_names)
+    by_view |= {column.name for column in seeds}
+    return GroupedModel(
+        network=model.network,
+        description={**model.description, **views.describe()},
+        loss=model.loss,
+        columns=tuple(
+            dataclasses.replace(column, shape=(views.number, *column.shape))
+            if column.name in by_view
+            else column
+            for column in of_row.columns
+        ),
+        seeds=(views.number, SEED_WORDS) if draws or augment else None,
+        prepare=_preparation(model, augment, views.number, draws) if augment else None,
+        of_row=of_row,
+        size=views.number,
+        by_row=by_view,
+    )
+
+
+def _input_shapes(network: Any) -> dict[str, tuple[int | None, ...]]:
+    inputs = zip(network.input_names, network.inputs, strict=True)
+    return {name: tuple(value.shape[1:]) for name, value in inputs}
+
+
+def _view_columns(
+    columns: Sequence[Column], network: Any, views: Views
+) -> frozenset[str]:
+    """Returns the columns of the batches that hold a value for each view."""
+    if views.columns == 1:
+        return frozenset()
+    shapes = _input_shapes(network)
+    return frozenset(
+        column.name
+        for column in columns
+        if column.name in shapes
+        and column.shape == (views.number, *shapes[column.name])
+    )
+
+
+# -- augmentation ------------------------------------------------------------------
+
+
+def _checked(model: TrainableModel, views: Views) -> Augment:
+    """Returns the function of an augmentation that is a function of its arguments."""
+    what, augment = f"augment={views.name!r}", views.augment
+    is_layer = isinstance(augment, keras.layers.Layer)
+    # Not converted with the step, which needs no AutoGraph for Keras's own layers.
+    function = tf.function(_of_layers(augment, model, what) if is_layer else augment)
+    specs = {name: model.column_specs[name] for name in model.network.input_names}
+    one = {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in specs.items()}
+    with one_line_errors(what):
+        traced = function.get_concrete_function(one, tf.TensorSpec((2,), tf.int64))
+    _check_pure(traced, what)
+    _check_view(traced.structured_outputs, one, what)
+    return function
+
+
+def _of_layers(layers: Any, model: TrainableModel, what: str) -> Augment:
+    if len(model.network.input_names) != 1:
+        raise InputError(
+            f"Expected {what} to be a function: of {len(model.network.input_names)} "
+            "inputs it is not known which the layers are for. Give a function "
+            "(columns, seed) that calls tf.image.stateless_random_... on one of them."
+        )
+
+    def augment(columns: Mapping[str, Any], seed: Any) -> Mapping[str, Any]:
+        ((name, value),) = columns.items()
+        with seeded_layers(layers, seed):
+            changed = layers(value[tf.newaxis], training=True)[0]
+        if layers.weights:
+            raise InputError(
+                f"Expected {what} without weights: what they learned is not private. "
+                "Give constants as arguments."
+            )
+        return {name: changed}
+
+    return tf.autograph.experimental.do_not_convert(augment)
+
+
+def _check_pure(traced: Any, what: str) -> None:
+    functions = traced.graph.as_graph_def().library.function
+    inner = [node.op for function in functions for node in function.node_def]
+    for kind in [op.type for op in traced.graph.get_operations()] + inner:
+        if _is_stateful(traced.graph, kind):
+            raise InputError(
+                f"Expected {what} to be a function of columns and seed; {kind} has a "
+                "state of its own, so that a step that is repeated after a kill would "
+                "be another release. Use tf.random.stateless_... and "
+                "tf.image.stateless_random_... with the seed."
+            )
+
+
+#: Stateful as far as the functions are that they call, which are looked at; and a check
+#: that ends a run.
+_HARMLESS = ("Assert", "Case", "If", "StatefulPartitionedCall", "While")
+
+
+def _is_stateful(graph: Any, kind: str) -> bool:
+    if kind in _HARMLESS or kind in graph._functions:
+        return False
+    return bool(graph.op_def_for_type(kind).is_stateful)
+
+
+def _check_view(outputs: Any, inputs: Mapping[str, Any], what: str) -> None:
+    if not isinstance(outputs, Mapping) or not set(outputs) <= set(inputs):
+        raise InputError(
+            f"Expected {what} to return a dict of the inputs that it changes: "
+            f"{', '.join(inputs)}."
+        )
+    for name, value in outputs.items():
+        wanted = inputs[name]
+        if (str(value.shape), value.dtype) != (str(wanted.shape), wanted.dtype):
+            raise InputError(
+                f"Expected {what} to give {name} of shape {wanted.shape} and type "
+                f"{wanted.dtype.name}, as the model takes it; it gives {value.shape}, "
+                f"{value.dtype.name}. End in tf.ensure_shape where it is right."
+            )
+
+
+def _preparation(
+    model: TrainableModel, augment: Augment, number: int, draws: bool
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Returns the function that makes views of the rows of a batch."""
+
+    def prepare(columns: Mapping[str, Any]) -> dict[str, Any]:
+        inputs, seeds = model.inputs(columns), columns[SEEDS]
+        num_rows = seeds.shape[0]
+
+        def view(place: Any) -> dict[str, Any]:
+            row = {name: value[place // number] for name, value in inputs.items()}
+            seed = seeds[place // number, place % number, :2]
+            changed = augment(row, tf.cast(seed, tf.int64))
+            return {
+                name: tf.ensure_shape(changed.get(name, value), value.shape)
+                for name, value in row.items()
+            }
+
+        # One view at a time: what an augmentation does to one cannot reach another.
+        views = tf.map_fn(
+            view,
+            tf.range(num_rows * number),
+            fn_output_signature={
+                name: tf.TensorSpec(value.shape[1:], value.dtype)
+                for name, value in inputs.items()
+            },
+        )
+        shaped = {
+            name: tf.reshape(value, (num_rows, number, *value.shape[1:]))
+            for name, value in views.items()
+        }
+        kept = {n: v for n, v in columns.items() if draws or n != SEEDS}
+        return {**kept, **shaped}
+
+    return prepare
