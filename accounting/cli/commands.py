@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from accounting import neighboring_relation
-from accounting.cli import registered, shared_options
+from accounting.cli import model_mix, registered, shared_options
 from accounting.cli.number_lists import NumberList
 
 
@@ -62,19 +62,7 @@ from accounting.cli.number_lists import NumberList
     metavar="T1,T2,...",
     help="Further lines of such a sweep: other numbers of steps, the same total noise.",
 )
-@click.option(
-    "--mix-width",
-    type=NumberList(float, example="0.075,0.15"),
-    metavar="TAU1,TAU2,...",
-    help="Also show ModelMix, mixed over such widths, each over the learning rate.",
-)
-@click.option(
-    "--linf-factor",
-    type=NumberList(int, example="1,100"),
-    metavar="P1,P2,...",
-    help="Of ModelMix: coordinates are clipped to the clip norm over the root of P.",
-)
-@shared_options.l2_norm_clip("Of ModelMix: its widths have this unit.")
+@model_mix.options
 @shared_options.as_json
 @shared_options.plot("Also draw it, e.g. a.png.")
 def plan_command(**flags: Any) -> None:

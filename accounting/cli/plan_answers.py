@@ -10,8 +10,7 @@ import click
 
 from accounting import accountant, deltas, neighboring_relation, sampler_registry
 from accounting import plan as plans
-from accounting.cli import plan_tables, shared_options
-from accounting.model_mix.theorem import Mixing
+from accounting.cli import model_mix, plan_tables, shared_options
 from accounting.planning import axes, comparison, crossovers, sweeps
 from accounting.planning.axes import TOTAL_NOISE_AXIS
 from accounting.planning.comparison import Question
@@ -57,8 +56,8 @@ def _lines(
     questions: list[Question], flags: dict[str, Any], samplers: tuple[str, ...]
 ) -> tuple[SweepLine, ...]:
     """Returns DP-SGD with each sampler, and what the flags ask for beside it."""
-    chosen = flags["samplers"]
-    if not chosen and (flags["mix_width"] or flags["tan"]):
+    chosen, theorems = flags["samplers"], model_mix.theorems(flags)
+    if not chosen and (theorems or flags["tan"]):
         chosen = (plans.POISSON,)
     chosen = chosen or _supported(questions, samplers)
     if flags["tan"] and flags["sweep"] == TOTAL_NOISE_AXIS:
@@ -73,22 +72,10 @@ def _lines(
     analysed = set(sampler_registry.poisson_samplers())
     mixed = [name for name in chosen if name in analysed] or chosen[:1]
     return plain + tuple(
-        SweepLine(sampler=name, theorem=mixing, label=_label(mixing))
+        SweepLine(sampler=name, theorem=theorem, label=label)
         for name in mixed
-        for mixing in _mixings(flags)
+        for label, theorem in theorems.items()
     )
-
-
-def _mixings(flags: dict[str, Any]) -> list[Mixing]:
-    return [
-        Mixing(mix_width=width, l2_norm_clip=flags["l2_norm_clip"], linf_factor=factor)
-        for factor in flags["linf_factor"] or (1,)
-        for width in flags["mix_width"] or ()
-    ]
-
-
-def _label(mixing: Mixing) -> str:
-    return f"{mixing.name} {mixing.mix_width:g}, p={mixing.linf_factor}"
 
 
 def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,9 +157,6 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("tan", "sweep", "--sweep"),
         ("tan", "noise_multiplier", "--noise-multiplier"),
         ("also_num_steps", "tan", "--tan"),
-        ("linf_factor", "mix_width", "--mix-width"),
-        ("mix_width", "l2_norm_clip", "--l2-norm-clip"),
-        ("l2_norm_clip", "mix_width", "--mix-width"),
     )
     for flag, needed, name in needs:
         given = flags[flag] not in (None, False)
@@ -182,7 +166,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
             )
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
-    if flags["tan"] and flags["mix_width"]:
+    if flags["tan"] and model_mix.theorems(flags):
         raise InputError("Expected --tan or --mix-width, not both: TAN is of DP-SGD.")
     if flags["tan"] and flags["sweep"] == "epsilon":
         raise InputError(

@@ -1,0 +1,68 @@
+"""ModelMix beside DP-SGD in ``dpsgd plan``: its flags, and the theorems they ask for.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from accounting.cli import shared_options
+from accounting.cli.number_lists import NumberList
+from accounting.validation import InputError
+
+if TYPE_CHECKING:
+    from accounting.theorem import Theorem
+
+_OPTIONS = (
+    click.option(
+        "--mix-width",
+        type=NumberList(float, example="0.075,0.15"),
+        metavar="TAU1,TAU2,...",
+        help="Also show ModelMix with such mixing widths over the learning rate.",
+    ),
+    click.option(
+        "--linf-factor",
+        type=NumberList(int, example="1,100"),
+        metavar="P1,P2,...",
+        help="Of ModelMix: coordinates are clipped to the clip norm over the root "
+        "of P; 1 by default.",
+    ),
+    shared_options.l2_norm_clip("Of ModelMix: its widths have this unit."),
+)
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the flags to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def theorems(flags: Mapping[str, Any]) -> dict[str, Theorem]:
+    """Returns a theorem for each width and factor, by what distinguishes it.
+
+    Raises:
+      InputError: a value out of range, or a flag without those it belongs to.
+    """
+    widths, factors = flags["mix_width"], flags["linf_factor"]
+    clip = flags["l2_norm_clip"]
+    for name, given in (("linf-factor", factors), ("l2-norm-clip", clip)):
+        if given is not None and widths is None:
+            raise InputError(f"Expected --mix-width beside --{name}. Give both.")
+    if widths is None:
+        return {}
+    if clip is None:
+        raise InputError("Expected --l2-norm-clip beside --mix-width. Give both.")
+    from accounting.model_mix.theorem import Mixing  # after --help: it loads scipy
+
+    return {
+        f"ModelMix {width:g}, p={factor}": Mixing(
+            mix_width=width, l2_norm_clip=clip, linf_factor=factor
+        )
+        for factor in factors or (1,)
+        for width in widths
+    }
