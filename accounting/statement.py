@@ -84,7 +84,8 @@ class PrivacyStatement:
         privacy.
       neighboring_relation: Of the claim, one of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
+      unit: Whose presence is hidden, in words, where batches say it: a user, whom
+        `dpsgd bound` left k examples; else None.
     """
 
     plan: DpSgdPlan
@@ -97,7 +98,7 @@ class PrivacyStatement:
     learned_before: tuple[str, ...] = ()
     neighboring_relation: str = REPLACE_SPECIAL
     max_examples_per_user: int = 1
-    users_are_bounded: bool = False
+    unit: str | None = None
 
     @property
     def relation_text(self) -> str:
@@ -111,11 +112,8 @@ class PrivacyStatement:
     @property
     def privacy_unit(self) -> str:
         """Whose presence is hidden."""
-        if self.users_are_bounded:
-            return (
-                f"one user; `dpsgd bound` kept at most {self.max_examples_per_user} "
-                "examples of each, at random"
-            )
+        if self.unit is not None:
+            return self.unit
         if not self._is_for_users:
             return "one example"
         return (
@@ -125,7 +123,7 @@ class PrivacyStatement:
 
     @property
     def _is_for_users(self) -> bool:
-        return self.users_are_bounded or self.max_examples_per_user > 1
+        return self.unit is not None or self.max_examples_per_user > 1
 
     @property
     def _wording(self) -> sampler_registry.Wording:
@@ -213,7 +211,7 @@ class PrivacyStatement:
 
     @property
     def _for_users(self) -> str:
-        if self.users_are_bounded:
+        if self.unit is not None:
             return " for users"
         count = self.max_examples_per_user
         return f" for users with at most {count} examples" if count > 1 else ""
@@ -342,7 +340,7 @@ def privacy_statement(
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
-    users_are_bounded: bool = False,
+    unit: str | None = None,
 ) -> PrivacyStatement:
     """Returns the statement for a run that executed ``plan``.
 
@@ -359,7 +357,8 @@ def privacy_statement(
       neighboring_relation: One of `neighboring_relation.RELATIONS`; a theorem is for
         zero-out alone.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
+      unit: Whose presence is hidden, in words, where batches say it: a user, whom
+        `dpsgd bound` left k examples; else None.
 
     Raises:
       InputError: a value out of range, two clip norms, a relation that is not accounted
@@ -404,5 +403,5 @@ def privacy_statement(
         theorem=theorem,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
-        users_are_bounded=users_are_bounded,
+        unit=unit,
     )

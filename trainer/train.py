@@ -50,6 +50,7 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
+from trainer.model.user_rows import of_one_row, of_users
 from trainer.model.views import Views, first_view, load_views, trained_model
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
@@ -125,7 +126,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     settings = checked.request.settings
     views = load_views(settings.views, settings.augment)
     model = _make_model(checked, views)
-    trained = trained_model(model, checked.manifest.columns, views)
+    columns = of_one_row(checked.manifest).columns
+    trained = of_users(trained_model(model, columns, views), checked.manifest)
     evaluator = _make_evaluator(checked, model)
     if settings.uncertainty is not None:
         column_names(model.label_names)
@@ -173,7 +175,7 @@ def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     keras.utils.set_random_seed(settings.init_seed)
     tf.config.experimental.enable_op_determinism()
     model = models.make_model(
-        checked.manifest,
+        of_one_row(checked.manifest),
         model=settings.model,
         embedding_dim=settings.embedding_dim,
         hidden=settings.hidden,
@@ -458,9 +460,10 @@ class _Training:
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
+    specs = element_spec(of_one_row(checked.manifest))["columns"]
     columns = {
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
-        for name, spec in element_spec(checked.manifest)["columns"].items()
+        for name, spec in specs.items()
     }
     outputs = tf.function(
         lambda rows: model.outputs(first_view(rows, model)),

@@ -31,8 +31,17 @@ from pipelines.cli.byte_size import ByteSize
     "--num-examples",
     type=int,
     required=True,
-    help="Slots: a public number, at least the rows that are kept.  It enters the "
-    "sampling rate in place of their number, which depends on who has how many rows.",
+    help="Slots: a public number, at least the rows that are kept or, with --sample "
+    "users, the users.  It enters the sampling rate in place of their number.",
+)
+@click.option(
+    "--sample",
+    "sampled",
+    type=click.Choice(["rows", "users"]),
+    default="rows",
+    show_default=True,
+    help="What an example is: a row; or a user, in one record with all rows that are "
+    "kept, whose gradient is that of their mean loss.",
 )
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option(

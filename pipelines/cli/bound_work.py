@@ -10,9 +10,11 @@ from accounting.validation import InputError
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import stoppable
+from pipelines.inputs.bounded import USERS
 from pipelines.job.quiet_beam import quiet_beam
 from pipelines.users.bound import bound as bound_users
-from pipelines.users.bound_job import STEPS, BoundSettings
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.bound_steps import STEPS
 
 _STOPPED = (
     "Stopped by a signal. Give the same command again: it goes on where it stopped."
@@ -41,7 +43,7 @@ def bound(
     Raises:
       InputError: flags that do not go together, or a table that cannot be bounded.
     """
-    names = ("user_column", "max_examples_per_user", "num_examples")
+    names = ("user_column", "max_examples_per_user", "num_examples", "sampled")
     settings = BoundSettings(**{name: options.pop(name) for name in names})
     began = time.perf_counter()
     with stoppable(_STOPPED), Bars(STEPS) as bars:
@@ -58,6 +60,7 @@ def bound(
     shown = {
         "out": out,
         "unit_of_privacy": "user",
+        "an_example_is": "a user" if settings.sampled == USERS else "a row",
         "max_examples_per_user": settings.max_examples_per_user,
         "num_examples": settings.num_examples,
         "column_left_out": settings.user_column,

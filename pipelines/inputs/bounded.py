@@ -1,5 +1,9 @@
 """What a data set says of itself when the rows of each user are bounded.
 
+Either rows are examples, of which a user has at most k; or users are: then each record
+holds the rows of one user, in columns (k, ...) padded with zeros, and the column
+``ROW_WEIGHTS`` has 1 for a row and 0 for padding.
+
 `dpsgd bound` writes it into the metadata of its Parquet files; batches, runs and
 privacy statements carry it on.
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError, check_choice, check_int
 from accounting.versioned_json import header, read_fields
 
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
@@ -25,6 +29,11 @@ BOUNDED = "bounded"
 
 #: Of the commitment to a key that chooses rows: no other choice may be made by it.
 KEY_LABEL = "key of choices"
+
+#: What is sampled.
+ROWS, USERS = SAMPLED = ("rows", "users")
+#: Column (k,) of records of users: 1 for a row, 0 for padding.
+ROW_WEIGHTS = "row_weights"
 
 _HEADER: Any = {"format_name": "dpsgd-bounded", "version": 1}
 
@@ -37,20 +46,44 @@ class Bounded:
       user_column: Held the ids; it is left out.
       max_examples_per_user: Rows of a user that were kept at most.
       num_examples: Public number of slots, at least the rows.
+      sampled: One of ``SAMPLED``: what an example is.
       key: Commitment to the key that chose rows.
 
     Raises:
-      InputError: a number below 1.
+      InputError: a number below 1, or another word.
     """
 
     user_column: str
     max_examples_per_user: int
     num_examples: int
+    sampled: str = ROWS
     key: str = ""
 
     def __post_init__(self) -> None:
+        check_choice("sampled", self.sampled, SAMPLED)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         check_int("num_examples", self.num_examples, at_least=1)
+
+    @property
+    def has_users(self) -> bool:
+        """Whether an example is a user."""
+        return self.sampled == USERS
+
+    @property
+    def examples_per_user(self) -> int:
+        """Examples that a user has at most."""
+        return 1 if self.has_users else self.max_examples_per_user
+
+    @property
+    def unit(self) -> str:
+        """The unit of privacy, in words."""
+        most = self.max_examples_per_user
+        if self.has_users:
+            return (
+                f"one user: an example holds the rows of one, of which `dpsgd bound` "
+                f"kept at most {most}, at random"
+            )
+        return f"one user, of whom `dpsgd bound` kept at most {most} rows, at random"
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""

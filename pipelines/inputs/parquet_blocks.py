@@ -180,7 +180,12 @@ def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
         ) from None
 
 
-def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
+    """Returns what batches hold of columns.
+
+    Raises:
+      InputError: one that they cannot hold.
+    """
     found = [_column(field) for field in schema]
     unusable = [f for f, column in zip(schema, found, strict=True) if column is None]
     if unusable:
@@ -274,7 +279,7 @@ def list_blocks(pattern: str) -> Dataset:
     """
     found = list_row_groups(pattern, _check_nulls)
     dataset = Dataset(
-        columns=_columns(found.schema),
+        columns=numeric_columns(found.schema),
         blocks=found.blocks,
         description=description_of(found.schema, pattern),
         files=found.files,

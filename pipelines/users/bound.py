@@ -15,7 +15,8 @@ from typing import Any
 from accounting.validation import check_int
 from pipelines.files.threads import in_order, num_cores
 from pipelines.users.bound_folder import check_room, finish, open_job
-from pipelines.users.bound_job import WRITE, BoundSettings, steps
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.bound_steps import WRITE, steps
 
 #: ``on_progress(step, tasks done, tasks in all)``.
 Progress = Callable[[str, int, int], None]
@@ -65,7 +66,7 @@ def bound(
         part_bytes=memory_limit // (2 * threads),
     )
     for name, task, items in steps(job):
-        if name == WRITE:
+        if name == WRITE and not job.has_users:
             check_room(job)
         if run_tasks is not None:
             run_tasks(task, items)
@@ -74,6 +75,8 @@ def bound(
         with ThreadPoolExecutor(threads) as pool:
             for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
                 on_progress(name, done, len(items))
+    if job.has_users:  # who are not counted before
+        check_room(job)
     finish(job, final)
 
 

@@ -17,6 +17,7 @@ import pathlib
 import shutil
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from accounting.plan import fingerprint
 from accounting.validation import InputError
@@ -24,12 +25,13 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_j
 from pipelines.files.folders import make_private_folder
 from pipelines.files.output_folder import check_output
 from pipelines.files.storage import write_atomically
-from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, Bounded
+from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, Bounded
 from pipelines.inputs.known_input import KnownInput, know_input
 from pipelines.inputs.parquet_blocks import RowGroups, description_of, list_row_groups
 from pipelines.sampling.keys import commitment, read_or_create_key_file
-from pipelines.users.bound_job import DATA, ENTRY, IDS, KEPT, BoundJob, BoundSettings
+from pipelines.users.bound_job import DATA, ENTRY, FOLDERS, BoundJob, BoundSettings
 from pipelines.users.user_ids import check_type
+from pipelines.users.user_records import records_schema
 
 #: What sorting takes, in bytes for each row of a part.
 _SORT_BYTES = 4 * ENTRY.itemsize
@@ -72,12 +74,13 @@ def open_job(
         settings=settings,
         blocks=groups.blocks,
         known=known,
+        names=tuple(_kept_names(groups.schema, settings)),
         schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL)),
         num_parts=_begin(work, settings, known, num_parts),
         work=str(work),
         key_file=key_path,
     )
-    for name in (IDS, KEPT, DATA):
+    for name in FOLDERS:
         make_private_folder(work / name, remedy="Name another --out.")
     return job, final
 
@@ -86,8 +89,15 @@ def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema
     """Returns the schema of the files that are written."""
     note = Bounded(**dataclasses.asdict(settings), key=key)
     told = {**description_of(found, "--input"), BOUNDED: note.to_json()}
-    fields = [field for field in found if field.name != settings.user_column]
-    return pa.schema(fields, {DATASET_METADATA_KEY: json.dumps(told).encode()})
+    fields = [found.field(name) for name in _kept_names(found, settings)]
+    rows = pa.schema(fields, {DATASET_METADATA_KEY: json.dumps(told).encode()})
+    if settings.sampled == ROWS:
+        return rows
+    return records_schema(rows, settings.max_examples_per_user)
+
+
+def _kept_names(found: pa.Schema, settings: BoundSettings) -> list[str]:
+    return [name for name in found.names if name != settings.user_column]
 
 
 def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> None:
@@ -126,15 +136,25 @@ def _begin(
 def check_room(job: BoundJob) -> None:
     """Accepts a public number of slots that is enough.
 
+    Args:
+      job: With all rows chosen or, if users are sampled, with all files written.
+
     Raises:
-      InputError: more rows are kept; the message has no count.
+      InputError: there are more; the message has no count.
     """
-    if job.num_kept() > job.settings.num_examples:
+    found = _num_users(job) if job.has_users else job.num_kept()
+    if found > job.settings.num_examples:
+        what = "users" if job.has_users else "rows that are kept"
         raise InputError(
             f"Expected num_examples={job.settings.num_examples} to be at least the "
-            "rows that are kept. Give a larger public number, such as the rows of the "
-            f"whole table, after `rm -r {job.work}`."
+            f"{what}. Give a larger public number, such as the rows of the whole table,"
+            f" after `rm -r {job.work}`."
         )
+
+
+def _num_users(job: BoundJob) -> int:
+    files = job.folder(DATA).glob("*.parquet")
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def finish(job: BoundJob, final: pathlib.Path) -> None:

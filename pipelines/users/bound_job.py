@@ -4,12 +4,15 @@
     OUT.unfinished/private.key       the key, unless the user named one
     OUT.unfinished/ids/block-*       map: users, priorities and places of rows, by part
     OUT.unfinished/kept/block-*      reduce: which rows of each run are kept
-    OUT.unfinished/data/part-*       the kept rows of each run; becomes OUT
+    OUT.unfinished/rows/block-*      kept rows by part, if users are sampled
+    OUT.unfinished/data/part-*       the kept rows of each run, or the users of each
+                                     part; becomes OUT
 
 A run is a few consecutive row groups, and a part is a share of the users.  Only 20
 bytes of a row travel from map to reduce; the rows themselves are read once more, and
-written in their order.  Each step is a list of independent tasks, each with one file,
-which threads of this machine do or the workers of an engine of Beam.
+written in their order, or by user (``user_records``).  Each step is a list of
+independent tasks, each with one file, which threads of this machine do or the workers
+of an engine of Beam.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
   - at most k: no user has more than ``max_examples_per_user`` rows in ``out``, in
@@ -42,13 +45,13 @@ import os
 import pathlib
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.validation import check_int
+from accounting.validation import check_choice, check_int
+from pipelines.inputs.bounded import ROWS, SAMPLED, USERS
 from pipelines.inputs.known_input import KnownInput
 from pipelines.inputs.parquet_blocks import (
     Block,
@@ -65,15 +68,13 @@ from pipelines.users.user_ids import hash_ids
 
 #: Of a row, from map to reduce; ``row`` counts within its run.
 ENTRY = np.dtype([("user", "<u8"), ("priority", "<u8"), ("row", "<u4")])
-_ROW = ENTRY["row"]
+#: Of a row that is kept, from reduce to writing.
+KEPT_ROW = np.dtype([("user", "<u8"), ("row", "<u4")])
 
 #: A task of the map holds the entries of so many rows, or of one row group.
 RUN_ROWS = 1 << 20
 #: Folders below that of the unfinished job.
-IDS, KEPT, DATA = "ids", "kept", "data"
-
-#: The steps of a job.
-READ, CHOOSE, WRITE = STEPS = ("read ids", "choose", "write")
+IDS, KEPT, ROWS_OF_PARTS, DATA = FOLDERS = ("ids", "kept", "rows", "data")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,17 +84,21 @@ class BoundSettings:
     Attributes:
       user_column: Holds the ids: integers, text or bytes.
       max_examples_per_user: Rows of a user that are kept at most.
-      num_examples: Slots: a public number, at least the rows that are kept.
+      num_examples: Slots: a public number, at least the rows that are kept or, if
+        users are sampled, the users.
+      sampled: One of ``SAMPLED``: whether a row or a user is an example.
 
     Raises:
-      InputError: a number below 1.
+      InputError: a number below 1, or another word.
     """
 
     user_column: str
     max_examples_per_user: int
     num_examples: int
+    sampled: str = ROWS
 
     def __post_init__(self) -> None:
+        check_choice("sampled", self.sampled, SAMPLED)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         check_int("num_examples", self.num_examples, at_least=1)
 
@@ -124,6 +129,7 @@ class BoundJob:
       settings: What is kept.
       blocks: Of the input.
       known: The input, by keyed digests.
+      names: Columns that are kept.
       schema: Of the files that are written: they say that users are bounded.
       num_parts: Shares of the users.
       work: The folder of the unfinished job.
@@ -133,10 +139,16 @@ class BoundJob:
     settings: BoundSettings
     blocks: tuple[Block, ...]
     known: KnownInput
+    names: tuple[str, ...]
     schema: pa.Schema
     num_parts: int
     work: str
     key_file: str
+
+    @property
+    def has_users(self) -> bool:
+        """Whether an example is a user."""
+        return self.settings.sampled == USERS
 
     @property
     def runs(self) -> list[Run]:
@@ -177,9 +189,9 @@ class BoundJob:
         entries["row"] = np.arange(len(entries))
         most = self.settings.max_examples_per_user
         entries = entries[keep_least(entries["user"], entries["priority"], most)]
-        parts = _part_of(entries["user"], self.num_parts)
+        parts = part_of(entries["user"], self.num_parts)
         counts = np.bincount(parts, minlength=self.num_parts)
-        _write_pieces(path, entries[np.argsort(parts, kind="stable")], counts)
+        write_pieces(path, entries[np.argsort(parts, kind="stable")], counts)
 
     def _entries(self, block: Block, key: bytes) -> np.ndarray:
         name = self.settings.user_column
@@ -205,23 +217,37 @@ class BoundJob:
         kept = keep_least(entries["user"], entries["priority"], most)
         edges = np.cumsum([0, *map(len, pieces)])
         counts = np.diff(np.cumsum([0, *kept])[edges])
-        _write_pieces(path, entries["row"][kept], counts)
+        found = np.empty(kept.sum(), KEPT_ROW)
+        found["user"], found["row"] = entries["user"][kept], entries["row"][kept]
+        write_pieces(path, found, counts)
 
     def num_kept(self) -> int:
         """Returns how many rows are kept.  Sensitive."""
         head = (len(self.runs) + 1) * 8  # see ``spill``
         paths = [spill_path(self.folder(KEPT), part) for part in range(self.num_parts)]
-        return sum((os.path.getsize(path) - head) // _ROW.itemsize for path in paths)
+        return sum(
+            (os.path.getsize(path) - head) // KEPT_ROW.itemsize for path in paths
+        )
+
+    def kept(self, part: int, run: Run) -> np.ndarray:
+        """Returns the rows of a run that are kept, of the users of a part.  Sensitive.
+
+        Args:
+          part: Of the users.
+          run: Of the rows.
+
+        Returns:
+          Of type ``KEPT_ROW``.
+        """
+        path = spill_path(self.folder(KEPT), part)
+        return np.frombuffer(read_slice(path, run.number), KEPT_ROW)
 
     def write(self, run: Run) -> None:
         """Writes the rows of a run that are kept, without ids."""
         path = self.output(run)
         if path.exists():
             return
-        keep = np.zeros(run.num_rows, bool)
-        for part in range(self.num_parts):
-            piece = read_slice(spill_path(self.folder(KEPT), part), run.number)
-            keep[np.frombuffer(piece, _ROW)] = True
+        kept = [self.kept(part, run) for part in range(self.num_parts)]
         temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
         with pq.ParquetWriter(
             temporary,
@@ -230,40 +256,48 @@ class BoundJob:
             compression_level=1,
             write_page_checksum=True,
         ) as writer:
-            for rows in self._kept_rows(run, keep):
+            for rows in self.kept_rows(run, np.concatenate(kept)):
                 writer.write_table(rows, row_group_size=len(rows))
         os.replace(temporary, path)
 
-    def _kept_rows(self, run: Run, keep: np.ndarray) -> Iterator[pa.Table]:
-        """Yields the kept rows of each block, in their order.  Sensitive."""
+    def kept_rows(self, run: Run, kept: np.ndarray) -> Iterator[pa.Table]:
+        """Yields the kept rows of each block, in their order.  Sensitive.
+
+        Args:
+          run: Of the rows.
+          kept: From ``kept``, of all parts.
+        """
+        keep = np.zeros(run.num_rows, bool)
+        keep[kept["row"]] = True
         first, key = 0, self._key()
         for block in run.blocks:
-            rows = self._read(block, self.schema.names, key)
+            rows = self._read(block, self.names, key)
             mask = keep[first : first + block.num_rows]
             first += block.num_rows
             if mask.any():
-                kept = rows.filter(pa.array(mask))
-                yield kept.replace_schema_metadata(self.schema.metadata)
+                found = rows.filter(pa.array(mask))
+                yield found.replace_schema_metadata(self.schema.metadata)
 
 
-def _part_of(users: np.ndarray, num_parts: int) -> np.ndarray:
-    """Returns the part of each user, int64 in [0, num_parts)."""
+def part_of(users: np.ndarray, num_parts: int) -> np.ndarray:
+    """Returns the part of each user, int64 in [0, num_parts).
+
+    Args:
+      users: Numbers of users, uint64.
+      num_parts: How many there are.
+    """
     high = users >> np.uint64(32)
     return ((high * np.uint64(num_parts)) >> np.uint64(32)).astype(np.int64)
 
 
-def _write_pieces(path: str, entries: np.ndarray, counts: np.ndarray) -> None:
-    """Writes entries that are in the order of their pieces."""
+def write_pieces(path: str, entries: np.ndarray, counts: np.ndarray) -> None:
+    """Writes a file of pieces that ``read_slice`` reads.
+
+    Args:
+      path: Of the file.
+      entries: In the order of the pieces.
+      counts: Entries of each piece.
+    """
     edges = np.cumsum([0, *counts])
     pieces = (entries[start:end].tobytes() for start, end in itertools.pairwise(edges))
     write_spill(path, (counts * entries.itemsize).tolist(), pieces)
-
-
-def steps(job: BoundJob) -> Sequence[tuple[str, Any, Sequence[Any]]]:
-    """Returns (name, task, what it is called with) of each step of a job, in order."""
-    runs = job.runs
-    return [
-        (READ, job.list_ids, runs),
-        (CHOOSE, job.choose, range(job.num_parts)),
-        (WRITE, job.write, runs),
-    ]

@@ -33,6 +33,7 @@ from pipelines.files.folders import check_folder
 from pipelines.sampling.keys import read_key_file
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
+from trainer.model.user_rows import has_users, of_one_row, rows_per_user
 from trainer.run import origin, privacy, user_sources
 from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_path
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
@@ -74,14 +75,16 @@ def check(request: Request) -> Checked:
       InputError: name, value, bound, remedy.
     """
     manifest = read_manifest(request.batches)
-    _check_columns(manifest, request.settings.task)
+    of_rows = of_one_row(manifest)
+    _check_columns(of_rows, request.settings.task)
+    _check_users(request.settings, manifest)
     _check_functions(request.settings)
     check_initial_weights(request.settings)
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
     input_digests = read_input_digests(request.batches)
-    held_out = HeldOut(request.held_out, manifest, input_digests)
+    held_out = HeldOut(request.held_out, of_rows, input_digests)
     resumes = check_run_folder(request.run)
     batches = manifest.fingerprint, digest_of_batches(request.batches)
     here = origin.here(request.settings, *batches)
@@ -149,6 +152,14 @@ def _check_columns(manifest: Manifest, task: str) -> None:
         raise InputError(
             f"Expected column {LABEL!r} of the batches to hold one number per example. "
             "For a list of them choose another --loss."
+        )
+
+
+def _check_users(settings: TrainSettings, manifest: Manifest) -> None:
+    if has_users(manifest) and (settings.views > 1 or settings.augment):
+        raise InputError(
+            f"Expected views={settings.views} to be 1 without --augment for examples "
+            "that are users: their rows take the place of views. Leave them out."
         )
 
 
@@ -267,7 +278,10 @@ def _statement(
         l2_norm_clip=settings.l2_norm_clip,
         delta=settings.target_delta,
         gradients=gradients_text(
-            settings.method, settings.method_settings, views=settings.views
+            settings.method,
+            settings.method_settings,
+            views=settings.views,
+            rows_per_user=rows_per_user(manifest),
         ),
         theorem=privacy.theorem_of_settings(settings),
         allow_large_delta=settings.allow_large_delta,

@@ -73,8 +73,7 @@ def unit_of(description: dict[str, Any]) -> dict[str, Any]:
     bounded = Bounded.of(description)
     if bounded is None:
         return {}
-    count = bounded.max_examples_per_user
-    return {"max_examples_per_user": count, "users_are_bounded": True}
+    return {"max_examples_per_user": bounded.examples_per_user, "unit": bounded.unit}
 
 
 def count_of(description: dict[str, Any]) -> int:
@@ -131,7 +130,7 @@ def plan_statement(
     allow_large_delta: bool = False,
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
-    users_are_bounded: bool = False,
+    unit: str | None = None,
 ) -> Any:
     """Returns the privacy statement of a run that executes ``plan``.
 
@@ -147,7 +146,7 @@ def plan_statement(
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      users_are_bounded: Whether `dpsgd bound` saw to k; then the unit is a user.
+      unit: Whose presence is hidden, in words, where batches say it; else None.
 
     Raises:
       InputError: a value out of range, a relation that is not accounted for, or a
@@ -163,7 +162,7 @@ def plan_statement(
         allow_large_delta=allow_large_delta,
         neighboring_relation=neighboring_relation,
         max_examples_per_user=max_examples_per_user,
-        users_are_bounded=users_are_bounded,
+        unit=unit,
     )
 
 
@@ -239,7 +238,10 @@ def run_statement(
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
         gradients=gradients_text(
-            record.method, record.method_settings, views=record.model.get("views", 1)
+            record.method,
+            record.method_settings,
+            views=record.model.get("views", 1),
+            rows_per_user=record.model.get("rows_per_user", 1),
         ),
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,

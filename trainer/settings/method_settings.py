@@ -121,13 +121,20 @@ def check_described(method: str, described: Any) -> None:
         settings[name].accept(name, value)
 
 
-def gradients_text(method: str, described: Mapping[str, Any], *, views: int = 1) -> str:
+def gradients_text(
+    method: str,
+    described: Mapping[str, Any],
+    *,
+    views: int = 1,
+    rows_per_user: int = 1,
+) -> str:
     """Returns what a private method clips, in words, for the privacy statement.
 
     Args:
       method: A registered one.
       described: Its settings, complete.
       views: Of an example, of which the mean loss counts.
+      rows_per_user: Rows of an example that is a user, of which the mean loss counts.
 
     Raises:
       InputError: the method does not say.
@@ -143,5 +150,9 @@ previous noisy gradient'
             f"Expected method={method!r} to say what it clips: no privacy statement "
             "can be made of it. Take a private --method."
         )
-    of_views = f", each of the mean loss over {views} views of the example"
-    return sentence(described) + (of_views if views > 1 else "")
+    text = sentence(described)
+    if views > 1:
+        text += f", each of the mean loss over {views} views of the example"
+    if rows_per_user > 1:
+        text += f", each of the mean loss over at most {rows_per_user} rows of a user"
+    return text

@@ -1,0 +1,171 @@
+"""Records of users: one holds the rows of one user, in columns (k, ...).
+
+Rows come in the order of the input; zeros fill a record up, and the column
+``ROW_WEIGHTS`` tells them apart.  Users are in the order of their keyed numbers.
+
+Formal guarantees:
+  - one record of each user: all rows of a user that are kept are in one record, and no
+    other user's.
+  - the rest is zero, in every column, and has weight 0.
+  - pure function: files are the same bytes on every engine.
+
+Sensitive: rows and weights, which tell how many rows a user has.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError
+from pipelines.batches.columns import Column
+from pipelines.inputs.bounded import ROW_WEIGHTS
+from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
+from pipelines.job.spill import read_slice, spill_path
+from pipelines.users.bound_job import (
+    DATA,
+    KEPT_ROW,
+    ROWS_OF_PARTS,
+    BoundJob,
+    Run,
+    part_of,
+    write_pieces,
+)
+
+#: Of a row group: the batch job holds a few at a time.
+_ROW_GROUP_BYTES = 64 << 20
+_MOST_ROWS = 1 << 17
+
+
+def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
+    """Returns the columns of records of users.
+
+    Args:
+      rows: Columns of a row, and metadata.
+      most: Rows of a record.
+
+    Raises:
+      InputError: a column that batches cannot hold, or one called ``ROW_WEIGHTS``.
+    """
+    columns = numeric_columns(rows)
+    if ROW_WEIGHTS in rows.names:
+        raise InputError(
+            f"Expected no column {ROW_WEIGHTS}: it is to tell rows from padding. "
+            "Rename it."
+        )
+    weights = Column(name=ROW_WEIGHTS, dtype="float32", shape=())
+    fields = [_field(column, most) for column in (*columns, weights)]
+    return pa.schema(fields, rows.metadata)
+
+
+def _field(column: Column, most: int) -> pa.Field:
+    kind = pa.from_numpy_dtype(column.numpy_dtype)
+    for size in (*reversed(column.shape), most):
+        kind = pa.list_(pa.field("item", kind, nullable=False), size)
+    return pa.field(column.name, kind, nullable=False)
+
+
+def _row_columns(job: BoundJob) -> tuple[Column, ...]:
+    found = numeric_columns(job.schema)
+    return tuple(
+        Column(name=column.name, dtype=column.dtype, shape=column.shape[1:])
+        for column in found
+        if column.name != ROW_WEIGHTS
+    )
+
+
+def _row_type(columns: tuple[Column, ...]) -> np.dtype:
+    fields = [(f"{i}", c.numpy_dtype, c.shape) for i, c in enumerate(columns)]
+    return np.dtype([("user", KEPT_ROW["user"]), *fields])
+
+
+def gather(job: BoundJob, run: Run) -> None:
+    """Writes the rows of a run that are kept, by part.
+
+    Args:
+      job: With all rows chosen.
+      run: Which rows.
+    """
+    path = spill_path(job.folder(ROWS_OF_PARTS), run.number)
+    if os.path.exists(path):
+        return
+    kept = np.concatenate([job.kept(part, run) for part in range(job.num_parts)])
+    kept = kept[np.argsort(kept["row"])]
+    columns = _row_columns(job)
+    rows = np.zeros(len(kept), _row_type(columns))
+    rows["user"] = kept["user"]
+    first = 0
+    for table in job.kept_rows(run, kept):
+        for i, values in enumerate(table_columns(table, columns).values()):
+            rows[f"{i}"][first : first + len(table)] = values
+        first += len(table)
+    parts = part_of(rows["user"], job.num_parts)
+    counts = np.bincount(parts, minlength=job.num_parts)
+    write_pieces(path, rows[np.argsort(parts, kind="stable")], counts)
+
+
+def write_users(job: BoundJob, part: int) -> None:
+    """Writes the records of the users of a part.
+
+    Args:
+      job: With all rows gathered.
+      part: Which users.
+    """
+    path = job.folder(DATA) / f"part-{part:05d}.parquet"
+    if path.exists():
+        return
+    folder, columns = job.folder(ROWS_OF_PARTS), _row_columns(job)
+    kind = _row_type(columns)
+    pieces = [
+        np.frombuffer(read_slice(spill_path(folder, run.number), part), kind)
+        for run in job.runs
+    ]
+    rows = np.concatenate(pieces)
+    rows = rows[np.argsort(rows["user"], kind="stable")]
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    with pq.ParquetWriter(
+        temporary,
+        job.schema,
+        compression="zstd",
+        compression_level=1,
+        write_page_checksum=True,
+    ) as writer:
+        most = job.settings.max_examples_per_user
+        size = max(1, min(_MOST_ROWS, _ROW_GROUP_BYTES // (most * kind.itemsize)))
+        starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
+        for first in range(0, len(starts), size):
+            ends = [*starts[first + size : first + size + 1], len(rows)]
+            some = rows[starts[first] : ends[0]]
+            table = _records(some, columns, most, job.schema)
+            writer.write_table(table, row_group_size=len(table))
+    os.replace(temporary, path)
+
+
+def _records(
+    rows: np.ndarray, columns: tuple[Column, ...], most: int, schema: pa.Schema
+) -> pa.Table:
+    """Returns the records of rows that are in the order of their users."""
+    is_first = np.diff(rows["user"], prepend=~rows["user"][:1]) != 0
+    starts = np.flatnonzero(is_first)
+    user = np.cumsum(is_first) - 1
+    place = np.arange(len(rows)) - starts[user]
+    arrays = []
+    for i, column in enumerate(columns):
+        values = np.zeros((len(starts), most, *column.shape), column.numpy_dtype)
+        values[user, place] = rows[f"{i}"]
+        arrays.append(values)
+    weights = np.zeros((len(starts), most), np.float32)
+    weights[user, place] = 1.0
+    found = zip((*arrays, weights), schema, strict=True)
+    return pa.table([_as_array(values, field.type) for values, field in found], schema)
+
+
+def _as_array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_fixed_size_list(kind):
+        return pa.array(values)
+    inner = _as_array(values.reshape(-1, *values.shape[2:]), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(inner, type=kind)
