@@ -65,6 +65,7 @@ from trainer.model import initial_weights as initial_weights_files
 from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
+from trainer.model.user_rows import has_users
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
@@ -171,6 +172,11 @@ class PrivateModel(keras.Model):
         super().__init__(name=network.name)
         manifest = read_manifest(batches)
         preflight.check_files(batches, manifest)
+        if has_users(manifest):
+            raise InputError(
+                f"Expected an example of {batches} to be a row; it is a user. Give "
+                "them to `dpsgd train`, or make others by `dpsgd bound --sample rows`."
+            )
         if preflight.check_run_folder(run):
             raise InputError(
                 f"Expected run={run} to be new or empty; a run of another process "

@@ -75,7 +75,9 @@ def open_job(
         blocks=groups.blocks,
         known=known,
         names=tuple(_kept_names(groups.schema, settings)),
-        schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL)),
+        arrow_schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL))
+        .serialize()
+        .to_pybytes(),
         num_parts=_begin(work, settings, known, num_parts),
         work=str(work),
         key_file=key_path,

@@ -130,7 +130,8 @@ class BoundJob:
       blocks: Of the input.
       known: The input, by keyed digests.
       names: Columns that are kept.
-      schema: Of the files that are written: they say that users are bounded.
+      arrow_schema: Of the files that are written, in Arrow's format: a pickled schema
+        forgets which elements of lists may be null.
       num_parts: Shares of the users.
       work: The folder of the unfinished job.
       key_file: Which every worker reads.
@@ -140,10 +141,15 @@ class BoundJob:
     blocks: tuple[Block, ...]
     known: KnownInput
     names: tuple[str, ...]
-    schema: pa.Schema
+    arrow_schema: bytes
     num_parts: int
     work: str
     key_file: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the files that are written: they say that users are bounded."""
+        return pa.ipc.read_schema(pa.py_buffer(self.arrow_schema))
 
     @property
     def has_users(self) -> bool:

@@ -63,7 +63,7 @@ def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
 
 
 def _field(column: Column, most: int) -> pa.Field:
-    kind = pa.from_numpy_dtype(column.numpy_dtype)
+    kind = pa.from_numpy_dtype(column.numpy_dtype.base)
     for size in (*reversed(column.shape), most):
         kind = pa.list_(pa.field("item", kind, nullable=False), size)
     return pa.field(column.name, kind, nullable=False)
@@ -79,7 +79,7 @@ def _row_columns(job: BoundJob) -> tuple[Column, ...]:
 
 
 def _row_type(columns: tuple[Column, ...]) -> np.dtype:
-    fields = [(f"{i}", c.numpy_dtype, c.shape) for i, c in enumerate(columns)]
+    fields = [(f"{i}", c.numpy_dtype) for i, c in enumerate(columns)]
     return np.dtype([("user", KEPT_ROW["user"]), *fields])
 
 
@@ -155,7 +155,7 @@ def _records(
     place = np.arange(len(rows)) - starts[user]
     arrays = []
     for i, column in enumerate(columns):
-        values = np.zeros((len(starts), most, *column.shape), column.numpy_dtype)
+        values = np.zeros((len(starts), most), column.numpy_dtype)
         values[user, place] = rows[f"{i}"]
         arrays.append(values)
     weights = np.zeros((len(starts), most), np.float32)

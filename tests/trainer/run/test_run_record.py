@@ -13,7 +13,7 @@ import pytest
 from accounting.model_mix.theorem import Mixing
 from accounting.statement import privacy_statement
 from accounting.validation import InputError
-from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.inputs.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.run import origin, privacy, run_record
 from trainer.run.privacy import run_statement
@@ -224,17 +224,26 @@ def test_a_run_on_bounded_users_protects_users(small_batches: Any) -> None:
     assert found.epsilon == of_plan.epsilon
     of_example = run_statement(make_record(plain), plain, delta=1e-3)
     assert found.epsilon.guarantee > of_example.epsilon.guarantee
-    assert "one user; `dpsgd bound` kept at most 3 examples of each" in found.to_text()
+    assert "one user, of whom `dpsgd bound` kept at most 3 rows" in found.to_text()
     assert "all examples of one user are replaced" in found.to_text()
 
 
-def test_one_example_of_each_user_is_a_user(small_batches: Any) -> None:
+@pytest.mark.parametrize(
+    "note",
+    [
+        Bounded(user_column="user", max_examples_per_user=1, num_examples=9),
+        Bounded(
+            user_column="user", max_examples_per_user=5, num_examples=9, sampled=USERS
+        ),
+    ],
+    ids=lambda note: note.sampled,
+)
+def test_one_example_of_each_user_is_a_user(small_batches: Any, note: Bounded) -> None:
     plain = small_batches.manifest
-    note = Bounded(user_column="user", max_examples_per_user=1, num_examples=9, key="")
     bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
     found = run_statement(make_record(bounded), bounded, delta=1e-3)
     assert found.epsilon == run_statement(make_record(plain), plain, delta=1e-3).epsilon
-    assert found.privacy_unit.startswith("one user")
+    assert found.privacy_unit == note.unit
 
 
 def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:

@@ -1,0 +1,128 @@
+"""Records of users."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.validation import InputError
+from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.engine_tasks import run_on_engine
+from pipelines.sampling.keys import create_key_file
+from pipelines.users import bound_job, user_records
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
+
+ROWS, MOST = 900, 3
+USER = np.random.default_rng(5).zipf(1.4, ROWS) % 120
+
+
+def settings(**changes: Any) -> BoundSettings:
+    fields = {"max_examples_per_user": MOST, "num_examples": 120, **changes}
+    return BoundSettings(user_column="user", sampled=USERS, **fields)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Two files; ``row`` says which they are, ``pair`` is a list."""
+    folder = tmp_path_factory.mktemp("table")
+    for number, rows in enumerate(np.array_split(np.arange(ROWS), 2)):
+        pairs = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows + 1.0, 2)), 2)
+        found = {"row": rows, "user": [f"u{u}" for u in USER[rows]], "pair": pairs}
+        path = folder / f"part-{number}.parquet"
+        pq.write_table(pa.table(found), path, row_group_size=80)
+    return folder
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several runs, several parts, and a row group of a few users."""
+    monkeypatch.setattr(bound_job, "RUN_ROWS", 200)
+    monkeypatch.setattr("pipelines.users.bound_folder._SORT_BYTES", 1 << 23)
+    monkeypatch.setattr(user_records, "_MOST_ROWS", 7)
+
+
+def records(out: pathlib.Path) -> dict[str, np.ndarray]:
+    found = pq.read_table(out)
+    return {name: np.array(found[name].to_pylist()) for name in found.column_names}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_one_record_of_each_user(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    bound(str(table), tmp_path / "out", settings(), num_threads=1)
+    assert len(list((tmp_path / "out").iterdir())) > 3
+    found = records(tmp_path / "out")
+    users = []
+    for rows, weights in zip(found["row"], found[ROW_WEIGHTS], strict=True):
+        mine = rows[weights == 1]
+        (user,) = set(USER[mine])
+        assert len(mine) == min(MOST, (user == USER).sum())
+        assert (np.diff(mine) > 0).all()
+        users.append(user)
+    assert sorted(users) == sorted(set(USER))
+
+
+def test_the_rest_is_zero(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    bound(str(table), tmp_path / "out", settings())
+    found = records(tmp_path / "out")
+    padding = found[ROW_WEIGHTS] == 0
+    assert 0 < padding.sum() < padding.size
+    assert set(np.unique(found[ROW_WEIGHTS])) == {0.0, 1.0}
+    assert (found["row"][padding] == 0).all()
+    assert (found["pair"][padding] == 0).all()
+    real = ~padding
+    assert (found["pair"][real] == found["row"][real][:, None] + 1).all()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_pure_function(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    key_file = tmp_path / "key"
+    create_key_file(key_file)
+
+    def make(name: str, **options: Any) -> dict[str, bytes]:
+        out = tmp_path / name
+        bound(str(table), out, settings(), key_file=key_file, **options)
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    found = make("here", num_threads=1)
+    engine = functools.partial(run_on_engine, PipelineOptions(["--runner=FnApiRunner"]))
+    assert make("engine", num_threads=1, run_tasks=engine) == found
+
+
+def test_columns_are_those_of_batches(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    bound(str(table), tmp_path / "out", settings(max_examples_per_user=1))
+    found = {c.name: c.shape for c in list_blocks(str(tmp_path / "out")).columns}
+    assert found == {"row": (1,), "pair": (1, 2), ROW_WEIGHTS: (1,)}
+
+
+def test_more_users_than_slots_are_refused(
+    table: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    few = len(set(USER)) - 1
+    with pytest.raises(InputError, match=f"num_examples={few} to be at least the user"):
+        bound(str(table), tmp_path / "out", settings(num_examples=few))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("text", "column text of type string"), (ROW_WEIGHTS, "Expected no column row_w")],
+)
+def test_other_columns_are_refused_before_any_work(
+    tmp_path: pathlib.Path, column: str, message: str
+) -> None:
+    values: Any = ["a"] if column == "text" else [1.0]
+    pq.write_table(pa.table({"user": [1], column: values}), tmp_path / "in.parquet")
+    with pytest.raises(InputError, match=message):
+        bound(str(tmp_path / "in.parquet"), tmp_path / "out", settings())
+    assert not list((tmp_path / "out.unfinished").glob("ids/*"))

@@ -1,0 +1,124 @@
+"""A run on records of users: trained by users, used by rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import Manifest, read_manifest
+from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
+from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.make_batches import make_batches
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
+from trainer.keras_model import make_private
+from trainer.model.user_rows import of_one_row
+from trainer.prediction.predict import predict
+from trainer.run.preflight import Request, check
+from trainer.settings.train_settings import TrainSettings
+from trainer.train import train
+
+MOST, ROWS = 3, 400
+
+
+def linear(manifest: Manifest) -> Any:
+    """One weight; it is for rows, and never sees that an example is a user."""
+    from trainer.tf_compat import keras
+
+    assert {column.name: column.shape for column in manifest.columns} == {
+        "x": (),
+        "label": (),
+    }
+    entry = keras.Input((), name="x")
+    return keras.Model(entry, keras.layers.Dense(1)(keras.layers.Reshape((1,))(entry)))
+
+
+def write_rows(path: pathlib.Path, **more: Any) -> pathlib.Path:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=ROWS).astype("f4")
+    label = (x + rng.normal(size=ROWS) > 0).astype("f4")
+    pq.write_table(pa.table({"x": x, "label": label, **more}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def request_of_users(tmp_path_factory: pytest.TempPathFactory) -> Request:
+    root = tmp_path_factory.mktemp("users")
+    users = np.random.default_rng(4).zipf(1.5, ROWS) % 90
+    table = write_rows(root / "table.parquet", user=users)
+    settings = BoundSettings(
+        user_column="user", max_examples_per_user=MOST, num_examples=100, sampled=USERS
+    )
+    bound(str(table), root / "bounded", settings)
+    make_batches(
+        str(root / "bounded"),
+        str(root / "batches"),
+        BatchSettings(expected_batch_size=20, num_steps=4),
+    )
+    (root / "held-out").mkdir()
+    rng = np.random.default_rng(5)
+    held_out = pa.table(
+        {"x": rng.normal(size=50).astype("f4"), "label": np.float32(np.arange(50) % 2)}
+    )
+    pq.write_table(held_out, root / "held-out" / "rows.parquet")
+    return Request(
+        settings=TrainSettings(
+            model="tests.trainer.run.test_users:linear",
+            target_epsilon=4.0,
+            target_delta=1e-3,
+            l2_norm_clip=1.0,
+        ),
+        batches=root / "batches",
+        held_out=root / "held-out",
+        run=root / "run",
+    )
+
+
+def test_a_run_on_records_of_users(request_of_users: Request) -> None:
+    summary = train(request_of_users)
+    run = request_of_users.run
+    privacy = json.loads((run / "privacy.json").read_bytes())
+    assert privacy["privacy_unit"].startswith("one user: an example holds the rows")
+    assert "the mean loss over at most 3 rows of a user" in privacy["mechanism"]
+    record = json.loads((run / "run_record.json").read_bytes())
+    assert record["model"]["rows_per_user"] == MOST
+    assert summary.metrics["examples"] == "held-out"
+    found = predict(run, request_of_users.held_out, run.with_name("out.parquet"))
+    assert found.num_rows == 50
+
+
+def test_the_model_is_one_of_a_row(request_of_users: Request) -> None:
+    manifest = read_manifest(request_of_users.batches)
+    shapes = {column.name: column.shape for column in manifest.columns}
+    assert shapes == {"x": (MOST,), "label": (MOST,), ROW_WEIGHTS: (MOST,)}
+    assert [column.shape for column in of_one_row(manifest).columns] == [(), ()]
+
+
+def test_views_of_users_are_refused(request_of_users: Request) -> None:
+    settings = dataclasses.replace(request_of_users.settings, views=2)
+    with pytest.raises(InputError, match="views=2 to be 1 without --augment"):
+        check(
+            dataclasses.replace(
+                request_of_users, settings=settings, run=pathlib.Path("elsewhere")
+            )
+        )
+
+
+def test_make_private_refuses_users(request_of_users: Request) -> None:
+    network = linear(of_one_row(read_manifest(request_of_users.batches)))
+    with pytest.raises(InputError, match="Give them to `dpsgd train`"):
+        make_private(
+            network,
+            batches=request_of_users.batches,
+            run="elsewhere",
+            noise_multiplier=1.0,
+            l2_norm_clip=1.0,
+        )
