@@ -159,8 +159,9 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("also_num_steps", "tan", "--tan"),
     )
     for flag, needed, name in needs:
-        given = flags[flag] not in (None, False)
-        if given and flags[needed] in (None, False):
+        # Not by equality, of which 0.0 and False are an example.
+        given, beside = flags[flag], flags[needed]
+        if given not in (None, False) and (beside is None or beside is False):
             raise InputError(
                 f"Expected {name} beside --{flag.replace('_', '-')}. Give both."
             )
