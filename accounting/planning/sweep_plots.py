@@ -52,7 +52,11 @@ def draw_sweep(sweep: Sweep, found: list[Crossover], path: Path) -> None:
     _set_scales(axes, sweep)
     axes.set_title(sweep.title, size=10)
     figure.legend(
-        handles=handles, loc="outside right upper", fontsize="small", handlelength=3
+        handles=handles,
+        loc="outside right upper",
+        fontsize="small",
+        handlelength=3,
+        handleheight=1.2,
     )
     save(figure, path)
 
@@ -142,14 +146,19 @@ def _widened(sweep: Sweep, start: float, end: float) -> tuple[float, float]:
     """Returns an interval that can be seen, also if it is one value."""
     if start < end:
         return start, end
-    if AXES[sweep.axis].linear:
-        return start - 0.1, end + 0.1
+    if _is_linear(sweep):
+        margin = 0.01 * (sweep.values[-1] - sweep.values[0]) or 0.1
+        return start - margin, end + margin
     return start / 1.1, end * 1.1
 
 
+def _is_linear(sweep: Sweep) -> bool:
+    """Whether the axis is linear, or must be, as it shows a zero."""
+    return AXES[sweep.axis].linear or sweep.values[0] <= 0
+
+
 def _set_scales(axes: Any, sweep: Sweep) -> None:
-    axis = AXES[sweep.axis]
-    if not axis.linear and sweep.values[0] > 0:
+    if not _is_linear(sweep):
         axes.set_xscale("log")
     axes.set_xticks(sweep.values, [_tick(value) for value in sweep.values])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -158,11 +167,11 @@ def _set_scales(axes: Any, sweep: Sweep) -> None:
     axes.set_yscale("log")
     if sweep.asks_for != DELTA:
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[high / low < 20]))
+        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[high / low < 40]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(axis.label)
+    axes.set_xlabel(AXES[sweep.axis].label)
     needed = "that suffices" if sweep.asks_for == NOISE else "that is proven"
     axes.set_ylabel(f"{sweep.asks_for} {needed}")
     axes.spines[["top", "right"]].set_visible(False)
