@@ -13,6 +13,7 @@ Public: everything.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 from accounting.validation import InputError
@@ -71,7 +72,8 @@ class Case:
             f"{name.replace('_', '-')}{value}"
             for name, value in settings.method_settings.items()
         ]
-        return "-".join(parts)
+        # Of a setting that is text, nothing may mean another folder.
+        return re.sub(r"[^\w.+-]", "_", "-".join(parts))
 
     def name_of_batches(self, seed: int) -> str:
         """Returns the name of the folder of its batches."""

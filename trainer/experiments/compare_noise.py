@@ -94,14 +94,13 @@ def find_cases(
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for training in settings.trained:
             answers = _Answers(training, batches, num_examples, max_examples_per_user)
-            cases += answers.cases(settings.noise)
             notes |= dict.fromkeys(answers.left_out())
-    found = without_repetition(cases)
-    for case in found:
-        if case.target_epsilon is not None:
-            noise = case.settings.noise_multiplier
-            say(f"noise {noise:.4f} ({case.noise_rule}): {case.name}")
-    return found, list(notes)
+            found = without_repetition(answers.cases(settings.noise))
+            for case in found:
+                if case.target_epsilon is not None:
+                    say(f"noise {case.settings.noise_multiplier:.4f}: {case.name}")
+            cases += found
+    return without_repetition(cases), list(notes)
 
 
 class _Answers:
@@ -121,7 +120,7 @@ class _Answers:
         num_examples: int,
         count: int,
     ) -> None:
-        self._training, self._all, self._count = training, batches, count
+        self._training, self._count = training, count
         self._plans = {each.sampler: each.plan(num_examples) for each in batches}
         self._theorem = None
         if is_private(training):

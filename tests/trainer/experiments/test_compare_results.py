@@ -88,6 +88,14 @@ def test_a_target_is_called_proven_only_where_it_is(
     assert found.epsilon == (3.0 if rule == "own" else epsilon)
 
 
+def test_text_of_a_setting_leads_to_no_other_folder() -> None:
+    case = _case()
+    object.__setattr__(case.settings, "method_settings", {"path": "../a b"})  # frozen
+    assert case.name == (
+        "truncated-poisson-b20-e1-dp-sgd-eps3-same-lr0.1-clip1-path.._a_b"
+    )
+
+
 def test_an_unknown_metric_is_refused_with_those_that_are_there() -> None:
     with pytest.raises(InputError, match=r"metric='f1'.*auc, log_loss"):
         summarise([(_case(), _result(0.7))], metric="f1")
