@@ -211,6 +211,16 @@ def test_the_legend_of_a_comparison_covers_no_panel(drawn: list[Figure]) -> None
         assert not box.overlaps(axes.get_tightbbox(renderer_of(figure)))
 
 
+def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
+    drawn: list[Figure],
+) -> None:
+    plain = [dataclasses.replace(OUTCOME, **PLAIN, delta=None)]
+    assert compare_plot.pictures(plain) == {compare_plot.BATCH_SIZE: "comparison.png"}
+    compare_plot.plot(plain, compare_plot.BATCH_SIZE, pathlib.Path("a.png"), title="T")
+    [axes] = drawn[0].axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1,024"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
