@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.bias import measure_bias as measure_bias
     from trainer.experiments.compare import compare as compare
+    from trainer.experiments.shift import shift as shift
     from trainer.experiments.simulate import simulate as simulate
+    from trainer.experiments.variance import variance as variance
     from trainer.export.keras_3 import to_keras_3 as to_keras_3
     from trainer.html_report.page import write_report as write_report
     from trainer.keras_model import PrivateModel as PrivateModel
@@ -73,6 +75,10 @@ if TYPE_CHECKING:
     )
     from trainer.settings.comparison_settings import (
         SimulationSettings as SimulationSettings,
+    )
+    from trainer.settings.iterate_settings import ShiftSettings as ShiftSettings
+    from trainer.settings.iterate_settings import (
+        VarianceSettings as VarianceSettings,
     )
     from trainer.settings.train_settings import TrainSettings as TrainSettings
     from trainer.train import Summary as Summary
@@ -104,10 +110,12 @@ _HOMES = {
     "RunRecord": "trainer.run.run_record",
     "Schema": "pipelines.tables.schema.schema",
     "BiasSettings": "trainer.settings.bias_settings",
+    "ShiftSettings": "trainer.settings.iterate_settings",
     "SimulationSettings": "trainer.settings.comparison_settings",
     "Summary": "trainer.train",
     "TableOptions": "pipelines.tables.table_format",
     "TrainSettings": "trainer.settings.train_settings",
+    "VarianceSettings": "trainer.settings.iterate_settings",
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",
     "audit": "trainer.auditing.audit",
@@ -128,10 +136,12 @@ _HOMES = {
     "read_run": "trainer.run.run_record",
     "run_statement": "trainer.run.privacy",
     "measure_bias": "trainer.experiments.bias",
+    "shift": "trainer.experiments.shift",
     "simulate": "trainer.experiments.simulate",
     "steps_per_epoch": "accounting.plan",
     "to_keras_3": "trainer.export.keras_3",
     "train": "trainer.train",
+    "variance": "trainer.experiments.variance",
     "verify": "pipelines.batches.verify",
     "verify_prepared": "pipelines.tables.prepared_files",
     "write_batches": "pipelines.job.poisson_batching",

@@ -54,6 +54,14 @@ COMMANDS = {
         "trainer.cli.simulate_commands:simulate",
         "Predict a costly run from cheap ones (TAN).",
     ),
+    "variance": (
+        "trainer.cli.iterate_commands:variance",
+        "Spread of a run's iterates against that of runs.",
+    ),
+    "shift": (
+        "trainer.cli.iterate_commands:shift",
+        "Last weights and averages on data that shifts.",
+    ),
     "compare": (
         "trainer.cli.compare_commands:compare",
         "Shuffled and Poisson batches: noise, epsilon and AUC.",

@@ -406,11 +406,18 @@ class _Training:
             )
 
     def _evaluate(self) -> None:
-        self._state.points.append({"step": self._done, **self._evaluator.metrics()})
+        point = {"step": self._done, **self._evaluator.metrics()}
+        if self._settings.evaluate_averages:
+            point["aggregates"] = {n: self._metrics_of(n) for n in self._averages}
+        self._state.points.append(point)
         if self._request.csv is not None:
             curve_files.write_csv(self._state.points, self._request.csv)
         if self._request.tensorboard is not None:
             curve_files.write_events(self._state.points, self._request.tensorboard)
+
+    def _metrics_of(self, average: str) -> dict[str, Any]:
+        with self._averages.swapped(average):
+            return self._evaluator.metrics()
 
     # -- results -------------------------------------------------------------------
 

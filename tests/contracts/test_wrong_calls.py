@@ -67,6 +67,10 @@ BASES = {
     "report": "run --out new.html",
     "compare": "--input data/train --eval data/test --out new --epsilon 1 --delta 1e-5 "
     "--batch-size 16 --epochs 1 --l2-norm-clip 1",
+    "variance": "--input data/train --eval data/test --out new --batch-size 16 "
+    "--epochs 1 --noise-multiplier 1 --delta 1e-5 --l2-norm-clip 1 --keep-last 3",
+    "shift": "--input data/train --eval data/test --out new --batch-size 8 --period 4 "
+    "--shift-by label --data-is-public --noise-multiplier 1 --l2-norm-clip 1",
     "simulate": "--input data/train --eval data/test --out new --batch-size 32 "
     "--small-batch-sizes 4,8 --epochs 1 --noise-multiplier 1 --delta 1e-5 "
     "--l2-norm-clip 1",
@@ -623,6 +627,34 @@ SIMULATE = [
     number("--sampler", "balls-and-bins", "'balls-and-bins' is not one of", "poisson"),
 ]  # fmt: skip
 
+VARIANCE = [
+    whole("", "Missing option '--input'"),
+    *TRAIN_FLAGS,
+    *STEPS,
+    *DELTAS,
+    *SAMPLERS,
+    row("--epsilon 1", "either --epsilon with --delta, or --noise-multiplier",
+        "- --epsilon"),
+    number("--seeds", "1", "seeds=1 >= 2", "2"),
+    number("--keep-last", "1", "keep_last=1 >= 2", "2"),
+    number("--keep-last", "99", "keep_last=99 iterates", "3"),
+    number("--batch-size", "0", "expected_batch_size=0 >= 1", "16"),
+    row("--uncertainty 2", "uncertainty=2.0 < 1", "--uncertainty 0.9"),
+]  # fmt: skip
+
+SHIFT = [
+    whole("", "Missing option '--input'"),
+    *TRAIN_FLAGS,
+    row("- --data-is-public", "order of the rows is made", "--data-is-public"),
+    number("--period", "1", "period=1 >= 2", "4"),
+    number("--period", "90", "Give a shorter --period", "4"),
+    number("--batch-size", "0", "batch_size=0 >= 1", "8"),
+    number("--shift-by", "nosuch", "shift_by='nosuch' to name a column", "label"),
+    number("--shift-by", "integers", "Give integers:INDEX", "integers:0"),
+    number("--seeds", "0", "seeds=0 >= 1", "1"),
+    row("- --noise-multiplier", "--noise-multiplier", "--noise-multiplier 1"),
+]  # fmt: skip
+
 PREDICT = [
     whole("", "Missing argument 'RUN'"),
     whole("run", "Missing option '--input'"),
@@ -636,6 +668,9 @@ PREDICT = [
         "- --average"),
     number("--uncertainty", "1", "uncertainty=1.0 < 1", "0.9"),
     number("--uncertainty", "0", "uncertainty=0.0 > 0", "0.9"),
+    row("--aggregate nosuch:f", "there is no module 'nosuch'", "- --aggregate"),
+    row("--aggregate json:dumps --average upa", "Omit --average or --aggregate",
+        "- --aggregate"),
     row("--uncertainty 0.9 --average upa", "Give --average opa", "--average opa"),
     row("--carry nosuch", "column nosuch in", "- --carry"),
     *not_a("float", "--uncertainty", "x", "0.9"),
@@ -659,7 +694,7 @@ TABLES = {
     "prepare": PREPARE, "plan": PLAN, "demo": DEMO, "train": TRAIN,
     "account": ACCOUNT, "audit": AUDIT, "compare": COMPARE, "simulate": SIMULATE,
     "predict": PREDICT, "report": REPORT, "bound": BOUND,
-    "bias": BIAS,
+    "bias": BIAS, "variance": VARIANCE, "shift": SHIFT,
 }  # fmt: skip
 CALLS = [(command, each) for command, rows in TABLES.items() for each in rows]
 
@@ -682,6 +717,8 @@ WORK = {
     "compare": "trainer.experiments.compare_noise.find_cases",
     "simulate": "trainer.experiments.simulate.Simulator",
     "bias": "trainer.experiments.bias._train",
+    "variance": "trainer.experiments.variance.Runs",
+    "shift": "trainer.experiments.shift.Runs",
 }
 
 

@@ -62,10 +62,11 @@ def statement(task: str) -> str:
         "high a Student interval for the expected prediction. They measure how much "
         "predictions vary with the noise and with the order of sampling, for this data "
         "set, and treat the iterates as independent draws from where training has "
-        "settled. Iterates too close together, or still on their way, make them too "
-        "narrow; other data, models and initial weights are not in them. Take them as "
-        "a lower bound on the true uncertainty. The privacy of the run is that of its "
-        "training examples; held-out examples are not protected."
+        "settled. Iterates too close together make them too narrow, those still on "
+        "their way misplace and widen them; other data, models and initial weights are "
+        "not in them. Take them as a lower bound on the true uncertainty. The privacy "
+        "of the run is that of its training examples; held-out examples are not "
+        "protected."
     )
 
 

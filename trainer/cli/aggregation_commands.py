@@ -49,6 +49,11 @@ _OPTIONS = (
         help="First step that starts at the average.  Default: 0.",
     ),
     click.option(
+        "--evaluate-averages",
+        is_flag=True,
+        help="Evaluate these averages at every point of OUT/curve.json, too.",
+    ),
+    click.option(
         "--keep-last",
         type=int,
         metavar="K",

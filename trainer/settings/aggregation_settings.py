@@ -58,6 +58,7 @@ class AggregationSettings:
       train_over: "ema", "uta" or "custom": steps start at this average instead of at
         the last iterate; None for ordinary training.
       aggregate_from: First step that starts at the average; 0 if None.
+      evaluate_averages: Whether the curve has the metrics of these averages, too.
       keep_last: Iterates to keep in the run's folder; None for none.
       keep_every: Steps between two kept iterates, of which the last is that of the
         finished run; spread over the second half of the run if None.
@@ -75,6 +76,7 @@ class AggregationSettings:
     aggregate: str | None = None
     train_over: str | None = None
     aggregate_from: int | None = None
+    evaluate_averages: bool = False
     keep_last: int | None = None
     keep_every: int | None = None
     keep_decay: float = 0.9
@@ -93,6 +95,11 @@ class AggregationSettings:
         self._check_aggregate()
         self._check_train_over()
         self._check_past()
+        if self.evaluate_averages and not self.averages_every_step:
+            raise InputError(
+                "Expected --ema-decay or --tail beside --evaluate-averages: which "
+                "averages?"
+            )
 
     def _check_aggregate(self) -> None:
         if self.aggregate is None:

@@ -1,0 +1,186 @@
+"""``dpsgd variance`` and ``dpsgd shift``: experiments on the iterates of runs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import click
+
+from accounting.cli import registered, shared_options
+from accounting.plan import TRUNCATED_POISSON
+from pipelines.job.batch_settings import BatchSettings
+from trainer.cli import experiment_flags, method_flags
+from trainer.model.metrics import METRICS
+from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
+from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.request import Request
+
+#: Makes batches, with bars, in a process of its own: Beam stays out of this one.
+_MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+@experiment_flags.options
+@shared_options.batch_size("Expected rows per step.", required=True)
+@shared_options.epochs("Of the batches.")
+@shared_options.num_steps("Instead of --epochs.")
+@shared_options.epsilon("Target of one run.")
+@shared_options.noise_multiplier("Instead of --epsilon.")
+@shared_options.delta("Of one run.", required=True)
+@shared_options.l2_norm_clip("Of all runs.", required=True)
+@click.option(
+    "--keep-last",
+    type=int,
+    default=10,
+    show_default=True,
+    metavar="K",
+    help="Iterates of a run whose spread is measured.",
+)
+@method_flags.method("Of all runs.", default=DP_SGD)
+@registered.sampler("Of all batches.", default=TRUNCATED_POISSON, show_default=True)
+@click.pass_context
+def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
+    """Holds the spread of one run's iterates against that of independent runs.
+
+    The iterates of one private run say, at no further cost, how much its predictions
+    vary with the noise (Shejwalkar et al. 2025, arXiv:2210.01864).  This trains --seeds
+    runs, with batches and noise of their own, and says for every held-out example
+    whether that agrees.  EVERY RUN COSTS ITS EPSILON: on private data all of them cost
+    the sum.  What was stopped goes on with the same command.
+
+    All other flags go to `dpsgd train`, except those that are set for every run, as
+    --init-seed.
+
+    \b
+    Example:
+      dpsgd variance --input data/train --eval data/test --out variance --seeds 10 \\
+          --batch-size 1024 --epochs 3 --epsilon 3 --delta 1e-6 --l2-norm-clip 10 \\
+          --keep-last 10 --keep-every 10
+    """
+    if ctx.get_parameter_source("metric") == click.core.ParameterSource.DEFAULT:
+        flags["metric"] = None
+    settings = _variance_settings(flags, tuple(ctx.args))
+    from trainer.experiments import variance as varying
+    from trainer.experiments import variance_report
+
+    found = varying.variance(settings, _say, _MAKE_BATCHES)
+    _answer(variance_report, found, settings.out / "variance.md", as_json=as_json)
+
+
+def _variance_settings(
+    flags: dict[str, Any], rest: tuple[str, ...]
+) -> VarianceSettings:
+    names = [
+        "method", "keep_last", "epsilon", "noise_multiplier", "delta",
+        "allow_large_delta", "l2_norm_clip",
+    ]  # fmt: skip
+    if flags["method"] == NON_PRIVATE:
+        del names[2:]
+    request: Request = experiment_flags.request(
+        flags, {name: flags[name] for name in names}, rest
+    )
+    training = request.settings
+    folders = {name: flags[name] for name in ("source", "held_out", "out", "seeds")}
+    batches = BatchSettings(
+        sampler=flags["sampler"],
+        expected_batch_size=flags["batch_size"],
+        num_epochs=flags["epochs"],
+        num_steps=flags["num_steps"],
+        epsilon=training.target_epsilon or BatchSettings.epsilon,
+        delta=flags["delta"],
+    )
+    return VarianceSettings(
+        **folders,
+        **experiment_flags.beside(request),
+        metric=flags["metric"] or METRICS[training.task][0],
+        batches=batches,
+        training=training,
+    )
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+@experiment_flags.options
+@shared_options.batch_size("Rows per step.", required=True)
+@click.option(
+    "--period", type=int, required=True, help="Steps after which the data is as before."
+)
+@click.option(
+    "--shift-by",
+    required=True,
+    metavar="COLUMN[:INDEX]",
+    help="Rows with small and with large values of this column take turns.",
+)
+@click.option(
+    "--data-is-public",
+    is_flag=True,
+    help="Declare that --input needs no protection: no epsilon covers the order of its "
+    "rows, which is made from them.",
+)
+@shared_options.noise_multiplier("Of all runs.")
+@shared_options.l2_norm_clip("Of all runs.")
+@method_flags.method("Of all runs.", default=DP_SGD)
+@click.pass_context
+def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
+    """Trains on a stream that shifts periodically: last weights against averages.
+
+    Orders the rows in time, so that small and large values of a column alternate as day
+    and night, trains on them in that order, once, and judges the last weights and their
+    averages along the way (Shejwalkar et al. 2025, arXiv:2210.01864).  NOT PRIVATE: for
+    public or synthetic data.  What was stopped goes on with the same command.
+
+    All other flags go to `dpsgd train`, except those that are set for every run, as
+    --init-seed; without --ema-decay and --tail both average over about a period.
+
+    \b
+    Example:
+      dpsgd shift --input data/train --eval data/test --out shift --data-is-public \\
+          --batch-size 256 --period 50 --shift-by label --noise-multiplier 1 \\
+          --l2-norm-clip 10
+    """
+    if ctx.get_parameter_source("metric") == click.core.ParameterSource.DEFAULT:
+        flags["metric"] = None
+    settings = _shift_settings(flags, tuple(ctx.args))
+    from trainer.experiments import shift as shifting
+    from trainer.experiments import shift_report
+
+    found = shifting.shift(settings, _say, _MAKE_BATCHES)
+    _answer(shift_report, found, settings.out / "shift.md", as_json=as_json)
+
+
+def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
+    names = ["method", "noise_multiplier", "l2_norm_clip"]
+    if flags["method"] == NON_PRIVATE:
+        del names[1:]
+    request = experiment_flags.request(
+        flags, {name: flags[name] for name in names}, rest
+    )
+    names = [
+        "source", "held_out", "out", "seeds", "period", "shift_by", "data_is_public",
+    ]  # fmt: skip
+    return ShiftSettings(
+        **{name: flags[name] for name in names},
+        **experiment_flags.beside(request),
+        metric=flags["metric"] or METRICS[request.settings.task][0],
+        training=request.settings,
+        expected_batch_size=flags["batch_size"],
+    )
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _answer(report: Any, found: Any, path: pathlib.Path, *, as_json: bool) -> None:
+    """Writes what came out by a module of reports, and prints it."""
+    fields = report.write(found)
+    if as_json:
+        click.echo(json.dumps(fields, indent=2))
+        return
+    report.show(found)
+    click.echo(f"table and plot in {path}")

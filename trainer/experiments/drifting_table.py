@@ -1,0 +1,174 @@
+"""A table whose rows stand in an order in time, in which their distribution shifts.
+
+The rows of a table are cut in two halves by the values of one column: small and large.
+Step t, one of T from 0 on, gets b rows, of which the share
+
+    p_t = (1 - cos(2 pi (t + 1/2) / P)) / 2
+
+is of large values, as day and night alternate; P steps are a period.  Deterministic
+batches of b rows keep that order.
+
+Formal guarantees:
+  - Every row is used once at most, and each half as often as the other, up to one row.
+  - Which half a row of a step is from is the same for every seed; which of its rows
+    come first is a random permutation.
+  - The table appears complete or not at all; one that is found is taken only if it was
+    asked for with the same files, column and sizes.
+
+The order depends on all rows: no privacy is claimed.  Public: all of it, since the rows
+must be.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, section 4 (periodic distribution shift).
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from accounting.validation import InputError, check_int
+from pipelines.batches.manifest import pretty_json, read_json, write_atomically
+from pipelines.files.output_folder import staged_folder
+from pipelines.inputs.input_files import find_files
+from pipelines.inputs.parquet_blocks import list_blocks
+
+#: Rows of a row group.
+_GROUP_ROWS = 16_384
+
+
+def shares(num_steps: int, period: int) -> np.ndarray:
+    """Returns the share of rows with large values, by step.
+
+    Args:
+      num_steps: T.
+      period: P, in steps.
+
+    Example:
+      >>> shares(4, 4).round(3).tolist()
+      [0.146, 0.854, 0.854, 0.146]
+    """
+    times = (np.arange(num_steps) + 0.5) / period
+    return (1 - np.cos(2 * np.pi * times)) / 2
+
+
+def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
+    """Returns the steps of the whole periods for which the rows suffice.
+
+    Args:
+      num_rows: Of the table.
+      batch_size: Rows of a step.
+      period: In steps.
+
+    Raises:
+      InputError: there are rows for less than two periods.
+    """
+    check_int("batch_size", batch_size, at_least=1)
+    check_int("period", period, at_least=2)
+    num_periods = num_rows // (batch_size * period)
+    if num_periods < 2:
+        raise InputError(
+            f"Expected two periods or more in {num_rows} rows; period={period} of "
+            f"batch_size={batch_size} takes {batch_size * period}. Give a shorter "
+            "--period or a smaller --batch-size."
+        )
+    return num_periods * period
+
+
+def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.ndarray:
+    """Returns which row stands where, by its index.
+
+    Args:
+      values: By which rows are cut in halves, (rows,); a missing one is small.
+      batch_size: Rows of a step.
+      period: In steps.
+      seed: Of the permutations.
+
+    Raises:
+      InputError: as of ``num_steps_of``.
+    """
+    num_steps = num_steps_of(len(values), batch_size, period)
+    random = np.random.default_rng(seed)
+    ranked = np.argsort(np.nan_to_num(values, nan=-np.inf), kind="stable")
+    half = (len(values) + 1) // 2
+    small, large = (random.permutation(part) for part in (ranked[:half], ranked[half:]))
+    # Rounding is of the sum, so that it does not add up.
+    total = np.floor(np.cumsum(shares(num_steps, period)) * batch_size + 1e-6)
+    num_large = np.diff(total, prepend=0).astype(int)
+    is_large = np.concatenate([np.arange(batch_size) < number for number in num_large])
+    found = np.empty(len(is_large), np.int64)
+    found[is_large] = large[: is_large.sum()]
+    found[~is_large] = small[: (~is_large).sum()]
+    return found
+
+
+def write(
+    source: str, out: pathlib.Path, *, column: str, batch_size: int, period: int
+) -> None:
+    """Writes the table in its order, unless it is there.
+
+    Args:
+      source: Parquet of the rows: a folder, a file or a glob.
+      out: Folder of the new table.
+      column: By which rows are cut in halves; "name:index" for one of a list.
+      batch_size: Rows of a step.
+      period: In steps.
+
+    Raises:
+      InputError: no such column, or too few rows.
+    """
+    asked = {
+        "files": sorted(list_blocks(source).footers.values()),
+        "shift_by": column,
+        "batch_size": batch_size,
+        "period": period,
+    }
+    note = out.with_name(f"{out.name}.json")
+    if out.exists():
+        if not note.exists() or read_json(note) != asked:
+            raise InputError(
+                f"Expected the rows in {out} to be in the order that is asked for now; "
+                f"{note.name} beside it says otherwise. Give the same command, or "
+                "another --out."
+            )
+        return
+    table = pa.concat_tables(
+        pq.read_table(path) for path, _ in find_files(source).files
+    )
+    rows = order(values_of(table, column), batch_size=batch_size, period=period, seed=0)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(note, pretty_json(asked))
+    with staged_folder(str(out)) as staged:
+        path = pathlib.Path(staged) / "part-00000.parquet"
+        pq.write_table(table.take(pa.array(rows)), path, row_group_size=_GROUP_ROWS)
+
+
+def values_of(table: pa.Table, column: str) -> np.ndarray:
+    """Returns the values of a column, or of one place in a column of lists.
+
+    Args:
+      table: Has the column.
+      column: "name" or "name:index".
+
+    Raises:
+      InputError: there is none, or it holds no numbers.
+    """
+    name, _, index = column.partition(":")
+    if name not in table.column_names:
+        raise InputError(
+            f"Expected shift_by={column!r} to name a column: "
+            f"{', '.join(table.column_names)}."
+        )
+    values = np.array(table[name].to_pylist())
+    place = int(index) if index.isdecimal() else None
+    if values.ndim == 2 and place is not None and place < values.shape[1]:
+        values = values[:, place]
+    if values.ndim != 1 or values.dtype.kind not in "fiub":
+        raise InputError(
+            f"Expected shift_by={column!r} to be a column of numbers. Give "
+            f"{name}:INDEX for one place of a column of lists."
+        )
+    return values.astype(np.float64)

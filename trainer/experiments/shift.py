@@ -1,0 +1,175 @@
+"""A stream whose distribution shifts periodically: the last iterate against averages.
+
+The last weights follow what they saw last, as day and night; averages over a period do
+not.  All weights are judged by the same held-out examples at many times.
+
+    OUT/data/                   the rows in their order: see ``drifting_table``
+    OUT/batches/, OUT/runs/     see ``compare``
+    OUT/shift.json, .md, .png   the answer
+
+Formal guarantees:
+  - The batches are deterministic: step t has the rows of time t.
+  - Batches and runs are made as those of a comparison: what was stopped goes on with
+    the same settings, and what is found finished was asked for with them.
+
+Public: everything; the rows must be, which the settings want to be told.
+
+References:
+  Shejwalkar et al. (2025), arXiv:2210.01864, section 4 (periodic distribution shift).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from accounting.plan import DETERMINISTIC
+from pipelines.batches.manifest import read_json
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from trainer.experiments import drifting_table
+from trainer.experiments.compare_case import Case
+from trainer.experiments.compare_runs import Runs, Say, check_experiment, silent
+from trainer.run.run_record import CURVE_NAME
+from trainer.settings.comparison_settings import LAST
+from trainer.settings.iterate_settings import ShiftSettings
+
+NOT_PRIVATE = (
+    "NOT PRIVATE: the order of the rows is made from all of them. The data was "
+    "declared public, and no epsilon is claimed."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Course:
+    """A held-out metric over time.
+
+    Attributes:
+      weights: "last", or the average that was judged.
+      steps: After how many steps, (points,).
+      values: Shape (seeds, points).
+      period: Steps of a period.
+    """
+
+    weights: str
+    steps: np.ndarray
+    values: np.ndarray
+    period: int
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Over the seeds, (points,)."""
+        return self.values.mean(0)
+
+    @property
+    def last_period(self) -> np.ndarray:
+        """The part of ``mean`` that is of the last period."""
+        return self.mean[self.steps > self.steps[-1] - self.period]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all of it and its summary, JSON-serialisable."""
+        last = self.last_period
+        return {
+            "weights": self.weights,
+            "steps": self.steps.tolist(),
+            "values": self.values.tolist(),
+            "last_period_mean": float(last.mean()),
+            "last_period_least": float(last.min()),
+            "last_period_most": float(last.max()),
+            "last_period_swing": float(last.max() - last.min()),
+            "final": float(self.mean[-1]),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shift:
+    """What came out.
+
+    Attributes:
+      settings: What was asked for.
+      num_steps: Of every run.
+      courses: Of the last iterate, then of averages.
+    """
+
+    settings: ShiftSettings
+    num_steps: int
+    courses: tuple[Course, ...]
+
+
+def shift(
+    settings: ShiftSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
+) -> Shift:
+    """Orders the rows, makes the runs that are not done yet, and reads their curves.
+
+    Args:
+      settings: What is run.
+      say: Takes a line of progress.
+      make_batches: As in ``compare_runs.Runs``.
+
+    Raises:
+      InputError: before any batch is made, for what the trainer would refuse; later for
+        batches or runs that are of other settings.
+    """
+    size, period = settings.expected_batch_size, settings.period
+    check_experiment(settings, settings.trained)
+    num_steps = drifting_table.num_steps_of(
+        list_blocks(settings.source).num_examples, size, period
+    )
+    settings.trained.check_steps(num_steps)
+    data = settings.out / "data"
+    drifting_table.write(
+        settings.source, data, column=settings.shift_by, batch_size=size, period=period
+    )
+    say(NOT_PRIVATE)
+    ordered = dataclasses.replace(settings, source=str(data))
+    runs = Runs(ordered, say, make_batches)
+    curves = [
+        _curve(runs, settings, num_steps, seed, say) for seed in range(settings.seeds)
+    ]
+    return Shift(
+        settings=settings, num_steps=num_steps, courses=_courses(settings, curves)
+    )
+
+
+def _curve(
+    runs: Runs, settings: ShiftSettings, num_steps: int, seed: int, say: Say
+) -> list[dict[str, Any]]:
+    batches = BatchSettings(
+        sampler=DETERMINISTIC,
+        expected_batch_size=settings.expected_batch_size,
+        num_epochs=1,
+    )
+    num_examples = num_steps * settings.expected_batch_size
+    case = Case(batches=batches, settings=settings.trained)
+    trial = case.trial(seed)
+    runs.make_batches(trial.batches, batches, batches.plan(num_examples))
+    say(f"[{seed + 1}/{settings.seeds}] {trial.name}")
+    runs.run(trial)
+    curve = read_json(runs.request(trial).run / CURVE_NAME)
+    points: list[dict[str, Any]] = curve["points"]
+    return points
+
+
+def _courses(
+    settings: ShiftSettings, curves: list[list[dict[str, Any]]]
+) -> tuple[Course, ...]:
+    names = (LAST, *curves[0][0]["aggregates"])
+    return tuple(
+        Course(
+            weights=name,
+            steps=np.array([point["step"] for point in curves[0]]),
+            values=np.array(
+                [[_value(p, name, settings.metric) for p in curve] for curve in curves]
+            ),
+            period=settings.period,
+        )
+        for name in names
+    )
+
+
+def _value(point: dict[str, Any], weights: str, metric: str) -> float:
+    found = point if weights == LAST else point["aggregates"][weights]
+    value = found[metric]
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,89 @@
+"""What experiments on the iterates of runs are asked to do: frozen, public, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from accounting.validation import InputError, check_int
+from pipelines.job.batch_settings import BatchSettings
+from trainer.settings.comparison_settings import Experiment
+from trainer.settings.train_settings import TrainSettings
+
+#: Level of the intervals where none is given.
+LEVEL = 0.95
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VarianceSettings(Experiment):
+    """Runs whose spread is held against that of their own iterates.  All public.
+
+    Attributes:
+      batches: How to sample, for every run anew.
+      training: Of all runs; keeps two iterates or more.  All begin at the weights of
+        its ``init_seed``.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    batches: BatchSettings
+    training: TrainSettings
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # One run has no variance.
+        check_int("seeds", self.seeds, at_least=2)
+        if self.training.keep_last is None:
+            raise InputError("Expected --keep-last 2 or more: which iterates vary?")
+        check_int("keep_last", self.training.keep_last, at_least=2)
+
+    @property
+    def trained(self) -> TrainSettings:
+        """Of all runs, which write intervals."""
+        level = self.training.uncertainty or LEVEL
+        return dataclasses.replace(self.training, uncertainty=level)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShiftSettings(Experiment):
+    """Runs on a stream whose distribution shifts periodically.  All public.
+
+    Attributes:
+      training: Of all runs; with an average of the last period, and an exponential one
+        of about its length, where it asks for none.
+      expected_batch_size: Rows of a step.
+      period: Steps of a period.
+      shift_by: Column whose small and large values take turns; "name:index" for one of
+        a list.
+      data_is_public: That the user declares so: the order of rows is made from them.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    training: TrainSettings
+    expected_batch_size: int
+    period: int
+    shift_by: str
+    data_is_public: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("batch_size", self.expected_batch_size, at_least=1)
+        check_int("period", self.period, at_least=2)
+        if not self.data_is_public:
+            raise InputError(
+                "Expected --data-is-public: the order of the rows is made from all of "
+                "them, so that no epsilon covers a run. Use public or synthetic data, "
+                "and add that flag."
+            )
+
+    @property
+    def trained(self) -> TrainSettings:
+        """Of all runs, with averages that are evaluated along the way."""
+        training = self.training
+        if not training.averages_every_step:
+            decay = 1 - 2 / (self.period + 1)
+            training = dataclasses.replace(training, ema_decay=decay, tail=self.period)
+        every = training.eval_every or max(1, self.period // 8)
+        return dataclasses.replace(training, evaluate_averages=True, eval_every=every)
