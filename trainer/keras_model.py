@@ -182,7 +182,7 @@ class PrivateModel(keras.Model):
                 f"Expected run={run} to be new or empty; a run of another process "
                 "cannot go on here. Choose another folder, or use `dpsgd train`."
             )
-        preflight.check_initial_weights(settings)
+        preflight.check_initial_weights(settings, manifest)
         self.network = models.as_functional(network, manifest)
         self._initial: initial_weights_files.InitialWeights | None = None
         if settings.initial_weights is not None:

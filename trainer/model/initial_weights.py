@@ -11,6 +11,7 @@ these weights owe nothing to the training examples, and says so.
 Formal guarantees:
   - Weights of other shapes, that are not finite, or that code or pickles would have to
     make, are refused before any step, in one line.
+  - Weights in the folder of a run on the same batches are refused: see ``preflight``.
   - What the run record says of them names the bytes of the file.
 
 Public: everything here, as the user declares.

@@ -22,6 +22,7 @@ from typing import Any
 from accounting.validation import InputError
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
+    MANIFEST_NAME,
     PRIVATE_NAME,
     Manifest,
     read_checksums,
@@ -79,7 +80,7 @@ def check(request: Request) -> Checked:
     _check_columns(of_rows, request.settings.task)
     _check_users(request.settings, manifest)
     _check_functions(request.settings)
-    check_initial_weights(request.settings)
+    check_initial_weights(request.settings, manifest)
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
@@ -123,11 +124,15 @@ def _check_functions(settings: TrainSettings) -> None:
             user_sources.check_function(spec, option)
 
 
-def check_initial_weights(settings: TrainSettings) -> None:
+def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
     """Accepts initial weights that are a file on this machine, or none.
 
+    Args:
+      settings: May name the file.
+      manifest: Of the batches.
+
     Raises:
-      InputError: there is no such file.
+      InputError: there is no such file, or it is of a run on the same batches.
     """
     if settings.initial_weights is None:
         return
@@ -138,6 +143,16 @@ def check_initial_weights(settings: TrainSettings) -> None:
             f"Expected initial_weights={path} to be a file. Give one, or omit "
             "--initial-weights."
         )
+    # A run's folder has its models, and a folder below it its iterates.
+    for folder in path.resolve().parents[:2]:
+        if not (folder / MANIFEST_NAME).exists():
+            continue
+        if read_json(folder / MANIFEST_NAME).get("batches_id") == manifest.batches_id:
+            raise InputError(
+                f"Expected initial_weights={path} to be public; they are of a run on "
+                "these very batches, whose epsilon would add to this one's. Omit "
+                "--initial-weights, or give weights of a run on public data."
+            )
 
 
 def _check_columns(manifest: Manifest, task: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.trainer.conftest import make_rows
 from tests.trainer.run.whole_runs import load_model, private_settings
 from trainer.keras_model import make_private
 from trainer.model.metrics import binary_metrics
+from trainer.run import preflight
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import read_run
 from trainer.settings.train_settings import TrainSettings
@@ -128,6 +130,23 @@ def test_weights_that_nobody_declares_public_and_missing_files_are_refused(
         with pytest.raises(InputError, match=message):
             train(request_for(settings=_settings(str(tmp_path / name))))
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("below", ["w.npz", "iterates/w.npz"])
+def test_weights_of_a_run_on_the_same_batches_are_refused(
+    below: str, request_for: Any, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "earlier" / below
+    path.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "w.npz", path)
+    manifest = tmp_path / "earlier" / "manifest.json"
+    shutil.copy(small_batches.path / "manifest.json", manifest)
+    request = request_for(settings=_settings(str(path)))
+    with pytest.raises(InputError, match="they are of a run on these very batches"):
+        preflight.check(request)
+    other = manifest.read_text().replace("0" * 32, "1" * 32)
+    manifest.write_text(other)
+    preflight.check(request)
 
 
 def test_a_run_does_not_go_on_from_other_initial_weights(
