@@ -164,8 +164,9 @@ def _draw(axes: Any, one: Spread) -> None:
     axes.set_xlabel("standard deviation over runs")
     axes.set_ylabel("of the iterates of one run")
     axes.set_title(one.output, fontsize="medium")
+    subs = (1.0, 2.0, 5.0) if ends[1] < 50 * ends[0] else (1.0,)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7))
         axis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.grid(alpha=0.3)
