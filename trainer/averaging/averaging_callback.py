@@ -30,18 +30,20 @@ class AverageWeights(keras.callbacks.Callback):
     """Keeps the averages that ``settings`` ask for, and trains over one if they say so.
 
     Args:
-      settings: Of averages while training; ``keep_last`` is for ``dpsgd train``.
+      settings: Of averages while training; ``keep_last`` and ``evaluate_averages``
+        are for ``dpsgd train``.
 
     Raises:
-      InputError: no average is asked for, or kept iterates are.
+      InputError: no average is asked for, or more than averages is.
     """
 
     def __init__(self, settings: AggregationSettings) -> None:
         super().__init__()
-        if settings.keep_last is not None or not settings.averages_every_step:
+        others = settings.keep_last is not None or settings.evaluate_averages
+        if others or not settings.averages_every_step:
             raise InputError(
-                "Expected ema_decay or tail, and no keep_last, for a callback. "
-                "`dpsgd train` keeps iterates."
+                "Expected ema_decay or tail, and neither keep_last nor "
+                "evaluate_averages, for a callback. `dpsgd train` has these."
             )
         self._settings = settings
         self._averages: TrainingAverages | None = None

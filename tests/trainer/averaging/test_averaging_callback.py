@@ -89,7 +89,12 @@ def test_several_steps_between_two_calls_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [AggregationSettings(), AggregationSettings(tail=2, keep_last=2)]
+    "settings",
+    [
+        AggregationSettings(),
+        AggregationSettings(tail=2, keep_last=2),
+        AggregationSettings(tail=2, evaluate_averages=True),
+    ],
 )
 def test_what_a_callback_does_not_do_is_refused(settings: AggregationSettings) -> None:
     with pytest.raises(InputError, match="keep_last"):

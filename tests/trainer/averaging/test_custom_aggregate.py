@@ -148,6 +148,7 @@ def test_what_it_returns_is_checked_after_every_call(
         ({"train_over": "custom", "tail": 2}, "--aggregate and --tail beside"),
         ({"aggregate": "a:b", "keep_last": 2, "train_over": "custom"}, "--tail"),
         ({"keep_last": 2, "export": ("past_custom",)}, "--aggregate beside export"),
+        ({"keep_last": 2, "evaluate_averages": True}, "--ema-decay or --tail beside"),
     ],
 )
 def test_settings_that_lack_a_part_are_refused(

@@ -67,6 +67,21 @@ def test_text_of_files_is_escaped(make_run: Any) -> None:
     assert "&lt;script&gt;alert(1)&lt;" in text
 
 
+@pytest.mark.parametrize(
+    ("width", "says"),
+    [(0.125, "mean width of 0.125"), ({"a": 0.25, "b": 3.5}, "(a), 3.5")],
+)
+def test_intervals_of_one_or_of_several_outputs_are_told(
+    width: Any, says: str, make_run: Any
+) -> None:
+    run = make_run()
+    metrics = json.loads((run / "metrics.json").read_bytes())
+    metrics["uncertainty"] = {"level": 0.9, "mean_width": width}
+    (run / "metrics.json").write_text(json.dumps(metrics))
+    text = " ".join(page.render(facts.collect(run)).split())
+    assert says in re.sub(r"<[^>]+>", "", text)
+
+
 def test_headings_are_in_order_and_figures_and_tables_are_named(text: str) -> None:
     elements = Elements(text)
     levels = [int(tag[1]) for tag, _ in elements.found if re.fullmatch("h[1-6]", tag)]
