@@ -130,6 +130,32 @@ def images(random: Random, rows: int, folder: pathlib.Path) -> None:
         )
 
 
+def digits(random: Random, rows: int, folder: pathlib.Path) -> None:
+    """Writes digits/train and digits/test: 1,797 written digits of 8 x 8 pixels.
+
+    Real images, of the UCI repository, which scikit-learn ships.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise SystemExit("Expected scikit-learn. pip install scikit-learn") from None
+    found = load_digits()
+    order = random.permutation(len(found.target))[:rows]
+    pixels = (found.images[order] * 255 / 16).astype("float32")
+    labels = found.target[order]
+    split = len(order) * 5 // 6
+    for name, part in (("train", slice(split)), ("test", slice(split, None))):
+        values = pa.array(pixels[part].ravel())
+        for size in (1, 8, 8):  # channels, width, height
+            values = pa.FixedSizeListArray.from_arrays(values, size)
+        columns = {"image": values, "label": pa.array(labels[part], pa.int32())}
+        split_folder = folder / "digits" / name
+        split_folder.mkdir(parents=True)
+        pq.write_table(
+            pa.table(columns), split_folder / "part.parquet", row_group_size=500
+        )
+
+
 def _write(path: pathlib.Path, names: list[str], lines: Iterator[Any]) -> None:
     with path.open("x", newline="") as file:
         writer = csv.writer(file)
@@ -138,7 +164,8 @@ def _write(path: pathlib.Path, names: list[str], lines: Iterator[Any]) -> None:
 
 
 TABLES = {
-    make.__name__: make for make in (census, rides, tickets, reviews, ratings, images)
+    make.__name__: make
+    for make in (census, rides, tickets, reviews, ratings, images, digits)
 }
 
 if __name__ == "__main__":

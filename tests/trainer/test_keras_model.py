@@ -18,6 +18,8 @@ from trainer.export import serving
 from trainer.export.export import predicting_model
 from trainer.gradients.dp_step import Step
 from trainer.keras_model import PrivateModel, make_private
+from trainer.methods.bam import bam_sum
+from trainer.model.trainable_model import TrainableModel
 from trainer.run.preflight import check_run_folder
 from trainer.run.privacy import run_statement
 from trainer.run.run_record import RECORD_NAME, RunRecord, read_run
@@ -102,6 +104,46 @@ def test_without_noise_and_clip_it_is_ordinary_training(
         optimizer.minimize(loss, plain.trainable_variables, tape)
     for left, right in zip(model.network.weights, plain.weights, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["sam", "hvp"])
+def test_bam_takes_the_gradients_of_its_variant(
+    variant: str, private: Any, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    settings = {"bam_radius": 0.5, "bam_variant": variant}
+    free = {"noise_multiplier": 0.0, "l2_norm_clip": 0.3}
+    model = _compiled(private(method="bam", **settings, **free))
+    model.fit(epochs=1, verbose=0)
+    record, _ = read_run(tmp_path / "run")
+    assert (record.method, record.method_settings) == ("bam", settings)
+    assert f"BAM, variant {variant}" in model.privacy_statement().to_text()
+    plain, optimizer = _network(), keras.optimizers.SGD(0.1)
+    trainable = TrainableModel(network=plain, description={})
+    gradient_sum = bam_sum(trainable, l2_norm_clip=0.3, radius=0.5, variant=variant)
+    for rows in small_batches.steps[:4]:
+        columns = {name: rows[name] for name in ("integers", "label")}
+        sums = gradient_sum(columns, tf.ones(len(rows)))
+        pairs = zip([g / 8 for g in sums], trainable.variables, strict=True)
+        optimizer.apply_gradients(pairs)  # 8 is expected_batch_size
+    for left, right in zip(model.network.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "--bam-radius for method='bam'"),
+        ({"bam_radius": -1.0}, "bam_radius=-1.0 >= 0"),
+        ({"bam_radius": 0.1, "bam_variant": "x"}, "bam_variant='x' to be one of sam"),
+        ({"bam_radius": 0.1, "sat_radius": 0.1}, "belongs to --method dp-sat"),
+    ],
+)
+def test_settings_of_bam_are_honoured_or_refused(
+    settings: dict[str, Any], message: str, private: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        private(method="bam", **settings)
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_step_is_consumed_once_however_often_fit_is_called(

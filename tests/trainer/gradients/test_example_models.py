@@ -35,6 +35,16 @@ MODELS: dict[str, tuple[tuple[Column, ...], str, str]] = {
         "sparse_categorical_crossentropy",
         clipping.OPERATIONS,
     ),
+    "image:standardized_cnn": (
+        (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
+        "sparse_categorical_crossentropy",
+        clipping.VECTORIZED,
+    ),
+    "vision_transformer:vit": (
+        (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
+        "sparse_categorical_crossentropy",
+        clipping.OPERATIONS,
+    ),
     "two_tower:two_tower": (
         (Column(name="user", dtype="int32"), Column(name="item", dtype="int32"), LABEL),
         "binary_crossentropy",
