@@ -111,7 +111,8 @@ def test_bam_takes_the_gradients_of_its_variant(
     variant: str, private: Any, small_batches: Any, tmp_path: pathlib.Path
 ) -> None:
     settings = {"bam_radius": 0.5, "bam_variant": variant}
-    free = {"noise_multiplier": 0.0, "l2_norm_clip": 0.3}
+    # Of a linear model the variants differ in length alone: nothing is clipped.
+    free = {"noise_multiplier": 0.0, "l2_norm_clip": 1e3}
     model = _compiled(private(method="bam", **settings, **free))
     model.fit(epochs=1, verbose=0)
     record, _ = read_run(tmp_path / "run")
@@ -119,7 +120,7 @@ def test_bam_takes_the_gradients_of_its_variant(
     assert f"BAM, variant {variant}" in model.privacy_statement().to_text()
     plain, optimizer = _network(), keras.optimizers.SGD(0.1)
     trainable = TrainableModel(network=plain, description={})
-    gradient_sum = bam_sum(trainable, l2_norm_clip=0.3, radius=0.5, variant=variant)
+    gradient_sum = bam_sum(trainable, l2_norm_clip=1e3, radius=0.5, variant=variant)
     for rows in small_batches.steps[:4]:
         columns = {name: rows[name] for name in ("integers", "label")}
         sums = gradient_sum(columns, tf.ones(len(rows)))
