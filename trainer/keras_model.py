@@ -42,6 +42,7 @@ Public: weights; logs but for the non-private ones.  Sensitive: the rest.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
@@ -66,6 +67,7 @@ from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import has_users
+from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
@@ -94,6 +96,8 @@ def make_private(
     delta: float | None = None,
     allow_large_delta: bool = False,
     method: str = DP_SGD,
+    views: int = 1,
+    augment: Any = None,
     noise_key_file: str | os.PathLike[str] | None = None,
     initial_weights: str | os.PathLike[str] | None = None,
     initial_weights_are_public: bool = False,
@@ -113,6 +117,10 @@ def make_private(
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       method: "dp-sgd", "bam", "non-private", or another that is registered and takes
         the optimizer of ``compile``.
+      views: Views of an example, of which the mean loss counts: columns (views, ...) of
+        the batches, or made by ``augment``.
+      augment: A function (columns of one example, seed) -> columns of one view, or
+        layers of tf_keras, such as a Sequential of RandomFlip.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
       initial_weights: File of weights to start at, which the record and the statement
         then name; those of ``model`` if None.
@@ -146,10 +154,20 @@ def make_private(
         ),
         initial_weights_are_public=initial_weights_are_public,
         method_settings=method_settings,
+        views=views,
     )
+    if augment is not None and not callable(augment):
+        raise InputError(
+            "Expected augment to be a function (columns, seed), or layers of tf_keras."
+        )
     key = pathlib.Path(noise_key_file) if noise_key_file is not None else None
     return PrivateModel(
-        model, settings, pathlib.Path(batches), pathlib.Path(run), noise_key_file=key
+        model,
+        settings,
+        pathlib.Path(batches),
+        pathlib.Path(run),
+        noise_key_file=key,
+        augment=augment,
     )
 
 
@@ -167,6 +185,7 @@ class PrivateModel(keras.Model):
         run: pathlib.Path,
         *,
         noise_key_file: pathlib.Path | None = None,
+        augment: Any = None,
     ) -> None:
         preflight.check_local(batches=batches, run=run, noise_key_file=noise_key_file)
         super().__init__(name=network.name)
@@ -189,6 +208,16 @@ class PrivateModel(keras.Model):
             path = pathlib.Path(settings.initial_weights)
             self._initial = initial_weights_files.read(path)
             self._initial.assign(self.network.trainable_variables)
+        name = getattr(augment, "name", getattr(augment, "__name__", "augment"))
+        self._views = Views(
+            number=settings.views,
+            augment=augment,
+            name=name if augment is not None else None,
+        )
+        # Of one view, as evaluation, export and prediction see it.
+        self._manifest = dataclasses.replace(
+            manifest, columns=of_one_view(manifest.columns, self.network, self._views)
+        )
         self._session = Session(
             settings=settings,
             manifest=manifest,
@@ -214,7 +243,7 @@ class PrivateModel(keras.Model):
 
         Args:
           inputs: A tensor (batch, ...), or a dict of them by column.
-          training: As in Keras; no layer that clipping takes depends on it.
+          training: As in Keras; in ``fit`` it is dropout alone that depends on it.
         """
         return self.network(inputs, training=training)
 
@@ -234,9 +263,9 @@ class PrivateModel(keras.Model):
         """
         model, session = self._compiled(), self._session
         if filepath is not None:
-            save_tensorflow(model, session.manifest, os.fspath(filepath))
+            save_tensorflow(model, self._manifest, os.fspath(filepath))
         elif session.is_identified:
-            export(model, session.manifest, session.run)
+            export(model, self._manifest, session.run)
         else:
             raise InputError("Expected fit before export to the folder of the run.")
 
@@ -300,9 +329,9 @@ class PrivateModel(keras.Model):
             network=self.network,
             description={"name": self.network.name, **started_at},
             loss=loss_of_keras(loss),
-            columns=self._session.manifest.columns,
+            columns=self._manifest.columns,
         )
-        models.check_model(trainable, self._session.manifest)
+        models.check_model(trainable, self._manifest)
         optimizer = optimizer_of_keras(optimizer)
         super().compile(optimizer=optimizer, loss=loss, metrics=metrics)
         self._checked_model = trainable
@@ -310,9 +339,11 @@ class PrivateModel(keras.Model):
 
     def _train_by(self, trainable: TrainableModel) -> None:
         """Makes the step of the compiled optimizer and of a loss, weighted or not."""
+        manifest = self._session.manifest
+        trained = models.make_trained(trainable, manifest, self._views)
         step = Step(
             trainable.variables,
-            registry.gradient_sum(trainable, self._session.settings),
+            registry.gradient_sum(trained, self._session.settings),
             self.optimizer,
             expected_batch_size=self._session.manifest.plan.expected_batch_size,
             autograph=trainable.needs_autograph,
@@ -321,7 +352,8 @@ class PrivateModel(keras.Model):
         self._session.use(
             step,
             optimizer={"name": type(self.optimizer).__name__},
-            model={**trainable.description, "num_parameters": num_parameters},
+            model={**trained.description, "num_parameters": num_parameters},
+            seeds=trained.seeds,
         )
         self._trained_model = trainable
 
@@ -493,9 +525,10 @@ class PrivateModel(keras.Model):
         real = np.asarray(batch["weight"]) > 0
         if not real.any():
             return
-        columns = {k: np.asarray(v)[real] for k, v in batch["columns"].items()}
         model, weights = self._trained_model, None
         assert model is not None  # compiled
+        columns = first_view(batch["columns"], model)
+        columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
         found = self.test_on_batch(

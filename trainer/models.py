@@ -31,7 +31,7 @@ import numpy as np
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
-from trainer.gradients.model_check import check_model
+from trainer.gradients.model_check import check_differentiable, check_model
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
@@ -49,7 +49,8 @@ from trainer.model.table_model import (
 )
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.model.views import ONE_VIEW, Views, of_one_view
+from trainer.model.user_rows import of_one_row, of_users
+from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.tf_compat import check_plain, keras
 
 #: The losses by name that suit a label, the usual one first.
@@ -125,6 +126,27 @@ def make_model(
     )
     check_model(trainable, manifest_of(trainable, manifest))
     return trainable
+
+
+def make_trained(
+    model: TrainableModel, manifest: Manifest, views: Views
+) -> TrainableModel:
+    """Returns the model of a step: of views or of users, and with dropout.
+
+    Args:
+      model: From ``make_model``, or one that ``check_model`` accepted.
+      manifest: Of the batches.
+      views: Of an example.
+
+    Raises:
+      InputError: no augmentation of single views, or gradients of single examples
+        cannot be computed.
+    """
+    of_row = trained_model(model, of_one_row(manifest).columns, views)
+    trained = of_users(of_row, manifest)
+    if trained is not model:
+        check_differentiable(trained)
+    return trained
 
 
 def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:

@@ -50,8 +50,8 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
-from trainer.model.user_rows import of_one_row, of_users
-from trainer.model.views import Views, first_view, load_views, trained_model
+from trainer.model.user_rows import of_one_row
+from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
 from trainer.run import preflight, privacy, run_record, threads, traced_origin
@@ -126,8 +126,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     settings = checked.request.settings
     views = load_views(settings.views, settings.augment)
     model = _make_model(checked, views)
-    columns = of_one_row(checked.manifest).columns
-    trained = of_users(trained_model(model, columns, views), checked.manifest)
+    trained = models.make_trained(model, checked.manifest, views)
     evaluator = _make_evaluator(checked, model)
     if settings.uncertainty is not None:
         column_names(model.label_names)

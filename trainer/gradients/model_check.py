@@ -80,7 +80,7 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
         columns = _probe_of(model, manifest, _BINARY).first.items()
         rows = _tensors({name: value[:_FEWEST_ROWS] for name, value in columns})
         check_range(model.loss, lambda: model.outputs(rows), model.variables)
-    _check_differentiable(model)
+    check_differentiable(model)
 
 
 def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
@@ -339,8 +339,12 @@ def _check_zero_row(model: TrainableModel) -> None:
             )
 
 
-def _check_differentiable(model: TrainableModel) -> None:
-    """Traces the gradients of single examples, where layers alone do not tell."""
+def check_differentiable(model: TrainableModel) -> None:
+    """Traces the gradients of single examples, where layers alone do not tell.
+
+    Raises:
+      InputError: they cannot be computed.
+    """
     if choose_path(model) == BOOKKEEPING:
         return
     columns = {

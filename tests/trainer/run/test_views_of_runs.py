@@ -1,0 +1,107 @@
+"""Runs whose steps are random: views by augmentation, and dropout."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from tests.trainer.run.whole_runs import ONE_ID, private_settings, same_results
+from trainer.gradients.dp_step import Step
+from trainer.keras_model import make_private
+from trainer.model.keyed_layers import SEEDS
+from trainer.run.run_record import read_run
+from trainer.tf_compat import keras, tf
+from trainer.train import train
+
+
+def network(manifest: Any = None) -> Any:
+    """A model with dropout."""
+    keras.utils.set_random_seed(0)
+    numbers = keras.Input((13,), name="integers")
+    known = tf.where(tf.math.is_nan(numbers), 0.0, numbers) / 8
+    dropped = keras.layers.Dropout(0.5)(keras.layers.Dense(4, "relu")(known))
+    return keras.Model(numbers, keras.layers.Dense(1)(dropped))
+
+
+def jitter(columns: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    """A view of an example."""
+    numbers = columns["integers"]
+    return {"integers": numbers + tf.random.stateless_normal((13,), seed)}
+
+
+RANDOM = {
+    "model": f"{__name__}:network",
+    "views": 2,
+    "augment": f"{__name__}:jitter",
+    "optimizer": "sgd",
+}
+
+
+def test_a_run_of_random_views_and_dropout_goes_on_with_the_same_bits(
+    request_for: Any, tmp_path: pathlib.Path, crash: Any
+) -> None:
+    settings = private_settings(**RANDOM)
+    summary = train(request_for("whole", run_id=ONE_ID, settings=settings))
+    request = request_for(
+        "broken", run_id=ONE_ID, settings=settings, checkpoint_every=3
+    )
+    crash(request, 5)
+    train(request)
+    assert same_results(tmp_path / "whole", tmp_path / "broken")
+    # The record and the statement say what a gradient is of; epsilon is the same.
+    record, _ = read_run(request.run, noise_key_file=request.noise_key_file)
+    assert record.model["views"] == 2
+    assert record.model["augment"].endswith(":jitter")
+    assert "mean loss over 2 views" in summary.statement["mechanism"]
+    plain = train(request_for("plain", settings=private_settings()))
+    assert summary.statement["epsilon"] == plain.statement["epsilon"]
+
+
+def test_seeds_are_of_the_place_and_never_repeat(
+    small_batches: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+    add = Step.add
+
+    def spy(self: Step, columns: Any, weight: Any) -> None:
+        seen.append(np.asarray(columns[SEEDS]))
+        add(self, columns, weight)
+
+    monkeypatch.setattr(Step, "add", spy)
+    model = make_private(
+        network(), batches=small_batches.path, run=tmp_path / "run", views=2,
+        augment=keras.Sequential([keras.layers.GaussianNoise(0.5)]),
+        noise_multiplier=0.8, l2_norm_clip=1.0, delta=1e-3,
+    )  # fmt: skip
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), ["AUC"])
+    rows = np.zeros((3, 13), "f4")
+    before = model.predict({"integers": rows}, verbose=0)
+    model.fit(verbose=0, non_private_training_metrics=True, class_weight={1: 2.0})
+    assert not np.array_equal(before, model.predict({"integers": rows}, verbose=0))
+    assert len(seen) == 10  # steps of one physical batch
+    words = np.concatenate(seen).reshape(-1, 4)
+    assert len(np.unique(words, axis=0)) == len(words) == 10 * 16 * 2
+    assert "over 2 views" in model.privacy_statement().to_text().replace("\n", " ")
+    model.export()
+    assert read_run(tmp_path / "run")[0].model["augment"] == "sequential"
+
+
+def test_what_cannot_be_is_refused(request_for: Any) -> None:
+    for changes, message in (
+        ({"views": 0}, "views=0"),
+        ({"augment": "nothing"}, "augment='nothing' to name a function"),
+        ({**RANDOM, "embedding_noise": "lazy"}, "--augment may change which rows"),
+    ):
+        with pytest.raises(InputError, match=message):
+            private_settings(**changes)
+    request = request_for(settings=private_settings(views=3))
+    with pytest.raises(InputError, match=r"views=3 of an example in the batches"):
+        train(request)
+    missing = private_settings(views=3, augment="nowhere:flip")
+    with pytest.raises(InputError, match="no module 'nowhere'"):
+        train(request_for("other", settings=missing))
