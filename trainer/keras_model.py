@@ -66,7 +66,7 @@ from trainer.model import initial_weights as initial_weights_files
 from trainer.model.losses import loss_of_keras
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
-from trainer.model.user_rows import has_users
+from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
@@ -191,18 +191,15 @@ class PrivateModel(keras.Model):
         super().__init__(name=network.name)
         manifest = read_manifest(batches)
         preflight.check_files(batches, manifest)
-        if has_users(manifest):
-            raise InputError(
-                f"Expected an example of {batches} to be a row; it is a user. Give "
-                "them to `dpsgd train`, or make others by `dpsgd bound --sample rows`."
-            )
+        preflight.check_users(settings, manifest, augment=augment)
         if preflight.check_run_folder(run):
             raise InputError(
                 f"Expected run={run} to be new or empty; a run of another process "
                 "cannot go on here. Choose another folder, or use `dpsgd train`."
             )
         preflight.check_initial_weights(settings, manifest)
-        self.network = models.as_functional(network, manifest)
+        of_rows = of_one_row(manifest)
+        self.network = models.as_functional(network, of_rows)
         self._initial: initial_weights_files.InitialWeights | None = None
         if settings.initial_weights is not None:
             path = pathlib.Path(settings.initial_weights)
@@ -216,7 +213,7 @@ class PrivateModel(keras.Model):
         )
         # Of one view, as evaluation, export and prediction see it.
         self._manifest = dataclasses.replace(
-            manifest, columns=of_one_view(manifest.columns, self.network, self._views)
+            manifest, columns=of_one_view(of_rows.columns, self.network, self._views)
         )
         self._session = Session(
             settings=settings,

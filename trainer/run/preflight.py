@@ -78,7 +78,7 @@ def check(request: Request) -> Checked:
     manifest = read_manifest(request.batches)
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
-    _check_users(request.settings, manifest)
+    check_users(request.settings, manifest, augment=request.settings.augment)
     _check_functions(request.settings)
     check_initial_weights(request.settings, manifest)
     request.settings.check_steps(manifest.plan.num_steps)
@@ -170,11 +170,22 @@ def _check_columns(manifest: Manifest, task: str) -> None:
         )
 
 
-def _check_users(settings: TrainSettings, manifest: Manifest) -> None:
-    if has_users(manifest) and (settings.views > 1 or settings.augment):
+def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
+    """Accepts settings for examples that are users, or for others.
+
+    Args:
+      settings: Of the run.
+      manifest: Of the batches.
+      augment: What makes views; None for nothing.
+
+    Raises:
+      InputError: views of users.
+    """
+    if has_users(manifest) and (settings.views > 1 or augment is not None):
         raise InputError(
-            f"Expected views={settings.views} to be 1 without --augment for examples "
-            "that are users: their rows take the place of views. Leave them out."
+            f"Expected views={settings.views} to be 1 without an augmentation for "
+            "examples that are users: their rows take the place of views. Leave them "
+            "out."
         )
 
 

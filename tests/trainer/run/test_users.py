@@ -24,6 +24,7 @@ from trainer.model.user_rows import of_one_row
 from trainer.prediction.predict import predict
 from trainer.run.preflight import Request, check
 from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import keras
 from trainer.train import train
 
 MOST, ROWS = 3, 400
@@ -31,8 +32,6 @@ MOST, ROWS = 3, 400
 
 def linear(manifest: Manifest) -> Any:
     """One weight; it is for rows, and never sees that an example is a user."""
-    from trainer.tf_compat import keras
-
     assert {column.name: column.shape for column in manifest.columns} == {
         "x": (),
         "label": (),
@@ -104,7 +103,7 @@ def test_the_model_is_one_of_a_row(request_of_users: Request) -> None:
 
 def test_views_of_users_are_refused(request_of_users: Request) -> None:
     settings = dataclasses.replace(request_of_users.settings, views=2)
-    with pytest.raises(InputError, match="views=2 to be 1 without --augment"):
+    with pytest.raises(InputError, match="views=2 to be 1 without an augm"):
         check(
             dataclasses.replace(
                 request_of_users, settings=settings, run=pathlib.Path("elsewhere")
@@ -112,13 +111,21 @@ def test_views_of_users_are_refused(request_of_users: Request) -> None:
         )
 
 
-def test_make_private_refuses_users(request_of_users: Request) -> None:
-    network = linear(of_one_row(read_manifest(request_of_users.batches)))
-    with pytest.raises(InputError, match="Give them to `dpsgd train`"):
-        make_private(
-            network,
-            batches=request_of_users.batches,
-            run="elsewhere",
-            noise_multiplier=1.0,
-            l2_norm_clip=1.0,
-        )
+def test_make_private_trains_by_users_too(
+    request_of_users: Request, tmp_path: pathlib.Path
+) -> None:
+    batches = request_of_users.batches
+    model = make_private(
+        linear(of_one_row(read_manifest(batches))),
+        batches=batches,
+        run=tmp_path / "run",
+        noise_multiplier=1.0,
+        l2_norm_clip=1.0,
+        delta=1e-3,
+    )
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit(epochs=1, verbose=0)
+    statement = model.privacy_statement()
+    assert statement.privacy_unit.startswith("one user: an example holds the rows")
+    assert "at most 3 rows of a user" in statement.mechanism
+    assert model.network.output_shape == (None, 1)
