@@ -5,7 +5,7 @@ Every tensor of the graph is one of
     constant      the same whatever the rows, and whatever their number
     rows(m)       ``m`` entries of axis 0 for each example, in order, which depend on
                   this example alone
-    moved(a)      one entry of axis ``a`` > 0 for each example, as where a recurrent
+    moved(m, a)   ``m`` entries of axis ``a`` > 0 for each example, as where a recurrent
                   layer puts time first
     sizes         numbers that follow from the number of rows
     unknown       anything else
@@ -46,7 +46,7 @@ class Rows:
 
     Attributes:
       per_example: Consecutive entries of the batch axis for each example.
-      axis: The batch axis; not 0 only where there is one entry for each example.
+      axis: The batch axis.
     """
 
     per_example: int = 1
@@ -63,16 +63,17 @@ class _Sizes:
     """Numbers that follow from the number of rows.
 
     Attributes:
-      entries: Each of them: an int, ``_BATCH`` for the number of rows, or None for one
-        that is not known.  None if their number is not known either.
+      entries: Each of them: an int, ``Rows(m)`` for m times the number of examples, or
+        None for one that is not known.  None if their number is not known either.
     """
 
-    entries: tuple[int | str | None, ...] | None = None
+    entries: tuple[int | Rows | None, ...] | None = None
 
     @property
-    def batch_first(self) -> bool:
-        """Whether this is the number of rows, or a vector that begins with it."""
-        return self.entries is not None and self.entries[:1] == (_BATCH,)
+    def batch_first(self) -> Rows | None:
+        """The rows of a tensor of these sizes, if they begin with a number of rows."""
+        first = self.entries[0] if self.entries else None
+        return first if isinstance(first, Rows) else None
 
     @property
     def known(self) -> bool:
@@ -89,7 +90,6 @@ class _Unknown:
 Kind = Rows | _Constant | _Sizes | _Unknown
 _CONSTANT = _Constant()
 _ROWS = Rows()
-_BATCH = "batch"
 
 #: The values of sizes: as ``_Sizes.entries``.
 _Entries = tuple[Any, ...] | None
@@ -211,7 +211,10 @@ def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         scalar = (
             isinstance(kinds[place], _Constant) and op.inputs[place].shape.rank == 0
         )
-        return _ROWS if scalar and _leads_with_batch(op.outputs[0]) else None
+        shape = kinds[1 - place]
+        rows = shape.batch_first if isinstance(shape, _Sizes) else None
+        found = rows or (_ROWS if _leads_with_batch(op.outputs[0]) else None)
+        return found if scalar else None
     rule = _SIZE_RULES.get(op.type)
     return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
 
@@ -248,7 +251,7 @@ def _shape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if shape.rank is None or not isinstance(rows, Rows):
         return _Sizes()
     entries = shape.as_list()
-    entries[rows.axis] = _BATCH if rows.per_example == 1 else None
+    entries[rows.axis] = Rows(rows.per_example)
     return _Sizes(tuple(entries))
 
 
@@ -399,8 +402,8 @@ def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     first, shape = kinds
     if not isinstance(first, Rows) or not isinstance(shape, (_Constant, _Sizes)):
         return None
-    if isinstance(shape, _Sizes) and shape.batch_first:
-        return _ROWS  # as many entries as examples: each is all of one example
+    if isinstance(shape, _Sizes) and shape.batch_first is not None:
+        return shape.batch_first  # as many entries, all of the same size
     before, after = op.inputs[0].shape, _entries(op.inputs[1], shape)
     if not before.rank or None in before[1:].as_list() or not after:
         return None
@@ -415,8 +418,7 @@ def _with_new_axis(rows: Rows, axis: int) -> Rows | None:
     """Returns the rows of a tensor that got an axis at ``axis``."""
     if axis > rows.axis:
         return rows
-    moved = Rows(axis=rows.axis + 1)
-    return moved if rows.per_example == 1 else None
+    return Rows(rows.per_example, axis=rows.axis + 1)
 
 
 def _expand_dims(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -438,8 +440,6 @@ def _transpose(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if order is None or rows is None:
         return None
     axis = [int(x) for x in order].index(rows.axis)
-    if axis and rows.per_example != 1:
-        return None
     return dataclasses.replace(rows, axis=axis)
 
 
@@ -557,7 +557,7 @@ def _windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     sizes, weights, rows = kinds
-    known = isinstance(sizes, _Sizes) and sizes.batch_first
+    known = isinstance(sizes, _Sizes) and sizes.batch_first == rows
     return rows if known and isinstance(weights, _Constant) else None
 
 
@@ -712,7 +712,8 @@ def _moved_unpack(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     axis = op.get_attr("axis") % rank
     if axis == rows.axis:
         return None
-    return Rows(axis=rows.axis - 1) if axis < rows.axis else rows
+    moved = dataclasses.replace(rows, axis=rows.axis - 1)
+    return moved if axis < rows.axis else rows
 
 
 def _moved_tile(op: Any, kinds: Sequence[Kind]) -> Kind | None:

@@ -152,7 +152,7 @@ previous noisy gradient'
         )
     text = sentence(described)
     if views > 1:
-        text += f", each of the mean loss over {views} views of the example"
+        text += f", each of the mean loss over {views} views of the example,"
     if rows_per_user > 1:
-        text += f", each of the mean loss over at most {rows_per_user} rows of a user"
+        text += f", each of the mean loss over at most {rows_per_user} rows of a user,"
     return text
