@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.architectures import OPERATIONS as OF_OPERATIONS
 from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP
 from tests.trainer.zoo import (
@@ -32,11 +33,24 @@ from trainer.model.grouped_model import GroupedModel
 from trainer.tf_compat import keras, tf
 
 NUM, SIZE = 5, 3
+
+
+def recurrent() -> Any:
+    return OF_OPERATIONS["lstm"]()
+
+
+def normalised() -> Any:
+    return OF_OPERATIONS["group normalisation"]()
+
+
 MODELS = {
     both_inputs: BOOKKEEPING,
     dense_per_position: BOOKKEEPING,
     layer_normalization: OPERATIONS,
+    recurrent: OPERATIONS,
+    normalised: OPERATIONS,
 }
+LONG_TRACES = (recurrent, normalised)
 INPUTS = ("integers", "categories")
 
 
@@ -117,7 +131,13 @@ def clipped_total(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, marks=pytest.mark.thorough) if make in LONG_TRACES else make
+        for make in MODELS
+    ],
+)
 def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
     make: Callable[[], Any], weighted: bool
 ) -> None:
