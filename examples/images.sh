@@ -6,6 +6,7 @@ python -m make_data images --rows "${ROWS:-20000}"
 
 dpsgd batches --input images/train --out images-batches --batch-size 256 --epochs 4
 dpsgd train --batches images-batches --eval images/test --out images-run \
-    --model image_model:cnn --views 4 --augment image_model:moved --loss sparse_categorical_crossentropy \
+    --model image_model:cnn --loss sparse_categorical_crossentropy \
+    --views 4 --augment image_model:moved \
     --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 dpsgd report images-run --out images.html
