@@ -39,13 +39,19 @@ from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.numerics.calibration import epsilon_after_cost, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
-from accounting.pld import dominating_pairs, gaussian, privacy_profile
+from accounting.pld import (
+    dominating_pairs,
+    gaussian,
+    poisson_lower_bound,
+    privacy_profile,
+)
 from accounting.pld.dominating_pairs import Step
-from accounting.samplers import audit_case, poisson
+from accounting.samplers import audit_case, kept_rows, poisson
 from accounting.samplers.audit_case import Case
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
+USER_LOWER_METHOD = poisson.USER_LOWER_METHOD + ", as many as are kept"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
 LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
@@ -53,6 +59,8 @@ LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
 #: What the truncation may take of a target delta when the batch size is ours to choose.
 _SHARE_OF_DELTA = 1e-5
+#: Below this the loss of one step spans more than the lower bound's grid.
+_LEAST_USER_NOISE = 0.01
 #: Relative error allowed for the incomplete beta function behind the binomial tail.
 _TAIL_SLACK = 1 + 1e-9
 
@@ -437,6 +445,19 @@ class _Users:
         closed = gaussian.gaussian_epsilon(noise, delta)
         return least((additive, USER_ADDITIVE), (closed, CLOSED))
 
+    def lower_delta(
+        self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
+    ) -> float:
+        """Of the data set of `lower_delta`."""
+        if noise_multiplier < _LEAST_USER_NOISE * self.count:
+            return 0.0
+        return poisson_lower_bound.lower_delta_of(
+            kept_rows.components(plan, self.count),
+            noise_multiplier,
+            plan.num_steps,
+            epsilon,
+        )
+
     def noise_multiplier(
         self, plan: DpSgdPlan, epsilon: float, delta: float
     ) -> NoiseBounds:
@@ -461,7 +482,9 @@ def of_users(count: int) -> sampler_registry.Sampler:
         delta=found.delta,
         noise_multiplier=found.noise_multiplier,
         delta_by_direction=None,
-        lower_bound=None,
+        lower_bound=sampler_registry.LowerBound(
+            delta=found.lower_delta, method=USER_LOWER_METHOD
+        ),
         event=None,
         audit=None,
     )
