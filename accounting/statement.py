@@ -105,7 +105,7 @@ class PrivacyStatement:
         """Which data sets are neighbours, and what the number of examples must be."""
         number = self._wording.num_examples
         text = relations.TEXTS[self.neighboring_relation]
-        if self._is_for_users:
+        if self._is_for_users and self.neighboring_relation == REPLACE_SPECIAL:
             text = relations.ZERO_OUT_OF_USER
         return f"{text}; {number}"
 

@@ -49,17 +49,29 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
     """
-    record, manifest = plan_flags.read_run(run, flags)
+    allowed = ("relation", "max_examples_per_user")
+    record, manifest = plan_flags.read_run(run, flags, allowed=allowed)
+    relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
-        check.check_plan(manifest.plan, privacy.theorem_of_run(record))
+        most = max(count, privacy.count_of(manifest.dataset))
+        theorem = privacy.theorem_of_run(record)
+        check.check_plan(manifest.plan, theorem, relation, most)
     statement = privacy.run_statement(
         record,
         manifest,
         delta=flags["delta"],
         allow_large_delta=flags["allow_large_delta"],
+        neighboring_relation=relation,
+        max_examples_per_user=count,
     )
     return _said(statement, more)
+
+
+def _asked(flags: dict[str, Any]) -> tuple[str, int]:
+    """Returns the relation and the examples of a user that epsilon is to be of."""
+    count = flags["max_examples_per_user"]
+    return flags["relation"] or REPLACE_SPECIAL, 1 if count is None else count
 
 
 def of_plan(flags: dict[str, Any], more: More) -> Said:
@@ -78,9 +90,7 @@ def of_plan(flags: dict[str, Any], more: More) -> Said:
     method, settings = _method(flags)
     plan = plan_flags.plan(flags)
     theorem = methods.theorem_of(method, settings, flags["l2_norm_clip"])
-    relation = flags["relation"] or REPLACE_SPECIAL
-    count = flags["max_examples_per_user"]
-    count = 1 if count is None else count
+    relation, count = _asked(flags)
     _check_plot(more)
     if more.cross_check:
         check.check_plan(plan, theorem, relation, count)

@@ -273,10 +273,8 @@ def _request(flags: dict[str, Any]) -> Request:
 @click.command(name="account", cls=method_flags.AccountsForMethods)
 @plan_flags.options
 @shared_options.l2_norm_clip("Beside the settings of a method.")
-@shared_options.max_examples_per_user("Of a plan: epsilon is of users with so many.")
-@shared_options.relation(
-    "Of a plan: which data sets are neighbours, by default zero-out."
-)
+@shared_options.max_examples_per_user("Epsilon is of users with at most so many.")
+@shared_options.relation("Which data sets are neighbours, by default zero-out.")
 @click.option(
     "--cross-check",
     is_flag=True,

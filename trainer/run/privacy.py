@@ -207,6 +207,8 @@ def run_statement(
     *,
     delta: float | None,
     allow_large_delta: bool = False,
+    neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> Any:
     """Returns the privacy statement of a run.
 
@@ -215,6 +217,8 @@ def run_statement(
       manifest: Of the batches.
       delta: The delta to state; the record's if None.
       allow_large_delta: Whether one that protects next to nothing is meant.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Returns:
       Of a run of ``make_private`` that stopped early, a ``StoppedStatement``.
@@ -245,10 +249,27 @@ def run_statement(
         ),
         theorem=theorem_of_run(record),
         allow_large_delta=allow_large_delta,
-        **unit_of(manifest.dataset),
+        neighboring_relation=neighboring_relation,
+        **_unit_asked_for(manifest, max_examples_per_user),
     )
     whole = dataclasses.replace(whole, learned_before=_learned_before(record, manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole
+
+
+def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str, Any]:
+    """Returns the unit of the batches or, if they have none, the one that is asked for.
+
+    Raises:
+      InputError: the batches have another one.
+    """
+    unit = unit_of(manifest.dataset) or {"max_examples_per_user": max_examples_per_user}
+    found = unit["max_examples_per_user"]
+    if max_examples_per_user not in (1, found):
+        raise InputError(
+            f"Expected max_examples_per_user={max_examples_per_user} to be {found}, as "
+            "`dpsgd bound` left it. Leave it out."
+        )
+    return unit
 
 
 def _learned_before(record: RunRecord, manifest: Manifest) -> tuple[str, ...]:

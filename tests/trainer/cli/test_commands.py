@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from accounting import accountant
 from accounting.validation import InputError
+from pipelines.batches.manifest import read_manifest
 from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import account, train_command, train_request
 from trainer.run.run_record import NOISE_KEY_NAME
@@ -26,6 +27,9 @@ PLAN = [
     "--sampler=poisson", "--num-examples=60000", "--batch-size=600",
     "--noise-multiplier=1.1", "--delta=1e-5",
 ]  # fmt: skip
+
+
+USERS = ["--max-examples-per-user=2"]
 
 
 def _call(command: Any, *arguments: str) -> Result:
@@ -77,9 +81,6 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
 
 
 def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> None:
-    from accounting import accountant
-    from pipelines.batches.manifest import read_manifest
-
     found = json.loads(_call(account, str(run), "--json").output)
     plan = read_manifest(run).plan
     wanted = accountant.epsilon(plan, noise_multiplier=1.5, delta=1e-3).guarantee
@@ -93,6 +94,22 @@ def test_account_states_the_epsilon_of_what_was_executed(run: pathlib.Path) -> N
 def test_account_takes_nothing_from_flags_that_the_run_says(run: pathlib.Path) -> None:
     for flag in ("--noise-multiplier=9", "--num-steps=1", "--sampler=poisson"):
         assert "beside a run" in _error(account, str(run), flag)
+
+
+def test_account_answers_for_other_relations_and_users_of_a_run(
+    run: pathlib.Path,
+) -> None:
+    plan = read_manifest(run).plan
+    noise = {"noise_multiplier": 1.5, "delta": 1e-3}
+    found = json.loads(_call(account, str(run), *USERS, "--json").output)
+    wanted = accountant.epsilon(plan, max_examples_per_user=2, **noise).guarantee
+    assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    assert found["privacy_unit"].startswith("one user")
+    added = "ADD_OR_REMOVE_ONE"
+    found = json.loads(_call(account, str(run), f"--relation={added}", "--json").output)
+    wanted = accountant.epsilon(plan, neighboring_relation=added, **noise).guarantee
+    assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    assert found["neighboring_relation"] == added
 
 
 def test_account_refuses_an_edited_run(run: pathlib.Path) -> None:
