@@ -50,7 +50,7 @@ ERROR_PROBABILITY = 1e-6
 #: Normal values that are drawn in all, and at a time: a few seconds, some megabytes.
 _NUM_VALUES = 80_000_000
 _CHUNK = 1 << 21
-_MOST_SAMPLES = 100_000
+_MOST_SAMPLES = 400_000
 _MOST_ORDER = 40
 
 

@@ -21,6 +21,8 @@ def test_every_module_named_exists(root):
     )
     files = (root / "accounting").rglob("*.py")
     modules = {path.stem: path.relative_to(root).with_suffix("") for path in files}
+    packages = (root / "accounting").rglob("__init__.py")
+    modules |= {path.parent.name: path.parent.relative_to(root) for path in packages}
     existing = set(modules)
     fields = set(DpSgdPlan.__dataclass_fields__) | set(dir(DpSgdPlan))
     assert names - existing - fields <= {"accounting", "guarantee", "noise_multiplier"}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from accounting import accountant
 from accounting.cross_check import simulation
@@ -74,6 +75,48 @@ def test_simulation_agrees(epochs, epsilon):
     assert simulated.low <= answer.upper
     assert simulated.high >= answer.lower
     assert simulated.high - simulated.low < 0.3 * answer.upper
+
+
+def simulated_delta(loss, epsilon):
+    """Mean and standard error of delta, from losses under P."""
+    values = -np.expm1(np.minimum(epsilon - loss, 0.0))
+    return values.mean(), values.std() / math.sqrt(len(values))
+
+
+def test_a_bin_that_is_kept_in_every_epoch_is_one_epoch_of_less_noise():
+    """As accounting/README.md proves; a fresh bin is far more private."""
+    steps, epochs, noise, epsilon = 20, 4, 1.5, 1.0
+    x = noise * np.random.default_rng(1).standard_normal((20_000, epochs, steps))
+    x[:, :, 0] += 1
+    exponents = ((2 * x - 1) / (2 * noise**2)).sum(axis=1)
+    loss = special.logsumexp(exponents, axis=1) - math.log(steps)
+    mean, error = simulated_delta(loss, epsilon)
+    kept = accountant.delta(
+        plan(steps), noise_multiplier=noise / math.sqrt(epochs), epsilon=epsilon
+    )
+    # Five standard errors: a false alarm in less than one of a million seeds.
+    assert kept.lower - 5 * error <= mean <= kept.upper + 5 * error
+    fresh = accountant.delta(
+        plan(steps, epochs), noise_multiplier=noise, epsilon=epsilon
+    )
+    assert fresh.upper < mean - 5 * error
+
+
+def test_k_out_of_t_steps_are_at_least_as_private():
+    """As accounting/README.md proves of k epochs, here strictly at little noise."""
+    steps, count, noise, epsilon = 8, 2, 0.4, 7.0
+    rng = np.random.default_rng(1)
+    x = noise * rng.standard_normal((40_000, steps))
+    x[:, :count] += 1  # all steps are alike
+    ratio = np.exp((2 * x - 1) / (2 * noise**2))
+    # The mean over all pairs of steps.
+    pairs = (ratio.sum(axis=1) ** 2 - (ratio**2).sum(axis=1)) / 2
+    mean, error = simulated_delta(np.log(pairs / math.comb(steps, count)), epsilon)
+    blocks = accountant.delta(
+        plan(steps // count, count), noise_multiplier=noise, epsilon=epsilon
+    )
+    assert mean + 5 * error < blocks.lower
+    assert error < 0.02 * mean
 
 
 @pytest.mark.parametrize("noise", [0.5, 2.0])
