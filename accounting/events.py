@@ -40,6 +40,7 @@ class Question:
       relation: dp_accounting's, under which its pairs are those of the plan.
       cost: Epsilon -> what must be added to its delta; None for nothing.
       tight: Whether the truth is the limit of its answers.
+      looseness: By how much our epsilon may be above theirs, relatively.
       slow: Whether dp_accounting takes long for each point of its grid.
     """
 
@@ -47,6 +48,7 @@ class Question:
     relation: Any
     cost: Callable[[float], float] | None
     tight: bool
+    looseness: float = 0.0
     slow: bool = False
 
     @property
@@ -118,7 +120,13 @@ def _question(
     relation = dp_accounting.NeighboringRelation[event.relation]
     if built is None or not pld.PLDAccountant(relation).supports(built):
         return None
-    return Question(event=built, relation=relation, cost=None, tight=event.tight)
+    return Question(
+        event=built,
+        relation=relation,
+        cost=None,
+        tight=event.tight,
+        looseness=event.looseness,
+    )
 
 
 def _no_event(

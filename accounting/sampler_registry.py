@@ -132,11 +132,14 @@ class Event:
       relation: dp_accounting's neighbouring relation whose dominating pairs are those
         of the plan's.
       tight: Whether its pairs are attained, so that no epsilon below theirs holds.
+      looseness: By how much our epsilon may be above theirs, relatively, as ours holds
+        for more data sets.
     """
 
     build: Callable[[Any, DpSgdPlan, float], Any]
     relation: str
     tight: bool = True
+    looseness: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,6 @@ def _opinion(
         low=interval[0],
         high=interval[1],
         ours=ours,
-        looseness=_ROUNDING,
+        looseness=_ROUNDING + question.looseness,
         note=note,
     )

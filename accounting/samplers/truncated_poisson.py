@@ -525,7 +525,11 @@ SAMPLER = dataclasses.replace(
                 delta_by_direction, mixing=adding_steps
             ),
             event=sampler_registry.Event(
-                build=event, relation=ADD_OR_REMOVE_ONE, tight=False
+                build=event,
+                relation=ADD_OR_REMOVE_ONE,
+                tight=False,
+                # Theirs takes n to be the exact number of examples.
+                looseness=0.02,
             ),
             wording=dataclasses.replace(
                 _WORDING,

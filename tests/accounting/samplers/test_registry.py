@@ -23,6 +23,7 @@ from accounting import (
 )
 from accounting.auditing import audit
 from accounting.cli.commands import plan_command
+from accounting.cross_check import check
 from accounting.intervals import Bounds, NoiseBounds
 from accounting.model_mix import theorem
 from accounting.neighboring_relation import (
@@ -278,9 +279,11 @@ def test_a_sampler_from_outside_is_checked_by_the_event_that_it_brings(
         relation=ADD_OR_REMOVE_ONE,
     )
     plan = registered(dataclasses.replace(LEAST, event=event))
-    ours = accountant.epsilon(plan, noise_multiplier=20.0, delta=1e-5).guarantee
-    found = events.cross_check(plan, noise_multiplier=20.0, delta=1e-5, ours=ours)
-    assert found.epsilon == pytest.approx(ours, rel=1e-3)
+    asked = {"noise_multiplier": 20.0, "delta": 1e-5}
+    ours = accountant.epsilon(plan, **asked)
+    found = check.cross_check(plan, **asked, ours=ours)
+    assert found.disagreements == ()
+    assert found.opinions[0].value == pytest.approx(ours.guarantee, rel=1e-3)
 
 
 def test_theorems_on_poisson_batches_ask_for_a_rate(registered: Register) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
-from accounting import accountant, events
+from accounting import accountant
+from accounting.cross_check import check
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian, loss_distribution
 from accounting.samplers import poisson, truncated_poisson
@@ -295,17 +296,16 @@ def test_bounds_hold_under_add_or_remove_for_as_many_examples_or_fewer(
 def test_add_or_remove_is_near_what_dp_accounting_says(cap):
     """Which takes n to be the exact number of examples; ours holds for fewer."""
     example, relation = plan(100, cap, 10_000, 200), "ADD_OR_REMOVE_ONE"
-    ours = accountant.epsilon(
-        example, noise_multiplier=1.0, delta=1e-5, neighboring_relation=relation
-    ).guarantee
-    theirs = events.cross_check(
-        example,
-        noise_multiplier=1.0,
-        delta=1e-5,
-        ours=ours,
-        neighboring_relation=relation,
-    ).epsilon
-    assert theirs * 0.9999 <= ours <= theirs * 1.02
+    asked = {
+        "noise_multiplier": 1.0,
+        "delta": 1e-5,
+        "neighboring_relation": relation,
+    }
+    ours = accountant.epsilon(example, **asked)
+    found = check.cross_check(example, **asked, ours=ours)
+    assert found.disagreements == ()
+    theirs = found.opinions[0].value
+    assert theirs * 0.9999 <= ours.guarantee <= theirs * 1.02
 
 
 @pytest.mark.parametrize(
