@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -74,8 +75,9 @@ def convert(
 
     Args:
       schema: What they are.
-      columns: Name -> array, of every column that the schema needs.  Sensitive.
-      check_only: Whether only faults and splits are asked for: ids are left out.
+      columns: Name -> array, of every column that the schema needs, or to check that
+        can hold a fault.  Sensitive.
+      check_only: Whether only faults and splits are asked for.
       padded: Whether spaces around texts are none of theirs.
       inputs_only: Whether label and split are left out, as of rows to be predicted.
 
@@ -91,7 +93,7 @@ def convert(
     for name, kind in schema.columns.items():
         if kind.kind == kinds.Drop.kind or (inputs_only and kind.kind == kinds.LABEL):
             continue
-        if check_only and _takes_all(kind, columns[name].type):
+        if check_only and name not in columns:
             continue
         outputs = [output.name for output in schema.outputs_of(name)]
         with _plain_errors(name):
@@ -118,8 +120,13 @@ def _plain_errors(name: str) -> Iterator[None]:
         ) from None
 
 
-def _takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
-    """Whether no cell of a type can be malformed."""
+def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
+    """Returns whether no cell of a type can be malformed.
+
+    Args:
+      kind: What the schema says.
+      found: What the file says.
+    """
     if pa.types.is_dictionary(found):
         found = found.value_type
     return kind.kind == "text" or (kind.kind == "category" and is_text(found))
@@ -153,7 +160,9 @@ def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
         values = 2 * (values - ends[0]) / (ends[1] - ends[0]) - 1
     elif kind.log:
         values = values / kinds.LOG_SCALE
-    return np.clip(values, -_MOST_FLOAT, _MOST_FLOAT).astype(np.float32)
+    if kind.scale is not None:  # else it is small, or was clipped to that
+        values = np.clip(values, -_MOST_FLOAT, _MOST_FLOAT)
+    return values.astype(np.float32)
 
 
 def _numbers(
@@ -165,7 +174,15 @@ def _numbers(
     cells.fault(bad, "is not a number")
     if kind.range is None:
         cells.fault(np.isinf(values), "is not finite; give it a range in the schema")
+    if check_only:
+        _refuse_absent(cells, kind.missing, values)
+        return []
     return _with_missing(cells, kind.missing, values, lambda v: _transform(kind, v))
+
+
+def _refuse_absent(cells: Cells, missing: str | float, values: np.ndarray) -> None:
+    if missing == kinds.REFUSE:
+        cells.fault(np.isnan(values), "is missing")
 
 
 def _with_missing(
@@ -182,9 +199,8 @@ def _with_missing(
       values: float64, NaN where missing.
       transform: To float32.
     """
+    _refuse_absent(cells, missing, values)
     absent = np.isnan(values)
-    if missing == kinds.REFUSE:
-        cells.fault(absent, "is missing")
     if missing == kinds.INDICATOR:
         values = transform(values)
         values[absent] = 0
@@ -250,6 +266,7 @@ def _texts(cells: Cells) -> tuple[pa.Array, np.ndarray]:
     return array.cast(pa.large_string()), bad
 
 
+@functools.cache
 def salt_of(name: str) -> np.uint64:
     """Returns what makes the hash of one column, or split, unlike that of others."""
     data = name.encode()
@@ -271,9 +288,9 @@ def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
     _, offsets, data = texts.buffers()
     first, count = texts.offset, len(texts)
     at = np.frombuffer(offsets, np.int64)[first : first + count + 1]
-    text = b"" if data is None else memoryview(data)[at[0] : at[-1]].tobytes()
+    text = b"" if data is None else memoryview(data)[at[0] : at[-1]]
     at = at - at[0]
-    return hash_fields(words_of(text + AFTER), at[:-1], at[1:], salt)
+    return hash_fields(words_of(b"".join((text, AFTER))), at[:-1], at[1:], salt)
 
 
 def _ids(

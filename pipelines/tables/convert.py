@@ -8,7 +8,8 @@
 What a block of a file is, and what columns it becomes, is the matter of a ``Format``:
 Criteo's lines, or any table with a schema.  The first pass checks every row and counts;
 the second one writes.  Nothing is written before every row is known to be good or to be
-left out, and a split by shares is exact without holding the data.
+left out, and a split by shares is exact without holding the data.  A damaged column in
+which no value is malformed is refused by the second pass.
 
 Formal guarantees:
   - Rows keep their order within a split.  Splits by shares are contiguous, and the end
@@ -98,8 +99,13 @@ class Format(Protocol):
     @property
     def left_out(self) -> Sequence[str]: ...
 
-    def blocks(self, file: InputFile) -> Iterator[tuple[Any, int]]:
-        """Yields blocks of a file in order, and the bytes of the file so far."""
+    def blocks(self, file: InputFile, *, check_only: bool) -> Iterator[tuple[Any, int]]:
+        """Yields blocks of a file in order, and the bytes of the file so far.
+
+        Args:
+          file: One of the input.
+          check_only: Whether the blocks are for a ``parse`` that only checks.
+        """
 
     def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
         """Parses a block; called from several threads.
@@ -224,7 +230,7 @@ class Reader:
 
         with ThreadPoolExecutor(self.num_threads) as pool:
             for file in self.files:
-                blocks = self.format.blocks(file)
+                blocks = self.format.blocks(file, check_only=check_only)
                 for block, done in in_order(pool, work, blocks, 2 * self.num_threads):
                     self.on_progress(phase, before + done, total)
                     yield file, block
@@ -402,15 +408,19 @@ def _write_all(
     schema = reader.format.schema
     writers = [SplitWriter(root / name, schema, **options.layout) for name in SPLITS]
     blocks = (block for _, block in reader.parse("write", check_only=False))
-    parts = split_parts(blocks, counts)
+    groups = (
+        (writers[split], group)
+        for split, rows in split_parts(blocks, counts)
+        for group in writers[split].gather(rows)
+    )
 
-    def write(part: tuple[int, pa.Table]) -> None:
-        writers[part[0]].add(part[1])
+    def write(group: tuple[SplitWriter, pa.Table]) -> None:
+        group[0].write(group[1])
 
     try:
-        # One thread encodes row groups while the next blocks are parsed.
+        # One thread encodes a row group while the next one is parsed.
         with ThreadPoolExecutor(1) as pool:
-            for _ in in_order(pool, write, parts, 4):
+            for _ in in_order(pool, write, groups, 2):
                 pass
         for writer in writers:
             writer.close()

@@ -90,23 +90,27 @@ class SplitWriter:
 
     def add(self, table: pa.Table) -> None:
         """Appends rows, of which some may wait for their row group to be full."""
+        for group in self.gather(table):
+            self.write(group)
+
+    def gather(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Yields row groups that are full with these rows, for ``write``."""
         while len(table):
             room = self._group_rows - sum(map(len, self._waiting))
             self._waiting.append(table.slice(0, room))
             table = table.slice(room)
             if sum(map(len, self._waiting)) == self._group_rows:
-                self._write_waiting()
+                yield self._gathered()
 
-    def _write_waiting(self) -> None:
-        rows = pa.concat_tables(self._waiting).combine_chunks()
-        self._waiting = []
-        self.write(rows)
+    def _gathered(self) -> pa.Table:
+        rows, self._waiting = pa.concat_tables(self._waiting), []
+        return rows
 
     def write(self, rows: pa.Table) -> None:
         """Appends one row group."""
         if self._num_groups % self._file_groups == 0:
             self._next_file()
-        self._writer.write_table(rows, row_group_size=len(rows))
+        self._writer.write_table(rows.combine_chunks(), row_group_size=len(rows))
         self._num_groups += 1
         self.num_rows += len(rows)
 
@@ -139,7 +143,7 @@ class SplitWriter:
     def close(self) -> None:
         """Finishes the last file; a split without rows gets a file without rows."""
         if self._waiting:
-            self._write_waiting()
+            self.write(self._gathered())
         if self._writer is None and not self.files:
             self._next_file()
         self._finish_file()

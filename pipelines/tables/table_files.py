@@ -265,7 +265,7 @@ def read_text(
             ),
             convert_options=pa_csv.ConvertOptions(
                 include_columns=inside,
-                column_types={name: pa.string() for name in inside},
+                column_types=dict.fromkeys(inside, pa.large_string()),
                 strings_can_be_null=False,
             ),
         )
@@ -390,5 +390,5 @@ def table_columns(
                 f"Expected columns with different names in {file.shown}. Rename one."
             )
     else:
-        found = {name: pa.string() for name in text_columns(file, options)}
+        found = dict.fromkeys(text_columns(file, options), pa.large_string())
     return {**found, **{name: pa.string() for name in partitions_of(file)}}

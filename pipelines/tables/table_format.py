@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
-from pipelines.tables.columns import Converted, convert, refusal
+from pipelines.tables.columns import Converted, convert, refusal, takes_all
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
@@ -126,9 +126,30 @@ class TableFormat:
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
 
-    def blocks(self, file: InputFile) -> Iterator[tuple[RawBlock, int]]:
-        """Yields blocks of rows, and the bytes of the file so far."""
-        return read_blocks(file, self._kind, self._table, self._table.needed)
+    def blocks(
+        self, file: InputFile, *, check_only: bool
+    ) -> Iterator[tuple[RawBlock, int]]:
+        """Yields blocks of rows, and the bytes of the file so far.
+
+        Args:
+          file: A table.
+          check_only: Whether columns are left out of which any cell is good.
+        """
+        needed = self._table.needed
+        if check_only and file.size:
+            needed = self._checked(file)
+        return read_blocks(file, self._kind, self._table, needed)
+
+    def _checked(self, file: InputFile) -> tuple[str, ...]:
+        """Returns the columns in which a row can be malformed, or that split them."""
+        table = self._table
+        types = table_columns(file, self._kind, table.input)
+        return tuple(
+            name
+            for name in table.needed
+            if name == table.split.column
+            or not takes_all(table.columns[name], types[name])
+        )
 
     def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
         """Converts the columns of a block.

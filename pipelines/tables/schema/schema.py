@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -307,7 +308,7 @@ class Schema:
 
     def outputs_of(self, column: str) -> tuple[Output, ...]:
         """Returns what a column of the table becomes."""
-        return self.columns[column].outputs(usable_name(column))
+        return _outputs(self.columns[column], column)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -343,6 +344,11 @@ class Schema:
             "inputs": inputs,
             "schema": self.to_json(),
         }
+
+
+@functools.lru_cache(maxsize=1 << 14)  # asked for with every block
+def _outputs(kind: Kind, column: str) -> tuple[Output, ...]:
+    return kind.outputs(usable_name(column))
 
 
 def _refuse_unchosen(columns: Fields) -> None:

@@ -41,8 +41,11 @@ def numbers(values: Any, column: dict[str, Any], **others: Any) -> dict[str, Any
 def reasons(values: Any, column: dict[str, Any], **others: Any) -> list[str | None]:
     """What is wrong with each value of a column x."""
     array = values if isinstance(values, pa.Array) else pa.array(values)
-    labels = pa.array([1] * len(array))
-    found = convert(schema_of(column, **others), {"y": labels, "x": array}).faults
+    columns = {"y": pa.array([1] * len(array)), "x": array}
+    schema = schema_of(column, **others)
+    found = convert(schema, columns).faults
+    checked = convert(schema, columns, check_only=True).faults
+    assert [why for _, why in checked] == [why for _, why in found]
     first: list[str | None] = [None] * len(array)
     for rows, reason in reversed(found):
         first = [reason if bad else old for bad, old in zip(rows, first, strict=True)]
@@ -68,6 +71,15 @@ def test_numbers_are_clipped_then_in_logarithms_then_scaled(
 ) -> None:
     found = numbers([-3, 0, 12], {**NUMERIC, **column})["x"]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_null_is_missing_whatever_bytes_its_file_left_there() -> None:
+    whole = pa.array(["a", "b", ""], pa.large_string())
+    valid = pa.py_buffer(bytes([0b101]))
+    array = pa.Array.from_buffers(whole.type, 3, [valid, *whole.buffers()[1:]])
+    found = numbers(array, {"kind": "category", "buckets": 50})["x"]
+    assert found[0] > 0
+    assert found[1:] == [0, 0]
 
 
 def test_missing_numbers_are_what_the_schema_says() -> None:

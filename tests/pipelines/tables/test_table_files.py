@@ -265,6 +265,17 @@ def test_rows_keep_their_order_in_splits_that_rows_decide(
     assert set(sizes[:-1]) == {16}
 
 
+@pytest.mark.parametrize("column", ["job", "note"])
+def test_a_column_of_texts_may_split_whether_or_not_it_is_kept(
+    column: str, tmp_path: pathlib.Path
+) -> None:
+    write_text(tmp_path / "t.csv", [row for row in make_rows(200) if row[column]])
+    kept = {name: kind for name, kind in COLUMNS.items() if name != "note"}
+    schema = schema_of(kept, split={"by": "hash", "column": column})
+    summary = run(tmp_path / "t.csv", tmp_path / "out", schema=schema)
+    assert sum(summary.num_rows.values()) > 100
+
+
 def test_the_prepared_data_carries_its_schema_to_the_batches(
     table: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
