@@ -177,7 +177,7 @@ def __getattr__(name: str) -> Any:
         extra = _EXTRAS[home.partition(".")[0]]
         raise ModuleNotFoundError(
             f"Expected the package {error.name} to be installed, which {name} needs. "
-            f"Run: pip install 'dpsgd[{extra}]'",
+            f"Run, in a clone of the project: pip install '.[{extra}]'",
             name=error.name,
         ) from error
     return globals().setdefault(name, getattr(module, name))

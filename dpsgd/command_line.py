@@ -177,7 +177,7 @@ def main() -> None:
             raise  # a fault of this project
         _fail(
             f"Expected the package {error.name} to be installed, which this command "
-            "needs. Run: pip install 'dpsgd[train]'",
+            "needs. Run, in a clone of the project: pip install '.[train]'",
             2,
         )
 

@@ -40,9 +40,6 @@ from trainer.model.losses import (
 )
 from trainer.model.metrics import LABEL
 from trainer.model.table_model import (
-    BINARY,
-    CLASSES,
-    REGRESSION,
     Table,
     read_table,
     table_model,
@@ -51,21 +48,13 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.model.user_rows import of_one_row, of_users
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
+from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 from trainer.tf_compat import check_plain, keras
-
-#: The losses by name that suit a label, the usual one first.
-_LOSSES = {
-    BINARY: ("binary_crossentropy",),
-    CLASSES: ("sparse_categorical_crossentropy",),
-    REGRESSION: (
-        "mean_squared_error", "mean_absolute_error", "huber", "log_cosh",
-    ),
-}  # fmt: skip
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
     """Refuses a loss by name that the label of a table is not for."""
-    suiting = _LOSSES[table.task]
+    suiting = LOSSES_OF_LABELS[table.task]
     if loss.ones_own or loss.name in suiting:
         return
     raise InputError(
@@ -88,7 +77,7 @@ def make_loss(name: str) -> Loss:
 def make_model(
     manifest: Manifest,
     *,
-    model: str = "criteo",
+    model: str = DEFAULT_MODEL,
     embedding_dim: int,
     hidden: Sequence[int],
     loss: Loss = BINARY_CROSS_ENTROPY,
@@ -98,7 +87,7 @@ def make_model(
 
     Args:
       manifest: What the batches hold.
-      model: "criteo", for the default one of any prepared table, or "module:function".
+      model: "default", for the one of any prepared table, or "module:function".
       embedding_dim: Size of an embedding of the default model.
       hidden: Sizes of the hidden layers of the default model.
       loss: What is minimised.
@@ -108,7 +97,7 @@ def make_model(
       InputError: no such model, or one that cannot be trained privately.
     """
     description: dict[str, Any] = {"name": model, "loss": loss.name}
-    if model == "criteo":
+    if model == DEFAULT_MODEL:
         table = read_table(manifest)
         _check_loss(table, loss)
         network = table_model(table, embedding_dim=embedding_dim, hidden=hidden)

@@ -61,7 +61,7 @@ from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
 from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.train_settings import CLICK_MODEL
+from trainer.settings.train_settings import DEFAULT_MODEL
 from trainer.tf_compat import keras, tf
 
 NON_PRIVATE_DIAGNOSTICS = (
@@ -140,7 +140,7 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         checkpoint_every=checked.request.checkpoint_every,
     )
     gradient_sum = registry.gradient_sum(trained, settings)
-    if settings.model != CLICK_MODEL:  # whose export is tested
+    if settings.model != DEFAULT_MODEL:  # whose export is tested
         check_export(model, models.manifest_of(model, checked.manifest))
     reporter.say(_describe(checked, model))
     if settings.initial_weights is not None:

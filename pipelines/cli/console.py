@@ -42,12 +42,17 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
+    # Lines that are to be copied, such as a fingerprint, stand whole below the table.
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in fields.items():
-        table.add_row(name.replace("_", " "), _for_people(name, value))
+        if not name.endswith("fingerprint"):
+            table.add_row(name.replace("_", " "), _for_people(name, value))
     Console().print(table)
+    for name, value in fields.items():
+        if name.endswith("fingerprint"):
+            click.echo(f"{name.replace('_', ' ')}: {value}")
 
 
 def wrapped(text: str) -> str:

@@ -210,9 +210,10 @@ def _check_partitions(query: _Query, found: Found) -> None:
         wanted = between.join([_ANY_FOLDERS, *folders, files])
         raise InputError(
             f"Expected no partition folders {'/'.join(folders)} in {query.option} "
-            f"{query.text}: a column that is in their names alone is not read. Write "
-            "it into the files, as a number, without such folders, as `dpsgd prepare "
-            f"--schema` does; or leave it out with {query.glob(wanted)}."
+            f"{query.text}: a column that is in their names alone is not read. "
+            f"`dpsgd schema {shlex.quote(query.text)}` and then `dpsgd prepare --input "
+            f"{shlex.quote(query.text)} --schema schema.toml --out data` write it into "
+            f"the files, as a number; or leave it out with {query.glob(wanted)}."
         )
 
 

@@ -75,7 +75,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     status, last = without(root, package, f"from dpsgd import {name}")
     assert status == 1
     assert f"package {package}" in last
-    assert f"pip install 'dpsgd[{extra}]'" in last
+    assert f"pip install '.[{extra}]'" in last
 
 
 def test_a_command_without_a_package_ends_in_one_line(root: pathlib.Path) -> None:
@@ -86,7 +86,7 @@ def test_a_command_without_a_package_ends_in_one_line(root: pathlib.Path) -> Non
     status, last = without(root, "scipy", code)
     assert status == 2
     assert last.startswith("error: Expected the package scipy")
-    assert "pip install 'dpsgd[train]'" in last
+    assert "pip install '.[train]'" in last
 
 
 def without(root: pathlib.Path, package: str, code: str) -> tuple[int, str]:

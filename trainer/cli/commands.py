@@ -17,6 +17,7 @@ from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
 from trainer.settings.request import Request
 from trainer.settings.train_settings import (
+    AUTO_LOSS,
     EMBEDDING_NOISES,
     OPTIMIZERS,
     SCHEDULES,
@@ -112,9 +113,9 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 )
 @click.option(
     "--model",
-    default="criteo",
+    default=TrainSettings.model,
     show_default=True,
-    help="Default: made from the schema of any prepared table.  Or module:function, "
+    help="default: made from the schema of any prepared table.  Or module:function, "
     "which takes the manifest and returns a Keras model (of tf_keras, not keras) whose "
     "inputs are named as columns of the batches.",
 )
@@ -133,11 +134,13 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 )
 @click.option(
     "--loss",
-    default=TrainSettings.loss,
+    default=AUTO_LOSS,
     show_default=True,
-    help=f"By its Keras name: {', '.join(LOSSES)}; cross-entropies take logits, "
-    "of which the model returns one, or one per class.  Labels are the column "
-    "`label`.  Or module:function (labels, outputs -> one number per example).",
+    help="auto: binary_crossentropy, sparse_categorical_crossentropy or "
+    "mean_squared_error, as the schema of the prepared table says of its label.  Or by "
+    f"its Keras name: {', '.join(LOSSES)}; cross-entropies take logits, of which the "
+    "model returns one, or one per class.  Labels are the column `label`.  Or "
+    "module:function (labels, outputs -> one number per example).",
 )
 @click.option(
     "--metric",
@@ -254,6 +257,8 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
     flags.pop("as_json")
+    if flags["loss"] == AUTO_LOSS:  # there are no batches yet to ask
+        flags["loss"] = TrainSettings.loss
     return _request(flags)
 
 

@@ -61,6 +61,7 @@ class HeldOut:
 
     Attributes:
       num_rows: How many examples there are.
+      option: As given.
 
     Raises:
       InputError: no file, no row, other columns, data prepared in another way, or a
@@ -77,7 +78,7 @@ class HeldOut:
     ) -> None:
         self._columns = manifest.columns
         self._directory = directory
-        self._option = option
+        self.option = option
         self._paths = [path for path, _ in _files(directory, option)]
         self.num_rows = sum(_check_file(path, manifest) for path in self._paths)
         if input_digests:
@@ -141,7 +142,7 @@ class HeldOut:
                 for rows in file.iter_batches(num_rows, columns=names):
                     yield (
                         {
-                            c.name: _values(rows[c.name], c, self._option)
+                            c.name: _values(rows[c.name], c, self.option)
                             for c in self._columns
                         },
                         rows,
@@ -222,9 +223,9 @@ class Evaluator:
 
     def _outputs(self) -> Iterator[tuple[dict[str, np.ndarray], Any]]:
         for columns in self.held_out.batches():
-            _check_labels(self.model, columns)
+            _check_labels(self.model, columns, self.held_out.option)
             outputs = self.predict(columns)
-            check_finite(outputs)
+            check_finite(outputs, self.held_out.option)
             yield columns, outputs
 
 
@@ -245,11 +246,13 @@ def _arrays(values: Any) -> Any:
     return np.asarray(values)
 
 
-def _check_labels(model: TrainableModel, columns: Mapping[str, np.ndarray]) -> None:
+def _check_labels(
+    model: TrainableModel, columns: Mapping[str, np.ndarray], option: str
+) -> None:
     if not np.all(model.accepts(columns)):
         names = " and ".join(model.label_names)
         raise InputError(
-            f"Expected the values of column {names} of --eval to be "
+            f"Expected the values of column {names} of {option} to be "
             f"{model.allowed_labels} for loss={model.loss.name!r}. Mend or drop "
             "the other rows, or choose another --loss."
         )

@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import InputError
@@ -32,6 +33,7 @@ from pipelines.batches.manifest import (
 )
 from pipelines.files.folders import check_folder
 from pipelines.sampling.keys import read_key_file
+from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.model.evaluation import HeldOut
 from trainer.model.metrics import BINARY, LABEL, OTHER
 from trainer.model.user_rows import has_users, of_one_row, rows_per_user
@@ -40,7 +42,11 @@ from trainer.run.run_record import RECORD_NAME, RUN_NAMES, RunRecord, noise_key_
 from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.request import Request as Request
 from trainer.settings.request import check_local as check_local
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import (
+    AUTO_LOSS,
+    LOSSES_OF_LABELS,
+    TrainSettings,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,9 @@ def check(request: Request) -> Checked:
       InputError: name, value, bound, remedy.
     """
     manifest = read_manifest(request.batches)
+    request = dataclasses.replace(
+        request, settings=with_loss(request.settings, manifest.dataset)
+    )
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
     check_users(request.settings, manifest, augment=request.settings.augment)
@@ -105,6 +114,23 @@ def check(request: Request) -> Checked:
         here=here,
         began_under=began_under,
     )
+
+
+def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSettings:
+    """Returns settings with a loss, the label's where they say "auto".
+
+    Args:
+      settings: Of a run.
+      dataset: What the prepared data says of itself.
+
+    Raises:
+      InputError: a setting does not suit the loss.
+    """
+    if settings.loss != AUTO_LOSS:
+        return settings
+    # Data without a schema is taken for Criteo's, or a user's own, of 0 and 1.
+    task = dataset["label"]["task"] if dataset.get("name") == DATASET_NAME else BINARY
+    return dataclasses.replace(settings, loss=LOSSES_OF_LABELS[task][0])
 
 
 def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:

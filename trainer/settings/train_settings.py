@@ -13,8 +13,19 @@ from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
 
-#: The project's own model; any other is "module:function".
-CLICK_MODEL = "criteo"
+#: The model that is made from the schema of prepared data; any other is
+#: "module:function".
+DEFAULT_MODEL = "default"
+
+#: The loss that the schema of prepared data says of its label.
+AUTO_LOSS = "auto"
+
+#: What a schema says of the label -> the losses that suit it, the usual one first.
+LOSSES_OF_LABELS = {
+    "binary": ("binary_crossentropy",),
+    "classes": ("sparse_categorical_crossentropy",),
+    "regression": ("mean_squared_error", "mean_absolute_error", "huber", "log_cosh"),
+}
 
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
@@ -61,14 +72,15 @@ class TrainSettings(MethodSettings, AggregationSettings):
       warmup_steps: Steps in which the rate rises to ``learning_rate`` first.
       final_learning_rate_fraction: What is left of the rate at the end of a schedule
         that falls, in (0, 1].
-      model: "criteo", or "module:function".
+      model: "default", made from the schema of prepared data, or "module:function".
       views: Views of an example, of which the mean loss counts; columns (views, ...)
         of the batches, or made by ``augment``.
       augment: "module:name" of a function (columns, seed) -> columns of one view, or of
         Keras layers; None if views are columns.
-      loss: One of ``metrics.LOSSES``, or "module:function".
+      loss: One of ``metrics.LOSSES``, "module:function", or "auto", which `train` takes
+        from the schema of prepared data.
       metric: "module:function" of one more metric of held-out examples, or None.
-      embedding_dim: Size of an embedding of the click model.
+      embedding_dim: Size of an embedding of the default model.
       hidden: Sizes of its hidden layers.
       init_seed: Seed of the initial weights, which are public.
       initial_weights: File of the weights to start at instead; see
@@ -95,7 +107,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
     learning_rate_schedule: str = CONSTANT
     warmup_steps: int = 0
     final_learning_rate_fraction: float = 0.01
-    model: str = CLICK_MODEL
+    model: str = DEFAULT_MODEL
     views: int = 1
     augment: str | None = None
     loss: str = "binary_crossentropy"
@@ -115,7 +127,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         self._check_optimizer()
         check_choice("embedding_noise", self.embedding_noise, EMBEDDING_NOISES)
         self._check_loss()
-        if self.model != CLICK_MODEL:
+        if self.model != DEFAULT_MODEL:
             check_name(self.model, "model")
         if self.metric is not None:
             check_name(self.metric, "metric")
@@ -169,7 +181,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
         check_float(fraction, self.final_learning_rate_fraction, above=0, at_most=1)
 
     def _check_loss(self) -> None:
-        if ":" not in self.loss:
+        if ":" not in self.loss and self.loss != AUTO_LOSS:
             check_choice("loss", self.loss, tuple(LOSSES))
 
     def _check_initial_weights(self) -> None:
@@ -228,7 +240,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
 
     @property
     def task(self) -> str:
-        """What the loss says of labels; "other" for a user's own loss."""
+        """What the loss says of labels; "other" of a user's own, and of none yet."""
         return LOSSES.get(self.loss, OTHER)
 
     def eval_steps(self, num_steps: int) -> int:

@@ -13,6 +13,8 @@ from pipelines.batches.batch_format import Column
 from pipelines.tables.schema.schema import Schema
 from trainer.model.table_model import read_table, table_model
 from trainer.models import make_loss, make_model
+from trainer.run.preflight import with_loss
+from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 from trainer.tf_compat import keras, tf
 
 COLUMNS: dict[str, Any] = {
@@ -125,6 +127,11 @@ def test_the_output_is_for_the_label_and_other_losses_are_refused(
     model = make_model(found, loss=make_loss(loss), **sizes)
     assert model.network.output_shape == (None, units)
     assert model.description["name"] == "table"
+    auto = TrainSettings(loss=AUTO_LOSS, noise_multiplier=1.0, l2_norm_clip=1.0)
+    assert with_loss(auto, found.dataset).loss == loss
+    given = dataclasses.replace(auto, loss="huber")
+    assert with_loss(given, found.dataset) is given
+    assert with_loss(auto, {"label": "of one's own"}).loss == "binary_crossentropy"
     wrong = "mean_squared_error" if label["task"] == "binary" else "binary_crossentropy"
     with pytest.raises(
         InputError, match=f"--loss {loss} for the {label['task']} label"
