@@ -100,7 +100,8 @@ def _limit(shift: float, width: float, most_order: int) -> NDArray[np.float64]:
     """Returns a bound on ``g(s) / s^2`` for all s up to ``shift``, of orders 2 ..."""
     inner = min(width / 2, _REACH)
     # By symmetry one half; further inside, psi' is 0 and m is its constant part.
-    y = width / 2 - inner + _STEP * np.arange(math.ceil((inner + _REACH) / _STEP) + 1)
+    steps = np.arange(math.ceil((inner + _REACH) / _STEP) + 1, dtype=np.float64)
+    y = width / 2 - inner + _STEP * steps
     density = log_density(y, width)
     gaussian = -((y - width / 2) ** 2) / 2 - 0.5 * math.log(2 * math.pi)
     # psi' = (phi(y - W / 2) - phi(y + W / 2)) / (W p(y))

@@ -36,7 +36,8 @@ class LossDistribution:
     @property
     def losses(self) -> NDArray[np.float64]:
         """The grid of finite losses."""
-        return (self.first + np.arange(len(self.masses))) * self.spacing
+        points = self.first + np.arange(len(self.masses))
+        return np.asarray(points * self.spacing, np.float64)
 
 
 def least_spacing(losses: NDArray[np.float64]) -> float:

@@ -131,7 +131,8 @@ def _product(left: MergedOutcomes, right: MergedOutcomes) -> MergedOutcomes:
     kept = np.flatnonzero((pairs.upper > _TAIL / 1e3) | (pairs.lower > _TAIL / 1e3))
     if not len(kept):
         # Nothing is left to consider: a lower bound of 0.
-        return MergedOutcomes(kept * 0.0, kept * 0.0, kept * 0.0)
+        nothing = np.zeros(0)
+        return MergedOutcomes(nothing, nothing, nothing)
     losses = pairs.losses[kept]
     low, high = float(losses.min()), float(losses.max())
     center = sum(float(one.upper @ one.losses) for one in (left, right))

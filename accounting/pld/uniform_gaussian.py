@@ -141,7 +141,10 @@ def _pieces(
     ends = [(left, right)]
     if middle[0] < middle[1]:
         ends = [(left, middle[0]), (middle[1], right)]
-    return [a + step * np.arange(math.ceil((b - a) / step) + 1) for a, b in ends]
+    return [
+        np.asarray(a + step * np.arange(math.ceil((b - a) / step) + 1), np.float64)
+        for a, b in ends
+    ]
 
 
 def _log_excess(

@@ -228,7 +228,8 @@ class Scores:
     def _own_metric(self, metric: Metric) -> dict[str, float]:
         name = name_of(metric)
         value = metric(self._all("labels"), self._all("predictions"))
-        if not np.isscalar(value) or not np.isfinite(value):
+        # bool: a type checker would take a scalar for a text, too.
+        if not bool(np.isscalar(value)) or not np.isfinite(value):
             raise InputError(
                 f"Expected metric {name} to return one finite number. Mend it, or "
                 "leave --metric away."
