@@ -44,6 +44,7 @@ DEV = [
     "pytest>=8",
     "pytest-xdist>=3.5",
     "ruff>=0.6",
+    "tensorboard>=2.19",  # the tests give its callback to a private model
     "setuptools>=70,<82",  # 82 drops pkg_resources, which Beam workers still boot with
     "uv>=0.5",
     "yamllint>=1.35",
