@@ -64,7 +64,7 @@ COMMANDS = {
     ),
     "compare": (
         "trainer.cli.compare_commands:compare",
-        "Shuffled and Poisson batches: noise, epsilon and AUC.",
+        "Ways of batching and training at one epsilon, or noise.",
     ),
     "bias": (
         "trainer.cli.bias_commands:bias",
