@@ -42,6 +42,7 @@ from trainer.report import tables  # noqa: E402
 from trainer.settings.built_in_methods import BAM_HVP  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
 
+TITLE = "Milliseconds of a step, wall / processor"
 ROWS, UNITS, CLIP, RADIUS = 256, 64, 1.0, 0.02
 
 #: Name -> model to the sum of its clipped gradients.
@@ -122,24 +123,28 @@ def plot(found: dict[int, dict[str, dict[str, float]]], path: pathlib.Path) -> N
     figure.savefig(path, dpi=120)
 
 
+def write(found: dict[int, dict[str, dict[str, float]]], out: pathlib.Path) -> None:
+    """Writes ``depth.json``, ``depth.md`` and ``depth.png``."""
+    (out / "depth.json").write_text(json.dumps(found, indent=2) + "\n")
+    table = tables.markdown(["layers", *WAYS], rows_of(found))
+    (out / "depth.md").write_text(f"{TITLE}\n\n{table}\n")
+    plot(found, out / "depth.png")
+
+
 def main() -> None:
-    """Measures, and writes ``depth.json``, ``depth.md`` and ``depth.png``."""
+    """Measures every depth."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--depths", default="2,4,8,16,32,64")
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    found = {}
+    found: dict[int, dict[str, dict[str, float]]] = {}
     for depth in map(int, given.depths.split(",")):
         found[depth] = measure(depth, given.rounds)
+        write(found, given.out)
         print(f"{depth} layers measured", file=sys.stderr)
-    headings = ["layers", *WAYS]
-    (given.out / "depth.json").write_text(json.dumps(found, indent=2) + "\n")
-    table = tables.markdown(headings, rows_of(found))
-    (given.out / "depth.md").write_text(f"Milliseconds, wall / processor.\n\n{table}\n")
-    plot(found, given.out / "depth.png")
-    tables.show("ms of a step, wall / processor", headings, rows_of(found), left=[])
+    tables.show(TITLE, ["layers", *WAYS], rows_of(found), left=[])
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_runs_are_held_together_and_not_made_again(
         for run in runs
     ]
     assert not np.allclose(*last)  # noise of their own
-    asked = [json.loads(compare.settings_path(run).read_text()) for run in runs]
+    asked = [json.loads(compare_runs.settings_path(run).read_text()) for run in runs]
     seeds = {one["settings"]["init_seed"] for one in asked}
     assert len(seeds) == 1  # the same weights to begin with
     np.testing.assert_allclose(one.over_runs, np.std(last, 0, ddof=1), rtol=1e-3)

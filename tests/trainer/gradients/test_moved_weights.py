@@ -15,6 +15,7 @@ from tests.trainer.methods.test_bam import loop_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients.clipping import OPERATIONS as PATH
 from trainer.gradients.operations import operation_clipping
+from trainer.gradients.operations.copied_graph import with_changes
 from trainer.gradients.operations.weight_uses import UnknownUseError
 from trainer.methods import bam
 from trainer.model.trainable_model import TrainableModel
@@ -96,6 +97,26 @@ def test_large_products_are_not_formed(
     )
     found = _sum(model)(*batch(data))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
+
+
+def test_of_a_table_that_is_looked_up_no_whole_gradient_is_formed() -> None:
+    model = make_model(OPERATIONS["table used twice"])
+    sizes = [v.shape.num_elements() for v in model.variables if v.shape != (7, 3)]
+    assert operation_clipping.num_formed_values(model) == sum(sizes)
+
+
+def test_what_does_not_follow_from_a_change_is_used_as_it_is() -> None:
+    with tf.Graph().as_default() as graph:
+        values = tf.constant([1.0, 2.0])
+        apart, changed = values + 1.0, values * 2.0
+        result = tf.square(apart) * tf.sqrt(changed)
+        found, copies = with_changes(result, {changed.op.name: lambda op: [2.0, 4.0]})
+        (copy,) = copies.values()
+        both = tf.compat.v1.Session().run([found, result, copy.outputs[0]])
+        types = [op.type for op in graph.get_operations()]
+    assert types.count("Square") == 1
+    np.testing.assert_allclose(both[0], both[1] * np.sqrt(2.0), rtol=1e-6)
+    np.testing.assert_array_equal(both[2], [2.0, 4.0])
 
 
 class _ChosenRows(keras.layers.Layer):
