@@ -201,14 +201,28 @@ def test_lines_of_a_comparison_can_be_told_apart_without_colour(
     assert {line.get_markerfacecolor() for line in points} == {"white"}
 
 
-def test_the_legend_of_a_comparison_covers_no_panel(drawn: list[Figure]) -> None:
-    compare_plot.plot(
-        outcomes(), compare_plot.EPSILON, pathlib.Path("a.png"), title="T"
-    )
+@pytest.mark.parametrize("tried", [1, 12])
+def test_the_legend_of_a_comparison_covers_no_panel_and_is_whole(
+    drawn: list[Figure], tried: int
+) -> None:
+    widths = [{"mix_width": 0.001 * (1 + number)} for number in range(tried)]
+    found = [
+        dataclasses.replace(each, method="model-mix", method_settings=width)
+        for each in outcomes()[:-1]
+        for width in widths
+    ]
+    compare_plot.plot(found, compare_plot.EPSILON, pathlib.Path("a.png"), title="T")
     [figure] = drawn
     box = figure.legends[0].get_window_extent(renderer_of(figure))
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0
     for axes in figure.axes:
         assert not box.overlaps(axes.get_tightbbox(renderer_of(figure)))
+    # However many: marker and dashes together are of one line alone.
+    handles = figure.legends[0].legend_handles
+    told = {(each.get_marker(), each.get_linestyle()) for each in handles}
+    assert len(told) == len(handles)
 
 
 def test_a_comparison_without_privacy_is_drawn_over_its_batch_size(
