@@ -18,6 +18,7 @@ COMMANDS = [
     for block in blocks(PAGE)
     if block.language == "sh"
     for line in block.text.replace("\\\n", " ").splitlines()
+    if line.startswith("dpsgd ")
 ]
 #: In the running text: `dpsgd train --method bam`.
 SHORT = sorted(set(re.findall(r"`(dpsgd [a-z][^`]*)`", TEXT)))
