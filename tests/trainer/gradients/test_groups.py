@@ -119,12 +119,16 @@ def gradients_of(model: GroupedModel, columns: dict[str, Any]) -> list[list[Any]
     return found
 
 
+def norm_of(gradients: list[Any]) -> float:
+    return math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in gradients))
+
+
 def clipped_total(
     gradients: list[list[Any]], clip: float, cap: float = math.inf
 ) -> list[np.ndarray]:
     total = [np.zeros(g.shape, "f8") for g in gradients[0]]
     for of_group in gradients:
-        norm = math.sqrt(sum(float((g.astype("f8") ** 2).sum()) for g in of_group))
+        norm = norm_of(of_group)
         for target, g in zip(total, of_group, strict=True):
             target += np.clip(g * min(1.0, clip / norm), -cap, cap)
     return total
@@ -144,10 +148,13 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
     model = grouped(make, weighted=weighted)
     columns, weight = data_of(model)
     assert clipping.choose_path(model) == MODELS[make]
-    wanted = clipped_total(gradients_of(model, columns), CLIP, 0.05)
+    gradients = gradients_of(model, columns)
+    # Some groups are clipped, and some are not: what is clipped shows no scale.
+    clip = float(np.median([norm_of(of_group) for of_group in gradients]))
+    wanted = clipped_total(gradients, clip, clip / 3)
     for path in (MODELS[make], VECTORIZED):
         gradient_sum = clipping.clipped_sum(
-            model, l2_norm_clip=CLIP, linf_norm_clip=0.05, path=path
+            model, l2_norm_clip=clip, linf_norm_clip=clip / 3, path=path
         )
         found = tf.function(gradient_sum)(columns, weight)
         assert_close(arrays(found), wanted)
