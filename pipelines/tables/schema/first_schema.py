@@ -326,7 +326,8 @@ def _label_of_values(cells: Cells) -> tuple[str, ...]:
         whole = bool((found == np.floor(found)).all())
         if whole and found.min() >= 0 and found.max() < _MOST_CLASSES:
             return CLASSES, f"classes = {int(found.max()) + 1}  # 0, 1, ..."
-        return REGRESSION, f"range = [{found.min()!r}, {found.max()!r}]"
+        ends = [float(found.min()), float(found.max())]  # NumPy 2 shows its own type
+        return REGRESSION, f"range = {ends}"
     task = BINARY if len(distinct) == 2 else CLASSES
     return task, f"classes = {_words(distinct[:_MOST_CLASSES])}"
 

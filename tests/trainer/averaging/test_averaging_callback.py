@@ -35,10 +35,12 @@ def test_the_tail_average_of_a_fit_by_hand() -> None:
     model, callback = _model(), AverageWeights(AggregationSettings(tail=3))
     for steps in (3, 1):
         _fit(model, callback, steps)
-    assert float(model.weights[0]) == 1.875
+    assert model.weights[0].numpy().item() == 1.875
     with callback.swapped("uta"):
-        assert float(model.weights[0]) == pytest.approx((1.5 + 1.75 + 1.875) / 3)
-    assert float(model.weights[0]) == 1.875
+        assert model.weights[0].numpy().item() == pytest.approx(
+            (1.5 + 1.75 + 1.875) / 3
+        )
+    assert model.weights[0].numpy().item() == 1.875
 
 
 def test_a_fit_over_the_tail_average_by_hand() -> None:
@@ -46,9 +48,9 @@ def test_a_fit_over_the_tail_average_by_hand() -> None:
     settings = AggregationSettings(tail=2, train_over="uta", aggregate_from=2)
     model, callback = _model(), AverageWeights(settings)
     _fit(model, callback, 4)
-    assert float(model.weights[0]) == pytest.approx(57 / 32)
+    assert model.weights[0].numpy().item() == pytest.approx(57 / 32)
     with callback.swapped("uta"):
-        assert float(model.weights[0]) == pytest.approx(109 / 64)
+        assert model.weights[0].numpy().item() == pytest.approx(109 / 64)
 
 
 def test_averages_begin_with_their_first_fit() -> None:
@@ -57,7 +59,7 @@ def test_averages_begin_with_their_first_fit() -> None:
     model.fit(np.ones((1, 1)), np.full((1, 1), 2.0), verbose=0)
     _fit(model, callback, 2)
     with callback.swapped("uta"):
-        assert float(model.weights[0]) == pytest.approx((1 + 1.5 + 1.75) / 3)
+        assert model.weights[0].numpy().item() == pytest.approx((1 + 1.5 + 1.75) / 3)
 
 
 class _EverySecond(keras.optimizers.SGD):
@@ -79,7 +81,7 @@ def test_a_step_may_take_several_batches() -> None:
     )
     model.compile(_EverySecond(), loss=model.loss, run_eagerly=True)
     _fit(model, callback, 8)
-    assert float(model.weights[0]) == pytest.approx(57 / 32)
+    assert model.weights[0].numpy().item() == pytest.approx(57 / 32)
 
 
 def test_several_steps_between_two_calls_are_refused() -> None:
