@@ -32,14 +32,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable
+from statistics import NormalDist
 from typing import Any
-
-from scipy import special
 
 from accounting import accountant
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian
 from accounting.validation import check_float
 
 #: False positive rates that statements and reports name.
@@ -80,7 +78,7 @@ class TradeOff:
         )
         bounds = [1.0, *(_most(rate, *point) for point in self.points)]
         if self.mu is not None and 0.0 < rate < 1.0:
-            bounds.append(float(special.ndtr(special.ndtri(rate) + self.mu)))
+            bounds.append(_normal_cdf(NormalDist().inv_cdf(rate) + self.mu))
         return _up(min(bounds))
 
     @property
@@ -241,7 +239,24 @@ def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[fl
     """
     if not math.isfinite(claim[0]):
         return []
-    mu = 1 / gaussian.gaussian_noise(*claim)
-    inner = [float(special.ndtri(1 - rate)) for rate in rates if 0.0 < rate < 1.0]
+    mu = _gaussian_mu(*claim)
+    inner = [-NormalDist().inv_cdf(rate) for rate in rates if 0.0 < rate < 1.0]
     # The slope of the trade-off function at each rate.
     return [abs(mu * normal - mu**2 / 2) for normal in inner]
+
+
+def _normal_cdf(value: float) -> float:
+    # Accurate in the lower tail, as that of `NormalDist` need not be.
+    return math.erfc(-value / math.sqrt(2)) / 2
+
+
+def _gaussian_mu(epsilon: float, delta: float) -> float:
+    """Returns about the mu of a Gaussian mechanism that is (epsilon, delta)-private."""
+    low, high = 1e-9, 1e3
+    for _ in range(60):
+        mu = math.sqrt(low * high)
+        lower = _normal_cdf(-epsilon / mu - mu / 2)
+        found = _normal_cdf(mu / 2 - epsilon / mu)
+        found -= math.exp(min(epsilon, 700.0)) * lower
+        low, high = (mu, high) if found < delta else (low, mu)
+    return low
