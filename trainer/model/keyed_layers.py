@@ -119,6 +119,10 @@ def _replaced_generators(network: Any, make: Callable[[Any], Any]) -> Iterator[N
             # Through __dict__: Keras would track what is assigned.
             vars(layer)["_random_generator"] = make(layer)
         yield
+    except InputError as error:
+        # Keras writes the arguments of the call, of several lines, around it.
+        lines = [line for line in str(error).splitlines() if "Expected" in line]
+        raise InputError(lines[0] if lines else str(error)) from None
     finally:
         for layer, generator in found:
             vars(layer)["_random_generator"] = generator
