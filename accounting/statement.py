@@ -284,8 +284,7 @@ class PrivacyStatement:
     def _attacks(self) -> list[str]:
         if (found := self.trade_off) is None:
             return []
-        users = self.max_examples_per_user > 1
-        unit = "the examples of a user were" if users else "an example was"
+        unit = "the examples of a user were" if self._is_for_users else "an example was"
         replaced = self.neighboring_relation == relations.REPLACE_ONE
         return [f"  attacks     {found.to_text(unit, replaced=replaced)}."]
 

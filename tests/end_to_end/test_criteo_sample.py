@@ -191,7 +191,6 @@ def test_a_run_does_not_continue_on_other_batches(copy: pathlib.Path) -> None:
           "--epochs=1"), "it holds finished batches"),
         (("batches", "--input=data/train", "--out=new", "--batch-size=100",
           "--epochs=1", "--memory=4"), "--memory=4"),
-        (("verify", "data"), "manifest.json to exist"),
         ((*TRAIN, "--out=data"), "data"),
         (("train", "--batches=data", "--eval=data/test", "--out=new",
           "--l2-norm-clip=1", *BUDGET), "manifest.json to exist"),

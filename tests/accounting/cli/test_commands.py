@@ -226,7 +226,7 @@ def test_commands_of_the_page_get_to_their_work(root, small_plan, monkeypatch):
     monkeypatch.setattr("accounting.planning.sweeps.answer_for", started)
     plan = small_plan("poisson")
     monkeypatch.setattr("accounting.planning.sweeps.checked_plan", lambda *_: plan)
-    page = (root / "docs" / "accountant.md").read_text()
+    page = (root / "docs" / "accounting.md").read_text()
     commands = re.findall(r"^dpsgd plan ((?:.*\\\n)*.*)", page, re.M)
     assert len(commands) > 10
     for command in commands:
