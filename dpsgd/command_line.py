@@ -51,23 +51,23 @@ COMMANDS = {
         "Predict the rows of a table by a finished run.",
     ),
     "simulate": (
-        "trainer.cli.simulate_commands:simulate",
+        "trainer.cli.experiments.simulate_commands:simulate",
         "Predict a costly run from cheap ones (TAN).",
     ),
     "variance": (
-        "trainer.cli.iterate_commands:variance",
+        "trainer.cli.experiments.iterate_commands:variance",
         "Spread of a run's iterates against that of runs.",
     ),
     "shift": (
-        "trainer.cli.iterate_commands:shift",
+        "trainer.cli.experiments.iterate_commands:shift",
         "Last weights and averages on data that shifts.",
     ),
     "compare": (
-        "trainer.cli.compare_commands:compare",
+        "trainer.cli.experiments.compare_commands:compare",
         "Ways of batching and training at one epsilon, or noise.",
     ),
     "bias": (
-        "trainer.cli.bias_commands:bias",
+        "trainer.cli.experiments.bias_commands:bias",
         "How clipping biases each method: public data.",
     ),
     "account": ("trainer.cli.commands:account", "The epsilon of a run, or of a plan."),

@@ -32,6 +32,7 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from trainer.gradients.model_check import check_differentiable, check_model
+from trainer.model.grouped_model import of_users
 from trainer.model.losses import (
     BINARY_CROSS_ENTROPY,
     Loss,
@@ -46,7 +47,7 @@ from trainer.model.table_model import (
 )
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
-from trainer.model.user_rows import of_one_row, of_users
+from trainer.model.user_rows import of_one_row
 from trainer.model.views import ONE_VIEW, Views, of_one_view, trained_model
 from trainer.settings.train_settings import DEFAULT_MODEL, LOSSES_OF_LABELS
 from trainer.tf_compat import check_plain, keras

@@ -1,7 +1,7 @@
 """Flags that several commands take, each declared once.
 
 A command gives a flag its help; name and type are the same everywhere.  Flags of all
-runs of an experiment are in ``trainer.cli.experiment_flags``.
+runs of an experiment are in ``trainer.cli.experiments.experiment_flags``.
 
 Formal guarantees:
   - A delta out of range is refused while flags are parsed, before any work.

@@ -21,18 +21,13 @@ from pipelines.cli.byte_size import ByteSize
     required=True,
     help="Holds the users' ids: integers, text or bytes.  It is left out of OUT.",
 )
-@click.option(
-    "--max-examples-per-user",
-    type=int,
-    required=True,
-    help="Rows of a user that are kept at most, chosen at random.",
+@shared_options.max_examples_per_user(
+    "Rows of a user that are kept at most, chosen at random.", required=True
 )
-@click.option(
-    "--num-examples",
-    type=int,
+@shared_options.num_examples(
+    "Slots: a public number, at least the rows that are kept or, with --sample users, "
+    "the users.  It enters the sampling rate in place of their number.",
     required=True,
-    help="Slots: a public number, at least the rows that are kept or, with --sample "
-    "users, the users.  It enters the sampling rate in place of their number.",
 )
 @click.option(
     "--sample",

@@ -46,7 +46,7 @@ def refused(command: str, *arguments: str) -> str:
 def test_every_command_that_takes_a_delta_is_known() -> None:
     assert set(COMMANDS) == {
         "demo", "plan", "batches", "train", "simulate", "compare", "account", "audit",
-        "report",
+        "report", "variance",
     }  # fmt: skip
 
 

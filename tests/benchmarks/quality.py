@@ -26,10 +26,10 @@ from pipelines.batches.manifest import pretty_json, write_atomically
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.flat_settings import train_settings
-from trainer.experiments.compare_case import Case
-from trainer.experiments.compare_report import Report
-from trainer.experiments.compare_results import summarise
-from trainer.experiments.compare_runs import Runs
+from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.results import summarise
+from trainer.experiments.comparison.runs import Runs
 from trainer.run import privacy
 from trainer.settings.comparison_settings import OWN, Experiment
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE

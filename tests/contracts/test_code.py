@@ -95,7 +95,7 @@ SHARED_FLAGS = {
     "--noise-multiplier", "--num-examples", "--num-steps", "--plot", "--relation",
     "--sampler",
 }  # fmt: skip
-COMMAND_MODULES = [path for path in SOURCES if path.parent.name == "cli"]
+COMMAND_MODULES = [path for path in SOURCES if "cli" in path.parts]
 
 
 def declared_flags(path: pathlib.Path) -> list[str]:

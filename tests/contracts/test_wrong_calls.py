@@ -728,7 +728,7 @@ WORK = {
     "train": "trainer.report.progress.Terminal.say",
     "predict": "trainer.report.progress.Terminal.say",
     "audit": "trainer.auditing.audit._audit_mechanism",
-    "compare": "trainer.experiments.compare_noise.find_cases",
+    "compare": "trainer.experiments.comparison.noise.find_cases",
     "simulate": "trainer.experiments.simulate.Simulator",
     "bias": "trainer.experiments.bias._train",
     "variance": "trainer.experiments.variance.Runs",

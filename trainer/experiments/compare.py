@@ -1,6 +1,6 @@
 """Many runs that differ in a few things, and what came out: one table.
 
-    OUT/batches/, OUT/runs/               each made once: see ``compare_runs``
+    OUT/batches/, OUT/runs/               each made once: see ``comparison.runs``
     OUT/comparison.json, .md, .png        the table, for machines, people and eyes
 
 Every seed has batches, initial weights and noise of its own.  First all noise is found,
@@ -24,11 +24,12 @@ import itertools
 from accounting import deltas
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
-from trainer.experiments import compare_jobs, compare_noise
-from trainer.experiments.compare_case import Case
-from trainer.experiments.compare_report import Report
-from trainer.experiments.compare_results import summarise
-from trainer.experiments.compare_runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison import jobs as compare_jobs
+from trainer.experiments.comparison import noise as compare_noise
+from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.results import summarise
+from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
 from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 
@@ -41,7 +42,7 @@ def compare(
     Args:
       settings: What is compared.
       say: Takes a line of progress.
-      make_batches: As in ``compare_runs.Runs``.
+      make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
       InputError: before any batch is made, for what the trainer would refuse; later for

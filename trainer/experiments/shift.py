@@ -30,8 +30,8 @@ from pipelines.batches.manifest import read_json
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments import drifting_table
-from trainer.experiments.compare_case import Case
-from trainer.experiments.compare_runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 from trainer.settings.iterate_settings import ShiftSettings
@@ -106,7 +106,7 @@ def shift(
     Args:
       settings: What is run.
       say: Takes a line of progress.
-      make_batches: As in ``compare_runs.Runs``.
+      make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
       InputError: before any batch is made, for what the trainer would refuse; later for

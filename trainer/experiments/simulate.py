@@ -21,7 +21,7 @@ from accounting.statement import PrivacyStatement
 from accounting.validation import check_choice
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
-from trainer.experiments.compare_runs import Say, check_experiment, silent
+from trainer.experiments.comparison.runs import Say, check_experiment, silent
 from trainer.experiments.simulation import Protocol, Simulator, best
 from trainer.experiments.simulation_report import NOT_PRIVATE, Report
 from trainer.model.metrics import VOTE_METRICS
@@ -40,7 +40,7 @@ def simulate(
     Args:
       settings: What is simulated.
       say: Takes a line of progress.
-      make_batches: As in ``compare_runs.Runs``.
+      make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
       InputError: before any batch is made, for what the trainer would refuse; later for

@@ -36,8 +36,8 @@ from accounting.plan import DpSgdPlan
 from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments.compare_case import Trial
-from trainer.experiments.compare_runs import Runs, Say
+from trainer.experiments.comparison.case import Trial
+from trainer.experiments.comparison.runs import Runs, Say
 from trainer.experiments.extrapolation import Line, Prediction, fit_line
 from trainer.model.metrics import metric_names
 from trainer.settings.comparison_settings import LAST, SimulationSettings
@@ -193,7 +193,7 @@ class Simulator:
     Args:
       protocol: What to do.
       say: Takes a line of progress.
-      make_batches: As in ``compare_runs.Runs``.
+      make_batches: As in ``comparison.runs.Runs``.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ from scipy.stats import f as fisher
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
-from trainer.experiments.compare_case import Case, Trial
-from trainer.experiments.compare_runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison.case import Case, Trial
+from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
@@ -147,7 +147,7 @@ def variance(
     Args:
       settings: What is run.
       say: Takes a line of progress.
-      make_batches: As in ``compare_runs.Runs``.
+      make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
       InputError: before any batch is made, for what the trainer would refuse; later for

@@ -25,7 +25,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pipelines.batches.manifest import Manifest
+from pipelines.inputs.bounded import ROW_WEIGHTS
 from trainer.model.trainable_model import TrainableModel
+from trainer.model.user_rows import has_users, rows_per_user
 from trainer.tf_compat import tf
 
 
@@ -113,3 +116,34 @@ class GroupedModel(TrainableModel):
                 value = tf.where(there, tf.zeros_like(value), value)
             rows[name] = tf.reshape(value, (-1, *value.shape[2:]))
         return rows
+
+
+def of_users(model: TrainableModel, manifest: Manifest) -> TrainableModel:
+    """Returns the model whose losses are those of training on these batches.
+
+    Args:
+      model: Of one row, with what is drawn for it.
+      manifest: Of the batches.
+    """
+    if not has_users(manifest):
+        return model
+    size = rows_per_user(manifest)
+    by_row = frozenset(column.name for column in model.columns)
+    weights = [column for column in manifest.columns if column.name == ROW_WEIGHTS]
+    return GroupedModel(
+        network=model.network,
+        description={**model.description, "rows_per_user": size},
+        loss=model.loss,
+        columns=(
+            *(
+                dataclasses.replace(column, shape=(size, *column.shape))
+                for column in model.columns
+            ),
+            *weights,
+        ),
+        seeds=None if model.seeds is None else (size, *model.seeds),
+        of_row=model,
+        size=size,
+        by_row=by_row,
+        row_weights=ROW_WEIGHTS,
+    )

@@ -2,7 +2,7 @@
 
 `dpsgd bound --sample users` writes records of at most k rows, in columns (k, ...), and
 a column of weights that tells rows from padding.  The model is one of a row, and so are
-held-out data, exports and predictions.
+held-out data, exports and predictions; ``grouped_model.of_users`` is what is trained.
 
 Formal guarantees:
   - One user changes the sum of a step by the clip norm, whatever rows the user has.
@@ -20,8 +20,6 @@ import dataclasses
 
 from pipelines.batches.manifest import Manifest
 from pipelines.inputs.bounded import ROW_WEIGHTS, Bounded
-from trainer.model.grouped_model import GroupedModel
-from trainer.model.trainable_model import TrainableModel
 
 
 def rows_per_user(manifest: Manifest) -> int:
@@ -47,35 +45,4 @@ def of_one_row(manifest: Manifest) -> Manifest:
             for column in manifest.columns
             if column.name != ROW_WEIGHTS
         ),
-    )
-
-
-def of_users(model: TrainableModel, manifest: Manifest) -> TrainableModel:
-    """Returns the model whose losses are those of training on these batches.
-
-    Args:
-      model: Of one row, with what is drawn for it.
-      manifest: Of the batches.
-    """
-    if not has_users(manifest):
-        return model
-    size = rows_per_user(manifest)
-    by_row = frozenset(column.name for column in model.columns)
-    weights = [column for column in manifest.columns if column.name == ROW_WEIGHTS]
-    return GroupedModel(
-        network=model.network,
-        description={**model.description, "rows_per_user": size},
-        loss=model.loss,
-        columns=(
-            *(
-                dataclasses.replace(column, shape=(size, *column.shape))
-                for column in model.columns
-            ),
-            *weights,
-        ),
-        seeds=None if model.seeds is None else (size, *model.seeds),
-        of_row=model,
-        size=size,
-        by_row=by_row,
-        row_weights=ROW_WEIGHTS,
     )

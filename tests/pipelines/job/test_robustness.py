@@ -456,7 +456,9 @@ def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
     def read(*arguments: Any) -> Any:
         data = bytearray((source / "a.parquet").read_bytes())
         data[4:400] = bytes(396)
-        (source / "a.parquet").write_bytes(data)
+        # Another thread must find one of both files, never half of one.
+        (source / ".damaged").write_bytes(data)
+        (source / ".damaged").replace(source / "a.parquet")
         return parquet_blocks.read_block(*arguments)
 
     patch.setattr(packing, "read_block", read)

@@ -23,10 +23,10 @@ from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import write_held_out
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from tests.warm_processes import warm_python
-from trainer.cli.compare_commands import compare
+from trainer.cli.experiments.compare_commands import compare
 from trainer.experiments import compare as library
-from trainer.experiments import compare_runs
-from trainer.experiments.compare_results import Outcome
+from trainer.experiments.comparison import runs as compare_runs
+from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, ComparisonSettings
 from trainer.settings.train_settings import TrainSettings
 
@@ -165,7 +165,7 @@ def test_flags_and_settings_ask_for_the_same(
     """All lists at once: as flags, and as settings."""
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "trainer.cli.experiment_body.compare",
+        "trainer.cli.experiments.experiment_body.compare",
         lambda settings, *, as_json: asked.append(settings),
     )
     settings = make_settings()

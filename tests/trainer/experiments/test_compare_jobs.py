@@ -11,13 +11,14 @@ import pytest
 
 from accounting.validation import InputError
 from trainer.experiments import compare as library
-from trainer.experiments import compare_jobs, compare_runs
-from trainer.experiments.compare_jobs import (
+from trainer.experiments.comparison import jobs as compare_jobs
+from trainer.experiments.comparison import runs as compare_runs
+from trainer.experiments.comparison.jobs import (
     check_jobs,
     train_and_measure,
     train_at_once,
 )
-from trainer.experiments.compare_runs import silent
+from trainer.experiments.comparison.runs import silent
 from trainer.run.preflight import Request
 from trainer.settings import methods
 from trainer.settings.comparison_settings import ComparisonSettings

@@ -13,10 +13,10 @@ from accounting import accountant
 from accounting.validation import InputError
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
-from trainer.experiments.compare_case import Case
-from trainer.experiments.compare_noise import find_cases
-from trainer.experiments.compare_report import Report
-from trainer.experiments.compare_runs import silent
+from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.noise import find_cases
+from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.runs import silent
 from trainer.run import privacy
 from trainer.settings.comparison_settings import (
     OPTIMISTIC,

@@ -11,9 +11,9 @@ import pytest
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import PRIVATE
-from trainer.experiments.compare_case import Case
-from trainer.experiments.compare_report import COSTS, Report
-from trainer.experiments.compare_results import summarise
+from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.report import COSTS, Report
+from trainer.experiments.comparison.results import summarise
 from trainer.settings.train_settings import TrainSettings
 
 

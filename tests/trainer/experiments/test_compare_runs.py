@@ -15,9 +15,9 @@ import pytest
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, Work
-from trainer.cli import experiment_body
-from trainer.experiments.compare_case import Trial
-from trainer.experiments.compare_runs import Runs, settings_path, silent
+from trainer.cli.experiments import experiment_body
+from trainer.experiments.comparison.case import Trial
+from trainer.experiments.comparison.runs import Runs, settings_path, silent
 from trainer.run.run_record import read_run
 from trainer.settings.comparison_settings import ComparisonSettings, Experiment
 from trainer.settings.train_settings import TrainSettings
@@ -49,7 +49,7 @@ def test_a_finished_run_is_not_made_again(
 ) -> None:
     first = runs.run(_trial())
     monkeypatch.setattr(
-        "trainer.experiments.compare_runs.train_here",
+        "trainer.experiments.comparison.runs.train_here",
         lambda request: pytest.fail("trained again"),
     )
     assert runs.run(_trial()) == first

@@ -19,7 +19,7 @@ from accounting.planning.tan import Configuration
 from accounting.validation import InputError
 from tests.trainer.conftest import write_held_out
 from trainer.cli.commands import account
-from trainer.cli.simulate_commands import simulate
+from trainer.cli.experiments.simulate_commands import simulate
 from trainer.experiments import simulation_report
 from trainer.experiments.extrapolation import fit_line
 from trainer.experiments.simulation import (
@@ -257,9 +257,9 @@ def _check_taken_up_again(
         trained.append(str(request.run))
         real(request)
 
-    from trainer.experiments.compare_runs import train_here as real
+    from trainer.experiments.comparison.runs import train_here as real
 
-    monkeypatch.setattr("trainer.experiments.compare_runs.train_here", train)
+    monkeypatch.setattr("trainer.experiments.comparison.runs.train_here", train)
     again = _simulate(*common, "--run-reference")
     assert again.exception is None, again.output
     assert len(trained) == 1

@@ -15,7 +15,8 @@ from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from tests.trainer.conftest import make_rows, write_held_out
 from tests.trainer.run.whole_runs import load_model, private_settings
-from trainer.experiments import compare_runs, variance_report
+from trainer.experiments import variance_report
+from trainer.experiments.comparison import runs as compare_runs
 from trainer.experiments.variance import spreads, variance
 from trainer.settings.iterate_settings import VarianceSettings
 

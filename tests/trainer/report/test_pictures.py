@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 import dpsgd
 from tests.trainer.experiments.test_simulation import _report, _simulation
-from trainer.experiments import compare_plot
-from trainer.experiments.compare_report import Report
-from trainer.experiments.compare_results import Outcome
+from trainer.experiments.comparison import plot as compare_plot
+from trainer.experiments.comparison.report import Report
+from trainer.experiments.comparison.results import Outcome
 from trainer.report.plots import plot_curve
 
 PLAN = (

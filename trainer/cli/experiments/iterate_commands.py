@@ -11,7 +11,8 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import experiment_flags, method_flags
+from trainer.cli import method_flags
+from trainer.cli.experiments import experiment_flags
 from trainer.model.metrics import METRICS
 from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE

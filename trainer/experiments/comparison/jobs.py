@@ -24,14 +24,14 @@ from multiprocessing import connection
 
 from accounting.validation import InputError
 from pipelines.files.separate_process import Process
-from trainer.experiments import compare_runs
-from trainer.experiments.compare_runs import Say
+from trainer.experiments.comparison import runs as compare_runs
+from trainer.experiments.comparison.runs import Say
 from trainer.run.preflight import Request
 from trainer.settings import methods
 from trainer.settings.comparison_settings import ComparisonSettings
 
 #: For ``Process``: of a module and a request; trains and returns the memory it took.
-TRAIN = "trainer.experiments.compare_jobs:train_and_measure"
+TRAIN = "trainer.experiments.comparison.jobs:train_and_measure"
 
 
 def train_and_measure(module: str, request: Request) -> int:

@@ -37,13 +37,13 @@ from accounting.plan import DpSgdPlan, check_epochs
 from accounting.statement import check_unit
 from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
-from trainer.experiments.compare_case import (
+from trainer.experiments.comparison.case import (
     GIVEN,
     Case,
     is_private,
     without_repetition,
 )
-from trainer.experiments.compare_runs import Say
+from trainer.experiments.comparison.runs import Say
 from trainer.run import privacy
 from trainer.settings.comparison_settings import (
     OPTIMISTIC,

@@ -24,8 +24,8 @@ from typing import Any
 from matplotlib.lines import Line2D
 
 from accounting.plots import new_figure
-from trainer.experiments.compare_case import GIVEN
-from trainer.experiments.compare_results import NO_GUARANTEE, Outcome
+from trainer.experiments.comparison.case import GIVEN
+from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import in_words
 from trainer.report.plots import write_png
 from trainer.settings.aggregation_settings import OMV

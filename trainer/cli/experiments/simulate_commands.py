@@ -10,8 +10,9 @@ from accounting import plan as plans
 from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
-from trainer.cli import experiment_flags, method_flags
+from trainer.cli import method_flags
 from trainer.cli.commands import integers
+from trainer.cli.experiments import experiment_flags
 from trainer.settings import methods
 from trainer.settings.comparison_settings import SimulationSettings
 from trainer.settings.method_settings import DP_SGD
@@ -88,7 +89,7 @@ def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --learning-rate 0.1 --learning-rate 0.3
     """
     settings = _settings(flags, tuple(ctx.args))
-    from trainer.cli import experiment_body
+    from trainer.cli.experiments import experiment_body
 
     experiment_body.simulate(settings, as_json=as_json)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.experiments.compare_case import Case, is_private
+from trainer.experiments.comparison.case import Case, is_private
 from trainer.settings.comparison_settings import LAST, OPTIMISTIC, OWN
 
 PROVEN = "proven"

@@ -16,7 +16,6 @@ from trainer.settings import methods
 from trainer.settings.bias_settings import BiasSettings
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_METHODS = ("dp-sgd", "bam", "dp-sat")
 
 #: Flags of `dpsgd train` that are set for every run; a second value would win.
 _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagnostics")
@@ -40,11 +39,10 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
     help="Declares that nobody's privacy depends on the training examples. Required.",
 )
 @method_flags.method(
-    "May be repeated.  Default: dp-sgd, bam and dp-sat.",
+    "May be repeated.  Default: all that have the accounting of DP-SGD.",
     "trained_by",
     type=Registered(methods.names),
     multiple=True,
-    default=_METHODS,
 )
 @shared_options.as_json
 @click.pass_context
@@ -66,7 +64,7 @@ def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --noise-multiplier 1 --l2-norm-clip 1
     """
     settings = _settings(flags, ctx.args)
-    from trainer.cli import bias_body
+    from trainer.cli.experiments import bias_body
 
     bias_body.bias(settings, as_json=as_json)
 
@@ -79,7 +77,7 @@ def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
                 "it."
             )
     own = method_flags.take(flags)
-    trained_by = flags.pop("trained_by")
+    trained_by = flags.pop("trained_by") or methods.with_dp_sgd_accounting()
     owners = methods.owners()
     for name in own:
         if owners[name] not in trained_by:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.batches.manifest import pretty_json, write_atomically
-from trainer.experiments import compare_plot
-from trainer.experiments.compare_results import NO_GUARANTEE, Outcome
+from trainer.experiments.comparison import plot as compare_plot
+from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.report import tables
 
 TITLE = "Ways of batching and training"

@@ -13,8 +13,8 @@ import click
 from pipelines.batches.manifest import pretty_json, read_json, write_atomically
 from trainer.cli.commands import train_request
 from trainer.experiments import compare as comparing
-from trainer.experiments import compare_runs
 from trainer.experiments import simulate as simulating
+from trainer.experiments.comparison import runs as compare_runs
 from trainer.settings.comparison_settings import ComparisonSettings, SimulationSettings
 
 #: Makes batches, with bars, in a process of its own: Beam stays out of this one.

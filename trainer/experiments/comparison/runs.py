@@ -38,7 +38,7 @@ from pipelines.batches.manifest import (
 from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
-from trainer.experiments.compare_case import Trial
+from trainer.experiments.comparison.case import Trial
 from trainer.model.evaluation import check_apart
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function

@@ -14,8 +14,9 @@ from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.cli.byte_size import ByteSize
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import experiment_flags, method_flags
-from trainer.cli.experiment_flags import listed
+from trainer.cli import method_flags
+from trainer.cli.experiments import experiment_flags
+from trainer.cli.experiments.experiment_flags import listed
 from trainer.settings import methods
 from trainer.settings.comparison_settings import NOISE_RULES, SAME, ComparisonSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
@@ -114,7 +115,7 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           "--optimizer sgd --learning-rate 1,3 --mix-width 0.01,0.1"
     """
     settings = _settings(flags, tuple(ctx.args))
-    from trainer.cli import experiment_body
+    from trainer.cli.experiments import experiment_body
 
     experiment_body.compare(settings, as_json=as_json)
 

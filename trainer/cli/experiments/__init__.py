@@ -1,0 +1,1 @@
+"""Commands of many runs: compare, simulate, bias, variance, shift."""

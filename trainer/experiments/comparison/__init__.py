@@ -1,0 +1,1 @@
+"""Runs compared at one noise or at one epsilon: cases, noise, runs, tables."""
