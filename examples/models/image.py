@@ -3,9 +3,13 @@
 `cnn` has plain convolutions. `standardized_cnn` has standardised weights and dilated
 windows, as the networks of De et al. (2022), arXiv:2204.13650, and of TAN (Sander et
 al. 2023, arXiv:2210.03403), without their depth; its gradients are computed one example
-at a time. Columns: `image`, pixels of 0 to 255, (height, width, channels); `label`, a
-class. dpsgd train --batches batches --eval data/test --out run --model image:cnn \\
---loss sparse_categorical_crossentropy \\ --epsilon 3 --delta 1e-6 --l2-norm-clip 1
+at a time.
+
+Columns: `image`, pixels of 0 to 255, (height, width, channels); `label`, a class.
+
+    dpsgd train --batches batches --eval data/test --out run --model image:cnn \\
+        --loss sparse_categorical_crossentropy \\
+        --epsilon 3 --delta 1e-6 --l2-norm-clip 1
 """
 
 import tensorflow as tf
