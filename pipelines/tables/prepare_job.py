@@ -34,7 +34,6 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import re
 import secrets
 import shutil
 import threading
@@ -42,7 +41,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
@@ -54,6 +52,7 @@ from pipelines.files.output_folder import check_output
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
 from pipelines.files.threads import num_cores
+from pipelines.job.engine_tasks import run_on_engine
 from pipelines.tables.convert import (
     SPLITS,
     ConvertOptions,
@@ -372,17 +371,17 @@ def prepare_on(
     with _watching(
         on_progress, CHECK, lambda: _read_so_far(job, CHECK, job.count_path)
     ):
-        _run(pipeline_options, job.check_file, inputs)
+        run_on_engine(pipeline_options, job.check_file, inputs)
     total = sum_counts(job.read_counts())
     refuse_bad_rows(total, options)
     sizes = rows_of_splits(total, table.shares)
     with _watching(
         on_progress, CONVERT, lambda: _read_so_far(job, CONVERT, job.converted_path)
     ):
-        _run(pipeline_options, job.convert_file, inputs)
+        run_on_engine(pipeline_options, job.convert_file, inputs)
     tasks = _tasks(sizes, options)
     with _watching(on_progress, WRITE, lambda: _written_so_far(job, tasks)):
-        _run(pipeline_options, job.write_file, tasks)
+        run_on_engine(pipeline_options, job.write_file, tasks)
     records = {
         task.name: FileRecord(**read_json(job.record_path(task))) for task in tasks
     }
@@ -462,30 +461,3 @@ def _open_work(job: _Job) -> None:
     for split in SPLITS:
         (work / _DATA / split).mkdir()
     write_atomically(work / _JOB, pretty_json(wanted), mode=0o600)
-
-
-def _run(
-    options: PipelineOptions, work: Callable[[Any], None], items: Sequence[Any]
-) -> None:
-    """Does some work for every item, on the engine.
-
-    Raises:
-      InputError: what a worker refused.
-    """
-    try:
-        with beam.Pipeline(options=options) as pipeline:
-            _ = (
-                pipeline
-                | beam.Create(list(items))
-                | beam.Reshuffle()
-                | beam.Map(work).with_output_types(type(None))
-            )
-    except Exception as error:
-        raise _told_by(error) from None
-
-
-def _told_by(error: Exception) -> Exception:
-    """Returns the InputError of a worker, however Beam hands it over, or the error."""
-    text = f"{type(error).__name__}: {error}"
-    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
-    return InputError(found[-1]) if found else error

@@ -54,6 +54,22 @@ class FileRecord:
     sha256: str
 
 
+def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """Returns a writer of pages with checksums, packed as fast as they are read.
+
+    Args:
+      where: A path, or a file that is open for writing.
+      schema: Of the file.
+    """
+    return pq.ParquetWriter(
+        where,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        write_page_checksum=True,
+    )
+
+
 class SplitWriter:
     """Writes the rows of one split to its numbered files, in whole row groups.
 
@@ -120,13 +136,7 @@ class SplitWriter:
         self._path = self._folder / f"part-{number:05d}.parquet"
         self._rows_before = self.num_rows
         self._sink = Sink(self._open.enter_context(self._path.open("wb")).write)
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            self._schema,
-            compression="zstd",
-            compression_level=1,
-            write_page_checksum=True,
-        )
+        self._writer = open_writer(self._sink, self._schema)
 
     def _finish_file(self) -> None:
         if self._writer is None:

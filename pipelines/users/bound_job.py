@@ -38,6 +38,7 @@ References:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -63,6 +64,7 @@ from pipelines.sampling.keys import (
     read_key_file,
 )
 from pipelines.sampling.streams import Stream
+from pipelines.tables.prepared_files import open_writer
 from pipelines.users.keep_least import keep_least
 from pipelines.users.user_ids import hash_ids
 
@@ -254,16 +256,21 @@ class BoundJob:
         if path.exists():
             return
         kept = [self.kept(part, run) for part in range(self.num_parts)]
-        temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-        with pq.ParquetWriter(
-            temporary,
-            self.schema,
-            compression="zstd",
-            compression_level=1,
-            write_page_checksum=True,
-        ) as writer:
+        with self.new_table(path) as writer:
             for rows in self.kept_rows(run, np.concatenate(kept)):
                 writer.write_table(rows, row_group_size=len(rows))
+
+    @contextlib.contextmanager
+    def new_table(self, path: pathlib.Path) -> Iterator[pq.ParquetWriter]:
+        """Gives a writer of a file that appears when the context ends well.
+
+        Args:
+          path: Of the file.
+        """
+        # Not beside it: what a killed worker leaves must not come into OUT.
+        temporary = pathlib.Path(self.work, f"unfinished-{secrets.token_hex(8)}")
+        with open_writer(temporary, self.schema) as writer:
+            yield writer
         os.replace(temporary, path)
 
     def kept_rows(self, run: Run, kept: np.ndarray) -> Iterator[pa.Table]:

@@ -15,11 +15,9 @@ Sensitive: rows and weights, which tell how many rows a user has.
 from __future__ import annotations
 
 import os
-import secrets
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from accounting.validation import InputError
 from pipelines.batches.columns import Column
@@ -126,14 +124,7 @@ def write_users(job: BoundJob, part: int) -> None:
     ]
     rows = np.concatenate(pieces)
     rows = rows[np.argsort(rows["user"], kind="stable")]
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with pq.ParquetWriter(
-        temporary,
-        job.schema,
-        compression="zstd",
-        compression_level=1,
-        write_page_checksum=True,
-    ) as writer:
+    with job.new_table(path) as writer:
         most = job.settings.max_examples_per_user
         size = max(1, min(_MOST_ROWS, _ROW_GROUP_BYTES // (most * kind.itemsize)))
         starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
@@ -142,7 +133,6 @@ def write_users(job: BoundJob, part: int) -> None:
             some = rows[starts[first] : ends[0]]
             table = _records(some, columns, most, job.schema)
             writer.write_table(table, row_group_size=len(table))
-    os.replace(temporary, path)
 
 
 def _records(

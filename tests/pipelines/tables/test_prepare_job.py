@@ -86,7 +86,7 @@ def test_the_files_are_those_of_prepare(
         options = table_options(by)
     wanted = prepare(str(table), tmp_path / "wanted", options)
     if by != "fraction":  # once on Beam is enough
-        monkeypatch.setattr(prepare_job, "_run", direct)
+        monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     found = prepare_on(str(table), tmp_path / "out", options, ON)
     assert found == wanted
     assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
@@ -98,7 +98,7 @@ def test_the_files_are_those_of_prepare(
 def test_a_killed_job_goes_on_and_another_one_is_refused(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "_run", direct)
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     options, out = table_options("fraction"), tmp_path / "out"
     written: list[str] = []
     close = prepare_job.SplitWriter.close
@@ -136,7 +136,7 @@ def _never(*_: Any) -> None:
 def test_each_input_is_read_once_by_each_phase(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "_run", direct)
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     rows = pq.read_table(table)  # in one file, for many of the output
     pq.write_table(rows, tmp_path / "one.parquet", row_group_size=16)
     read: list[int] = []
@@ -171,7 +171,7 @@ def test_progress_of_workers_is_told(
             for path in (work / "counts").iterdir():
                 path.rename(path.with_suffix(".json"))
 
-    monkeypatch.setattr(prepare_job, "_run", run)
+    monkeypatch.setattr(prepare_job, "run_on_engine", run)
     monkeypatch.setattr(prepare_job, "_BETWEEN_TOLD", 0.0)
     prepare_on(
         str(table), tmp_path / "out", table_options("fraction"), ON,
@@ -185,7 +185,7 @@ def test_progress_of_workers_is_told(
 def test_malformed_rows_are_refused_as_by_prepare(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_job, "_run", direct)
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     options = dataclasses.replace(table_options("fraction"), on_bad_row="fail")
     told = []
     for run in (
@@ -219,7 +219,7 @@ def test_rows_that_differ_from_the_count_are_refused(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prepare_job, "_run", direct)
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
     read = prepare_job._Job.read_counts
 
     def differing(job: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import pathlib
 import shutil
@@ -17,7 +18,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from accounting.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.manifest import read_manifest
-from pipelines.inputs.bounded import Bounded
+from pipelines.inputs.bounded import SAMPLED, Bounded
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.engine_tasks import run_on_engine
@@ -195,6 +196,24 @@ def test_goes_on(
     run(out=tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "all")
     assert made == undisturbed  # what was done is not done again
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_half_a_file_does_not_come_into_out(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, sampled: str
+) -> None:
+    pq.write_table(pa.table({"user": [1, 2], "row": [3, 4]}), tmp_path / "in.parquet")
+    settings = dataclasses.replace(SETTINGS, sampled=sampled)
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, "write_table", dies)
+        with pytest.raises(MemoryError):
+            bound(str(tmp_path / "in.parquet"), tmp_path / "out", settings)
+    bound(str(tmp_path / "in.parquet"), tmp_path / "out", settings)
+    assert list(contents(tmp_path / "out")) == ["part-00000.parquet"]
 
 
 def test_another_job_is_refused(
