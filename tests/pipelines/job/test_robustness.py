@@ -453,12 +453,21 @@ def lose_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
-    def read(*arguments: Any) -> Any:
-        data = bytearray((source / "a.parquet").read_bytes())
+    path, damaged = source / "a.parquet", source / ".damaged"
+
+    def damage() -> None:
+        data = bytearray(path.read_bytes())
         data[4:400] = bytes(396)
         # Another thread must find one of both files, never half of one.
-        (source / ".damaged").write_bytes(data)
-        (source / ".damaged").replace(source / "a.parquet")
+        damaged.write_bytes(data)
+        damaged.replace(path)
+
+    # Threads read blocks at once: a lock, since both would write one name.
+    lock = threading.Lock()
+
+    def read(*arguments: Any) -> Any:
+        with lock:
+            damage()
         return parquet_blocks.read_block(*arguments)
 
     patch.setattr(packing, "read_block", read)
