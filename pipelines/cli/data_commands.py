@@ -20,22 +20,35 @@ from accounting.cli import shared_options
     show_default=True,
     help="Which rows.  It may have a default, since there is nobody to protect.",
 )
+@click.option(
+    "--rows-per-user",
+    type=float,
+    metavar="MEAN",
+    help="Rows of users, a few of whom have very many: Parquet, with a column user.",
+)
 @shared_options.as_json
-def synth(rows: int, out: str, files: int, seed: int, as_json: bool) -> None:
+def synth(out: str, as_json: bool, **options: Any) -> None:
     """Writes text in the format of the Criteo data set, with something to learn in it.
 
     Every row is made up: a label, 13 integers and 26 strings of hexadecimal digits,
     with skewed frequencies and missing values.  All seeds follow one law, so that a
     model trained on one can be tested on another; a good one has an AUC near 0.82.
 
+    With --rows-per-user the rows are as `dpsgd prepare` makes them, with the number of
+    their user, of whom there are rows / MEAN.  Rows of one user have some columns in
+    common, and a taste that no column tells; another --seed has other users.
+
     \b
     Example:
       dpsgd synth --rows 100000 --out raw
       dpsgd prepare --input raw --format criteo-tsv --out data
+      dpsgd synth --rows 100000 --rows-per-user 10 --out visits
+      dpsgd bound --input visits --user-column user --max-examples-per-user 5 \\
+          --num-examples 50000 --out bounded
     """
     from pipelines.cli import data_work
 
-    data_work.synth(rows, out, files, seed, as_json=as_json)
+    data_work.synth(out, options, as_json=as_json)
 
 
 _KINDS = {

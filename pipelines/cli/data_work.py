@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import time
 from collections.abc import Mapping
@@ -19,38 +20,41 @@ from pipelines.tables.schema.schema import UNCHOSEN, InputOptions, Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_files import TSV, kind_of_file
 from pipelines.tables.table_format import TableOptions, row_group_rows
+from pipelines.users.synthetic_users import SynthUserOptions, write_synth_users
 
 
-def synth(rows: int, out: str, files: int, seed: int, *, as_json: bool) -> None:
-    """Writes synthetic text of Criteo's format, and a summary.
+def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
+    """Writes synthetic text of Criteo's format, or rows of users, and a summary.
 
     Args:
-      rows: Of all files together.
       out: New or empty folder.
-      files: How many.
-      seed: Which rows.
+      options: The other flags.
       as_json: Whether the summary is JSON.
 
     Raises:
       InputError: a number out of range, or a folder that is not empty.
     """
-    options = SynthOptions(num_rows=rows, num_files=files, seed=seed)
+    names = {"rows": "num_rows", "files": "num_files", "seed": "seed"}
+    fields = {new: options[name] for name, new in names.items()}
+    mean = options["rows_per_user"]
     began = time.perf_counter()
     with Bars(["write"]) as bars:
-        paths = write_synth(
-            out,
-            options,
-            on_progress=lambda done, total: bars.update("write", done, total),
-        )
+        update = functools.partial(bars.update, "write")
+        if mean is None:
+            found = SynthOptions(**fields)
+            paths = write_synth(out, found, on_progress=update)
+        else:
+            users = SynthUserOptions(**fields, rows_per_user=mean)
+            paths = write_synth_users(out, users, on_progress=update)
     summary = {
         "out": out,
-        "rows": rows,
-        "files": files,
-        "seed": seed,
+        **{name: options[name] for name in names},
+        **({} if mean is None else {"users": users.num_users}),
         "bytes_written": sum(path.stat().st_size for path in paths),
         "seconds": round(time.perf_counter() - began, 2),
     }
-    show("Synthetic Criteo text", summary, as_json)
+    title = "Synthetic Criteo text" if mean is None else "Synthetic rows of users"
+    show(title, summary, as_json)
 
 
 def schema(

@@ -21,9 +21,10 @@ it may have a default, which no seed or key of sampling or noise ever has.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +38,13 @@ from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]
 
-# Changing it changes the rows.  A block is 4 MB of text.
-_BLOCK_ROWS = 16_384
+#: Changing it changes the rows.  A block is 4 MB of text.
+BLOCK_ROWS = 16_384
+
+#: How a table of the 40 columns becomes text.
+TEXT = pyarrow.csv.WriteOptions(
+    include_header=False, delimiter="\t", quoting_style="none"
+)
 
 # What the labels of the law are drawn with; changing it changes the law.
 _LAW_SEED = 20141
@@ -128,6 +134,24 @@ _INTERCEPT = -2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class InCommon:
+    """What the rows of a block have in common with others, as those of one user have.
+
+    Attributes:
+      uniform: Of some categories, by their number: what their ranks are made of, in
+        [0, 1) and of shape (rows,).
+      log_odds: What no column tells of the label, of shape (rows,).
+    """
+
+    uniform: Mapping[int, np.ndarray]
+    log_odds: np.ndarray
+
+
+#: Of the number of a block of ``BLOCK_ROWS`` rows.
+InCommonOf = Callable[[int], InCommon]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SynthOptions:
     """What to write.  All fields are public.
 
@@ -155,8 +179,21 @@ class SynthOptions:
         )
         check_int("--seed", self.seed, at_least=0)
 
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """Of each file its first row, and the one after its last."""
+        rows, files = self.num_rows, self.num_files
+        edges = [rows * number // files for number in range(files + 1)]
+        return list(itertools.pairwise(edges))
 
-def _generator(*labels: str | int, seed: int) -> np.random.Generator:
+
+def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
+    """Returns the generator of a part of the rows of a seed.
+
+    Args:
+      *labels: Of the part.
+      seed: Which rows.
+    """
     key = keys.derive(keys.insecure_key(seed), "synth", *labels)
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
 
@@ -166,7 +203,7 @@ def _effects() -> np.ndarray:
 
     The last column is that of all other values and of missing ones, 0.
     """
-    effects = _generator("law", seed=_LAW_SEED).standard_normal(
+    effects = synth_generator("law", seed=_LAW_SEED).standard_normal(
         (NUM_CATEGORIES, _NUM_FREQUENT + 1)
     )
     effects *= np.array([category.spread for category in _CATEGORIES])[:, None]
@@ -190,9 +227,13 @@ def _missing(
     return missing[:NUM_INTEGERS], missing[NUM_INTEGERS:]
 
 
-def _ranks(generator: np.random.Generator, num_rows: int) -> np.ndarray:
-    """Returns ranks of shape (26, rows), by inverting a continuous power law."""
-    ranks = generator.random((NUM_CATEGORIES, num_rows))
+def _ranks(uniform: np.ndarray) -> np.ndarray:
+    """Returns ranks, by inverting a continuous power law of each category.
+
+    Args:
+      uniform: In [0, 1), of shape (26, rows).
+    """
+    ranks = uniform.copy()
     for row, category in zip(ranks, _CATEGORIES, strict=True):
         if category.exponent == 1:
             np.exp(row * np.log1p(category.size), out=row)
@@ -254,18 +295,24 @@ def _hex_column(names: np.ndarray, missing: np.ndarray) -> pa.Array:
     )
 
 
-def _block(seed: int, number: int, effects: np.ndarray) -> pa.Table:
-    """Returns rows ``number * _BLOCK_ROWS`` and on, of all 40 columns."""
-    generator = _generator("rows", number, seed=seed)
-    absent_integers, absent_categories = _missing(generator, _BLOCK_ROWS)
-    normals = generator.standard_normal((NUM_INTEGERS, _BLOCK_ROWS))
-    ranks = _ranks(generator, _BLOCK_ROWS)
+def _block(
+    seed: int, number: int, effects: np.ndarray, in_common: InCommon | None
+) -> pa.Table:
+    """Returns rows ``number * BLOCK_ROWS`` and on, of all 40 columns."""
+    generator = synth_generator("rows", number, seed=seed)
+    absent_integers, absent_categories = _missing(generator, BLOCK_ROWS)
+    normals = generator.standard_normal((NUM_INTEGERS, BLOCK_ROWS))
+    uniform = generator.random((NUM_CATEGORIES, BLOCK_ROWS))
+    for category, values in (in_common.uniform if in_common else {}).items():
+        uniform[category] = values
+    ranks = _ranks(uniform)
     odds = _log_odds(
         np.where(absent_integers, 0, normals),
         np.where(absent_categories, -1, ranks),
         effects,
     )
-    label = generator.random(_BLOCK_ROWS) * (1 + np.exp(-odds)) < 1
+    odds += in_common.log_odds if in_common else 0.0
+    label = generator.random(BLOCK_ROWS) * (1 + np.exp(-odds)) < 1
     columns = [pa.array(label.astype(np.int8))]
     for law, values, absent in zip(_INTEGERS, normals, absent_integers, strict=True):
         numbers = np.exp(law.location + law.scale * values).astype(np.int64) - law.shift
@@ -274,23 +321,27 @@ def _block(seed: int, number: int, effects: np.ndarray) -> pa.Table:
     return pa.Table.from_arrays(columns, names=[str(i) for i in range(NUM_FIELDS)])
 
 
-def synthetic_rows(first: int, last: int, *, seed: int) -> Iterator[pa.Table]:
-    """Yields rows as tables of the 40 columns, in order.
+def synthetic_rows(
+    first: int, last: int, *, seed: int, in_common: InCommonOf | None = None
+) -> Iterator[pa.Table]:
+    """Yields rows as tables of the 40 columns, in order, each of one block.
 
     Args:
       first: The first row.
       last: The row after the last.
       seed: Which rows.
+      in_common: What rows have in common with those of other blocks; None for nothing.
     """
     effects = _effects()
-    for number in range(first // _BLOCK_ROWS, -(-last // _BLOCK_ROWS)):
-        start = number * _BLOCK_ROWS
+    for number in range(first // BLOCK_ROWS, -(-last // BLOCK_ROWS)):
+        start = number * BLOCK_ROWS
         skipped = max(first - start, 0)
-        table = _block(seed, number, effects)
-        yield table.slice(skipped, min(last - start, _BLOCK_ROWS) - skipped)
+        table = _block(seed, number, effects, in_common and in_common(number))
+        yield table.slice(skipped, min(last - start, BLOCK_ROWS) - skipped)
 
 
-def _ignore_progress(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
+    """Says nothing."""
     del done, total  # nobody listens
 
 
@@ -298,7 +349,7 @@ def write_synth(
     out: str | os.PathLike[str],
     options: SynthOptions,
     *,
-    on_progress: Progress = _ignore_progress,
+    on_progress: Progress = ignore_progress,
 ) -> list[pathlib.Path]:
     """Writes ``out/part-00000.txt`` and so on, and returns their paths.
 
@@ -310,22 +361,13 @@ def write_synth(
     Raises:
       InputError: ``out`` is in use, or cannot be written.
     """
-    style = pyarrow.csv.WriteOptions(
-        include_header=False, delimiter="\t", quoting_style="none"
-    )
-    bounds = [
-        options.num_rows * number // options.num_files
-        for number in range(options.num_files + 1)
-    ]
-    names, done = [], 0
+    names, done = list[str](), 0
     with staged_folder(out, mode=0o777) as root:  # public
-        for number in range(options.num_files):
-            names.append(f"part-{number:05d}.txt")
+        for first, last in options.cuts:
+            names.append(f"part-{len(names):05d}.txt")
             with open(root / names[-1], "wb") as file:
-                for table in synthetic_rows(
-                    bounds[number], bounds[number + 1], seed=options.seed
-                ):
-                    pyarrow.csv.write_csv(table, file, style)
+                for table in synthetic_rows(first, last, seed=options.seed):
+                    pyarrow.csv.write_csv(table, file, TEXT)
                     done += table.num_rows
                     on_progress(done, options.num_rows)
     return [pathlib.Path(out) / name for name in names]

@@ -243,6 +243,8 @@ SYNTH = [
     *not_a("integer", "--files", "x", "1"),
     number("--seed", "-1", "--seed=-1 >= 0", "0"),
     *not_a("integer", "--seed", "x", "0"),
+    number("--rows-per-user", "0.5", "--rows-per-user=0.5 >= 1", "2"),
+    *not_a("float", "--rows-per-user", "x", "2.5"),
     *UNKNOWN,
 ]
 

@@ -1,0 +1,174 @@
+"""Made-up clicks of made-up users, a few of whom have very many: prepared Parquet.
+
+The text of Criteo has no place for an id.  So rows are written as `dpsgd prepare` makes
+them of the text, with one column more: ``USER``.
+
+The m users have ranks, and the one of rank r has about ``mean * (m / r)**(2/3) / 3``
+rows: a heavy tail, of index 1.5.  All rows of a user have some categories in common,
+and a taste: a term of the log-odds of a click that no column tells.  A further row of a
+user therefore says less of the law than a row of another user.  All seeds follow one
+law, of other users.
+
+Formal guarantees:
+  - Row i is a function of (seed, number of users, i) alone, for one version of NumPy:
+    the number of files only cuts the same rows elsewhere.
+  - The number of users is public: ``rows / rows_per_user``; some have no row.
+  - Memory does not depend on the number of rows or of users.
+  - ``out`` appears complete or not at all.
+
+Everything here is public, as in ``tables.synthetic``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from accounting.validation import check_float
+from pipelines.files.output_folder import staged_folder
+from pipelines.sampling import keys
+from pipelines.tables import criteo
+from pipelines.tables.hashing import GOLDEN, mix
+from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.synthetic import (
+    BLOCK_ROWS,
+    TEXT,
+    InCommon,
+    Progress,
+    SynthOptions,
+    ignore_progress,
+    synth_generator,
+    synthetic_rows,
+)
+
+#: Column of the ids.
+USER = "user"
+#: Categories that all rows of a user have in common.
+_PROFILE = (1, 5, 13, 16, 22)
+#: Scale of the logistic law of tastes: a standard deviation of 0.9 in the log-odds.
+_TASTE = 0.5
+_ROW_GROUP_BLOCKS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SynthUserOptions(SynthOptions):
+    """What to write.  All fields are public.
+
+    Attributes:
+      rows_per_user: Mean number of rows of a user, at least 1.
+
+    Raises:
+      InputError: a value out of bounds.
+    """
+
+    rows_per_user: float
+
+    def __post_init__(self) -> None:
+        SynthOptions.__post_init__(self)
+        check_float("--rows-per-user", self.rows_per_user, at_least=1)
+
+    @property
+    def num_users(self) -> int:
+        """Users, with or without rows."""
+        return max(1, round(self.num_rows / self.rows_per_user))
+
+
+class Users:
+    """Whose rows are whose, and what those of one user have in common.
+
+    Args:
+      seed: Which users.
+      num_users: How many.
+    """
+
+    def __init__(self, *, seed: int, num_users: int) -> None:
+        self._seed, self._num_users = seed, num_users
+
+    def of_block(self, number: int) -> np.ndarray:
+        """Returns the users of a block, int64 in [0, num_users), the busiest first."""
+        uniform = synth_generator("users", number, seed=self._seed).random(BLOCK_ROWS)
+        # The share of users up to rank r in all rows is (r / num_users)**(1/3).
+        users = (uniform * uniform * uniform * self._num_users).astype(np.int64)
+        return np.minimum(users, self._num_users - 1)
+
+    def in_common(self, number: int) -> InCommon:
+        """Returns what the rows of a block share with others of their users."""
+        users = self.of_block(number)
+        uniform = {each: self._uniform(users, each) for each in _PROFILE}
+        taste = self._uniform(users, "taste")
+        return InCommon(
+            uniform=uniform, log_odds=_TASTE * (np.log(taste) - np.log1p(-taste))
+        )
+
+    def _uniform(self, users: np.ndarray, label: str | int) -> np.ndarray:
+        """Returns a number in (0, 1) for each user."""
+        key = keys.derive(keys.insecure_key(self._seed), "synth", "user", label)
+        salt = np.frombuffer(key[:8], "<u8")[0]
+        words = mix(mix(users.astype(np.uint64) * np.uint64(GOLDEN) ^ salt))
+        return ((words >> np.uint64(12)) + 0.5) / 2.0**52
+
+
+def _tables(options: SynthUserOptions, first: int, last: int) -> Iterator[pa.Table]:
+    """Yields rows with their users, as they are written, in order."""
+    settings = criteo.PrepareOptions()
+    encoder, schema = criteo.CategoryEncoder(settings), criteo.dataset_schema(settings)
+    users = Users(seed=options.seed, num_users=options.num_users)
+    rows = synthetic_rows(first, last, seed=options.seed, in_common=users.in_common)
+    for table in rows:
+        text = io.BytesIO()
+        pyarrow.csv.write_csv(table, text, TEXT)
+        parsed = criteo.parse_block(text.getvalue(), encoder).rows
+        assert parsed is not None  # there is an encoder
+        number, start = divmod(first, BLOCK_ROWS)
+        ids = users.of_block(number)[start : start + len(table)]
+        field = pa.field(USER, pa.int64(), nullable=False)
+        yield criteo.rows_table(parsed, schema).append_column(field, pa.array(ids))
+        first += len(table)
+
+
+def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if len(waiting) == _ROW_GROUP_BLOCKS:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def write_synth_users(
+    out: str | os.PathLike[str],
+    options: SynthUserOptions,
+    *,
+    on_progress: Progress = ignore_progress,
+) -> list[pathlib.Path]:
+    """Writes ``out/part-00000.parquet`` and so on, and returns their paths.
+
+    Args:
+      out: A new or empty folder.
+      options: What to write.
+      on_progress: Called with rows done and rows in all.
+
+    Raises:
+      InputError: ``out`` is in use, or cannot be written.
+    """
+    schema = criteo.dataset_schema(criteo.PrepareOptions())
+    schema = schema.append(pa.field(USER, pa.int64(), nullable=False))
+    names, done = list[str](), 0
+    with staged_folder(out, mode=0o777) as root:  # public
+        for first, last in options.cuts:
+            names.append(f"part-{len(names):05d}.parquet")
+            with open_writer(root / names[-1], schema) as writer:
+                for group in _row_groups(_tables(options, first, last)):
+                    writer.write_table(group, row_group_size=len(group))
+                    done += len(group)
+                    on_progress(done, options.num_rows)
+    return [pathlib.Path(out) / name for name in names]

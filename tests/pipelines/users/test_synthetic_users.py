@@ -1,0 +1,145 @@
+"""What ``synthetic_users`` guarantees, and that users are alike in themselves."""
+
+from __future__ import annotations
+
+import pathlib
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from pipelines.tables import convert, criteo
+from pipelines.tables.synthetic import SynthOptions, write_synth
+from pipelines.users import synthetic_users
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.synthetic_users import (
+    _PROFILE,
+    USER,
+    SynthUserOptions,
+    Users,
+    write_synth_users,
+)
+
+ROWS, MEAN = 40_000, 8.0
+
+
+def write(out: pathlib.Path, *, rows: int = ROWS, files: int = 1) -> pa.Table:
+    options = SynthUserOptions(num_rows=rows, num_files=files, rows_per_user=MEAN)
+    assert len(write_synth_users(out, options)) == files
+    return pq.read_table(out)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """40,000 rows of 5,000 users.  Not to be changed."""
+    return write(tmp_path_factory.mktemp("synth") / "out")
+
+
+def _arrays(table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    categories = table["categories"].combine_chunks().flatten().to_numpy()
+    users, labels = table[USER].to_numpy(), table["label"].to_numpy()
+    return users, labels, categories.reshape(-1, 26)
+
+
+def test_the_number_of_files_only_cuts_the_same_rows(
+    table: pa.Table, tmp_path: pathlib.Path
+) -> None:
+    cut = write(tmp_path / "many", files=3)
+    for name in ("label", "categories", USER):
+        assert cut[name].combine_chunks().equals(table[name].combine_chunks())
+    # A missing integer is NaN, which Arrow holds for unequal to itself.
+    ours, theirs = (
+        each["integers"].combine_chunks().flatten().to_numpy() for each in (cut, table)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_mean_is_public_and_a_few_users_have_very_many_rows(
+    table: pa.Table,
+) -> None:
+    users, _, _ = _arrays(table)
+    assert SynthUserOptions(num_rows=ROWS, rows_per_user=MEAN).num_users == 5000
+    counts = np.bincount(users)
+    assert len(counts) <= 5000
+    # Sums of uniform numbers below r / 5000, cubed: of standard deviation below 0.0025.
+    for share in (0.01, 0.1, 0.5):
+        busiest = counts[: round(5000 * share)].sum() / ROWS
+        assert busiest == pytest.approx(share ** (1 / 3), abs=0.0125)
+    assert 0.002 < 1 - np.count_nonzero(counts) / 5000 < 0.04
+
+
+def test_rows_are_as_prepare_makes_them_of_the_text(
+    table: pa.Table, tmp_path: pathlib.Path
+) -> None:
+    """Of what users do not have in common."""
+    write_synth(tmp_path / "raw", SynthOptions(num_rows=2000))
+    whole = criteo.PrepareOptions(split=(1, 0, 0))
+    convert.prepare(str(tmp_path / "raw"), tmp_path / "data", whole)
+    prepared = pq.read_table(tmp_path / "data" / "train")
+    rows = table.slice(0, 2000)
+    others = [number for number in range(26) if number not in _PROFILE]
+    for name, columns in (("integers", list(range(13))), ("categories", others)):
+        ours, theirs = (
+            np.array(each[name].to_pylist())[:, columns] for each in (rows, prepared)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+    assert rows.schema.field("categories").equals(prepared.schema.field("categories"))
+
+
+def test_rows_of_a_user_are_alike(table: pa.Table) -> None:
+    users, labels, categories = _arrays(table)
+    order = np.argsort(users, kind="stable")
+    same = np.flatnonzero(np.diff(users[order]) == 0)
+    one, next_one = order[same], order[same + 1]
+    profile = categories[:, list(_PROFILE)]
+    # A category that is missing is so by row.
+    differ = (profile[one] != profile[next_one]) & (profile[one] > 0)
+    assert not (differ & (profile[next_one] > 0)).any()
+    assert len(np.unique(profile, axis=0)) > 4000
+    # 35,000 pairs: a correlation of 0 has standard deviation 0.0054.
+    assert np.corrcoef(labels[one], labels[next_one])[0, 1] > 0.1
+
+
+def test_users_have_a_taste_that_no_column_tells() -> None:
+    users = Users(seed=0, num_users=5000)
+    found = dict(zip(users.of_block(0), users.in_common(0).log_odds, strict=True))
+    again = dict(zip(users.of_block(1), users.in_common(1).log_odds, strict=True))
+    both = sorted(set(found) & set(again))
+    assert [found[user] for user in both] == [again[user] for user in both]
+    # 4,500 users, of a law of standard deviation 0.5 pi / 3**0.5 = 0.907.
+    assert np.std(list(found.values())) == pytest.approx(0.907, rel=0.08)
+    other = Users(seed=1, num_users=5000).in_common(0).log_odds
+    assert not set(other) & set(found.values())
+
+
+def test_memory_does_not_grow_with_rows_or_users(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic_users, "_ROW_GROUP_BLOCKS", 1)
+    peaks = []
+    for rows in (34_000, 82_000):
+        tracemalloc.start()
+        write(tmp_path / str(rows), rows=rows)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # Held in memory, 48,000 rows more are 8 MB, and their text 11 MB.
+    assert peaks[1] < peaks[0] + 2_000_000
+
+
+def test_rows_of_users_can_be_bounded(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "rows", rows=500)
+    settings = BoundSettings(
+        user_column=USER, max_examples_per_user=2, num_examples=500
+    )
+    bound(str(tmp_path / "rows"), tmp_path / "bounded", settings)
+    assert USER not in pq.read_table(tmp_path / "bounded").column_names
+
+
+@pytest.mark.parametrize("mean", [0.5, float("nan")])
+def test_a_mean_out_of_bounds_is_refused(mean: float) -> None:
+    with pytest.raises(InputError, match=f"--rows-per-user={mean}"):
+        SynthUserOptions(num_rows=10, rows_per_user=mean)
