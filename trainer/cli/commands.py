@@ -257,8 +257,6 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
     flags.pop("as_json")
-    if flags["loss"] == AUTO_LOSS:  # there are no batches yet to ask
-        flags["loss"] = TrainSettings.loss
     return _request(flags)
 
 

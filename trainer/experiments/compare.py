@@ -29,7 +29,7 @@ from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case
 from trainer.experiments.comparison.report import Report
 from trainer.experiments.comparison.results import summarise
-from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison.runs import Runs, Say, settled, silent
 from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 
@@ -49,8 +49,7 @@ def compare(
         batches or runs that are of other settings.
     """
     compare_jobs.check_jobs(settings)
-    for each in settings.trained:
-        check_experiment(settings, each)
+    settings = settled(settings)
     dataset = list_blocks(settings.source)
     num_examples = dataset.num_examples
     count = privacy.count_of(dataset.description)

@@ -31,7 +31,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments import drifting_table
 from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison.runs import Runs, Say, settled, silent
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 from trainer.settings.iterate_settings import ShiftSettings
@@ -113,7 +113,7 @@ def shift(
         batches or runs that are of other settings.
     """
     size, period = settings.expected_batch_size, settings.period
-    check_experiment(settings, settings.trained)
+    settings = settled(settings)
     num_steps = drifting_table.num_steps_of(
         list_blocks(settings.source).num_examples, size, period
     )

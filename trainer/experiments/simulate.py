@@ -1,8 +1,7 @@
 """From the settings of a simulation to its report.
 
 Formal guarantees:
-  - What can be refused is refused before any batch is made.  No file is read before,
-    except for the code of the user's own metric.
+  - What can be refused is refused before any batch is made.  No row is read before.
   - The privacy statement is the accountant's, of the reference alone.
 
 Public: what the runs publish; see ``simulation``.
@@ -10,7 +9,6 @@ Public: what the runs publish; see ``simulation``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from accounting import deltas
@@ -21,15 +19,15 @@ from accounting.statement import PrivacyStatement
 from accounting.validation import check_choice
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
-from trainer.experiments.comparison.runs import Say, check_experiment, silent
+from trainer.experiments.comparison.runs import Say, settled, silent
 from trainer.experiments.simulation import Protocol, Simulator, best
 from trainer.experiments.simulation_report import NOT_PRIVATE, Report
 from trainer.model.metrics import VOTE_METRICS
 from trainer.run import privacy
 from trainer.settings.aggregation_settings import OMV
-from trainer.settings.comparison_settings import LAST, SimulationSettings
+from trainer.settings.comparison_settings import AUTO_METRIC, LAST, SimulationSettings
 from trainer.settings.method_settings import gradients_text
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import AUTO_LOSS
 
 
 def simulate(
@@ -46,13 +44,9 @@ def simulate(
       InputError: before any batch is made, for what the trainer would refuse; later for
         batches or runs that are of other settings.
     """
-    check_experiment(settings, settings.training)
-    check_choice(
-        "weights",
-        settings.weights,
-        (LAST, *_averages_with(settings.metric, settings.training)),
-        remedy="`dpsgd train --help` names the flags that make averages.",
-    )
+    _check_weights(settings)
+    settings = settled(settings)
+    _check_weights(settings)
     dataset = list_blocks(settings.source)
     reference = _reference(settings, dataset)
     statement = _statement(settings, reference, dataset.description)
@@ -74,11 +68,19 @@ def simulate(
     return Report(protocol, found, statement)
 
 
-def _averages_with(metric: str, training: TrainSettings) -> Iterator[str]:
-    """Yields the averages that will have the metric."""
-    for name in training.average_names:
-        if name != OMV or metric in VOTE_METRICS[training.task]:
-            yield name
+def _check_weights(settings: SimulationSettings) -> None:
+    """Accepts weights that will have the metric, if that is known yet."""
+    training = settings.training
+    tasks = list(VOTE_METRICS) if training.loss == AUTO_LOSS else [training.task]
+    of_votes = {AUTO_METRIC, *(name for task in tasks for name in VOTE_METRICS[task])}
+    has_votes = settings.metric in of_votes
+    averages = [name for name in training.average_names if name != OMV or has_votes]
+    check_choice(
+        "weights",
+        settings.weights,
+        (LAST, *averages),
+        remedy="`dpsgd train --help` names the flags that make averages.",
+    )
 
 
 def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:

@@ -44,7 +44,7 @@ from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.experiments.comparison.case import Case, Trial
-from trainer.experiments.comparison.runs import Runs, Say, check_experiment, silent
+from trainer.experiments.comparison.runs import Runs, Say, settled, silent
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
@@ -153,6 +153,7 @@ def variance(
       InputError: before any batch is made, for what the trainer would refuse; later for
         batches or runs that are of other settings.
     """
+    settings = settled(settings)
     _check(settings)
     runs = Runs(settings, say, make_batches)
     case = Case(batches=settings.batches, settings=settings.trained)
@@ -211,7 +212,6 @@ def _num_examples(settings: VarianceSettings) -> int:
 def _check(settings: VarianceSettings) -> None:
     """Accepts what every run will accept, as far as its plan and settings tell."""
     training = settings.training
-    check_experiment(settings, settings.trained)
     plan = settings.batches.plan(_num_examples(settings))
     training.check_steps(plan.num_steps)
     if training.method == NON_PRIVATE or training.target_epsilon is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from accounting import sampler_registry
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
@@ -16,12 +18,19 @@ from trainer.settings.train_settings import TrainSettings
 #: Of the last weights, beside the names of averages.
 LAST = "last"
 
+#: The metric that the label's task is judged by first.
+AUTO_METRIC = "auto"
+
 #: How the noise of a sampler follows from a target: that of the first sampler, what is
 #: proven to suffice for its own batches, or what no lower bound refutes.
 SAME = "same"
 OWN = "own"
 OPTIMISTIC = "optimistic"
 NOISE_RULES = (SAME, OWN, OPTIMISTIC)
+
+
+_E = TypeVar("_E", bound="Experiment")
+_One = TypeVar("_One", bound="OneTraining")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +42,8 @@ class Experiment:
       held_out: Folder of held-out examples.
       out: New folder, or that of the same experiment.
       seeds: Repetitions, each with batches, initial weights and noise of its own.
-      metric: Name of the held-out metric.
+      metric: Name of the held-out metric; "auto" is AUC, accuracy or the loss, as the
+        loss says of the label.
       noise_key_file: As in ``preflight.Request``, as is the next; of all runs.
       checkpoint_every: Steps between checkpoints.
     """
@@ -42,12 +52,55 @@ class Experiment:
     held_out: pathlib.Path
     out: pathlib.Path
     seeds: int = 3
-    metric: str = "auc"
+    metric: str = AUTO_METRIC
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         check_int("seeds", self.seeds, at_least=1)
+
+    @property
+    def all_trained(self) -> tuple[TrainSettings, ...]:
+        """How its runs are trained."""
+        raise NotImplementedError
+
+    def train_as(
+        self: _E, change: Callable[[TrainSettings], TrainSettings], **fields: Any
+    ) -> _E:
+        """Returns the same experiment on runs that are trained otherwise.
+
+        Args:
+          change: Of the settings of every run.
+          **fields: Others that change.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneTraining(Experiment):
+    """An experiment whose runs are trained by the same settings.
+
+    Attributes:
+      training: Of all runs.
+    """
+
+    training: TrainSettings
+
+    @property
+    def trained(self) -> TrainSettings:
+        """Of all runs, as they are made."""
+        return self.training
+
+    @property
+    def all_trained(self) -> tuple[TrainSettings, ...]:
+        """See `Experiment.all_trained`."""
+        return (self.trained,)
+
+    def train_as(
+        self: _One, change: Callable[[TrainSettings], TrainSettings], **fields: Any
+    ) -> _One:
+        """See `Experiment.train_as`."""
+        return dataclasses.replace(self, training=change(self.training), **fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +154,19 @@ class ComparisonSettings(Experiment):
             )
 
     @property
+    def all_trained(self) -> tuple[TrainSettings, ...]:
+        """See `Experiment.all_trained`."""
+        return self.trained
+
+    def train_as(
+        self, change: Callable[[TrainSettings], TrainSettings], **fields: Any
+    ) -> ComparisonSettings:
+        """See `Experiment.train_as`."""
+        return dataclasses.replace(
+            self, trained=tuple(map(change, self.trained)), **fields
+        )
+
+    @property
     def deltas(self) -> list[float]:
         """Different deltas of the targets: one, or none without privacy."""
         found = [each.target_delta for each in self.trained]
@@ -122,7 +188,7 @@ class ComparisonSettings(Experiment):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SimulationSettings(Experiment):
+class SimulationSettings(OneTraining):
     """A costly run, and the cheap ones that predict it.  All public.
 
     Attributes:
@@ -142,7 +208,6 @@ class SimulationSettings(Experiment):
       InputError: name, value, bound, remedy.
     """
 
-    training: TrainSettings
     expected_batch_size: int
     small_batch_sizes: tuple[int, ...]
     num_epochs: int | None = None

@@ -6,7 +6,7 @@ import dataclasses
 
 from accounting.validation import InputError, check_int
 from pipelines.job.batch_settings import BatchSettings
-from trainer.settings.comparison_settings import Experiment
+from trainer.settings.comparison_settings import OneTraining
 from trainer.settings.train_settings import TrainSettings
 
 #: Level of the intervals where none is given.
@@ -14,7 +14,7 @@ LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VarianceSettings(Experiment):
+class VarianceSettings(OneTraining):
     """Runs whose spread is held against that of their own iterates.  All public.
 
     Attributes:
@@ -27,7 +27,6 @@ class VarianceSettings(Experiment):
     """
 
     batches: BatchSettings
-    training: TrainSettings
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +44,7 @@ class VarianceSettings(Experiment):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShiftSettings(Experiment):
+class ShiftSettings(OneTraining):
     """Runs on a stream whose distribution shifts periodically.  All public.
 
     Attributes:
@@ -61,7 +60,6 @@ class ShiftSettings(Experiment):
       InputError: name, value, bound, remedy.
     """
 
-    training: TrainSettings
     expected_batch_size: int
     period: int
     shift_by: str

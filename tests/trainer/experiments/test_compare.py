@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -20,6 +22,8 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.files.stopping import StoppedError
 from pipelines.job.batch_settings import BatchSettings
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import prepared_schema
 from tests.trainer.conftest import write_held_out
 from tests.trainer.experiments.conftest import PRIVATE, Work
 from tests.warm_processes import warm_python
@@ -28,7 +32,7 @@ from trainer.experiments import compare as library
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, ComparisonSettings
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
 ROOT = pathlib.Path(__file__).parents[3]
 SMALL = ["--hidden=4", "--embedding-dim=2", "--eval-every=100"]
@@ -80,6 +84,31 @@ def test_longer_lists_keep_what_was_made(
     library.compare(_lists(make_settings))
     assert len(work.runs) == len(set(work.runs)) == 24
     assert work.runs[: len(made)] == made
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "loss", "metric"),
+    [
+        ("binary", {}, "binary_crossentropy", "auc"),
+        ("classes", {"classes": 3}, "sparse_categorical_crossentropy", "accuracy"),
+        ("regression", {"range": [0, 9]}, "mean_squared_error", "loss"),
+    ],
+)
+def test_loss_and_metric_are_the_labels_where_they_are_auto(
+    task: str, more: Any, loss: str, metric: str, make_settings: MakeSettings
+) -> None:
+    label = {"kind": "label", "task": task, **more}
+    schema = Schema.from_json({"version": 1, "columns": {"y": label}})
+    private = dataclasses.replace(PRIVATE, loss=AUTO_LOSS)
+    settings = make_settings(trained=(private,))
+    rows = pa.Table.from_pydict({"label": [0]}, prepared_schema(schema))
+    pq.write_table(rows, pathlib.Path(settings.source) / "table.parquet")
+    for path in pathlib.Path(settings.source).glob("part*"):
+        path.unlink()
+    found = compare_runs.settled(settings)
+    assert (found.trained[0].loss, found.metric) == (loss, metric)
+    given = dataclasses.replace(settings, trained=(PRIVATE,), metric="log_loss")
+    assert compare_runs.settled(given) == given
 
 
 def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
@@ -193,7 +222,9 @@ def test_flags_and_settings_ask_for_the_same(
             for size, epochs in _pairs((20, 40), (1, 2))
         ),
         trained=tuple(
-            TrainSettings(target_epsilon=epsilon, target_delta=1e-3, **side)
+            TrainSettings(
+                target_epsilon=epsilon, target_delta=1e-3, loss=AUTO_LOSS, **side
+            )
             for side in sides for epsilon in (1.0, 2.0, 3.0)
         ),
     )  # fmt: skip
@@ -238,10 +269,13 @@ def _pairs(*values: Any) -> list[Any]:
         (["--epsilon=1", "--for", "dp-sgd", "--eval=x"], "no --eval=x"),
         (["--epsilon=1", "--for", "dp-sgd", "--method=bam"], "no --method=bam"),
         (["--epsilon=1", "--metric=f1"], "metric='f1' to be one of auc, log_loss"),
-        (["--epsilon=1", "--loss=huber"], "metric='auc' to be one of loss"),
+        (
+            ["--epsilon=1", "--loss=huber", "--metric=auc"],
+            "metric='auc' to be one of loss",
+        ),
         (
             ["--epsilon=1", "--metric=f1", "--", "--metric=statistics:mean"],
-            "metric='f1' to be one of auc, log_loss, accuracy, mean",
+            "metric='f1' to be one of auc, log_loss, accuracy, loss, mean",
         ),
         (["--epsilon=1", "--eval=s3://bucket/test"], "eval=s3:/bucket/test on this"),
         (["--epsilon=1", "--out=s3://bucket/out"], "out=s3:/bucket/out on this"),

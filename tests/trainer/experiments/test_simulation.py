@@ -330,7 +330,7 @@ def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:
         (["--", "--metric=no.module:f1"], "metric='no.module:f1' to be importable"),
         (["--metric=f1"], "metric='f1' to be one of auc, log_loss, accuracy"),
         (["--metric=num_examples"], "metric='num_examples' to be one of"),
-        (["--loss=huber"], "metric='auc' to be one of loss"),
+        (["--loss=huber", "--metric=auc"], "metric='auc' to be one of loss"),
         (["--eval=s3://bucket/test"], "eval=s3:/bucket/test on this machine"),
         (["--out=s3://bucket/out"], "out=s3:/bucket/out on this machine"),
     ],

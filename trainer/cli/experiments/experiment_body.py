@@ -16,6 +16,7 @@ from trainer.experiments import compare as comparing
 from trainer.experiments import simulate as simulating
 from trainer.experiments.comparison import runs as compare_runs
 from trainer.settings.comparison_settings import ComparisonSettings, SimulationSettings
+from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
 #: Makes batches, with bars, in a process of its own: Beam stays out of this one.
 _MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
@@ -75,5 +76,8 @@ def _take_over(out: pathlib.Path) -> None:
         run = path.with_name(path.name.removesuffix(".flags.json"))
         new = compare_runs.settings_path(run)
         if not new.exists():
-            asked = compare_runs.describe(train_request(read_json(path)))
+            request = train_request(read_json(path))
+            asked = compare_runs.describe(request)
+            if request.settings.loss == AUTO_LOSS:  # which meant that of 0 and 1
+                asked["settings"]["loss"] = TrainSettings.loss
             write_atomically(new, pretty_json(asked))

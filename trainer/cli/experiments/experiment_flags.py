@@ -44,7 +44,7 @@ _OPTIONS = (
     ),
     click.option(
         "--metric", default=Experiment.metric, show_default=True,
-        help="Held-out metric.",
+        help="Held-out metric; auto: AUC, accuracy or the loss, as the label asks.",
     ),
     shared_options.as_json,
 )  # fmt: skip

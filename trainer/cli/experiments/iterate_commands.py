@@ -13,7 +13,6 @@ from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags
 from trainer.cli.experiments import experiment_flags
-from trainer.model.metrics import METRICS
 from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
@@ -62,8 +61,6 @@ def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --batch-size 1024 --epochs 3 --epsilon 3 --delta 1e-6 --l2-norm-clip 10 \\
           --keep-last 10 --keep-every 10
     """
-    if ctx.get_parameter_source("metric") == click.core.ParameterSource.DEFAULT:
-        flags["metric"] = None
     settings = _variance_settings(flags, tuple(ctx.args))
     from trainer.experiments import variance as varying
     from trainer.experiments import variance_report
@@ -97,7 +94,7 @@ def _variance_settings(
     return VarianceSettings(
         **folders,
         **experiment_flags.beside(request),
-        metric=flags["metric"] or METRICS[training.task][0],
+        metric=flags["metric"],
         batches=batches,
         training=training,
     )
@@ -144,8 +141,6 @@ def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --batch-size 256 --period 50 --shift-by label --noise-multiplier 1 \\
           --l2-norm-clip 10
     """
-    if ctx.get_parameter_source("metric") == click.core.ParameterSource.DEFAULT:
-        flags["metric"] = None
     settings = _shift_settings(flags, tuple(ctx.args))
     from trainer.experiments import shift as shifting
     from trainer.experiments import shift_report
@@ -167,7 +162,7 @@ def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettin
     return ShiftSettings(
         **{name: flags[name] for name in names},
         **experiment_flags.beside(request),
-        metric=flags["metric"] or METRICS[request.settings.task][0],
+        metric=flags["metric"],
         training=request.settings,
         expected_batch_size=flags["batch_size"],
     )

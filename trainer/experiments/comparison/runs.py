@@ -21,10 +21,11 @@ Public: what the runs publish.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice
@@ -43,10 +44,12 @@ from trainer.model.evaluation import check_apart
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.run import origin
-from trainer.run.preflight import Request
+from trainer.run.preflight import Request, with_loss
 from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
-from trainer.settings.comparison_settings import Experiment
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.comparison_settings import AUTO_METRIC, Experiment
+from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
+
+_E = TypeVar("_E", bound=Experiment)
 
 #: Takes a line of progress.
 Say = Callable[[str], None]
@@ -217,19 +220,33 @@ def train_here(request: Request) -> None:
     train(request)
 
 
-def check_experiment(experiment: Experiment, settings: TrainSettings) -> None:
-    """Accepts an experiment whose runs will have its metric, before any batch is made.
-
-    Args:
-      experiment: Of the runs.
-      settings: Of one of its runs.
+def settled(experiment: _E) -> _E:
+    """Returns an experiment whose loss and metric are the label's where it is "auto".
 
     Raises:
-      InputError: there is no such metric, no held-out folder, or a folder that is not
-        on this machine.
+      InputError: before any batch is made: there is no such metric, no training data,
+        no held-out folder, or a folder that is not on this machine.
     """
-    Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
-    check_choice("metric", experiment.metric, _metrics(settings))
+    _check(experiment)
+    if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
+        return _with_metric(experiment)
+    dataset = list_blocks(experiment.source).description
+    found = _with_metric(experiment.train_as(lambda each: with_loss(each, dataset)))
+    _check(found)
+    return found
+
+
+def _with_metric(experiment: _E) -> _E:
+    if experiment.metric != AUTO_METRIC:
+        return experiment
+    (first, *_) = experiment.all_trained
+    return dataclasses.replace(experiment, metric=METRICS[first.task][0])
+
+
+def _check(experiment: Experiment) -> None:
+    for settings in experiment.all_trained:
+        Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
+        check_choice("metric", experiment.metric, (*_metrics(settings), AUTO_METRIC))
     if not experiment.held_out.is_dir():
         raise InputError(
             f"Expected --eval {experiment.held_out} to be a folder. Give one that "
@@ -240,6 +257,8 @@ def check_experiment(experiment: Experiment, settings: TrainSettings) -> None:
 def _metrics(settings: TrainSettings) -> tuple[str, ...]:
     """Returns the names of the metrics that a run will have."""
     known = METRICS[settings.task]
+    if settings.loss == AUTO_LOSS:  # the data is not asked yet
+        known = tuple(dict.fromkeys(itertools.chain(*METRICS.values())))
     if settings.metric is None:
         return known
     # What a metric of the user's own is called is known when it is loaded.
