@@ -158,5 +158,4 @@ def verify(directory: str, as_json: bool) -> None:
             "Make it again, or restore the files."
         )
     if not as_json:
-        num_files, name, number = verification.counts(result)
-        click.echo(f"intact: {num_files:,} files, {number:,} {name}")
+        click.echo(f"intact: {verification.counted(result)}")

@@ -16,7 +16,8 @@ from pipelines.users.bound import bound as bound_users
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_steps import STEPS
 
-_STOPPED = (
+#: What a stop by a signal says.
+STOPPED = (
     "Stopped by a signal. Give the same command again: it goes on where it stopped."
 )
 
@@ -45,8 +46,15 @@ def bound(
     """
     names = ("user_column", "max_examples_per_user", "num_examples", "sampled")
     settings = BoundSettings(**{name: options.pop(name) for name in names})
+    if runner is not None and options["threads"] is not None:
+        raise InputError("Expected no --threads beside --runner. Leave it out.")
+    if runner is None and others:
+        raise InputError(
+            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those of "
+            "Beam go with --runner. See `dpsgd bound --help`."
+        )
     began = time.perf_counter()
-    with stoppable(_STOPPED), Bars(STEPS) as bars:
+    with stoppable(STOPPED), Bars(STEPS) as bars:
         bound_users(
             source,
             out,
@@ -54,7 +62,7 @@ def bound(
             key_file=options["key_file"],
             memory_limit=options["memory_limit"],
             num_threads=options["threads"],
-            run_tasks=_engine(runner, others, options),
+            run_tasks=engine(runner, others),
             on_progress=bars.update,
         )
     shown = {
@@ -69,17 +77,18 @@ def bound(
     show("Bounded users", shown, as_json)
 
 
-def _engine(runner: str | None, others: list[str], options: dict[str, Any]) -> Any:
-    """Returns what runs tasks on an engine; None for this process."""
+def engine(runner: str | None, others: list[str]) -> Any:
+    """Returns what runs tasks on an engine; None for this process.
+
+    Args:
+      runner: Name of the engine; None for this process.
+      others: Options of Beam.
+
+    Raises:
+      InputError: an option that Beam does not know, or an engine that loses elements.
+    """
     if runner is None:
-        if others:
-            raise InputError(
-                f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those "
-                "of Beam go with --runner. See `dpsgd bound --help`."
-            )
         return None
-    if options["threads"] is not None:
-        raise InputError("Expected no --threads beside --runner. Leave it out.")
     quiet_beam()
     from pipelines.cli.batch_job import beam_options
     from pipelines.job.engine_tasks import run_on_engine

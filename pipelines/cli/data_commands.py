@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
+from pipelines.cli.byte_size import ByteSize
 
 
 @click.command()
@@ -57,6 +58,7 @@ _KINDS = {
     "text": "Columns of words.",
     "date": "Columns of days or times.",
     "boolean": "Columns of true and false.",
+    "user": "Column that says whose row it is.",
     "drop": "Columns that are left out.",
 }
 
@@ -115,6 +117,43 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     data_work.schema(table, out, kinds, as_json=as_json, **options)
 
 
+#: Of a schema with a column of kind user, as `dpsgd bound` takes them.
+_USER_OPTIONS = (
+    shared_options.max_examples_per_user(
+        "With a column of kind user: rows of a user that are kept for training at "
+        "most, chosen at random."
+    ),
+    shared_options.num_examples(
+        "With it: a public number, at least the rows that are kept for training or, "
+        "with --sample users, the users.  It enters the sampling rate in place of "
+        "their number."
+    ),
+    click.option(
+        "--sample",
+        "sampled",
+        type=click.Choice(["rows", "users"]),
+        help="With it: what an example is, as of `dpsgd bound`.  [default: rows]",
+    ),
+    click.option(
+        "--key-file",
+        help="With it: chooses rows, made if missing; not that of batches.  [default: "
+        "a key of this job alone]",
+    ),
+    click.option(
+        "--memory-limit",
+        type=ByteSize(),
+        help="With it: of this process, or of a worker.  [default: 2GiB]",
+    ),
+)
+
+
+def _user_options(command: Any) -> Any:
+    """Adds the flags of tables with users."""
+    for option in reversed(_USER_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
@@ -162,6 +201,7 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     help="Rows of a row group, the block that the batch job samples at once.  "
     "[default: 131072, fewer where rows are large]",
 )
+@_user_options
 @click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
 @click.option(
     "--runner",
@@ -192,9 +232,15 @@ def prepare(
     other row.  A vocabulary counted from the training data would itself tell about
     every row, and no epsilon of DP-SGD covers that: only public ones are taken.
 
+    A column of kind user says whose row it is.  Then the rows of a user are in one
+    split, at most k of them are kept for training, as `dpsgd bound` does, and the ids
+    are gone: batches, runs and privacy statements are about users.
+
     \b
     Examples:
       dpsgd prepare --input table.parquet --schema schema.toml --out data
+      dpsgd prepare --input visits.csv --schema schema.toml --out data \\
+          --max-examples-per-user 5 --num-examples 1000000
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
     from pipelines.cli import data_work

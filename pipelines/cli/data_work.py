@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import InputError
+from pipelines.cli import user_work
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
 from pipelines.job.quiet_beam import quiet_beam
@@ -119,6 +120,9 @@ def prepare(
             "of Beam go with --runner. See `dpsgd prepare --help`."
         )
     num_threads = options.pop("threads", None)
+    if runner is not None and num_threads is not None:
+        raise InputError("Expected no --threads beside --runner. Leave it out.")
+    of_users = user_work.take(options)
     if schema_file is not None:
         prepared = _table_options(schema_file, options)
     else:
@@ -126,9 +130,13 @@ def prepare(
             _refuse_tables(source)
         prepared = _criteo_options(options)
     began = time.perf_counter()
+    if settings := user_work.settings_for(prepared, of_users, schema_file):
+        call = user_work.Call(settings, **of_users)
+        shown = call.prepare(source, out, prepared, runner, others, num_threads)
+        shown["seconds"] = round(time.perf_counter() - began, 2)
+        show("Prepared data", shown, as_json)
+        return
     if runner is not None:
-        if num_threads is not None:
-            raise InputError("Expected no --threads beside --runner. Leave it out.")
         summary = _prepare_on(runner, source, out, prepared, others)
     else:
         summary = _prepare_here(source, out, prepared, num_threads)

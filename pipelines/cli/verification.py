@@ -44,8 +44,11 @@ def verify(
     return verify_batches(directory, progress=lambda done: progress(done, total))
 
 
-def counts(result: Verification | PreparedVerification) -> tuple[int, str, int]:
-    """Returns the number of files, what they hold, and how many of it."""
+def counted(result: Verification | PreparedVerification) -> str:
+    """Returns how many files there are, and how much they hold if that is public."""
+    files = f"{result.num_files:,} files"
     if isinstance(result, PreparedVerification):
-        return result.num_files, "rows", result.num_rows
-    return result.num_files, "steps", result.num_steps
+        return (
+            files if result.num_rows is None else f"{files}, {result.num_rows:,} rows"
+        )
+    return f"{files}, {result.num_steps:,} steps"

@@ -54,6 +54,7 @@ class Converted:
       arrays: Name of an output -> array of shape (rows, *shape).
       faults: (whether a row is malformed, why), of which the first one counts.
       splits: Index in ``SPLITS`` of every row, int8; None where shares decide.
+      users: Ids of the users, large strings; None without a column of that kind.
     """
 
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
@@ -61,6 +62,7 @@ class Converted:
         default_factory=list, repr=False
     )
     splits: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    users: pa.Array | None = dataclasses.field(default=None, repr=False)
 
 
 def convert(
@@ -90,10 +92,13 @@ def convert(
         missing = schema.input.missing_values
         return Cells(name, columns[name], missing, found.faults, padded=padded)
 
-    for name, kind in schema.columns.items():
-        if kind.kind == kinds.Drop.kind or (inputs_only and kind.kind == kinds.LABEL):
-            continue
+    for name in schema.inputs if inputs_only else schema.kept:
+        kind = schema.columns[name]
         if check_only and name not in columns:
+            continue
+        if kind.kind == kinds.USER:
+            with _plain_errors(name):
+                found.users = _users(cells_of(name))
             continue
         outputs = [output.name for output in schema.outputs_of(name)]
         with _plain_errors(name):
@@ -352,7 +357,14 @@ def _dates(
     return [part_of(times, kind, part) for part in kind.parts]
 
 
-# --- Labels and splits --------------------------------------------------------------
+# --- Users, labels and splits -------------------------------------------------------
+
+
+def _users(cells: Cells) -> pa.Array:
+    """Returns ids as texts: equal ones for equal ids, in whatever type they come."""
+    texts, bad = _texts(cells)
+    cells.fault(bad | cells.missing, "is missing, or no whole number or text")
+    return texts.cast(pa.large_string())
 
 
 def _labels(
@@ -464,4 +476,5 @@ _TAKEN: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "text": (),
     "date": (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer),
     "label": _ANY_NUMBER,
+    "user": (pa.types.is_integer, pa.types.is_floating),
 }

@@ -8,7 +8,8 @@ Readers of a folder pass over names that begin with an underscore.
 
 Formal guarantees, if ``verify_prepared`` returns no findings:
   - every file is there, byte for byte as it was written, and no other one is;
-  - every file holds the rows, and says of itself the schema, that the record says;
+  - every file holds the rows, and says of itself the schema, that the record says
+    (beside which files for training may say that users are bounded);
   - the record was not edited, short of a new fingerprint.
 
 Public: schema, settings and findings, which name files.  Sensitive: all else.
@@ -36,6 +37,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_j
 from pipelines.files.sink import Sink
 from pipelines.files.storage import write_atomically
 from pipelines.files.threads import in_order, num_cores
+from pipelines.inputs.bounded import BOUNDED
 
 RECORD_NAME = "_prepared.json"
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
@@ -200,12 +202,13 @@ class PreparedVerification:
 
     Attributes:
       num_files: Files of the record.
-      num_rows: Their rows, by the record.
+      num_rows: Their rows, by the record; None where users are bounded, since it tells
+        how many rows they have.
       findings: What is wrong; they name files.
     """
 
     num_files: int
-    num_rows: int
+    num_rows: int | None
     findings: tuple[str, ...]
 
 
@@ -229,7 +232,8 @@ def verify_prepared(
       InputError: no readable record to check against.
     """
     root = pathlib.Path(folder)
-    dataset, files = _read_record(root / RECORD_NAME)
+    dataset, files, has_users = _read_record(root / RECORD_NAME)
+    num_rows = sum(file.num_rows for file in files.values())
     findings = _strays(root, files)
     with ThreadPoolExecutor(num_cores()) as pool:
 
@@ -243,13 +247,13 @@ def verify_prepared(
                 progress(count, len(files))
     return PreparedVerification(
         num_files=len(files),
-        num_rows=sum(file.num_rows for file in files.values()),
+        num_rows=None if has_users else num_rows,
         findings=tuple(findings),
     )
 
 
-def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord]]:
-    """Returns the description of the data, and the record of every file."""
+def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
+    """Returns what the data says of itself, files, and whether users are bounded."""
     remedy = "Name a folder that `dpsgd prepare` wrote."
     found = read_json(path, remedy=remedy)
     refusal = InputError(
@@ -264,7 +268,8 @@ def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord]]:
         files = {name: FileRecord(**each) for name, each in fields["files"].items()}
     except (AttributeError, TypeError):
         raise refusal from None
-    return fields["dataset"], files
+    has_users = "max_examples_per_user" in fields["settings"]
+    return fields["dataset"], files, has_users or BOUNDED in fields["dataset"]
 
 
 def _strays(root: pathlib.Path, files: Mapping[str, FileRecord]) -> list[str]:
@@ -293,8 +298,25 @@ def _check_file(
         return
     if footer.num_rows != record.num_rows:
         yield f"Expected {name} to hold as many rows as the record says."
-    if _description(footer.schema.to_arrow_schema()) != dataset:
+    found = _description(footer.schema.to_arrow_schema())
+    if _without_note(found) != _without_note(dataset):
         yield f"Expected {name} to be of the schema that the record says."
+
+
+def _without_note(description: Any) -> Any:
+    """Returns a description of a data set, but for what it says of users."""
+    if not isinstance(description, dict):
+        return description
+    return {name: value for name, value in description.items() if name != BOUNDED}
+
+
+def file_record(path: pathlib.Path) -> FileRecord:
+    """Returns the record of a finished file."""
+    return FileRecord(
+        num_rows=pq.read_metadata(path).num_rows,
+        size=path.stat().st_size,
+        sha256=_digest(path),
+    )
 
 
 def _digest(path: pathlib.Path) -> str:

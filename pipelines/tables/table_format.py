@@ -4,6 +4,9 @@ Formal guarantees:
   - Columns that the schema needs and a file lacks, or that are of a type that their
     kind cannot take, are refused before any row is read, all in one line.
   - What is prepared carries the schema: batches, models and predictions know it.
+  - A table that `dpsgd bound` wrote hands on its note, and which split a row is in does
+    not depend on other rows, whose number tells of users.
+  - Ids of users are prepared on request alone, for whoever bounds them next.
 
 Public: schema and options.  Sensitive: rows.
 """
@@ -20,6 +23,8 @@ import pyarrow as pa
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.inputs.parquet_blocks import description_of
 from pipelines.tables.columns import Converted, convert, refusal, takes_all
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
@@ -32,6 +37,7 @@ from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
     RawBlock,
+    parquet_schema,
     read_parquet,
     read_text,
     table_columns,
@@ -48,9 +54,11 @@ class TableOptions(ConvertOptions):
 
     Attributes:
       schema: What its columns are.
+      with_users: Whether ids of users are kept, in a column of the name of theirs.
     """
 
     schema: Schema
+    with_users: bool = False
 
     partitions = True
 
@@ -60,7 +68,13 @@ class TableOptions(ConvertOptions):
         Raises:
           InputError: other files.
         """
-        return TableFormat(self.schema, files)
+        if self.schema.user and not self.with_users:
+            raise InputError(
+                f"Expected column {self.schema.user} of kind user to be bounded: "
+                "`dpsgd prepare` does so with --max-examples-per-user and "
+                '--num-examples. Give these, or write kind = "drop".'
+            )
+        return TableFormat(self.schema, files, with_users=self.with_users)
 
 
 def row_group_rows(schema: Schema) -> int:
@@ -72,20 +86,30 @@ def row_group_rows(schema: Schema) -> int:
     return max(1, min(DEFAULT_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // row_bytes))
 
 
-def prepared_schema(schema: Schema, *, nullable_items: bool = False) -> pa.Schema:
+def prepared_schema(
+    schema: Schema,
+    *,
+    nullable_items: bool = False,
+    with_users: bool = False,
+    bounded: Bounded | None = None,
+) -> pa.Schema:
     """Returns the columns of the prepared data, and what they say of themselves.
 
     Args:
       schema: Of the table.
       nullable_items: Whether elements of lists are declared as if they could be null.
+      with_users: Whether ids of users are kept, in the last column.
+      bounded: What the table says of its users.
     """
-    return pa.schema(
-        [
-            pa.field(output.name, _arrow_type(output, nullable_items), nullable=False)
-            for output in schema.outputs
-        ],
-        metadata={DATASET_METADATA_KEY: json.dumps(schema.description).encode()},
-    )
+    note = {} if bounded is None else {BOUNDED: bounded.to_json()}
+    description = json.dumps({**schema.description, **note})
+    fields = [
+        pa.field(output.name, _arrow_type(output, nullable_items), nullable=False)
+        for output in schema.outputs
+    ]
+    if with_users:
+        fields.append(pa.field(schema.user, pa.large_string(), nullable=False))
+    return pa.schema(fields, metadata={DATASET_METADATA_KEY: description.encode()})
 
 
 def _arrow_type(output: Output, nullable_items: bool) -> pa.DataType:
@@ -102,15 +126,19 @@ class TableFormat:
     Args:
       schema: What the columns are.
       files: Of one kind.
+      with_users: Whether ids of users are kept.
 
     Raises:
       InputError: other files, or columns that the schema is not for.
     """
 
-    def __init__(self, schema: Schema, files: Sequence[InputFile]) -> None:
+    def __init__(
+        self, schema: Schema, files: Sequence[InputFile], *, with_users: bool = False
+    ) -> None:
         self._table = schema
         self._kind = table_kind(files)
-        self.schema = prepared_schema(schema)
+        bounded = self._bounded(files)
+        self.schema = prepared_schema(schema, with_users=with_users, bounded=bounded)
         self.shares = schema.split.shares if schema.split.by == FRACTION else None
         has_header = self._kind != PARQUET and not schema.input.header
         self.first_row = 2 if has_header else 1
@@ -119,6 +147,32 @@ class TableFormat:
             if file.size:
                 left_out.update(dict.fromkeys(self._check_columns(file)))
         self.left_out = tuple(left_out)
+
+    def _bounded(self, files: Sequence[InputFile]) -> Bounded | None:
+        """Returns what the files say of their users."""
+        if self._kind != PARQUET:
+            return None
+        schemas = [(parquet_schema(file), file.shown) for file in files if file.size]
+        found = {Bounded.of(description_of(*each)) for each in schemas}
+        if len(found) > 1:
+            raise InputError(
+                "Expected all files of --input to be of one `dpsgd bound`. Give the "
+                "folder that it wrote, alone."
+            )
+        (bounded,) = found
+        if bounded is not None and bounded.has_users:
+            raise InputError(
+                "Expected --input to hold rows, not records of users. Give the table "
+                f'that `dpsgd bound` read, and write kind = "user" for column '
+                f"{bounded.user_column}."
+            )
+        if bounded is not None and self._table.split.by == FRACTION:
+            raise InputError(
+                "Expected [split] not to be by fraction, of a table whose users are "
+                "bounded: where a split ends would depend on how many rows each has. "
+                'Write by = "hash" and column = "...".'
+            )
+        return bounded
 
     def _check_columns(self, file: InputFile) -> list[str]:
         """Returns the columns that the schema does not mention."""
@@ -265,6 +319,10 @@ def to_table(found: Converted, good: np.ndarray, schema: pa.Schema) -> pa.Table:
     keep = slice(None) if good.all() else good
     arrays = []
     for field in schema:
+        if field.name not in found.arrays:  # ids of users
+            assert found.users is not None
+            arrays.append(found.users.filter(pa.array(good)))
+            continue
         values = found.arrays[field.name][keep]
         if pa.types.is_fixed_size_list(field.type):
             flat = pa.array(np.ascontiguousarray(values).reshape(-1))

@@ -57,7 +57,7 @@ def bound(
       InputError: before any work, for anything that the user can mend; later for a
         table that changes, ids that are missing, or too few slots.
     """
-    threads = _num_threads(num_threads, memory_limit)
+    threads = threads_for(memory_limit, num_threads)
     job, final = open_job(
         pattern,
         out,
@@ -80,7 +80,16 @@ def bound(
     finish(job, final)
 
 
-def _num_threads(wanted: int | None, memory_limit: int) -> int:
+def threads_for(memory_limit: int, wanted: int | None) -> int:
+    """Returns how many threads of this process a limit of memory allows.
+
+    Args:
+      memory_limit: Bytes.
+      wanted: Threads that the user asks for; the number of cores if None.
+
+    Raises:
+      InputError: too little memory for one, or a number below 1.
+    """
     check_int("memory_limit", memory_limit, at_least=LEAST_MEMORY)
     if wanted is not None:
         check_int("num_threads", wanted, at_least=1)

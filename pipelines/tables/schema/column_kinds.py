@@ -7,6 +7,7 @@
     text       int32[tokens], ids of its words, 0 after the last
     date       an int32 id for each part, 0 where missing; days are a float32
     label      int8 (binary), int32 (classes) or float32 (regression)
+    user       nothing; says whose row it is (`Schema.user`)
     drop       nothing
 
 Formal guarantees:
@@ -50,6 +51,7 @@ UTC = "UTC"
 LOG_SCALE = 4.0
 
 LABEL = "label"
+USER = "user"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -490,6 +492,23 @@ class Label(Kind):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class User(Kind):
+    """Says whose row it is: integers or text, none of them missing."""
+
+    kind: ClassVar[str] = USER
+
+    def outputs(self, name: str) -> tuple[Output, ...]:
+        """Returns nothing: no model sees it."""
+        del name
+        return ()
+
+    def _check(self, fields: Fields) -> Kind:
+        if self.name:
+            raise fields.wrong("name", "left out: ids do not stay", "no name")
+        return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Drop(Kind):
     """A column that is left out."""
 
@@ -502,7 +521,8 @@ class Drop(Kind):
 
 
 KINDS: dict[str, type[Kind]] = {
-    kind.kind: kind for kind in (Numeric, Category, Text, Date, Boolean, Label, Drop)
+    kind.kind: kind
+    for kind in (Numeric, Category, Text, Date, Boolean, Label, User, Drop)
 }
 
 

@@ -34,6 +34,7 @@ from pipelines.tables.schema.column_kinds import (
     LABEL,
     PARTS,
     REGRESSION,
+    USER,
     usable_name,
 )
 from pipelines.tables.schema.fields import did_you_mean
@@ -72,6 +73,12 @@ version = {version}
 _SPLIT = """
 [split]  # train, val and test
 by = "fraction"  # first to last; or "hash" or "time" of a column
+shares = [80, 10, 10]
+"""
+_SPLIT_BY_USER = """
+[split]  # train, val and test
+by = "hash"  # of the user: all rows of one are in one split
+column = {user}
 shares = [80, 10, 10]
 """
 
@@ -206,6 +213,7 @@ _LINES = {
     "date": _date,
     "boolean": lambda kind: (),
     "text": lambda kind: ("tokens = 32  # words that are kept", "buckets = 8192"),
+    USER: lambda kind: ("# none is missing; the ids do not stay",),
     "drop": lambda kind: (),
     UNCHOSEN: lambda kind: (),
 }
@@ -350,16 +358,20 @@ def _text(
         head += "\n[input]\n" + "".join(lines)
     taken: set[str] = set()
     tables = [_table(column, table, taken) for column in columns]
-    return "\n".join([head.rstrip("\n"), _SPLIT.rstrip("\n"), *tables]) + "\n"
+    split = _SPLIT
+    for column in columns:
+        if column.kind == USER:
+            split = _SPLIT_BY_USER.format(user=_word(column.name))
+    return "\n".join([head.rstrip("\n"), split.rstrip("\n"), *tables]) + "\n"
 
 
 def _table(column: _Column, table: str, taken: set[str]) -> str:
     told = f"  # {column.type}" if table == PARQUET else ""
     kind = f'kind = "{column.kind}"'
     if column.kind == UNCHOSEN:
-        kind += "  # numeric, category, text, date, boolean or drop"
+        kind += "  # numeric, category, text, date, boolean, user or drop"
     lines = ["", f"[columns.{_key(column.name)}]{told}", kind]
-    if column.kind not in (LABEL, "drop"):
+    if column.kind not in (LABEL, USER, "drop"):
         name = usable_name(column.name)
         others = (f"{name}_{number}" for number in itertools.count(2))
         used = {*taken, *RESERVED_NAMES, LABEL}

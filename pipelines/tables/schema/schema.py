@@ -23,6 +23,8 @@ Formal guarantees:
     and remedy.
   - ``Schema.from_json`` gives back what ``to_json`` was made of.
   - No two columns of the prepared data have one name, and one of them is ``label``.
+  - Rows of one user are in one split, unless the schema says ``cut_users``; which split
+    a row is in depends on this row alone.
 
 Everything here is public.
 """
@@ -44,6 +46,7 @@ from pipelines.tables.hashing import HASH_NAME
 from pipelines.tables.schema.column_kinds import (
     KINDS,
     LABEL,
+    USER,
     Date,
     Drop,
     Kind,
@@ -81,6 +84,7 @@ class Split:
       val_from: The time at which val begins.
       test_from: The time at which test begins.
       salt: Public; another one gives another choice of "hash".
+      cut_users: Whether rows of one user may be in several splits.
     """
 
     by: str = FRACTION
@@ -89,17 +93,22 @@ class Split:
     val_from: datetime.datetime | None = None
     test_from: datetime.datetime | None = None
     salt: str = ""
+    cut_users: bool = False
 
     @classmethod
-    def read(cls, fields: Fields) -> Split:
+    def read(cls, fields: Fields, user: str = "") -> Split:
         """Returns the split that fields describe.
+
+        Args:
+          fields: Of the schema.
+          user: Column of users, by which rows are split if nothing else is said.
 
         Raises:
           InputError: a wrong or an unknown field.
         """
-        by = fields.choice("by", (FRACTION, TIME, HASH), FRACTION)
+        by = fields.choice("by", (FRACTION, TIME, HASH), HASH if user else FRACTION)
         if by == TIME:
-            fields.only("by", "column", "val_from", "test_from")
+            fields.only("by", "column", "val_from", "test_from", "cut_users")
             return cls._by_time(fields)
         shares = fields.get("shares", list(cls.shares))
         example = "shares = [80, 10, 10]"
@@ -109,10 +118,14 @@ class Split:
         if by == FRACTION:
             fields.only("by", "shares")
             return cls(shares=tuple(shares))
-        fields.only("by", "shares", "column", "salt")
-        column = fields.text("column", example='column = "user_id"')
-        salt = fields.text("salt", "")
-        return cls(by=HASH, shares=tuple(shares), column=column, salt=salt)
+        fields.only("by", "shares", "column", "salt", "cut_users")
+        return cls(
+            by=HASH,
+            shares=tuple(shares),
+            column=fields.text("column", user or None, example='column = "user_id"'),
+            salt=fields.text("salt", ""),
+            cut_users=fields.flag("cut_users"),
+        )
 
     @classmethod
     def _by_time(cls, fields: Fields) -> Split:
@@ -124,15 +137,22 @@ class Split:
         if starts[0] > starts[1]:  # type: ignore[operator]
             wanted = "at or after val_from"
             raise fields.wrong("test_from", wanted, f"test_from = {starts[0]}")
-        return cls(by=TIME, column=column, val_from=starts[0], test_from=starts[1])
+        return cls(
+            by=TIME,
+            column=column,
+            val_from=starts[0],
+            test_from=starts[1],
+            cut_users=fields.flag("cut_users"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields that count."""
         if self.by == FRACTION:
             return {"by": self.by, "shares": list(self.shares)}
+        more = {"cut_users": True} if self.cut_users else {}
         if self.by == HASH:
             fields = {"by": self.by, "shares": list(self.shares), "column": self.column}
-            return {**fields, "salt": self.salt}
+            return {**fields, "salt": self.salt, **more}
         assert self.val_from is not None
         assert self.test_from is not None
         return {
@@ -140,6 +160,7 @@ class Split:
             "column": self.column,
             "val_from": self.val_from.isoformat(),
             "test_from": self.test_from.isoformat(),
+            **more,
         }
 
 
@@ -228,7 +249,8 @@ class Schema:
                 f"Expected one column of kind label in the schema; {found}. Write "
                 'kind = "label" and task = "binary" for the one that is predicted.'
             )
-        seen: dict[str, str] = {}
+        self._check_users()
+        seen = {self.user: self.user} if self.user else {}
         for column, kind in self.columns.items():
             for output in kind.outputs(usable_name(column)):
                 _check_name(column, output, seen)
@@ -239,6 +261,37 @@ class Schema:
                     f"Expected column {self.split.column} of [split] to be of kind "
                     f'date, not {kind.kind}. Write kind = "date".'
                 )
+
+    def _check_users(self) -> None:
+        """Accepts one column of users at most, and a split that leaves them whole."""
+        users = [name for name, kind in self.columns.items() if kind.kind == USER]
+        if len(users) > 1:
+            raise InputError(
+                f"Expected one column of kind user in the schema; {', '.join(users)}. "
+                'Write kind = "drop" for the others.'
+            )
+        split, by_user = self.split, f'by = "hash" and column = "{self.user}"'
+        if not users or (split.by, split.column) == (HASH, self.user):
+            return
+        if split.by == FRACTION:
+            raise InputError(
+                f"Expected [split] not to be by fraction beside column {self.user} of "
+                "kind user: where a split ends would depend on how many rows each user "
+                f"has. Write {by_user}."
+            )
+        if not split.cut_users:
+            raise InputError(
+                f"Expected [split] by {split.by} of {split.column} not to cut users of "
+                f"column {self.user}: one in val or test whose rows are trained on is "
+                f"no stranger to the model. Write {by_user}; or cut_users = true, if "
+                "that is meant."
+            )
+
+    @property
+    def user(self) -> str:
+        """The column that says whose row it is; empty if none does."""
+        found = (name for name, kind in self.columns.items() if kind.kind == USER)
+        return next(found, "")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Schema:
@@ -278,9 +331,11 @@ class Schema:
         columns = Fields(fields.get("columns", {}), f"[columns] of {place}")
         _refuse_unchosen(columns)
         read = {name: _column(columns, name, place) for name in columns.names()}
+        user = next((name for name, kind in read.items() if kind.kind == USER), "")
+        split = Fields(fields.get("split", {}), f"[split] of {place}")
         return cls(
             columns=read,
-            split=Split.read(Fields(fields.get("split", {}), f"[split] of {place}")),
+            split=Split.read(split, user),
             input=InputOptions.read(
                 Fields(fields.get("input", {}), f"[input] of {place}")
             ),
@@ -318,14 +373,19 @@ class Schema:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns of the table that are read, in order."""
-        kept = [name for name, kind in self.columns.items() if kind.kind != Drop.kind]
-        column = self.split.column
-        return (*kept, column) if column and column not in kept else tuple(kept)
+        kept, column = self.kept, self.split.column
+        return (*kept, column) if column and column not in kept else kept
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The columns of the table that are not left out, in order."""
+        found = self.columns.items()
+        return tuple(name for name, kind in found if kind.kind != Drop.kind)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns of the table that a model takes, in order."""
-        left_out = (Drop.kind, LABEL)
+        left_out = (Drop.kind, LABEL, USER)
         return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
 
     @property

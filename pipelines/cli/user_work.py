@@ -1,0 +1,155 @@
+"""What ``dpsgd prepare`` does with a column of kind user."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from accounting.validation import InputError
+from pipelines.cli.bound_work import STOPPED, engine
+from pipelines.files.progress_bars import Bars
+from pipelines.files.stopping import stoppable
+from pipelines.tables import convert
+from pipelines.tables.table_format import TableOptions
+from pipelines.users.bound import DEFAULT_MEMORY_LIMIT, bound, threads_for
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.bound_steps import STEPS
+from pipelines.users.prepare_users import PrepareTable, prepare_users
+
+_NEEDED = ("max_examples_per_user", "num_examples")
+_FLAGS = (*_NEEDED, "sampled", "key_file", "memory_limit")
+#: Steps of a table, and those of its users, of which one has the same name.
+_OF_TABLE = ("check", "convert", "write")
+_OF_USERS = {step: f"users: {step}" for step in STEPS}
+
+
+def take(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes the flags about users out of those of the command, and returns them."""
+    return {name: options.pop(name) for name in _FLAGS if name in options}
+
+
+def settings_for(
+    prepared: Any, flags: dict[str, Any], schema_file: str | None
+) -> BoundSettings | None:
+    """Returns how users are bounded; None if the table has no column of users.
+
+    Args:
+      prepared: Options of the table.
+      flags: About users; those of settings are taken out.
+      schema_file: Of the table; None for Criteo's text.
+
+    Raises:
+      InputError: flags without users, or users without flags.
+    """
+    user = prepared.schema.user if isinstance(prepared, TableOptions) else ""
+    if not user:
+        if not flags:
+            return None
+        flag = next(iter(flags)).replace("_", "-").replace("sampled", "sample")
+        raise InputError(
+            f"Expected no --{flag} without a column of kind user. Leave it out, or "
+            'write kind = "user" for the column that says whose row it is, in '
+            f"{schema_file or 'a schema of the table'}."
+        )
+    missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
+    if missing:
+        raise InputError(
+            f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
+            "such as --max-examples-per-user 5 --num-examples 1000000: of each user so "
+            "many rows are kept for training. Give both, or write kind = "
+            f'"drop" in {schema_file}.'
+        )
+    names = [name for name in (*_NEEDED, "sampled") if name in flags]
+    return BoundSettings(user_column=user, **{name: flags.pop(name) for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of the command.
+
+    Attributes:
+      settings: Which rows are kept.
+      key_file: Chooses rows; None for a key of this job alone.
+      memory_limit: Bytes, of this process or of a worker.
+    """
+
+    settings: BoundSettings
+    key_file: str | None = None
+    memory_limit: int = DEFAULT_MEMORY_LIMIT
+
+    def prepare(
+        self,
+        source: str,
+        out: str,
+        options: TableOptions,
+        runner: str | None,
+        others: list[str],
+        num_threads: int | None,
+    ) -> dict[str, Any]:
+        """Prepares a table, and returns a summary, which counts nothing of it.
+
+        Args:
+          source: File, folder or glob.
+          out: New or empty folder.
+          options: Of the table.
+          runner: Engine of Beam; None for this process.
+          others: Options of Beam.
+          num_threads: Of this process; the number of cores if None.
+
+        Raises:
+          InputError: what is asked for, or the table, is refused.
+        """
+        threads_for(self.memory_limit, num_threads)
+        run_tasks = engine(runner, others)
+        with stoppable(STOPPED), Bars([*_OF_TABLE, *_OF_USERS.values()]) as bars:
+            summary = prepare_users(
+                source,
+                out,
+                options,
+                self.settings,
+                key_file=self.key_file,
+                prepare_table=_prepare_table(run_tasks, bars, num_threads),
+                bound_table=functools.partial(
+                    _bound_table,
+                    memory_limit=self.memory_limit,
+                    num_threads=num_threads,
+                    run_tasks=run_tasks,
+                    on_progress=lambda step, *done: bars.update(_OF_USERS[step], *done),
+                ),
+            )
+        return self._shown(out, summary)
+
+    def _shown(self, out: str, summary: convert.PrepareSummary) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "out": out,
+            "unit_of_privacy": "user",
+            "an_example_is": self.settings.sampled.removesuffix("s"),
+            "max_examples_per_user": self.settings.max_examples_per_user,
+            "num_examples": self.settings.num_examples,
+            "input_files": summary.num_files,
+            "malformed_lines": summary.num_bad_lines,
+            "columns_left_out": [self.settings.user_column, *summary.left_out],
+        }
+        if summary.num_bad_lines:
+            shown["first_malformed_lines"] = list(summary.bad_lines)
+        return shown
+
+
+def _bound_table(
+    pattern: str, out: Any, settings: BoundSettings, key_file: Any, **options: Any
+) -> None:
+    bound(pattern, out, settings, key_file=key_file, **options)
+
+
+def _prepare_table(run_tasks: Any, bars: Bars, num_threads: int | None) -> PrepareTable:
+    if run_tasks is None:
+        return functools.partial(
+            convert.prepare, num_threads=num_threads, on_progress=bars.update
+        )
+    from pipelines.tables.prepare_job import prepare_on
+
+    (options,) = run_tasks.args
+    return functools.partial(
+        prepare_on, pipeline_options=options, on_progress=bars.update
+    )

@@ -1,0 +1,156 @@
+"""A raw table to numeric Parquet, and its users bounded: ``prepare``, then ``bound``.
+
+    OUT.unfinished/job.json      what is done: of the table, its schema and options
+    OUT.unfinished/bound.json    of whom: settings of the users that are bounded
+    OUT.unfinished/private.key   chooses rows, unless the user named a key
+    OUT.unfinished/table/        prepared, with ids
+    OUT.unfinished/data/         becomes OUT
+
+Formal guarantees:
+  - The rows of a user are in one split, unless the schema says ``cut_users``.
+  - Of each user at most ``max_examples_per_user`` rows are in OUT/train, which says so
+    of itself; those are the guarantees of ``bound_job``.  Held-out rows are all kept.
+  - The id is gone: no file of OUT holds it.
+  - Nothing is read before every setting is checked.  The same command goes on where a
+    killed one stopped; one of another table, schema, option or setting is refused.
+  - ``out`` appears complete or not at all; nobody but this user may enter it.
+
+Public: options and settings.  Sensitive: everything read and written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.files.folders import make_private_folder
+from pipelines.files.output_folder import check_output
+from pipelines.files.storage import write_atomically
+from pipelines.sampling.keys import read_or_create_key_file
+from pipelines.tables.convert import SPLITS, PrepareSummary
+from pipelines.tables.prepared_files import file_record, open_writer, write_record
+from pipelines.tables.raw_files import list_files
+from pipelines.tables.table_format import TableOptions, prepared_schema
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.user_records import records_schema
+
+_TRAIN, *_HELD_OUT = SPLITS
+_REMEDY = "Name another --out."
+
+#: Prepares a table: (pattern, folder, options) -> summary.
+PrepareTable = Callable[[str, pathlib.Path, TableOptions], PrepareSummary]
+#: Bounds users: (pattern, folder, settings, key file).
+BoundTable = Callable[[str, pathlib.Path, BoundSettings, pathlib.Path], None]
+
+
+def prepare_users(
+    pattern: str,
+    out: str | os.PathLike[str],
+    options: TableOptions,
+    settings: BoundSettings,
+    *,
+    key_file: str | os.PathLike[str] | None,
+    prepare_table: PrepareTable,
+    bound_table: BoundTable,
+) -> PrepareSummary:
+    """Prepares a table whose schema has a column of users, and bounds them.
+
+    Args:
+      pattern: CSV, TSV or Parquet: a file, a folder or a glob.
+      out: A new or empty folder; if a job was killed, the same one.
+      options: Of what kind the table is, and what to write.
+      settings: Which rows are kept for training.
+      key_file: Chooses rows; made if missing.  None for a key of this job alone.
+      prepare_table: ``convert.prepare`` or ``prepare_job.prepare_on``, in part.
+      bound_table: ``bound.bound``, in part.
+
+    Returns:
+      What was read, with the rows of training data before users are bounded; sensitive.
+
+    Raises:
+      InputError: before any work, for anything that the user can mend; later for
+        malformed rows, files that change, or too few slots.
+    """
+    schema = prepared_schema(options.schema)
+    records_schema(schema, settings.max_examples_per_user)  # refuses names
+    options = dataclasses.replace(options, with_users=True)
+    files = [dataclasses.asdict(each) for each in list_files(pattern, partitions=True)]
+    final = pathlib.Path(os.path.realpath(check_output(out)))
+    work = final.with_name(f"{final.name}.unfinished")
+    make_private_folder(work, remedy=_REMEDY)
+    key = work / "private.key" if key_file is None else pathlib.Path(key_file)
+    read_or_create_key_file(key)
+    _note(work / "job.json", {"files": files, "options": repr(options)})
+    table, data = work / "table", work / "data"
+    summary = _prepared(work, lambda: prepare_table(pattern, table, options))
+    make_private_folder(data, remedy=_REMEDY)
+    for split in _HELD_OUT:
+        _drop_ids(table / split, data / split, schema)
+    if not (data / _TRAIN).exists():
+        (work / "bound.json").unlink(missing_ok=True)
+        _note(work / "bound.json", dataclasses.asdict(settings))
+        bound_table(str(table / _TRAIN), data / _TRAIN, settings, key)
+    _note(work / "bound.json", dataclasses.asdict(settings))
+    records = {
+        str(path.relative_to(data)): file_record(path)
+        for path in sorted(data.glob("*/*.parquet"))
+    }
+    told = {**options.settings, **dataclasses.asdict(settings)}
+    write_record(data, schema, told, records)
+    os.rename(data, final)
+    shutil.rmtree(work)
+    return summary
+
+
+def _note(path: pathlib.Path, described: dict[str, Any]) -> None:
+    """Notes what a new job is, or refuses another."""
+    wanted = {"job": fingerprint(described)}
+    if not path.exists():
+        write_atomically(path, pretty_json(wanted), mode=0o600)
+    elif read_json(path) != wanted:
+        raise InputError(
+            f"Expected {path.parent} to be of the same job: its input, schema, options "
+            "or settings were others. Give those again to finish it, or remove the "
+            "folder."
+        )
+
+
+def _prepared(
+    work: pathlib.Path, prepare: Callable[[], PrepareSummary]
+) -> PrepareSummary:
+    """Prepares the table unless it was done, and returns the summary."""
+    path = work / "summary.json"
+    if not path.exists():
+        # Without a summary it is not known to be complete.
+        shutil.rmtree(work / "table", ignore_errors=True)
+        found = pretty_json(dataclasses.asdict(prepare()))
+        write_atomically(path, found, mode=0o600)
+    return PrepareSummary(**read_json(path))
+
+
+def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:
+    """Copies the files of a split, but for the ids."""
+    make_private_folder(target, remedy=_REMEDY)
+    for path in sorted(source.glob("*.parquet")):
+        if (target / path.name).exists():
+            continue
+        temporary = source / f"unfinished-{secrets.token_hex(8)}"
+        with (
+            pq.ParquetFile(path, page_checksum_verification=True) as rows,
+            open_writer(temporary, schema) as writer,
+        ):
+            for group in range(rows.num_row_groups):
+                found = rows.read_row_group(group, columns=schema.names)
+                found = found.replace_schema_metadata(schema.metadata)
+                writer.write_table(found, row_group_size=len(found))
+        os.replace(temporary, target / path.name)

@@ -1,0 +1,251 @@
+"""A table with a column of users: prepared, split by user, bounded."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from dpsgd import command_line
+from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
+from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.tables.convert import prepare
+from pipelines.tables.prepared_files import verify_prepared
+from pipelines.tables.schema.schema import Schema
+from pipelines.tables.table_format import TableOptions
+from pipelines.users import bound_job, prepare_users
+
+ROWS, MOST = 600, 2
+USER = np.random.default_rng(8).zipf(1.4, ROWS) % 90
+SCHEMA = """\
+version = 1
+[columns.person]
+kind = "user"
+[columns.row]
+kind = "numeric"
+range = [-1, 1]
+[columns.y]
+kind = "label"
+task = "binary"
+"""
+FLAGS = f"--max-examples-per-user {MOST} --num-examples {ROWS}"
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A table as CSV and as Parquet; ``row`` over their number says which row it is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bound_job, "RUN_ROWS", 150)
+    names = [f"person {user}" for user in USER]
+    row, label = np.arange(ROWS) / ROWS, np.arange(ROWS) % 2
+    with open("table.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["person", "row", "y"])
+        writer.writerows(zip(names, row, label, strict=True))
+    table = pa.table({"person": names, "row": row, "y": label})
+    pq.write_table(table, "table.parquet")
+    pathlib.Path("schema.toml").write_text(SCHEMA)
+    return tmp_path
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, line: str, out: str = "out", flags: str = FLAGS
+) -> int:
+    call = (
+        f"prepare --schema schema.toml --out {out} --row-group-rows 40 {line} {flags}"
+    )
+    monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    return int(end.value.code or 0)
+
+
+def rows_of(out: str, split: str) -> np.ndarray:
+    found = pq.read_table(pathlib.Path(out, split))["row"].to_numpy()
+    return np.rint(found * ROWS).astype(int)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("source", ["csv", "parquet"])
+def test_users_are_whole_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+) -> None:
+    assert run(monkeypatch, f"--input table.{source} --json") == 0
+    users = {split: USER[rows_of("out", split)] for split in ("train", "val", "test")}
+    parts = [set(found) for found in users.values()]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(set(USER))
+    count = collections.Counter(USER)
+    assert collections.Counter(users["train"]) == {
+        user: min(MOST, count[user]) for user in parts[0]
+    }
+    assert max(count[user] for user in parts[0]) > MOST
+    for split in ("val", "test"):  # all of their rows
+        assert collections.Counter(users[split]) == {
+            u: count[u] for u in set(users[split])
+        }
+    kept, shown = len(users["train"]), json.loads(capsys.readouterr().out)
+    assert shown["unit_of_privacy"] == "user"
+    assert kept not in shown.values()
+    assert not pathlib.Path("out.unfinished").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_id_is_gone_and_the_training_data_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--input table.csv")
+    for path in pathlib.Path("out").rglob("*.*"):
+        assert b"person 1" not in path.read_bytes()
+    for split in ("train", "val", "test"):
+        table = pq.read_table(pathlib.Path("out", split))
+        assert table.column_names == ["row", "label"]
+        told = json.loads(table.schema.metadata[DATASET_METADATA_KEY])
+        assert (BOUNDED in told) == (split == "train")
+        assert told["schema"]["columns"]["person"] == {"kind": "user"}
+    found = verify_prepared("out")
+    assert (found.findings, found.num_rows) == ((), None)
+    capsys.readouterr()
+    call = "batches --input out/train --out batches --batch-size 20 --epochs 1"
+    monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
+    with pytest.raises(SystemExit):
+        command_line.main()
+    manifest = read_manifest("batches")
+    note = Bounded.of(manifest.dataset)
+    assert note is not None
+    assert (note.user_column, note.max_examples_per_user) == ("person", MOST)
+    assert manifest.plan.num_examples == ROWS
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_killed_job_goes_on_and_another_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def dies(*_: Any) -> None:
+        calls.append("write")
+        raise InputError("dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare_users, "write_record", dies)
+        assert run(monkeypatch, "--input table.csv") == 2
+    assert calls == ["write"]
+    assert not pathlib.Path("out").exists()
+    capsys.readouterr()
+    other = f"--max-examples-per-user 1 --num-examples {ROWS}"
+    assert run(monkeypatch, "--input table.csv", flags=other) == 2
+    assert "out.unfinished to be of the same job" in capsys.readouterr().err
+    assert run(monkeypatch, "--input table.parquet") == 2
+    monkeypatch.setattr("pipelines.cli.user_work.bound", dies)  # both are done
+    monkeypatch.setattr("pipelines.cli.user_work.convert.prepare", dies)
+    assert run(monkeypatch, "--input table.csv") == 0
+    assert verify_prepared("out").findings == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_too_few_slots_are_mended_as_the_error_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = f"--threads 1 --max-examples-per-user {MOST} --num-examples 9"
+    assert run(monkeypatch, "--input table.csv", flags=few) == 2
+    told = capsys.readouterr().err
+    assert "num_examples=9 to be at least the rows that are kept" in told
+    shutil.rmtree(told.split("`rm -r ")[1].split("`")[0])
+    assert run(monkeypatch, "--input table.csv") == 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_records_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "--input table.csv --sample users")
+    table = pq.read_table("out/train")
+    assert table.schema.field("row").type == pa.list_(
+        pa.field("item", pa.float32(), nullable=False), MOST
+    )
+    assert pq.read_table("out/val")["row"].type == pa.float32()
+    assert verify_prepared("out").findings == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_engine_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for out, more in (("here", ""), ("engine", " --runner FnApiRunner")):
+        assert run(monkeypatch, f"--input table.csv --key-file key{more}", out) == 0
+    paths = [path.relative_to("here") for path in pathlib.Path("here").rglob("*.*")]
+    assert len(paths) > 6
+    for path in paths:
+        here, there = (
+            pathlib.Path(out, path).read_bytes() for out in ("here", "engine")
+        )
+        assert here == there, path
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("missing", ["", "NA"])
+def test_a_row_without_a_user_is_malformed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    pathlib.Path("few.csv").write_text(f"person,row,y\na,0,1\n{missing},0,1\n")
+    text = SCHEMA.replace(
+        "version = 1", 'version = 1\n[input]\nmissing_values = ["NA"]'
+    )
+    pathlib.Path("schema.toml").write_text(text)
+    assert run(monkeypatch, "--input few.csv") == 2
+    assert "few.csv:3: person is missing, or no whole" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_schema_of_users_is_not_prepared_without_a_bound(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="column person of kind user to be bounded"):
+        prepare("table.csv", "out", TableOptions(schema=Schema.read("schema.toml")))
+    assert run(monkeypatch, "--input table.csv", flags="") == 2
+    assert "--max-examples-per-user and --num-examples" in capsys.readouterr().err
+    text = SCHEMA.replace('"user"', '"drop"')
+    pathlib.Path("schema.toml").write_text(text)
+    assert run(monkeypatch, "--input table.csv", flags="") == 0
+    assert run(monkeypatch, "--input table.csv", out="new") == 2
+    assert "without a column of kind user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [
+        ('by = "fraction"', "not to be by fraction beside column person"),
+        ('by = "hash"\ncolumn = "row"', "by hash of row not to cut users"),
+        (
+            'by = "time"\ncolumn = "day"\nval_from = 2020-01-01\n'
+            "test_from = 2020-01-01",
+            "by time of day not to cut users of column person",
+        ),
+    ],
+)
+def test_splits_that_cut_users_are_refused_unless_said(
+    folder: pathlib.Path, split: str, says: str
+) -> None:
+    def read(more: str) -> Schema:
+        (folder / "s.toml").write_text(SCHEMA + "[split]\n" + split + more)
+        return Schema.read(folder / "s.toml")
+
+    with pytest.raises(InputError, match=says):
+        read("")
+    if "fraction" not in split:
+        schema = read("\ncut_users = true\n")
+        assert schema.split.cut_users
+        assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_two_columns_of_users_are_refused(folder: pathlib.Path) -> None:
+    (folder / "s.toml").write_text(SCHEMA + '[columns.other]\nkind = "user"\n')
+    with pytest.raises(InputError, match=r"one column of kind user .* person, other"):
+        Schema.read(folder / "s.toml")
