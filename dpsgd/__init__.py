@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pipelines.tables.schema.first_schema import first_schema as first_schema
     from pipelines.tables.schema.schema import Schema as Schema
     from pipelines.tables.table_format import TableOptions as TableOptions
+    from pipelines.users.bound_rows import BoundUsers as BoundUsers
     from trainer.auditing.audit import audit as audit
     from trainer.averaging.averaging_callback import AverageWeights as AverageWeights
     from trainer.experiments.bias import measure_bias as measure_bias
@@ -92,6 +93,7 @@ _HOMES = {
     "AuditSettings": "trainer.settings.audit_settings",
     "AverageWeights": "trainer.averaging.averaging_callback",
     "BatchSettings": "pipelines.job.batch_settings",
+    "BoundUsers": "pipelines.users.bound_rows",
     "Bounds": "accounting.intervals",
     "ComparisonSettings": "trainer.settings.comparison_settings",
     "Dataset": "pipelines.inputs.parquet_blocks",

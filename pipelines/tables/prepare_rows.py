@@ -10,6 +10,8 @@ Formal guarantees:
   - A row becomes the numbers that ``prepare`` makes of it in a file.
   - Every row is in one split, decided by the row alone: a pipeline has no order.
   - Files appear complete or not at all; a bundle that is run again writes no row twice.
+  - A schema with a column of users takes a ``BoundUsers``, which bounds the rows of
+    training alone; ids are gone, and the files for training say that users are bounded.
   - With on_bad_row="fail" a malformed row fails the pipeline; with "skip" it is left
     out.  No message holds its content; counters are not kept, since engines show them.
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
 import numpy as np
@@ -35,6 +37,10 @@ from pipelines.tables.columns import convert, refusal
 from pipelines.tables.convert import ON_BAD_ROW, SPLITS
 from pipelines.tables.schema.schema import FRACTION, HASH, Schema, refuse_missing
 from pipelines.tables.table_format import first_faults, prepared_schema, to_table
+
+if TYPE_CHECKING:
+    from pipelines.inputs.bounded import Bounded
+    from pipelines.users.bound_rows import BoundUsers
 
 #: Rows that are converted at once.
 _MOST_ROWS = 4096
@@ -51,9 +57,11 @@ class PrepareRows(beam.PTransform):
       out: A new or empty folder, or a path in a store.
       on_bad_row: "fail" or "skip": what a malformed row does.
       files_per_split: How many files Beam writes; it decides if 0.
+      users: Bounds the users of a schema that has a column of them.
 
     Raises:
-      InputError: a split by shares, which needs an order, or a folder in use.
+      InputError: a split by shares, which needs an order, a folder in use, or users
+        that are not bounded.
 
     Example:
       >>> with beam.Pipeline() as pipeline:  # doctest: +SKIP
@@ -68,6 +76,7 @@ class PrepareRows(beam.PTransform):
         *,
         on_bad_row: str = "fail",
         files_per_split: int = 0,
+        users: BoundUsers | None = None,
     ) -> None:
         super().__init__()
         if schema.split.by == FRACTION:
@@ -77,6 +86,13 @@ class PrepareRows(beam.PTransform):
                 "schema."
             )
         check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
+        if schema.user != ("" if users is None else users.note.user_column):
+            raise InputError(
+                "Expected the rows of users of a schema to be bounded: for its column "
+                f"of kind user, {schema.user or 'which there is none'}, give users="
+                "BoundUsers(user_column=...), and for a schema without one give none."
+            )
+        self._users = users
         self._schema, self._on_bad_row = schema, on_bad_row
         self._num_files = files_per_split
         self._out = absolute(out)
@@ -90,6 +106,8 @@ class PrepareRows(beam.PTransform):
         if not is_remote(self._out):
             check_output(self._out)
             _make_private(self._out)
+        if self._users is not None:
+            rows = self._with_bounded_training(rows, self._users)
         parts = (
             rows
             | "Group" >> beam.BatchElements(max_batch_size=_MOST_ROWS)
@@ -103,7 +121,7 @@ class PrepareRows(beam.PTransform):
             | f"Write {split}"
             >> WriteToParquetBatched(
                 join(self._out, split, "part"),
-                _file_schema(self._schema),
+                _file_schema(self._schema, self._note(split)),
                 codec="zstd",
                 file_name_suffix=".parquet",
                 num_shards=self._num_files,
@@ -112,16 +130,51 @@ class PrepareRows(beam.PTransform):
         ]
         return written | beam.Flatten()
 
+    def _note(self, split: str) -> Bounded | None:
+        is_bounded = self._users is not None and split == SPLITS[0]
+        return self._users.note if self._users and is_bounded else None
 
-def _file_schema(schema: Schema) -> pa.Schema:
+    def _with_bounded_training(
+        self, rows: beam.PCollection, users: BoundUsers
+    ) -> beam.PCollection:
+        """Returns the rows, those of training bounded; all of them with their ids."""
+        training, others = (
+            rows
+            | "GroupToSplit" >> beam.BatchElements(max_batch_size=_MOST_ROWS)
+            | "Split"
+            >> beam.ParDo(_Split(self._schema)).with_outputs("others", main="training")
+        )
+        return (
+            training | "Bound" >> users.with_ids(),
+            others,
+        ) | "Join" >> beam.Flatten()
+
+
+def _file_schema(schema: Schema, bounded: Bounded | None = None) -> pa.Schema:
     # Pickling loses that elements of lists are never null: as if they could be.
-    return prepared_schema(schema, nullable_items=True)
+    return prepared_schema(schema, nullable_items=True, bounded=bounded)
 
 
 def _make_private(out: str) -> None:
     folder = pathlib.Path(out)
     folder.mkdir(0o700, parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
+
+
+class _Split(beam.DoFn):
+    """Lists of rows -> single ones, those that are not for training with a tag."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def process(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+        """Yields the rows; one that has no split goes on, to be refused later."""
+        name = self._schema.split.column
+        column = _columns(self._schema, rows, (name,))
+        splits = convert(self._schema, column, check_only=True).splits
+        assert splits is not None  # not by shares
+        for row, split in zip(rows, splits.tolist(), strict=True):
+            yield beam.pvalue.TaggedOutput("others", row) if split else row
 
 
 @beam.typehints.with_output_types(pa.Table)
@@ -134,7 +187,7 @@ class _Convert(beam.DoFn):
     def process(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
         """Yields tables, each for the output of its split."""
         reasons: dict[int, str] = {}
-        found = convert(self._schema, _columns(self._schema, rows))
+        found = convert(self._schema, _columns(self._schema, rows, self._schema.needed))
         good = first_faults(found, np.arange(len(rows)), reasons)
         if reasons and self._on_bad_row != "skip":
             raise InputError(
@@ -151,15 +204,22 @@ class _Convert(beam.DoFn):
                 )
 
 
-def _columns(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-    """Returns the columns that the schema needs.  Sensitive.
+def _columns(
+    schema: Schema, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, pa.Array]:
+    """Returns columns of the rows, as the schema needs them.  Sensitive.
+
+    Args:
+      schema: What they are.
+      rows: Of the pipeline.
+      names: Which columns.
 
     Raises:
       InputError: a column is missing, or holds what no kind takes.
     """
-    refuse_missing(schema.needed, list(rows[0]), "the rows of the pipeline")
+    refuse_missing(names, list(rows[0]), "the rows of the pipeline")
     columns = {}
-    for name in schema.needed:
+    for name in names:
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
