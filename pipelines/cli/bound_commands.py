@@ -14,7 +14,10 @@ from pipelines.cli.byte_size import ByteSize
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 @click.option(
-    "--input", "source", required=True, help="Parquet: file, folder or quoted glob."
+    "--input",
+    "source",
+    required=True,
+    help="Parquet, CSV or TSV: file, folder or quoted glob.",
 )
 @click.option(
     "--user-column",
@@ -74,6 +77,9 @@ def bound(
     they are.  OUT holds the other columns of the rows that are kept, in their order,
     and says in its metadata that users are bounded: batches, runs and privacy
     statements know it.  Nothing says how many users or rows there are.
+
+    Columns of CSV and TSV become text; `dpsgd prepare --schema` then makes numbers of
+    them, split by hash or time, and keeps the note.  It also bounds users itself.
 
     The same command goes on where a stopped one was.
 

@@ -7,6 +7,7 @@ Formal guarantees:
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,10 @@ from typing import Any
 
 from accounting.validation import check_int
 from pipelines.files.threads import in_order, num_cores
-from pipelines.users.bound_folder import check_room, finish, open_job
+from pipelines.users.bound_folder import check_room, finish, open_job, open_work
 from pipelines.users.bound_job import BoundSettings
-from pipelines.users.bound_steps import WRITE, steps
+from pipelines.users.bound_steps import TEXT, WRITE, steps
+from pipelines.users.text_tables import as_parquet, is_text
 
 #: ``on_progress(step, tasks done, tasks in all)``.
 Progress = Callable[[str, int, int], None]
@@ -42,7 +44,7 @@ def bound(
     """Writes the table without ids, with at most k rows of each user.
 
     Args:
-      pattern: Parquet: a file, a folder or a glob.
+      pattern: Parquet, CSV or TSV: a file, a folder or a glob.
       out: A new or empty folder; if a job was killed, the same one.
       settings: What is kept.
       key_file: Chooses rows; made if missing.  None for a key of this job alone, which
@@ -58,6 +60,20 @@ def bound(
         table that changes, ids that are missing, or too few slots.
     """
     threads = threads_for(memory_limit, num_threads)
+
+    def run(name: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
+        if run_tasks is not None:
+            run_tasks(task, items)
+            return
+        on_progress(name, 0, len(items))
+        with ThreadPoolExecutor(threads) as pool:
+            for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
+                on_progress(name, done, len(items))
+
+    if is_text(pattern):
+        _, work = open_work(out)
+        as_text = functools.partial(run, TEXT)
+        pattern = as_parquet(pattern, work, settings, as_text)
     job, final = open_job(
         pattern,
         out,
@@ -68,13 +84,7 @@ def bound(
     for name, task, items in steps(job):
         if name == WRITE and not job.has_users:
             check_room(job)
-        if run_tasks is not None:
-            run_tasks(task, items)
-            continue
-        on_progress(name, 0, len(items))
-        with ThreadPoolExecutor(threads) as pool:
-            for done, _ in enumerate(in_order(pool, task, items, threads), start=1):
-                on_progress(name, done, len(items))
+        run(name, task, items)
     if job.has_users:  # who are not counted before
         check_room(job)
     finish(job, final)

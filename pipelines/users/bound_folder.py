@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,9 +63,7 @@ def open_job(
     """
     groups = list_row_groups(pattern)
     _check_columns(groups, settings, pattern)
-    final = pathlib.Path(os.path.realpath(check_output(out)))
-    work = final.with_name(f"{final.name}.unfinished")
-    make_private_folder(work, remedy="Name another --out.")
+    final, work = open_work(out)
     key_path = os.path.abspath(work / _KEY if key_file is None else key_file)
     key = read_or_create_key_file(key_path)
     num_rows = sum(groups.files.values())
@@ -87,6 +86,18 @@ def open_job(
     return job, final
 
 
+def open_work(out: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns where ``out`` is, and the folder of the job that makes it.
+
+    Raises:
+      InputError: they cannot be made.
+    """
+    final = pathlib.Path(os.path.realpath(check_output(out)))
+    work = final.with_name(f"{final.name}.unfinished")
+    make_private_folder(work, remedy="Name another --out.")
+    return final, work
+
+
 def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema:
     """Returns the schema of the files that are written."""
     note = Bounded(**dataclasses.asdict(settings), key=key)
@@ -105,16 +116,27 @@ def _kept_names(found: pa.Schema, settings: BoundSettings) -> list[str]:
 def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> None:
     names, column = groups.schema.names, settings.user_column
     if column not in names:
-        raise InputError(
-            f"Expected --user-column {column} to be a column of {pattern}; it has "
-            f"{', '.join(names)}."
-        )
+        raise missing_column(column, names, pattern)
     check_type(column, groups.schema.field(column).type)
     if BOUNDED in description_of(groups.schema, pattern):
         raise InputError(
             f"Expected --input {pattern} not to be bounded already. Give the table "
             "that `dpsgd bound` read."
         )
+
+
+def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
+    """Returns the error for a table without a column of ids.
+
+    Args:
+      column: That was named.
+      names: Columns that there are.
+      place: The table.
+    """
+    return InputError(
+        f"Expected --user-column {column} to be a column of {place}; it has "
+        f"{', '.join(names)}."
+    )
 
 
 def _begin(

@@ -2,6 +2,7 @@
 
     OUT.unfinished/job.json          what is done: of the input, settings and key
     OUT.unfinished/private.key       the key, unless the user named one
+    OUT.unfinished/table-*/          of CSV and TSV, as Parquet
     OUT.unfinished/ids/block-*       map: users, priorities and places of rows, by part
     OUT.unfinished/kept/block-*      reduce: which rows of each run are kept
     OUT.unfinished/rows/block-*      kept rows by part, if users are sampled

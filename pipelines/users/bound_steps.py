@@ -10,14 +10,20 @@ from pipelines.users.bound_job import BoundJob
 from pipelines.users.user_records import gather, write_users
 
 #: Names of the steps; users are gathered only if they are sampled.
-READ, CHOOSE, GATHER, WRITE = STEPS = ("read ids", "choose", "gather", "write")
+TEXT, READ, CHOOSE, GATHER, WRITE = STEPS = (
+    "read text",
+    "read ids",
+    "choose",
+    "gather",
+    "write",
+)
 
 
 class Step(NamedTuple):
     """A list of tasks, which may run in any order.
 
     Attributes:
-      name: One of ``STEPS``.
+      name: One of ``STEPS``, but for the first one, before there is a job.
       task: Called with every item; can be pickled.
       items: Runs or parts.
     """

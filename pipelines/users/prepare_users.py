@@ -34,13 +34,13 @@ from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.folders import make_private_folder
-from pipelines.files.output_folder import check_output
 from pipelines.files.storage import write_atomically
 from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.prepared_files import file_record, open_writer, write_record
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.table_format import TableOptions, prepared_schema
+from pipelines.users.bound_folder import open_work
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.user_records import records_schema
 
@@ -85,9 +85,7 @@ def prepare_users(
     records_schema(schema, settings.max_examples_per_user)  # refuses names
     options = dataclasses.replace(options, with_users=True)
     files = [dataclasses.asdict(each) for each in list_files(pattern, partitions=True)]
-    final = pathlib.Path(os.path.realpath(check_output(out)))
-    work = final.with_name(f"{final.name}.unfinished")
-    make_private_folder(work, remedy=_REMEDY)
+    final, work = open_work(out)
     key = work / "private.key" if key_file is None else pathlib.Path(key_file)
     read_or_create_key_file(key)
     _note(work / "job.json", {"files": files, "options": repr(options)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import json
 import pathlib
 import shutil
 from typing import Any
@@ -17,8 +18,9 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
 from dpsgd import command_line
-from pipelines.batches.manifest import read_manifest
+from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
 from pipelines.inputs.bounded import SAMPLED, Bounded
+from pipelines.inputs.bounded import USERS as USERS_SAMPLED
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.engine_tasks import run_on_engine
@@ -26,6 +28,9 @@ from pipelines.job.make_batches import open_input
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.spill import write_spill
 from pipelines.sampling.keys import create_key_file
+from pipelines.tables.convert import prepare
+from pipelines.tables.schema.schema import Schema, Split
+from pipelines.tables.table_format import TableOptions
 from pipelines.users import bound_job
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
@@ -309,3 +314,74 @@ def test_more_rows_or_a_user_column_are_refused(
     pq.write_table(ids, tmp_path / "ids.parquet")
     with pytest.raises(InputError, match="Expected no column user"):
         list_blocks(str(tmp_path / "ids.parquet"))
+
+
+SCHEMA = """\
+version = 1
+[split]
+by = "hash"
+column = "row"
+[columns.row]
+kind = "numeric"
+[columns.y]
+kind = "label"
+task = "binary"
+"""
+
+
+def write_csv(path: pathlib.Path, more: str = "") -> None:
+    lines = [f"{row}, user {user} ,,{row % 2}" for row, user in enumerate(USERS)]
+    path.write_text("\n".join(["row,user,empty,y", *lines]) + "\n" + more)
+
+
+def test_csv_becomes_text_and_prepare_keeps_the_note(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "table").mkdir()
+    write_csv(tmp_path / "table" / "a.csv")
+    bound(str(tmp_path / "table"), tmp_path / "out", SETTINGS)
+    found = pq.read_table(tmp_path / "out")
+    assert {field.type for field in found.schema} == {pa.large_string()}
+    assert found.column_names == ["row", "empty", "y"]
+    assert found["empty"].null_count == len(found)
+    rows = found["row"].to_numpy().astype(int)
+    before, after = collections.Counter(USERS), collections.Counter(USERS[rows])
+    assert after == {user: min(MOST, count) for user, count in before.items()}
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    options = TableOptions(schema=Schema.read(tmp_path / "schema.toml"))
+    prepare(str(tmp_path / "out"), tmp_path / "data", options)
+    train = list_blocks(str(tmp_path / "data" / "train"))
+    assert train.bounded == Bounded.of(
+        json.loads(found.schema.metadata[DATASET_METADATA_KEY])
+    )
+    assert train.num_rows < train.num_examples == ROWS
+    by_fraction = dataclasses.replace(options.schema, split=Split())
+    with pytest.raises(InputError, match="whose users are bounded: where a split"):
+        prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("1,2\n", "a.csv:1202 has not 4 cells"),
+        ("1,,3,4\n", "user column user to hold no nulls"),
+    ],
+)
+def test_malformed_rows_of_csv_are_refused(
+    tmp_path: pathlib.Path, more: str, says: str
+) -> None:
+    write_csv(tmp_path / "a.csv", more)
+    with pytest.raises(InputError, match=says):
+        bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
+
+
+def test_csv_that_is_no_table_of_users_is_refused(tmp_path: pathlib.Path) -> None:
+    write_csv(tmp_path / "a.csv")
+    for changes, says in (
+        ({"user_column": "name"}, "--user-column name to be a column of"),
+        ({"sampled": USERS_SAMPLED}, "`dpsgd prepare --schema SCHEMA` with kind"),
+    ):
+        settings = dataclasses.replace(SETTINGS, **changes)
+        with pytest.raises(InputError, match=says):
+            bound(str(tmp_path / "a.csv"), tmp_path / "out", settings)
+    (tmp_path / "b.csv").write_text("row,user\n1,2\n")
+    with pytest.raises(InputError, match=r"columns of .*b\.csv to be those of"):
+        bound(f"{tmp_path}/*.csv", tmp_path / "out", SETTINGS)

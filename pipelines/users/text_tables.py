@@ -1,0 +1,144 @@
+"""CSV and TSV as Parquet of texts, so that rows can be read by their place.
+
+    OUT.unfinished/table-*/NAME.csv.parquet
+
+Every column is text, and null where a cell is empty: `dpsgd prepare` says what texts
+become, and guesses nothing.  It keeps the note that users are bounded.
+
+Formal guarantees:
+  - Every row of a file is in its Parquet file, in order; a row with another number of
+    cells is refused by file and number.
+  - A file appears complete or not at all, and is not written again.  A table that was
+    written to since is another table.
+  - Bounded memory: a file is read by blocks.
+
+Public: names of files and columns.  Sensitive: rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from accounting.plan import fingerprint
+from accounting.validation import InputError
+from pipelines.files.folders import make_private_folder
+from pipelines.files.paths import is_remote
+from pipelines.inputs.input_files import find_files
+from pipelines.tables.cells import Cells
+from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.raw_files import InputFile, list_files
+from pipelines.tables.schema.schema import InputOptions
+from pipelines.tables.table_files import (
+    CSV,
+    TSV,
+    kind_of_file,
+    read_text,
+    text_columns,
+)
+from pipelines.users.bound_folder import missing_column
+from pipelines.users.bound_job import BoundSettings
+
+_OPTIONS = InputOptions()
+#: Of a row group.
+_GROUP_BYTES = 64 << 20
+
+
+def is_text(pattern: str) -> bool:
+    """Whether all files of an input are CSV or TSV, by their names."""
+    if is_remote(pattern):
+        return False
+    found = find_files(pattern, suffix="", partitions=True).files
+    return all(kind_of_file(path) in (CSV, TSV) for path, _ in found)
+
+
+def as_parquet(
+    pattern: str,
+    work: pathlib.Path,
+    settings: BoundSettings,
+    run: Callable[[Callable[[Any], None], Sequence[Any]], None],
+) -> str:
+    """Writes a table of text as Parquet, unless it was done; returns its folder.
+
+    Args:
+      pattern: CSV or TSV: a file, a folder or a glob.
+      work: The folder of the unfinished job.
+      settings: What is kept.
+      run: Calls a task with every file.
+
+    Raises:
+      InputError: before any row is read: users are to be sampled, or the header of a
+        file has other columns than that of the first, or none of users; later for
+        malformed rows.
+    """
+    files = [file for file in list_files(pattern) if file.size]
+    if settings.sampled != BoundSettings.sampled:
+        raise InputError(
+            f"Expected --input {pattern} to be Parquet of numbers for --sample users: "
+            'of text, `dpsgd prepare --schema SCHEMA` with kind = "user" for column '
+            f"{settings.user_column} makes records of users at once."
+        )
+    columns = text_columns(files[0], _OPTIONS)
+    if settings.user_column not in columns:
+        raise missing_column(settings.user_column, columns, files[0].shown)
+    for file in files:
+        if text_columns(file, _OPTIONS) != columns:
+            raise InputError(
+                f"Expected the columns of {file.shown} to be those of "
+                f"{files[0].shown}: {', '.join(columns)}."
+            )
+    listed = [dataclasses.asdict(file) for file in files]
+    folder = work / f"table-{fingerprint(listed)[:16]}"
+    make_private_folder(folder, remedy="Name another --out.")
+    run(functools.partial(_write, folder, tuple(columns)), files)
+    return str(folder)
+
+
+def _write(folder: pathlib.Path, columns: tuple[str, ...], file: InputFile) -> None:
+    """Writes a file of text as Parquet, unless it was done."""
+    path = folder / f"{file.name}.parquet"
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema([(name, pa.large_string()) for name in columns])
+    temporary = folder.parent / f"unfinished-{secrets.token_hex(8)}"
+    with open_writer(temporary, schema) as writer:
+        waiting: list[pa.Table] = []
+        for table in _tables(file, schema):
+            waiting.append(table)
+            if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+                _write_group(writer, waiting)
+                waiting = []
+        if waiting:
+            _write_group(writer, waiting)
+    os.replace(temporary, path)
+
+
+def _write_group(writer: Any, tables: Sequence[pa.Table]) -> None:
+    rows = pa.concat_tables(tables)
+    writer.write_table(rows, row_group_size=len(rows))
+
+
+def _tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yields the rows of a file."""
+    first = 2  # after the header
+    for block, _ in read_text(file, schema.names, _OPTIONS):
+        if len(block.uneven):
+            raise InputError(
+                f"Expected well-formed rows; {file.shown}:{first + block.uneven[0]} "
+                f"has not {len(schema)} cells. Mend it; `dpsgd prepare` with "
+                'kind = "user" can leave such rows out.'
+            )
+        first += block.num_rows
+        cells = [
+            Cells(name, block.columns[name], _OPTIONS.missing_values, [], padded=True)
+            for name in schema.names
+        ]
+        yield pa.table([each.array for each in cells], schema)
