@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import click
+
 from accounting.validation import InputError
 from pipelines.cli import user_work
 from pipelines.cli.console import show
@@ -205,7 +207,13 @@ def _prepare_on(
     options = beam_options([f"--runner={runner}", *others])
     runner_of(options)  # refuses what loses elements
     with Bars(PHASES) as bars:
-        return prepare_on(source, out, prepared, options, on_progress=bars.update)
+        return prepare_on(
+            source, out, prepared, options, on_progress=bars.update, say=_say
+        )
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _refuse_tables(source: str) -> None:

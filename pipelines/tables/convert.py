@@ -42,6 +42,7 @@ import pyarrow as pa
 from accounting.validation import InputError, check_choice, check_int
 from pipelines.files.output_folder import check_output, staged_folder
 from pipelines.files.threads import in_order, num_cores
+from pipelines.tables.file_parts import States
 from pipelines.tables.prepared_files import SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
@@ -85,6 +86,7 @@ class Format(Protocol):
       shares: Of train, val and test, in any unit; None where blocks bring splits.
       first_row: Number of the first row of a file, for messages.
       left_out: Columns of the files that are not read.
+      lines_are_rows: Whether every one of ``ranges`` begins with a row.
     """
 
     @property
@@ -99,12 +101,30 @@ class Format(Protocol):
     @property
     def left_out(self) -> Sequence[str]: ...
 
+    @property
+    def lines_are_rows(self) -> bool: ...
+
     def blocks(self, file: InputFile, *, check_only: bool) -> Iterator[tuple[Any, int]]:
         """Yields blocks of a file in order, and the bytes of the file so far.
 
         Args:
           file: One of the input.
           check_only: Whether the blocks are for a ``parse`` that only checks.
+        """
+
+    def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
+        """Returns parts of a file, for ``blocks``; one if it cannot be divided.
+
+        Args:
+          file: One of the input.
+          num_bytes: Of a part, about.
+        """
+
+    def leaves_open(self, part: InputFile) -> States:
+        """Returns whether the row goes on after it: see ``file_parts.leaves_open``.
+
+        Args:
+          part: From ``ranges``.
         """
 
     def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
@@ -223,7 +243,7 @@ class Reader:
           phase: Of the progress.
           check_only: As in ``Format.parse``.
         """
-        total, before = sum(file.size for file in self.files), 0
+        total, before = sum(file.num_bytes for file in self.files), 0
 
         def work(item: tuple[Any, int]) -> tuple[ParsedBlock, int]:
             return self.format.parse(item[0], check_only=check_only), item[1]
@@ -234,7 +254,7 @@ class Reader:
                 for block, done in in_order(pool, work, blocks, 2 * self.num_threads):
                     self.on_progress(phase, before + done, total)
                     yield file, block
-                before += file.size
+                before += file.num_bytes
         self.on_progress(phase, total, total)
 
 
@@ -245,16 +265,31 @@ class RowCount:
     Attributes:
       num_good: Well-formed rows.
       num_bad: Malformed rows.
-      bad_lines: Place and reason of the first of these.
+      bad: File, number and reason of the first of these.
       of_splits: Well-formed rows of each split; zeros where shares decide.
     """
 
     num_good: int = 0
     num_bad: int = 0
-    bad_lines: list[str] = dataclasses.field(default_factory=list)
+    bad: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
     of_splits: np.ndarray = dataclasses.field(
         default_factory=lambda: np.zeros(len(SPLITS), np.int64)
     )
+
+    @property
+    def num_rows(self) -> int:
+        """Well-formed and malformed ones."""
+        return self.num_good + self.num_bad
+
+    @property
+    def bad_lines(self) -> list[str]:
+        """Place and reason of the first malformed rows."""
+        return [f"{path}:{row}: {reason}" for path, row, reason in self.bad]
+
+    def after(self, num_rows: int) -> RowCount:
+        """Returns the count of the same rows, of which ``num_rows`` are before them."""
+        bad = [(path, row + num_rows, reason) for path, row, reason in self.bad]
+        return dataclasses.replace(self, bad=bad)
 
     def add(self, path: str, first_row: int, block: ParsedBlock) -> None:
         """Counts a block.
@@ -269,16 +304,16 @@ class RowCount:
         self.num_bad += num_bad
         if block.splits is not None:
             self.of_splits += np.bincount(block.splits, minlength=len(SPLITS))
-        room = _REPORTED_ROWS - len(self.bad_lines)
+        room = _REPORTED_ROWS - len(self.bad)
         reported = zip(block.bad_rows[:room], block.bad_reasons[:room], strict=True)
         for row, reason in reported:
-            self.bad_lines.append(f"{path}:{first_row + int(row)}: {reason}")
+            self.bad.append((path, first_row + int(row), reason))
 
     def merge(self, other: RowCount) -> None:
         """Counts what another one counted, of rows that come later."""
         self.num_good += other.num_good
         self.num_bad += other.num_bad
-        self.bad_lines = [*self.bad_lines, *other.bad_lines][:_REPORTED_ROWS]
+        self.bad = [*self.bad, *other.bad][:_REPORTED_ROWS]
         self.of_splits = self.of_splits + other.of_splits
 
     def to_json(self) -> dict[str, Any]:
@@ -312,7 +347,7 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     """
     if not count.num_bad or options.on_bad_row == "skip":
         return
-    total = count.num_good + count.num_bad
+    total = count.num_rows
     more = ", ..." if count.num_bad > len(count.bad_lines) else ""
     raise InputError(
         f"Expected well-formed rows; {count.num_bad} of {total} are malformed: "

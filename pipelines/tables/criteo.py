@@ -38,6 +38,7 @@ import pyarrow as pa
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import DATASET_METADATA_KEY, read_json
 from pipelines.tables.convert import ConvertOptions, ParsedBlock, check_shares
+from pipelines.tables.file_parts import States, line_ranges
 from pipelines.tables.hashing import (
     AFTER,
     GOLDEN,
@@ -423,6 +424,7 @@ class CriteoFormat:
 
     first_row = 1
     left_out: tuple[str, ...] = ()
+    lines_are_rows = True
 
     def __init__(self, options: PrepareOptions) -> None:
         self.schema = dataset_schema(options)
@@ -440,6 +442,15 @@ class CriteoFormat:
         """
         del check_only
         return read_lines(file)
+
+    def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
+        """Returns whole lines, or the file if it is packed; see `Format.ranges`."""
+        return [file] if file.path.endswith(".gz") else line_ranges(file, num_bytes)
+
+    def leaves_open(self, part: InputFile) -> States:
+        """Returns that no line goes on: nothing is quoted."""
+        del part
+        return False, False
 
     def parse(self, block: bytes, *, check_only: bool) -> ParsedBlock:
         """Parses complete lines.

@@ -1,11 +1,14 @@
 """Preparing a table on an engine of Apache Beam: the files of ``convert.prepare``.
 
-Three pipelines: the first checks every file of the input and counts its rows; then it
-is known which rows every file of the output holds.  The second one converts every file
-of the input to a piece for each of those, and the third puts the pieces together.
+Large files of the input are divided into parts, each of which is one piece of work.
+Four pipelines: the first looks where quotations of a large text end, so that its parts
+begin with rows.  The second checks every part and counts its rows; then it is known
+which rows every file of the output holds.  The third converts every part to a piece for
+each of those, and the fourth puts the pieces together.
 
     OUT.unfinished/job.json           what is done: of the input, schema and options
-    OUT.unfinished/counts/00000.json  of every input file, once it is checked; sensitive
+    OUT.unfinished/divided/           of a range of text, whether it ends in a quotation
+    OUT.unfinished/counts/            of every part, once it is checked; sensitive
     OUT.unfinished/pieces/            converted rows; sensitive
     OUT.unfinished/progress/          bytes read so far
     OUT.unfinished/records/           of every file of the output, once it is written
@@ -18,11 +21,10 @@ Formal guarantees:
   - A file appears complete or not at all.  The same command goes on where a killed one
     stopped; one of another input, schema or option is refused.
   - ``out`` appears when all of its files are there.
+  - Every row is read once to be checked, and once to be converted; text of more than
+    one part is looked through once before.
 
-  - Every input file is read once to be checked, and once to be converted.
-
-An input file is one piece of work: many input files scale; one large file is parsed by
-the threads of one worker.
+Packed text, and what else ``file_parts`` does not divide, is the work of one worker.
 
 Public: options, paths, sizes.  Sensitive: counts, and everything read and written.
 """
@@ -68,15 +70,19 @@ from pipelines.tables.convert import (
     split_parts,
     summarize,
 )
+from pipelines.tables.file_parts import join_rows
 from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
 _JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
-_PIECES, _PROGRESS = "pieces", "progress"
+_DIVIDED, _PIECES, _PROGRESS = "divided", "pieces", "progress"
 
 #: What is done, in this order.
-CHECK, CONVERT, WRITE = "check", "convert", "write"
-PHASES = (CHECK, CONVERT, WRITE)
+DIVIDE, CHECK, CONVERT, WRITE = "divide", "check", "convert", "write"
+PHASES = (DIVIDE, CHECK, CONVERT, WRITE)
+
+#: Of a part of a large file, about.
+_PART_BYTES = 128 << 20
 
 #: Seconds between two reports of a worker, and of whoever started the job.
 _BETWEEN_TOLD = _BETWEEN_COUNTS = 1.0
@@ -105,11 +111,67 @@ class _Task:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class _Division:
+    """How large files become parts.  Public.
+
+    Attributes:
+      ranges: Of the files, in order; of text some may begin in a quotation.
+      options: How rows become files.
+      work: The folder of the unfinished job.
+    """
+
+    ranges: tuple[InputFile, ...]
+    options: ConvertOptions
+    work: str
+
+    def path(self, index: int) -> pathlib.Path:
+        """Where it is said what a range leaves open."""
+        return pathlib.Path(self.work, _DIVIDED, f"{index:07d}.json")
+
+    def look(self, index: int) -> None:
+        """Says what a range leaves open, unless it was said."""
+        if not self.path(index).exists():
+            part = self.ranges[index]
+            found = self.options.open([part]).leaves_open(part)
+            write_atomically(self.path(index), pretty_json(found), mode=0o600)
+
+    @property
+    def unknown(self) -> list[int]:
+        """Indices of the ranges to be looked through."""
+        parts = [i for i, each in enumerate(self.ranges) if each.part]
+        if not parts or self.options.open([self.ranges[parts[0]]]).lines_are_rows:
+            return []
+        return parts
+
+    def parts(self) -> tuple[InputFile, ...]:
+        """Returns parts that begin with rows."""
+        if not self.unknown:
+            return self.ranges
+        parts: list[InputFile] = []
+        for _, of_file in itertools.groupby(
+            enumerate(self.ranges), lambda each: each[1].path
+        ):
+            indices, ranges = zip(*of_file, strict=True)
+            if len(ranges) == 1:
+                parts += ranges
+                continue
+            after = [tuple(read_json(self.path(index))) for index in indices]
+            parts += join_rows(ranges, after)
+        return tuple(parts)
+
+    def looked_at(self) -> tuple[int, int]:
+        """Returns the bytes that need no more to be looked at, and all of them."""
+        left = [i for i in self.unknown if not self.path(i).exists()]
+        total = sum(each.num_bytes for each in self.ranges)
+        return total - sum(self.ranges[i].num_bytes for i in left), total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
     """What workers have to know.  Public.
 
     Attributes:
-      files: Of the input, in order.
+      files: Of the input, in order, or parts of them.
       options: How rows become files.
       work: The folder of the unfinished job.
     """
@@ -120,7 +182,7 @@ class _Job:
 
     def count_path(self, index: int) -> pathlib.Path:
         """Where the count of an input file is kept."""
-        return pathlib.Path(self.work, _COUNTS, f"{index:05d}.json")
+        return pathlib.Path(self.work, _COUNTS, f"{index:07d}.json")
 
     def task_path(self, task: _Task) -> pathlib.Path:
         """Where a file of the output is."""
@@ -132,18 +194,18 @@ class _Job:
 
     def piece_path(self, task: _Task, index: int) -> pathlib.Path:
         """Where the rows of an input file for a file of the output wait."""
-        return pathlib.Path(self._pieces(task), f"{index:05d}.arrow")
+        return pathlib.Path(self._pieces(task), f"{index:07d}.arrow")
 
     def _pieces(self, task: _Task) -> pathlib.Path:
         return pathlib.Path(self.work, _PIECES, task.name.replace("/", "-"))
 
     def converted_path(self, index: int) -> pathlib.Path:
         """What says that an input file was converted."""
-        return pathlib.Path(self.work, _PIECES, f"{index:05d}.done")
+        return pathlib.Path(self.work, _PIECES, f"{index:07d}.done")
 
     def progress_path(self, phase: str, index: int) -> pathlib.Path:
         """Where a worker tells how much of an input file it has read."""
-        return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:05d}")
+        return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:07d}")
 
     def blocks(self, phase: str, index: int) -> Iterator[ParsedBlock]:
         """Yields the parsed blocks of an input file, each once."""
@@ -176,8 +238,13 @@ class _Job:
 
     def read_counts(self) -> list[RowCount]:
         """Returns the counts of all input files."""
-        paths = map(self.count_path, range(len(self.files)))
-        return [RowCount.from_json(read_json(path)) for path in paths]
+        counts, before = [], 0
+        for index, file in enumerate(self.files):
+            count = RowCount.from_json(read_json(self.count_path(index)))
+            before = 0 if file.begins else before
+            counts.append(count.after(before))
+            before += count.num_rows
+        return counts
 
     def convert_file(self, index: int) -> None:
         """Converts an input file to its piece of each output file, unless it was."""
@@ -339,6 +406,10 @@ def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
     ]
 
 
+def _say_nothing(line: str) -> None:
+    del line
+
+
 def prepare_on(
     pattern: str,
     out: str | os.PathLike[str],
@@ -346,6 +417,7 @@ def prepare_on(
     pipeline_options: PipelineOptions,
     *,
     on_progress: Progress = ignore_progress,
+    say: Callable[[str], None] = _say_nothing,
 ) -> PrepareSummary:
     """Does what ``convert.prepare`` does, on an engine of Beam.
 
@@ -357,6 +429,7 @@ def prepare_on(
       pipeline_options: Of Beam: the runner, and what it needs.
       on_progress: Called with a phase of ``PHASES``, what is done, and all of it: bytes
         of the input, at last rows.
+      say: Takes a line about a large file that is not divided.
 
     Raises:
       InputError: as of ``convert.prepare``, or another job is unfinished there.
@@ -365,9 +438,22 @@ def prepare_on(
     final = pathlib.Path(os.path.realpath(check_output(out)))
     table = options.open(files)
     work = final.with_name(f"{final.name}.unfinished")
-    job = _Job(files=files, options=options, work=str(work))
-    _open_work(job)
-    inputs = range(len(files))
+    _open_work(work, files, options)
+    ranges = [table.ranges(file, _PART_BYTES) for file in files]
+    for file, (first, *_) in zip(files, ranges, strict=True):
+        if first == file and file.size > 2 * _PART_BYTES:
+            say(
+                f"one worker reads all of {file.shown}: it is packed, or not to be "
+                "divided for another reason; plain CSV, and Parquet in row groups, are"
+            )
+    division = _Division(
+        ranges=tuple(itertools.chain(*ranges)), options=options, work=str(work)
+    )
+    with _watching(on_progress, DIVIDE, division.looked_at):
+        if unknown := division.unknown:
+            run_on_engine(pipeline_options, division.look, unknown)
+    job = _Job(files=division.parts(), options=options, work=str(work))
+    inputs = range(len(job.files))
     with _watching(
         on_progress, CHECK, lambda: _read_so_far(job, CHECK, job.count_path)
     ):
@@ -401,11 +487,11 @@ def _read_so_far(
     done = 0
     for index, file in enumerate(job.files):
         if path_when_done(index).exists():
-            done += file.size
+            done += file.num_bytes
             continue
         with contextlib.suppress(OSError, ValueError):  # not told yet, or only half
             done += int(job.progress_path(phase, index).read_text())
-    return done, sum(file.size for file in job.files)
+    return done, sum(file.num_bytes for file in job.files)
 
 
 def _written_so_far(job: _Job, tasks: Sequence[_Task]) -> tuple[int, int]:
@@ -435,18 +521,20 @@ def _watching(
     on_progress(phase, *count())
 
 
-def _open_work(job: _Job) -> None:
+def _open_work(
+    work: pathlib.Path, files: Sequence[InputFile], options: ConvertOptions
+) -> None:
     """Makes the folder of a job, or finds that it is one of the same job.
 
     Raises:
       InputError: it is one of another job.
     """
     described = {
-        "files": [dataclasses.asdict(file) for file in job.files],
-        "options": repr(job.options),
+        "files": [dataclasses.asdict(file) for file in files],
+        "options": repr(options),
+        "part_bytes": _PART_BYTES,
     }
     wanted = {"job": fingerprint(described)}
-    work = pathlib.Path(job.work)
     if work.exists():
         if read_json(work / _JOB) != wanted:
             raise InputError(
@@ -455,7 +543,7 @@ def _open_work(job: _Job) -> None:
             )
         return
     work.mkdir(0o700, parents=True)
-    for name in (_COUNTS, _PIECES, _PROGRESS, _RECORDS):
+    for name in (_DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
         (work / name).mkdir()
     (work / _DATA).mkdir(0o700)
     for split in SPLITS:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import io
 import os
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from accounting.validation import InputError
 from pipelines.inputs.input_files import find_files
@@ -21,6 +22,20 @@ from pipelines.inputs.input_files import find_files
 # the allocator to keep their memory: a MiB takes twice as long per row.
 _BLOCK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24
+
+
+class Part(NamedTuple):
+    """Whole rows of a file that are read apart from its others.
+
+    Attributes:
+      start: Of text its first byte, of Parquet its first row group.
+      end: After the last one.
+      num_bytes: Of the file, of Parquet about.
+    """
+
+    start: int
+    end: int
+    num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,12 +47,24 @@ class InputFile:
       name: Relative to the input.
       size: Bytes.
       modified_ns: When it was last written to.
+      part: Which rows of it are meant; None for all.
     """
 
     path: str
     name: str
     size: int
     modified_ns: int
+    part: Part | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is meant."""
+        return self.part.num_bytes if self.part else self.size
+
+    @property
+    def begins(self) -> bool:
+        """Whether what is meant begins where the file does."""
+        return self.part is None or self.part.start == 0
 
     @property
     def shown(self) -> str:
@@ -105,32 +132,72 @@ def check_unchanged(file: InputFile, status: os.stat_result) -> None:
         raise changed()
 
 
-def read_lines(file: InputFile) -> Iterator[tuple[bytes, int]]:
-    """Yields whole lines, about 256 KiB at a time, and the bytes of the file so far.
+class TextRange(io.RawIOBase):
+    """A part of a file that is read as if it were one.
+
+    Args:
+      raw: The file.
+      part: Bytes of it.
+    """
+
+    def __init__(self, raw: BinaryIO, part: Part) -> None:
+        self._raw, self._part = raw, part
+        raw.seek(part.start)
+
+    def readable(self) -> bool:
+        """See `io.IOBase.readable`."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase.readinto`."""
+        data = self._raw.read(min(len(buffer), self._part.num_bytes - self.tell()))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def tell(self) -> int:
+        """Returns the bytes of the part that were read."""
+        return self._raw.tell() - self._part.start
+
+
+def long_line(file: InputFile) -> InputError:
+    """Returns the error of a file that is no text, as it seems."""
+    return InputError(
+        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in {file.path}. Is it text?"
+    )
+
+
+def read_lines(
+    file: InputFile, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[tuple[bytes, int]]:
+    """Yields whole lines, some at a time, and the bytes of the file so far.
 
     The last line of the file is given a line end if it has none.
+
+    Args:
+      file: Or a part of one.
+      block_bytes: About as many at a time.
 
     Raises:
       InputError: unreadable, changed since it was listed, or not lines of text.
     """
     try:
-        with open(file.path, "rb") as raw, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            raw: Any = stack.enter_context(open(file.path, "rb"))
             check_unchanged(file, os.fstat(raw.fileno()))
-            stream: Any = raw
+            stream = raw
             if file.path.endswith(".gz"):
                 stream = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            if file.part:
+                stream = raw = TextRange(raw, file.part)
             rest = b""
-            while chunk := stream.read(_BLOCK_BYTES):
+            while chunk := stream.read(block_bytes):
                 cut = chunk.rfind(b"\n") + 1
                 if cut:
                     yield rest + chunk[:cut], raw.tell()
                     rest = b""
                 rest += chunk[cut:]
                 if len(rest) > _MAX_LINE_BYTES:
-                    raise InputError(
-                        f"Expected lines of at most {_MAX_LINE_BYTES} bytes in "
-                        f"{file.path}. Is it text?"
-                    )
+                    raise long_line(file)
             if rest:
                 yield rest + b"\n", raw.tell()
     except (OSError, EOFError, zlib.error) as error:

@@ -30,7 +30,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
-from pipelines.tables.raw_files import InputFile, check_unchanged
+from pipelines.tables.raw_files import InputFile, TextRange, check_unchanged
 from pipelines.tables.schema.schema import InputOptions
 
 CSV, TSV, PARQUET = "CSV", "TSV", "Parquet"
@@ -48,6 +48,11 @@ _BLOCK_BYTES = 1 << 21
 _BLOCK_ROWS = 1 << 14
 #: What Spark and Hive write for null in the name of a folder.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+def is_packed(file: InputFile) -> bool:
+    """Whether a text is packed, so that it is read from its beginning alone."""
+    return os.path.splitext(file.path.lower())[1] in _PACKED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,28 +144,40 @@ def _plain_errors(file: InputFile) -> Iterator[None]:
 def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
     """Gives the file, and a stream of what is packed in it."""
     packed = _PACKED.get(os.path.splitext(file.path.lower())[1])
-    with pa.OSFile(file.path) as raw, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        raw: Any = stack.enter_context(pa.OSFile(file.path))
         check_unchanged(file, os.stat(file.path))
         stream = raw
+        if file.part:
+            raw = stream = TextRange(
+                stack.enter_context(open(file.path, "rb")), file.part
+            )
         if packed:
             stream = stack.enter_context(pa.CompressedInputStream(raw, packed))
         yield raw, stream
 
 
-def _delimiter(file: InputFile, options: InputOptions) -> str:
+def delimiter_of(file: InputFile, options: InputOptions) -> str:
+    """Returns what is between two cells of text.
+
+    Args:
+      file: CSV or TSV.
+      options: How cells are read.
+    """
     return options.delimiter or ("\t" if kind_of_file(file.path) == TSV else ",")
 
 
 def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
     """Returns the names of the columns, and the lines that the header takes."""
-    with _plain_errors(file), _open_text(file) as (_, stream):
+    whole = dataclasses.replace(file, part=None)
+    with _plain_errors(file), _open_text(whole) as (_, stream):
         # The rows after it are read ahead: they are not for this to judge.
         lines = io.TextIOWrapper(
             stream, _with_mark(options.encoding), errors="replace", newline=""
         )
         rows = csv.reader(
             lines,
-            delimiter=_delimiter(file, options),
+            delimiter=delimiter_of(file, options),
             escapechar=options.escape or None,
         )
         first = next((row for row in rows if row), [])
@@ -232,7 +249,7 @@ def read_text(
     """Yields blocks of rows, and the bytes of the file so far.
 
     Args:
-      file: CSV or TSV.
+      file: CSV or TSV, or a part of one.
       needed: Columns that are read.
       options: How cells are read.
 
@@ -240,6 +257,8 @@ def read_text(
       InputError: the file is damaged, or was written to.
     """
     names, skipped = _header(file, options)
+    if not file.begins:
+        skipped = 0
     inside = [name for name in needed if name in names]
     uneven: list[int] = []
 
@@ -258,7 +277,7 @@ def read_text(
                 encoding=options.encoding,
             ),
             parse_options=pa_csv.ParseOptions(
-                delimiter=_delimiter(file, options),
+                delimiter=delimiter_of(file, options),
                 escape_char=options.escape or False,
                 newlines_in_values=True,
                 invalid_row_handler=note,
@@ -344,7 +363,7 @@ def read_parquet(
     """Yields blocks of rows, and the bytes of the file so far, about.
 
     Args:
-      file: Parquet.
+      file: Parquet, or row groups of one.
       needed: Columns that are read.
 
     Raises:
@@ -352,13 +371,18 @@ def read_parquet(
     """
     partitions, done = partitions_of(file), 0
     with _plain_errors(file), _open_parquet(file) as parquet:
-        total = max(1, parquet.metadata.num_rows)
+        groups = range(parquet.num_row_groups)
+        if file.part:
+            groups = groups[file.part.start : file.part.end]
+        total = max(1, sum(parquet.metadata.row_group(i).num_rows for i in groups))
         inside = [name for name in needed if name in parquet.schema_arrow.names]
-        for batch in parquet.iter_batches(_rows_at_a_time(parquet), columns=inside):
+        for batch in parquet.iter_batches(
+            _rows_at_a_time(parquet), row_groups=groups, columns=inside
+        ):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             done += batch.num_rows
             block = _block(columns, batch.num_rows, [], partitions)
-            yield block, file.size * done // total
+            yield block, file.num_bytes * done // total
 
 
 def _rows_at_a_time(parquet: pq.ParquetFile) -> int:

@@ -31,12 +31,21 @@ from pipelines.tables.convert import (
     ConvertOptions,
     ParsedBlock,
 )
+from pipelines.tables.file_parts import (
+    States,
+    has_ascii_bytes,
+    line_ranges,
+    range_leaves_open,
+    row_group_ranges,
+)
 from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import Output
 from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
     RawBlock,
+    delimiter_of,
+    is_packed,
     parquet_schema,
     read_parquet,
     read_text,
@@ -147,6 +156,7 @@ class TableFormat:
             if file.size:
                 left_out.update(dict.fromkeys(self._check_columns(file)))
         self.left_out = tuple(left_out)
+        self.lines_are_rows = self._kind == PARQUET
 
     def _bounded(self, files: Sequence[InputFile]) -> Bounded | None:
         """Returns what the files say of their users."""
@@ -193,6 +203,30 @@ class TableFormat:
         if check_only and file.size:
             needed = self._checked(file)
         return read_blocks(file, self._kind, self._table, needed)
+
+    def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
+        """Returns parts of a file, which of text may begin in a quotation.
+
+        Args:
+          file: A table.
+          num_bytes: Of a part, about.
+        """
+        if file.size <= num_bytes:
+            return [file]
+        if self._kind == PARQUET:
+            return row_group_ranges(file, num_bytes)
+        options = self._table.input
+        known = not options.escape and has_ascii_bytes(options.encoding)
+        can_be_read_from_within = known and not is_packed(file)
+        return line_ranges(file, num_bytes) if can_be_read_from_within else [file]
+
+    def leaves_open(self, part: InputFile) -> States:
+        """Returns whether a quotation is open after it: see ``file_parts``.
+
+        Args:
+          part: Of text.
+        """
+        return range_leaves_open(part, delimiter_of(part, self._table.input))
 
     def _checked(self, file: InputFile) -> tuple[str, ...]:
         """Returns the columns in which a row can be malformed, or that split them."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import gzip
 import itertools
 import pathlib
 import stat
@@ -26,8 +28,8 @@ ON = PipelineOptions(["--runner=FnApiRunner"])
 LABEL = {"kind": "label", "task": "binary"}
 
 
-def table_options(by: str, **others: Any) -> TableOptions:
-    columns = {"id": {"kind": "numeric"}, "y": LABEL}
+def table_options(by: str, *, text: bool = False, **others: Any) -> TableOptions:
+    columns = {"id": {"kind": "text" if text else "numeric"}, "y": LABEL}
     split: dict[str, Any] = {"by": by}
     if by == "hash":
         split["column"] = "id"
@@ -133,6 +135,94 @@ def _never(*_: Any) -> None:
     raise AssertionError("it was done before")
 
 
+@pytest.fixture(params=["csv", "parquet", "criteo"])
+def large(
+    request: pytest.FixtureRequest,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[str, ConvertOptions, ConvertOptions]:
+    """One file of some parts, with malformed rows: path, and options to skip or not."""
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
+    monkeypatch.setattr(prepare_job, "_PART_BYTES", 300)
+    path = tmp_path / f"table.{request.param}"
+    options: ConvertOptions = table_options("fraction", text=True)
+    ids = [f"{row}" if row % 17 else f"x\n,{row}" for row in range(230)]
+    if request.param == "criteo":
+        write_synth(tmp_path / "text", SynthOptions(num_rows=100, num_files=1))
+        (only,) = (tmp_path / "text").iterdir()
+        lines = only.read_text().splitlines()
+        lines[40] = lines[70] = "no row"
+        path.write_text("\n".join(lines))
+        options = PrepareOptions(row_group_rows=10, row_groups_per_file=3)
+    elif request.param == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([("id", "y"), *((each, 1) for each in ids)])
+            file.write("7\n,,,\n")
+    else:
+        labels = [row % 2 if row % 19 else None for row in range(230)]
+        rows = pa.table({"id": ids, "y": pa.array(labels, pa.int8())})
+        pq.write_table(rows, path, row_group_size=16)
+    skipping = dataclasses.replace(options, on_bad_row="skip")
+    return str(path), skipping, dataclasses.replace(options, on_bad_row="fail")
+
+
+def test_a_large_file_is_divided_among_workers_with_the_bytes_of_prepare(
+    large: tuple[str, ConvertOptions, ConvertOptions],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, skipping, _ = large
+    wanted = prepare(path, tmp_path / "wanted", skipping)
+    converted: list[tuple[int, int]] = []
+    convert = prepare_job._Job.convert_file
+
+    def killed_at_third(job: Any, index: int) -> None:
+        if len(converted) == 2:
+            raise KeyboardInterrupt
+        convert(job, index)
+        converted.append((index, len(job.files)))
+
+    monkeypatch.setattr(prepare_job._Job, "convert_file", killed_at_third)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_on(path, tmp_path / "out", skipping, ON)
+    assert converted[0][1] > 5  # parts
+    # What was done is not done again: the ranges are not looked at, nor rows checked.
+    monkeypatch.setattr(prepare_job._Job, "convert_file", convert)
+    for name in ("read_lines", "range_leaves_open"):
+        monkeypatch.setattr(f"pipelines.tables.file_parts.{name}", _never)
+    monkeypatch.setattr(prepare_job.RowCount, "add", _never)
+    assert prepare_on(path, tmp_path / "out", skipping, ON) == wanted
+    assert file_bytes(tmp_path / "out") == file_bytes(tmp_path / "wanted")
+
+
+def test_a_large_file_that_is_not_divided_is_said(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_job, "run_on_engine", direct)
+    monkeypatch.setattr(prepare_job, "_PART_BYTES", 20)
+    said: list[str] = []
+    for name, opened in (("t.csv.gz", gzip.open), ("u.csv", open)):
+        with opened(tmp_path / name, "wt") as file:
+            file.write("id,y\n" + "1,0\n" * 50)
+        options = table_options("fraction")
+        out = tmp_path / f"of-{name}"
+        prepare_on(str(tmp_path / name), out, options, ON, say=said.append)
+    (line,) = said
+    assert "one worker reads all of" in line
+    assert "t.csv.gz" in line
+
+
+def test_malformed_rows_of_a_large_file_are_refused_as_by_prepare(
+    large: tuple[str, ConvertOptions, ConvertOptions], tmp_path: pathlib.Path
+) -> None:
+    path, _, failing = large
+    with pytest.raises(InputError, match="are malformed") as here:
+        prepare(path, tmp_path / "here", failing)
+    with pytest.raises(InputError, match="are malformed") as there:
+        prepare_on(path, tmp_path / "there", failing, ON)
+    assert str(there.value) == str(here.value)
+
+
 def test_each_input_is_read_once_by_each_phase(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +269,8 @@ def test_progress_of_workers_is_told(
     )  # fmt: skip
     last = {phase: (done, total) for phase, done, total in told}
     assert list(last) == list(prepare_job.PHASES)
-    assert last == {"check": (size, size), "convert": (size, size), "write": (216, 216)}
+    of_bytes = dict.fromkeys(("divide", "check", "convert"), (size, size))
+    assert last == {**of_bytes, "write": (216, 216)}
 
 
 def test_malformed_rows_are_refused_as_by_prepare(

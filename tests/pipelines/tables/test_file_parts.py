@@ -1,0 +1,161 @@
+"""Parts of large files: they begin with rows, and have the rows of the file."""
+
+from __future__ import annotations
+
+import gzip
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.validation import InputError
+from pipelines.tables import file_parts
+from pipelines.tables.criteo import CriteoFormat, PrepareOptions
+from pipelines.tables.file_parts import (
+    has_ascii_bytes,
+    join_rows,
+    leaves_open,
+    line_ranges,
+    range_leaves_open,
+    row_group_ranges,
+)
+from pipelines.tables.raw_files import InputFile, list_files, read_lines
+from pipelines.tables.schema.schema import InputOptions, Schema
+from pipelines.tables.table_files import read_parquet, read_text
+from pipelines.tables.table_format import TableFormat
+
+NAMES = ("a", "b")
+#: What rows are made of: cells with marks within them, quoted line ends, and odd rows.
+PIECES = ("x", ",", ",", '"', '""', '"y\n,z"', "\n", "\n", "\r\n", "\r", " ")
+
+
+def input_file(path: pathlib.Path, data: bytes) -> InputFile:
+    path.write_bytes(data)
+    (file,) = list_files(str(path))
+    return file
+
+
+def rows_of(files: list[InputFile], options: InputOptions) -> list[Any]:
+    """Every row in order; None for one with another number of cells."""
+    found: list[Any] = []
+    for file in files:
+        for block, _ in read_text(file, NAMES, options):
+            even = pa.table(block.columns).to_pylist() if block.columns else []
+            uneven = set(block.uneven.tolist())
+            rows = iter(even)
+            found += [
+                None if row in uneven else next(rows) for row in range(block.num_rows)
+            ]
+    return found
+
+
+@pytest.mark.parametrize("header", [(), NAMES])
+def test_rows_of_parts_are_those_of_the_file(
+    header: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    random = np.random.default_rng(0)
+    options = InputOptions(header=header)
+    num_parts, num_quoted = 0, 0
+    for _ in range(60):
+        text = "".join(random.choice(PIECES, 60))
+        first = '"x\ny",2\n' if header else '"a",b\n'
+        text = f"\ufeff{first}{text}"
+        file = input_file(tmp_path / "table.csv", text.encode())
+        wanted = rows_of([file], options)
+        ranges = line_ranges(file, 1)
+        parts = join_rows(ranges, [range_leaves_open(r, ",") for r in ranges])
+        assert rows_of(parts, options) == wanted
+        assert sum(part.num_bytes for part in parts) == file.size
+        num_parts += len(parts)
+        num_quoted += len(ranges) - len(parts)
+    assert num_parts > 200
+    assert num_quoted > 200  # line ends at which a part may not begin
+
+
+@pytest.mark.parametrize(
+    ("lines", "after"),
+    [
+        (b"a,b\n", (False, True)),
+        (b'a,"b\n', (True, False)),
+        (b'a,"b""\n', (True, False)),
+        (b'a,b"\n', (False, False)),
+        (b'a,""\n', (False, True)),
+        (b'"""a\n', (True, False)),
+        (b'a;"b\n', (False, False)),
+    ],
+)
+def test_a_quotation_is_open_as_the_reader_sees_it(
+    lines: bytes, after: tuple[bool, bool]
+) -> None:
+    assert leaves_open(lines, ",") == after
+
+
+def test_what_cannot_be_read_from_its_middle_is_one_part(
+    tmp_path: pathlib.Path,
+) -> None:
+    fields = {"version": 1, "columns": {"y": {"kind": "label", "task": "binary"}}}
+    data = b"y\n" + b"1\n" * 100
+
+    def ranges(name: str, data: bytes, **options: Any) -> list[InputFile]:
+        schema = Schema.from_json({**fields, "input": options})
+        file = input_file(tmp_path / name, data)
+        return TableFormat(schema, [file]).ranges(file, 50)
+
+    assert len(ranges("t.csv", data)) > 2
+    assert len(ranges("t.csv", data, encoding="latin-1")) > 2
+    assert len(ranges("t.csv.gz", gzip.compress(data * 99))) == 1
+    assert len(ranges("t.csv", data, escape="\\")) == 1
+    assert len(ranges("t.csv", data.decode().encode("utf-16"), encoding="utf-16")) == 1
+    criteo, text = CriteoFormat(PrepareOptions()), b"1\t\n" * 100
+    assert len(criteo.ranges(input_file(tmp_path / "day", text), 50)) > 2
+    packed = input_file(tmp_path / "day.gz", gzip.compress(text * 99))
+    assert len(criteo.ranges(packed, 50)) == 1
+
+
+def test_encodings_with_bytes_of_ascii_in_other_characters_are_known() -> None:
+    assert all(map(has_ascii_bytes, ("utf-8", "latin-1", "cp1252", "iso8859-15")))
+    assert not any(map(has_ascii_bytes, ("utf-16", "utf-7", "cp037", "shift_jis")))
+
+
+def test_lines_of_parts_are_those_of_the_file(tmp_path: pathlib.Path) -> None:
+    data = b"".join(b"%d\n" % (10 ** (row % 7)) for row in range(200))
+    file = input_file(tmp_path / "day", data)
+    parts = line_ranges(file, 64)
+    assert len(parts) > 5
+    found = [b"".join(lines for lines, _ in read_lines(part)) for part in parts]
+    assert all(lines.endswith(b"\n") for lines in found)
+    assert b"".join(found) == data
+
+
+def test_row_groups_of_parts_are_those_of_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"a": range(100)}), path, row_group_size=8)
+    (file,) = list_files(str(path))
+    parts = row_group_ranges(file, file.size // 5)
+    assert 3 < len(parts) <= 6
+    assert sum(part.num_bytes for part in parts) == file.size
+    blocks = [block for part in parts for block, _ in read_parquet(part, ["a"])]
+    rows = [row for block in blocks for row in block.columns["a"].to_pylist()]
+    assert rows == list(range(100))
+    assert row_group_ranges(file, file.size) == [file]
+
+
+def test_a_file_that_was_written_to_and_a_line_without_end_are_refused(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.csv"
+    file = input_file(path, b"a,b\n" + b"1,2\n" * 9)
+    path.write_bytes(b"a,b\n")
+    for divide in (line_ranges, row_group_ranges):
+        with pytest.raises(InputError, match="not to change"):
+            divide(file, 8)
+    # Ranges do not begin within a line that is longer than any row may be.
+    monkeypatch.setattr(file_parts, "_MAX_LINE_BYTES", 20)
+    file = input_file(path, b"1,2\n" * 5 + b"x" * 100 + b"\n" + b"1,2\n" * 5)
+    starts = [each.part.start for each in line_ranges(file, 8) if each.part]
+    assert not [start for start in starts if 20 < start < 121]
+    assert {8, 16} <= set(starts)
+    assert max(starts) > 121
