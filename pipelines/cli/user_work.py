@@ -20,7 +20,7 @@ from pipelines.users.prepare_users import PrepareTable, prepare_users
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (*_NEEDED, "sampled", "key_file", "memory_limit")
 #: Steps of a table, and those of its users, of which one has the same name.
-_OF_TABLE = ("check", "convert", "write")
+_OF_TABLE = ("divide", "check", "convert", "write")
 _OF_USERS = {step: f"users: {step}" for step in STEPS}
 
 
