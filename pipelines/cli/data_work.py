@@ -202,7 +202,7 @@ def _prepare_on(
     quiet_beam()
     from pipelines.cli.batch_job import beam_options
     from pipelines.job.poisson_batching import runner_of
-    from pipelines.tables.prepare_job import PHASES, prepare_on
+    from pipelines.tables.job.prepare_job import PHASES, prepare_on
 
     options = beam_options([f"--runner={runner}", *others])
     runner_of(options)  # refuses what loses elements

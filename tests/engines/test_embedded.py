@@ -28,7 +28,7 @@ from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.tables.convert import prepare
 from pipelines.tables.criteo import PrepareOptions
-from pipelines.tables.prepare_job import prepare_on
+from pipelines.tables.job.prepare_job import prepare_on
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.users.bound import bound

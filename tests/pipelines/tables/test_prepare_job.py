@@ -16,10 +16,11 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.validation import InputError
-from pipelines.tables import prepare_job, table_format
+from pipelines.tables import table_format
 from pipelines.tables.convert import ConvertOptions, prepare
 from pipelines.tables.criteo import PrepareOptions
-from pipelines.tables.prepare_job import prepare_on
+from pipelines.tables.job import prepare_job
+from pipelines.tables.job.prepare_job import prepare_on
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.tables.table_format import TableOptions

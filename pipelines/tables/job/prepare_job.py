@@ -70,12 +70,12 @@ from pipelines.tables.convert import (
     split_parts,
     summarize,
 )
-from pipelines.tables.file_parts import join_rows
+from pipelines.tables.job.division import DIVIDED, Division
 from pipelines.tables.prepared_files import FileRecord, SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
 
 _JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
-_DIVIDED, _PIECES, _PROGRESS = "divided", "pieces", "progress"
+_PIECES, _PROGRESS = "pieces", "progress"
 
 #: What is done, in this order.
 DIVIDE, CHECK, CONVERT, WRITE = "divide", "check", "convert", "write"
@@ -108,62 +108,6 @@ class _Task:
     def name(self) -> str:
         """Its path below the output."""
         return f"{SPLITS[self.split]}/part-{self.number:05d}.parquet"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Division:
-    """How large files become parts.  Public.
-
-    Attributes:
-      ranges: Of the files, in order; of text some may begin in a quotation.
-      options: How rows become files.
-      work: The folder of the unfinished job.
-    """
-
-    ranges: tuple[InputFile, ...]
-    options: ConvertOptions
-    work: str
-
-    def path(self, index: int) -> pathlib.Path:
-        """Where it is said what a range leaves open."""
-        return pathlib.Path(self.work, _DIVIDED, f"{index:07d}.json")
-
-    def look(self, index: int) -> None:
-        """Says what a range leaves open, unless it was said."""
-        if not self.path(index).exists():
-            part = self.ranges[index]
-            found = self.options.open([part]).leaves_open(part)
-            write_atomically(self.path(index), pretty_json(found), mode=0o600)
-
-    @property
-    def unknown(self) -> list[int]:
-        """Indices of the ranges to be looked through."""
-        parts = [i for i, each in enumerate(self.ranges) if each.part]
-        if not parts or self.options.open([self.ranges[parts[0]]]).lines_are_rows:
-            return []
-        return parts
-
-    def parts(self) -> tuple[InputFile, ...]:
-        """Returns parts that begin with rows."""
-        if not self.unknown:
-            return self.ranges
-        parts: list[InputFile] = []
-        for _, of_file in itertools.groupby(
-            enumerate(self.ranges), lambda each: each[1].path
-        ):
-            indices, ranges = zip(*of_file, strict=True)
-            if len(ranges) == 1:
-                parts += ranges
-                continue
-            after = [tuple(read_json(self.path(index))) for index in indices]
-            parts += join_rows(ranges, after)
-        return tuple(parts)
-
-    def looked_at(self) -> tuple[int, int]:
-        """Returns the bytes that need no more to be looked at, and all of them."""
-        left = [i for i in self.unknown if not self.path(i).exists()]
-        total = sum(each.num_bytes for each in self.ranges)
-        return total - sum(self.ranges[i].num_bytes for i in left), total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -446,7 +390,7 @@ def prepare_on(
                 f"one worker reads all of {file.shown}: it is packed, or not to be "
                 "divided for another reason; plain CSV, and Parquet in row groups, are"
             )
-    division = _Division(
+    division = Division(
         ranges=tuple(itertools.chain(*ranges)), options=options, work=str(work)
     )
     with _watching(on_progress, DIVIDE, division.looked_at):
@@ -543,7 +487,7 @@ def _open_work(
             )
         return
     work.mkdir(0o700, parents=True)
-    for name in (_DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
+    for name in (DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
         (work / name).mkdir()
     (work / _DATA).mkdir(0o700)
     for split in SPLITS:

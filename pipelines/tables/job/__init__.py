@@ -1,0 +1,1 @@
+"""Preparing a table on an engine of Apache Beam."""

@@ -1,0 +1,80 @@
+"""Large files of a table as parts, found by the workers of an engine.
+
+Formal guarantees:
+  - Parts, in order, have the rows of the files, and each begins with a row.
+  - A range of text is looked through once, also by a job that was killed.
+
+Public: what is here.  Sensitive: text that is looked through.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import pathlib
+
+from pipelines.batches.manifest import pretty_json, read_json
+from pipelines.files.storage import write_atomically
+from pipelines.tables.convert import ConvertOptions
+from pipelines.tables.file_parts import join_rows
+from pipelines.tables.raw_files import InputFile
+
+#: Folder of what ranges leave open, in that of the unfinished job.
+DIVIDED = "divided"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Division:
+    """How large files become parts.  Public.
+
+    Attributes:
+      ranges: Of the files, in order; of text some may begin in a quotation.
+      options: How rows become files.
+      work: The folder of the unfinished job.
+    """
+
+    ranges: tuple[InputFile, ...]
+    options: ConvertOptions
+    work: str
+
+    def path(self, index: int) -> pathlib.Path:
+        """Where it is said what a range leaves open."""
+        return pathlib.Path(self.work, DIVIDED, f"{index:07d}.json")
+
+    def look(self, index: int) -> None:
+        """Says what a range leaves open, unless it was said."""
+        if not self.path(index).exists():
+            part = self.ranges[index]
+            found = self.options.open([part]).leaves_open(part)
+            write_atomically(self.path(index), pretty_json(found), mode=0o600)
+
+    @functools.cached_property
+    def unknown(self) -> list[int]:
+        """Indices of the ranges to be looked through."""
+        parts = [i for i, each in enumerate(self.ranges) if each.part]
+        if not parts or self.options.open([self.ranges[parts[0]]]).lines_are_rows:
+            return []
+        return parts
+
+    def parts(self) -> tuple[InputFile, ...]:
+        """Returns parts that begin with rows."""
+        if not self.unknown:
+            return self.ranges
+        parts: list[InputFile] = []
+        for _, of_file in itertools.groupby(
+            enumerate(self.ranges), lambda each: each[1].path
+        ):
+            indices, ranges = zip(*of_file, strict=True)
+            if len(ranges) == 1:
+                parts += ranges
+                continue
+            after = [tuple(read_json(self.path(index))) for index in indices]
+            parts += join_rows(ranges, after)
+        return tuple(parts)
+
+    def looked_at(self) -> tuple[int, int]:
+        """Returns the bytes that need no more to be looked at, and all of them."""
+        left = [i for i in self.unknown if not self.path(i).exists()]
+        total = sum(each.num_bytes for each in self.ranges)
+        return total - sum(self.ranges[i].num_bytes for i in left), total
