@@ -25,7 +25,7 @@ CLIP, LEARNING_RATE = 1.0, 0.5  # as in the README
 
 def framework(extra: str, package: str) -> Any:
     missing = importlib.util.find_spec(package) is None
-    reason = f"{package} is not installed; pip install 'dpsgd[{extra}]'"
+    reason = f"{package} is not installed; pip install '.[{extra}]'"
     return pytest.param(extra, marks=pytest.mark.skipif(missing, reason=reason))
 
 
