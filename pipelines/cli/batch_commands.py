@@ -78,7 +78,7 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     default="auto",
     show_default=True,
     help="Where rows wait between map and reduce: in files, which every worker must "
-    "reach, or in the engine.  auto: in files, except on Dataflow or in a store.",
+    "reach, or in the engine.  auto: in files, except on Dataflow.",
 )
 @click.option(
     "--scratch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from pipelines.files.stopping import stoppable
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
+from pipelines.job.fan_in import choose_fan_in, traffic
 from pipelines.job.job_folder import check_out
 from pipelines.job.make_batches import open_input
 from pipelines.job.packing import Layout
@@ -80,8 +82,7 @@ def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> s
     return (
         f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
         "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: have "
-        f"{needed} workers or more (on Flink also --parallelism), or --shuffle files "
-        "with a --scratch that every worker mounts."
+        f"{needed} workers or more (on Flink also --parallelism), or --shuffle files."
     )
 
 
@@ -155,11 +156,15 @@ def run(
     cost = estimate(layout)
     runner = poisson_batching.runner_of(options)
     local = runner == poisson_batching.LOCAL
-    place = poisson_batching.spill_place(absolute(out), job["scratch"], local)
-    shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner, place)
+    poisson_batching.spill_place(absolute(out), job["scratch"], local)  # may refuse it
+    shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner)
     by_value = shuffle == poisson_batching.ENGINE
-    needed = worker_bytes(layout, dataset, by_value=by_value)
+    fan_in = None if local or by_value else choose_fan_in(layout, dataset)
+    needed = worker_bytes(layout, dataset, by_value=by_value, fan_in=fan_in)
     summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
+    if fan_in:
+        asked = traffic(layout, len(dataset.blocks), fan_in)
+        summary |= dataclasses.asdict(asked)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
         click.echo(note, err=True)
     if dry_run:

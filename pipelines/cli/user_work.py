@@ -147,7 +147,7 @@ def _prepare_table(run_tasks: Any, bars: Bars, num_threads: int | None) -> Prepa
         return functools.partial(
             convert.prepare, num_threads=num_threads, on_progress=bars.update
         )
-    from pipelines.tables.prepare_job import prepare_on
+    from pipelines.tables.job.prepare_job import prepare_on
 
     (options,) = run_tasks.args
     return functools.partial(

@@ -7,8 +7,8 @@ Formal guarantees:
   - What ``new_file`` and ``write_atomically`` write is visible under its final name
     complete or not at all.  Where the file system has folders, a temporary file is
     renamed; on this machine it is flushed to the disk first, unless the caller does
-    without.  In an object store an object appears when its writing ends, and one whose
-    writing failed is removed.
+    without.  In an object store an object appears when its writing ends.  In S3 one
+    whose writing failed never appears; in other stores it is removed.
   - No error holds anything but the path, the operation and the type of what went wrong:
     messages of a store's client may quote addresses and credentials.
 """
@@ -112,6 +112,15 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
     with open_file(path) as file:
         raw: Any = getattr(file, "raw", file)  # Beam's and Python's buffers read ahead
         yield read
+
+
+def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
+    """Returns a function of (path, start, size) for the files of a store's folder.
+
+    It keeps its connections, and threads may share it.  It raises an OSError for a file
+    that is missing, refused, or too short.
+    """
+    return _stores().range_reader(os.fspath(folder))
 
 
 def new_file(
@@ -300,7 +309,10 @@ def delete(path: StrPath) -> None:
 
 
 def delete_folder(path: StrPath) -> None:
-    """Removes a folder with all that is in it; nothing happens where there is none."""
+    """Removes a folder with all that is in it; nothing happens where there is none.
+
+    In S3 what killed writers had uploaded goes too, where the bucket's rules let it.
+    """
     if is_remote(path):
         _stores().delete_folder(os.fspath(path))
     else:

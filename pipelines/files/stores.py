@@ -13,10 +13,12 @@ import errno
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
+from apache_beam.io.aws.s3io import S3IO, S3Uploader, parse_s3_path
 from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.options.value_provider import RuntimeValueProvider
+from apache_beam.utils import retry
 from apache_beam.utils.secret import GcpSecret
 
 from accounting.validation import InputError
@@ -84,6 +86,61 @@ def open_file(path: str) -> IO[bytes]:
             raise
 
 
+def range_reader(folder: str) -> Callable[[str, int, int], bytes]:
+    """Returns a function of (path, start, size), as ``storage.range_reader`` does."""
+    files = file_system(folder)
+    get = _s3_reader(files) if files.scheme() == "s3" else _read_range
+
+    def read(path: str, start: int, size: int) -> bytes:
+        with plain_errors(path):
+            data = get(path, start, size)
+        if len(data) != size:
+            raise OSError(errno.EIO, f"bytes are missing at {start}", path)
+        return data
+
+    return read
+
+
+def _read_range(path: str, start: int, size: int) -> bytes:
+    with open_file(path) as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def _s3_client(files: Any) -> Any:
+    """Beam's own client for S3, with its options; threads may share it."""
+    return S3IO(options=files._options).client.client
+
+
+def _s3_reader(files: Any) -> Callable[[str, int, int], bytes]:
+    """Reads ranges by one request each: Beam asks for the rest of the object.
+
+    Beam would also make a client for each, which takes 0.1 s.
+    """
+    client = _s3_client(files)
+
+    @retry.with_exponential_backoff(
+        num_retries=4, initial_delay_secs=1, retry_filter=_may_pass, logger=_say_nothing
+    )
+    def get(path: str, start: int, size: int) -> bytes:
+        bucket, key = parse_s3_path(path)
+        asked = f"bytes={start}-{start + size - 1}"
+        return client.get_object(Bucket=bucket, Key=key, Range=asked)["Body"].read()
+
+    return get
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a request may succeed later: the store did not refuse it."""
+    response = getattr(error, "response", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
+    return status >= 500
+
+
+def _say_nothing(*_: object) -> None:
+    """In place of a log: what a client says may quote addresses and credentials."""
+
+
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
     """Writes an object; where there are folders, a temporary file that is renamed."""
@@ -112,12 +169,29 @@ def _create(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
         yield write
     except BaseException:
         # Closing, now or by the garbage collector, may publish what was written so far.
-        for undo in (file.close, lambda: files.delete([path])):
+        published = not _abort(file)
+        for undo in (file.close, *([lambda: files.delete([path])] * published)):
             with contextlib.suppress(Exception):
                 undo()
         raise
     with plain_errors(path):
         file.close()
+
+
+def _abort(file: Any) -> bool:
+    """Keeps a file from being published by its end; returns whether that is possible.
+
+    It is in S3.  So a whole object of another writer is not replaced, nor then removed.
+    """
+    uploader: Any = getattr(getattr(file, "raw", None), "_uploader", None)
+    if not isinstance(uploader, S3Uploader):
+        return False
+    vars(uploader)["finish"] = lambda: None  # which completes the upload
+    with contextlib.suppress(Exception):
+        uploader._client.client.abort_multipart_upload(
+            Bucket=uploader._bucket, Key=uploader._name, UploadId=uploader.upload_id
+        )
+    return True
 
 
 def exists(path: str) -> bool:
@@ -242,5 +316,20 @@ def delete_folder(path: str) -> None:
             objects = [f"{name}/{path}" for path in _listing(name)]
             if objects:
                 files.delete(objects)
+            if files.scheme() == "s3":
+                _abort_uploads(files, name)
         elif files.exists(name):
             files.delete([name])
+
+
+def _abort_uploads(files: Any, folder: str) -> None:
+    """Removes from S3 what writers that were killed had uploaded, which nobody sees."""
+    client, (bucket, prefix) = _s3_client(files), parse_s3_path(f"{folder}/")
+    with contextlib.suppress(Exception):  # a right that readers and writers do without
+        found = client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=bucket, Prefix=prefix
+        )
+        for upload in filter(None, found.search("Uploads[]")):
+            client.abort_multipart_upload(
+                Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+            )

@@ -1,14 +1,15 @@
 """Rows that chose steps, packed into bytes, and unpacked into the records of a file.
 
-    block -> (group, packed rows) -> contents of the file of a group
+    blocks -> packed rows of a range of steps -> contents of the file of a group
 
-A *group* is a range of consecutive steps, which one reducer writes into one file.  A
-block sends columns to a group, not rows: steps, priorities, then each column.
+A *group* is a range of consecutive steps, which one reducer writes into one file; it
+holds one *unit* of it at a time.  Blocks send columns to a range of steps, not rows:
+steps, priorities, then each column.
 
 Formal guarantees:
   - The contents of a file depend on (key, plan, input, layout) and the order of the
     blocks alone.
-  - ``PackedBlock.sizes`` are the bytes of the pieces, known before any is made.
+  - ``PackedRows.sizes`` are the bytes of the pieces, known before any is made.
 
 Public: the layout.  Sensitive: everything packed.
 """
@@ -34,6 +35,9 @@ _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
 #: Bytes that travel with each packed row.
 OVERHEAD_BYTES = _STEP.itemsize + _PRIORITY.itemsize
+#: A unit has at most so many bytes of rows, or it is one step.  It is twice a usual
+#: group, so that only the groups of a very long plan have several units.
+_UNIT_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,34 @@ class Layout:
         first = group * self.steps_per_group
         return range(first, min(first + self.steps_per_group, self.plan.num_steps))
 
+    @property
+    def steps_per_unit(self) -> int:
+        """Consecutive steps of a group whose rows a reducer holds at a time."""
+        fitting = _UNIT_BYTES // (group_bytes(self) // self.steps_per_group or 1)
+        return max(1, min(fitting, self.steps_per_group))
+
+    @property
+    def units_per_group(self) -> int:
+        """Units of every group; the last group may have empty ones."""
+        return -(-self.steps_per_group // self.steps_per_unit)
+
+    @property
+    def num_units(self) -> int:
+        """Units of all groups."""
+        return self.num_groups * self.units_per_group
+
+    def group_edges(self) -> np.ndarray:
+        """The first step of each group, and the end: int64, ``num_groups`` + 1."""
+        first = np.arange(self.num_groups) * self.steps_per_group
+        return np.append(first, self.plan.num_steps)
+
+    def unit_edges(self) -> np.ndarray:
+        """The first step of each unit of all groups, and the end: int64."""
+        within = np.arange(self.units_per_group) * self.steps_per_unit
+        first = (self.group_edges()[:-1, None] + within).ravel()
+        end = self.plan.num_steps
+        return np.append(np.minimum(first, end), end)
+
     def file(self, group: int) -> BatchFile:
         """Name and steps of the file of ``group``."""
         steps = self.steps(group)
@@ -84,7 +116,7 @@ def unpack(
     """Returns (step, priority, name -> items) of the concatenated pieces.  Sensitive.
 
     Args:
-      pieces: From ``PackedBlock.piece``.
+      pieces: From ``PackedRows.piece``.
       columns: Of the rows.
 
     Returns:
@@ -104,29 +136,29 @@ def unpack(
     return step, priority, dict(zip(names, values, strict=True))
 
 
-def split_by_group(chosen: Participations, layout: Layout) -> list[np.ndarray]:
-    """Returns, for each group, the indices of its participations.  Sensitive.
+def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
+    """Returns, for each range of steps, the indices of its participations.  Sensitive.
 
     Args:
-      chosen: Participations of a block.
-      layout: How steps are spread over groups.
+      step: int64, the step of each participation.
+      edges: int64, ascending: the first step of each range, and the end of the last.
     """
-    group = chosen.step // layout.steps_per_group
+    found, num_ranges = np.searchsorted(edges, step, side="right") - 1, len(edges) - 1
     # Small integers are sorted by radix, in linear time.
-    kind = np.uint16 if layout.num_groups <= 1 << 16 else np.int64
-    order = np.argsort(group.astype(kind), kind="stable")
-    edges = np.cumsum(np.bincount(group, minlength=layout.num_groups))
-    return np.split(order, edges[:-1])
+    kind = np.uint16 if num_ranges <= 1 << 16 else np.int64
+    order = np.argsort(found.astype(kind), kind="stable")
+    ends = np.cumsum(np.bincount(found, minlength=num_ranges))
+    return np.split(order, ends[:-1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedBlock:
-    """What a block sends to each group.  Sensitive.
+class PackedRows:
+    """What some rows send to each range of steps.  Sensitive.
 
     Attributes:
-      columns: Name -> items of all rows of the block.
-      chosen: The steps that its rows chose.
-      parts: For each group, the indices of its participations in ``chosen``.
+      columns: Name -> items of the rows.
+      chosen: The steps that the rows chose.
+      parts: For each range of steps, the indices of its participations in ``chosen``.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -135,13 +167,13 @@ class PackedBlock:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of the piece of each group."""
+        """Bytes of the piece of each range of steps."""
         row = OVERHEAD_BYTES + sum(items.itemsize for items in self.columns.values())
         return [len(part) * row for part in self.parts]
 
-    def piece(self, group: int) -> bytes:
-        """Returns steps, priorities and columns of the rows that chose ``group``."""
-        part = self.parts[group]
+    def piece(self, number: int) -> bytes:
+        """Returns steps, priorities and columns of the rows of a range of steps."""
+        part = self.parts[number]
         row = self.chosen.row[part]
         return b"".join(
             [
@@ -155,55 +187,81 @@ class PackedBlock:
 def sample_and_pack(
     layout: Layout,
     key: bytes,
-    block: Block,
+    blocks: Sequence[Block],
     is_listed: IsListed,
     boundaries: np.ndarray | None = None,
-) -> PackedBlock:
-    """Reads a block and lets its rows choose their steps.
+    *,
+    edges: np.ndarray,
+) -> PackedRows:
+    """Reads blocks and lets their rows choose their steps.
 
     Args:
       layout: How steps are spread over groups.
       key: Secret, from ``KnownInput.data_set_key``.
-      block: Which rows.
+      blocks: Which rows, in order.
       is_listed: As of ``read_block``.
       boundaries: Of a shuffle, from ``shuffle.find_boundaries``.
+      edges: Of the ranges of steps, as of ``split_by_step``.
 
     Raises:
       InputError: the input is not what it was.
     """
-    columns = read_block(block, layout.columns, is_listed)
-    chosen = sample_block(layout.plan, key, block.rows, boundaries)
-    return PackedBlock(
-        columns={name: as_items(values) for name, values in columns.items()},
-        chosen=chosen,
-        parts=split_by_group(chosen, layout),
+    tables, chosen, first = [], [], 0
+    for block in blocks:
+        columns = read_block(block, layout.columns, is_listed)
+        tables.append({name: as_items(values) for name, values in columns.items()})
+        found = sample_block(layout.plan, key, block.rows, boundaries)
+        chosen.append((found.row + first, found.step, found.priority))
+        first += block.num_rows
+    row, step, priority = map(_joined, zip(*chosen, strict=True))
+    return PackedRows(
+        # Popped, so that one column at most is in memory twice.
+        columns={
+            column.name: _joined([table.pop(column.name) for table in tables])
+            for column in layout.columns
+        },
+        chosen=Participations(row=row, step=step, priority=priority),
+        parts=split_by_step(step, edges),
     )
 
 
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def pack_again(
+    pieces: Iterable[bytes], columns: tuple[Column, ...], edges: np.ndarray
+) -> PackedRows:
+    """Returns packed rows split into smaller ranges of steps.
+
+    Args:
+      pieces: From ``PackedRows.piece``, of one range of steps.
+      columns: Of the rows.
+      edges: Of the smaller ranges, as of ``split_by_step``.
+    """
+    step, priority, items = unpack(pieces, columns)
+    chosen = Participations(row=np.arange(len(step)), step=step, priority=priority)
+    return PackedRows(columns=items, chosen=chosen, parts=split_by_step(step, edges))
+
+
+#: Steps whose rows are held at a time, and the pieces of them in the order of blocks.
+Unit = tuple[range, Iterable[bytes]]
+
+
 def encode_steps(
-    layout: Layout,
-    group: int,
-    pieces: Iterable[bytes],
-    write: Callable[[bytes], object],
+    layout: Layout, units: Iterable[Unit], write: Callable[[bytes], object]
 ) -> FileChecksum:
     """Writes the file of a group, a record at a time.  Sensitive.
 
     Args:
       layout: How steps are spread over groups.
-      group: Which group.
-      pieces: The piece of each block, in the order of the blocks.
+      units: Of the group, in order.
       write: Appends bytes to the file; called for each part of a record.
 
     Returns:
       The checksum of the file.
     """
-    step, priority, columns = unpack(pieces, layout.columns)
-    steps = layout.steps(group)
-    chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
-    order = np.concatenate(chosen)
-    # All rows of the group are put in order at once; batches are then slices.
-    columns = {name: np.take(items, order) for name, items in columns.items()}
-    size, sha256, num_records = 0, hashlib.sha256(), 0
+    size, sha256, num_records, num_real = 0, hashlib.sha256(), 0, 0
 
     def write_part(part: bytes) -> None:
         nonlocal size
@@ -211,15 +269,30 @@ def encode_steps(
         sha256.update(part)
         size += len(part)
 
-    for record in _records(layout, steps, columns, [len(rows) for rows in chosen]):
-        write_record(write_part, record)
-        num_records += 1
+    for steps, pieces in units:
+        columns, num_rows = _arrange(layout, steps, pieces)
+        for record in _records(layout, steps, columns, num_rows):
+            write_record(write_part, record)
+            num_records += 1
+        num_real += sum(num_rows)
     return FileChecksum(
         size=size,
         sha256=sha256.hexdigest(),
         num_records=num_records,
-        num_real=len(order),
+        num_real=num_real,
     )
+
+
+def _arrange(
+    layout: Layout, steps: range, pieces: Iterable[bytes]
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """Returns the columns of ``steps``, in order, and the rows of each step."""
+    step, priority, columns = unpack(pieces, layout.columns)
+    chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
+    order = np.concatenate(chosen)
+    # All rows of the unit are put in order at once; batches are then slices.
+    columns = {name: np.take(items, order) for name, items in columns.items()}
+    return columns, [len(rows) for rows in chosen]
 
 
 def _records(
@@ -249,3 +322,8 @@ def group_bytes(layout: Layout) -> int:
     largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     return layout.steps_per_group * largest * row
+
+
+def unit_bytes(layout: Layout) -> int:
+    """Returns the bytes of a unit's rows, as ``group_bytes`` does of a group's."""
+    return group_bytes(layout) // layout.steps_per_group * layout.steps_per_unit

@@ -18,6 +18,7 @@ from accounting.validation import InputError, check_choice
 from pipelines.batches.manifest import PRIVATE_NAME, Manifest
 from pipelines.files.paths import StrPath, absolute, join
 from pipelines.inputs.parquet_blocks import Block, Dataset
+from pipelines.job.fan_in import choose_fan_in
 from pipelines.job.job_folder import (
     SPILL_NAME,
     finish_job,
@@ -54,8 +55,8 @@ class PoissonBatches(TakesBlocks):
       physical_batch_size: Rows of every record; by default a step is one record, or
         several if it is large.
       shuffle: "files": rows wait in ``out``/private, which every worker must reach;
-        "engine": they travel through the engine; "auto": "engine" on Dataflow or if
-        ``out`` is in a store, else "files".
+        "engine": they travel through the engine; "auto": "engine" on Dataflow, else
+        "files".
 
     Raises:
       InputError: another sampler, a bad size, or no data set.
@@ -99,16 +100,17 @@ class PoissonBatches(TakesBlocks):
         """
         runner_of(blocks.pipeline.options)  # refuses what loses elements
         runner = type(blocks.pipeline.runner).__name__
-        shuffle = choose_shuffle(self._shuffle, runner, self._out)
+        shuffle = choose_shuffle(self._shuffle, runner)
         key_file, _ = self._open()
-        spill = join(self._out, PRIVATE_NAME, SPILL_NAME)
+        folder = join(self._out, PRIVATE_NAME, SPILL_NAME)
+        fan_in = choose_fan_in(self._layout, self._dataset)
         return blocks | "WriteBatches" >> WriteBatches(
             self._layout,
             self._out,
             Secrets(key_file=key_file),
             dataset=self._dataset,
             groups=pending_groups(self._out, self._layout),
-            spill=None if shuffle == ENGINE else shared_spill(spill),
+            spill=None if shuffle == ENGINE else shared_spill(folder, fan_in),
         )
 
     def finish(self) -> Manifest:

@@ -17,6 +17,7 @@ Public: plan and layout.  Sensitive: the key and ``private/``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import pathlib
@@ -44,6 +45,7 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile, complete
+from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
     BOUNDARIES_NAME,
     SPILL_NAME,
@@ -236,11 +238,12 @@ def write_batches(
     try:
         local = (runner := runner_of(options)) == LOCAL
         place = spill_place(root, scratch, local)
-        shuffle = choose_shuffle(shuffle, runner, place)
+        shuffle = choose_shuffle(shuffle, runner)
         searching = search_threads(layout.plan, dataset, memory_limit)
         threads = local_threads(layout, dataset, memory_limit) if local else 1
         key_path, batches_id = open_job(root, layout, dataset, key)
         folder = _spill_folder(root, place, batches_id)
+        fan_in = None if local else choose_fan_in(layout, dataset)
         with lock_job(root) as check_lock:
             if pending := pending_groups(root, layout):
                 secrets = _secrets(
@@ -248,8 +251,8 @@ def write_batches(
                     batches_id=batches_id, num_threads=searching,
                 )  # fmt: skip
                 with (
-                    _open_shuffle(shuffle, folder, threads, local) as spill,
-                    _progress(layout, root, pending, spill, local),
+                    _open_shuffle(shuffle, folder, fan_in, threads) as spill,
+                    _progress(layout, dataset, root, pending, spill, local),
                 ):
                     write = WriteBatches(
                         layout, root, secrets, dataset=dataset,
@@ -268,7 +271,12 @@ def write_batches(
 
 @contextlib.contextmanager
 def _progress(
-    layout: Layout, out: str, pending: list[int], spill: Spill | None, local: bool
+    layout: Layout,
+    dataset: Dataset,
+    out: str,
+    pending: list[int],
+    spill: Spill | None,
+    local: bool,
 ) -> Iterator[None]:
     """Reports the progress of the workers."""
     if local:
@@ -281,22 +289,22 @@ def _progress(
         done = {"steps": num_steps_written(out, layout)}
         if spill:
             names = storage.names(spill.folder)
-            done["blocks"] = sum(name.startswith(BLOCK_PREFIX) for name in names)
+            files = sum(name.startswith(BLOCK_PREFIX) for name in names)
+            sampled = files * spill.fan_in.blocks_per_file
+            done["blocks"] = min(sampled, len(dataset.blocks))
         return done
 
     with progress.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):
         yield
 
 
-def choose_shuffle(shuffle: str, runner: str, place: StrPath) -> str:
+def choose_shuffle(shuffle: str, runner: str) -> str:
     """Returns how rows travel from map to reduce: FILES or ENGINE.
 
     Args:
       shuffle: FILES, ENGINE, or AUTO: ENGINE on Dataflow, whose shuffle is a service of
-        its own, and if the files would be in a store, which would get a request per
-        block and group; otherwise FILES.
+        its own; otherwise FILES.
       runner: Name of Beam's runner.
-      place: Where the files would be.
 
     Raises:
       InputError: none of the three, or ENGINE on the local runner.
@@ -309,7 +317,7 @@ def choose_shuffle(shuffle: str, runner: str, place: StrPath) -> str:
         )
     if shuffle != AUTO:
         return shuffle
-    return ENGINE if "Dataflow" in runner or is_remote(place) else FILES
+    return ENGINE if "Dataflow" in runner else FILES
 
 
 def _boot_id() -> str:
@@ -360,24 +368,38 @@ def _own_folder(folder: str) -> None:
 
 
 def _open_shuffle(
-    shuffle: str, folder: str, num_threads: int, local: bool
+    shuffle: str, folder: str, fan_in: FanIn | None, num_threads: int
 ) -> contextlib.AbstractContextManager[Spill | None]:
-    """Prepares the files of a shuffle; None if rows travel through the engine."""
-    if local:
+    """Prepares the files of a shuffle; None if rows travel through the engine.
+
+    Args:
+      shuffle: FILES or ENGINE.
+      folder: Of the job's shuffle.
+      fan_in: None on the local runner.
+      num_threads: Of the local runner.
+    """
+    if fan_in is None:
         return _local_shuffle(folder, num_threads)
-    return contextlib.nullcontext(None if shuffle == ENGINE else shared_spill(folder))
+    spill = None if shuffle == ENGINE else shared_spill(folder, fan_in)
+    return contextlib.nullcontext(spill)
 
 
-def shared_spill(folder: str) -> Spill:
+def shared_spill(folder: str, fan_in: FanIn) -> Spill:
     """Makes a folder for the shuffle of workers that share nothing else.
 
     Its files are flushed to the disk: those that are there are whole, also after a
     power loss.
+
+    Args:
+      folder: Of the job's shuffle.
+      fan_in: From ``choose_fan_in``.
     """
-    flushed = join(folder, "flushed")
+    # Another release may choose another fan-in for the same job.
+    name = "-".join(map(str, ("flushed", *dataclasses.astuple(fan_in))))
+    flushed = join(folder, name)
     for each in (folder, flushed):
         storage.make_folder(each)
-    return Spill(folder=flushed)
+    return Spill(folder=flushed, fan_in=fan_in)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from accounting.validation import InputError, check_int
 from pipelines.batches.columns import record_bytes, row_bytes
 from pipelines.files.threads import num_cores
 from pipelines.inputs.parquet_blocks import Dataset
-from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes
+from pipelines.job.fan_in import FILE_BYTES, FanIn
+from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_bytes
 from pipelines.sampling.samplers import check_assigned
 from pipelines.sampling.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 
@@ -35,6 +36,8 @@ _MOST_GROUPS = 4096
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
+#: Memory of a worker per byte of a file of a shuffle: read, gathered, written.
+_FILE_COPIES = 3
 #: What Beam queues between a Python worker and a slower engine: two queues to send and
 #: one to receive, of 100 MiB each.
 _CHANNEL_BYTES = 300 << 20
@@ -111,30 +114,39 @@ def estimate(layout: Layout) -> Estimate:
     )
 
 
-def worker_bytes(layout: Layout, dataset: Dataset, *, by_value: bool = False) -> int:
+def worker_bytes(
+    layout: Layout,
+    dataset: Dataset,
+    *,
+    by_value: bool = False,
+    fan_in: FanIn | None = None,
+) -> int:
     """Returns the bytes of memory that a Python worker of an engine needs.  Public.
 
-    It holds one block or one range of steps at a time, whatever the size of the data.
+    It holds one block, one file of a shuffle, or one unit of steps at a time, whatever
+    the size of the data.
 
     Args:
       layout: Of the job.
       dataset: Its input.
-      by_value: Whether rows travel through the engine.
+      by_value: Whether rows travel through the engine, a group at a time.
+      fan_in: Of a shuffle through files; None on the local runner.
     """
     channel = _CHANNEL_BYTES if by_value else 0
     shared = _BASE_BYTES + boundaries_bytes(layout.plan)
-    return shared + channel + _unit_bytes(layout, dataset)
+    file = _FILE_COPIES * FILE_BYTES if fan_in else 0
+    largest = group_bytes(layout) if by_value else unit_bytes(layout)
+    return shared + channel + max(file, _work_bytes(layout, dataset, largest))
 
 
-def _unit_bytes(layout: Layout, dataset: Dataset) -> int:
+def _work_bytes(layout: Layout, dataset: Dataset, largest: int) -> int:
     """Bytes for the block or the range of steps that one thread works on."""
     largest_block = max(block.num_rows for block in dataset.blocks)
     participations = layout.plan.num_steps * layout.plan.sampling_probability
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
     # A record is as long with padding as without.
     record = record_bytes(layout.columns, layout.physical_batch_size)
-    largest_output = max(group_bytes(layout), record)
-    return max(math.ceil(largest_block * row), _COPIES * largest_output)
+    return max(math.ceil(largest_block * row), _COPIES * max(largest, record))
 
 
 def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
@@ -148,7 +160,7 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
     Raises:
       InputError: not even one.
     """
-    each = _unit_bytes(layout, dataset)
+    each = _work_bytes(layout, dataset, unit_bytes(layout))
     shared = _BASE_BYTES + boundaries_bytes(layout.plan)
     if memory_limit < shared + each:
         raise InputError(

@@ -1,17 +1,22 @@
-"""A shuffle through files: one per block, indexed by group.
+"""A shuffle through files, each indexed by ranges of steps.
 
-The map step writes what a block sends to each group into one file, and the reduce step
-reads its slices.  Memory then depends on the size of a block and of a group, never on
-that of the data.  An engine that shuffles rows itself holds more: Beam's local runner
-all that it groups, at about six times its size; Flink the values of a key; and Beam's
-Java modules, between a Python worker and Flink or Spark, the output of a whole bundle,
-which is a worker's share of the data.
+The map step writes what some blocks send to each range of steps into one file, and the
+reduce step reads its slices.  Memory then depends on the size of a block and of a
+slice, never on that of the data.  An engine that shuffles rows itself holds more:
+Beam's local runner all that it groups, at about six times its size; Flink the values of
+a key; and Beam's Java modules, between a Python worker and Flink or Spark, the output
+of a whole bundle, which is a worker's share of the data.
 
-    block-<ordinal>      num_groups + 1 offsets (int64), then the groups' bytes
+    block-<ordinal>       of the file's first block: an index, then the slices
+    part-<part>-<merge>   the same, of a second pass (``fan_in``)
+
+    index                 num_slices + 1 offsets (int64)
 
 Formal guarantees:
-  - A file under its final name is complete; a resumed job reads it, not the block.
-  - ``read_slice`` returns exactly the bytes that were written for a group.
+  - A file under its final name is complete; a resumed job reads it, not the blocks.
+    What a store shows of a writer that failed is not taken for a file.
+  - ``read_slice`` and ``SliceReader`` return exactly the bytes that were written.
+  - In a store a slice is one request, once the index of its file has been read.
 
 Sensitive: everything; the folder is private and is removed when the job ends.
 """
@@ -23,8 +28,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipelines.files.paths import StrPath, join
-from pipelines.files.storage import new_file, slices
+from pipelines.files.paths import StrPath, is_remote, join
+from pipelines.files.storage import new_file, range_reader, size, slices
+from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 
 _OFFSET = np.dtype("<i8")
 BLOCK_PREFIX = "block-"
@@ -39,32 +45,45 @@ class Spill:
       num_threads: Of map and reduce in each worker; with more than one, the names of
         files are emitted before the files are there.
       flush: Whether files must survive a loss of power.
+      fan_in: How many blocks share a file, and whether there is a second pass.
     """
 
     folder: str
     num_threads: int = 1
     flush: bool = True
+    fan_in: FanIn = ONE_BY_ONE
 
 
 def spill_path(folder: StrPath, ordinal: int) -> str:
-    """Returns the path of a block's file.
+    """Returns the path of a file of the map step.
 
     Args:
       folder: Of the spill.
-      ordinal: Of the block.
+      ordinal: Of its first block.
     """
     return join(folder, f"{BLOCK_PREFIX}{ordinal:09d}")
+
+
+def part_path(folder: StrPath, part: int, merge: int) -> str:
+    """Returns the path of a file of the second pass.
+
+    Args:
+      folder: Of the spill.
+      part: Whose rows it holds.
+      merge: Which of the files of that part.
+    """
+    return join(folder, f"part-{part:09d}-{merge:09d}")
 
 
 def write_spill(
     path: StrPath, sizes: Sequence[int], pieces: Iterable[bytes], *, flush: bool = True
 ) -> None:
-    """Writes what a block sends to the groups, one group in memory at a time.
+    """Writes a file, one slice in memory at a time.
 
     Args:
       path: Final name of the file.
-      sizes: Bytes of the piece of each group.
-      pieces: The pieces of all groups, in order.
+      sizes: Bytes of each slice.
+      pieces: The slices, in order.
       flush: Whether a loss of power must not undo it.
 
     Raises:
@@ -80,17 +99,62 @@ def write_spill(
             write(piece)
 
 
-def read_slice(path: StrPath, group: int) -> bytes:
-    """Returns the piece of a group.
+def is_written(path: StrPath) -> bool:
+    """Returns whether there is a file that ends where its index says."""
+    found = size(path)
+    if not found:
+        return False
+    with slices(path) as read:
+        (index_bytes,) = np.frombuffer(read(0, _OFFSET.itemsize), _OFFSET)
+        last = read(int(index_bytes) - _OFFSET.itemsize, _OFFSET.itemsize)
+        return np.frombuffer(last, _OFFSET).item() == found
+
+
+def read_slice(path: StrPath, number: int) -> bytes:
+    """Returns a slice of a file.
 
     Args:
       path: A file of ``write_spill``.
-      group: Which group.
+      number: Which slice.
 
     Raises:
       OSError: the file is missing or too short.
     """
     with slices(path) as read:
-        edges = read(group * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
+        edges = read(number * _OFFSET.itemsize, 2 * _OFFSET.itemsize)
         start, end = np.frombuffer(edges, _OFFSET).tolist()
         return read(start, end - start)
+
+
+class SliceReader:
+    """Reads slices; in a store over connections that stay, and each index once.
+
+    Threads may share it.
+
+    Args:
+      folder: Of the files.
+      num_slices: Of every file.
+    """
+
+    def __init__(self, folder: StrPath, num_slices: int) -> None:
+        self._read = range_reader(folder) if is_remote(folder) else None
+        self._index_bytes = (num_slices + 1) * _OFFSET.itemsize
+        self._edges: dict[str, np.ndarray] = {}
+
+    def read(self, path: str, number: int) -> bytes:
+        """Returns a slice of a file.
+
+        Args:
+          path: A file of ``write_spill``, in the folder.
+          number: Which slice.
+
+        Raises:
+          OSError: the file is missing or too short.
+        """
+        if self._read is None:
+            return read_slice(path, number)
+        if path not in self._edges:
+            index = self._read(path, 0, self._index_bytes)
+            self._edges[path] = np.frombuffer(index, _OFFSET)
+        start, end = self._edges[path][number : number + 2].tolist()
+        return self._read(path, start, end - start) if end > start else b""

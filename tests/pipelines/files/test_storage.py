@@ -12,9 +12,10 @@ The stores, all registered with Beam as every store is:
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import gc
 import io
-import logging
 import os
 import pathlib
 import stat
@@ -204,30 +205,6 @@ class FolderStore(MemoryStore):
 STORES: dict[str, type[MemoryStore]] = {"memory": MemoryStore, "folders": FolderStore}
 
 
-@pytest.fixture(scope="session")
-def s3_bucket() -> Iterator[str]:
-    """A bucket of an S3 server in this process; a request of Beam's costs 0.1 s."""
-    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install '.[aws]'")
-    server_module = pytest.importorskip("moto.server", reason="no moto[server]")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    address, port = server.get_host_and_port()
-    loaders = pytest.importorskip("botocore.loaders").JSONFileLoader
-    with pytest.MonkeyPatch.context() as patch:
-        # Beam makes a client for every request, which reads a megabyte of JSON.
-        patch.setattr(loaders, "load_file", functools.cache(loaders.load_file))
-        patch.setattr(loaders, "__hash__", lambda self: 0)
-        patch.setattr(loaders, "__eq__", lambda self, other: True)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield "s3://bucket"
-    server.stop()
-
-
 @pytest.fixture(params=[*STORES, "s3"])
 def place(request: pytest.FixtureRequest) -> str:
     """A new folder in a store, not made yet."""
@@ -344,6 +321,58 @@ def test_what_is_written_is_read_listed_and_deleted(place: str) -> None:
     storage.delete_folder(f"{place}/private")
     storage.delete_folder(f"{place}/private")
     assert storage.names(place) == {"b"}
+
+
+def test_a_write_to_s3_that_fails_never_appears_and_removes_nothing(
+    s3_bucket: str,
+) -> None:
+    """Closing an unfinished file would publish what was written so far."""
+    boto3 = pytest.importorskip("boto3")
+    folder = f"{uuid.uuid4().hex}"
+    path = f"{s3_bucket}/{folder}/a"
+    uploads = functools.partial(
+        boto3.client("s3").list_multipart_uploads, Bucket="bucket", Prefix=f"{folder}/"
+    )
+    storage.write_atomically(path, b"whole, by another worker")
+    with contextlib.suppress(ZeroDivisionError), storage.new_file(path) as write:
+        write(os.urandom(6 << 20))  # a part is uploaded
+        assert len(uploads()["Uploads"]) == 1
+        raise ZeroDivisionError
+    gc.collect()
+    assert storage.read_bytes(path) == b"whole, by another worker"
+    assert "Uploads" not in uploads()
+    # A worker that was killed aborts nothing: the end of the job does.
+    boto3.client("s3").create_multipart_upload(Bucket="bucket", Key=f"{folder}/b")
+    assert storage.names(f"{s3_bucket}/{folder}") == {"a"}
+    storage.delete_folder(f"{s3_bucket}/{folder}")
+    assert "Uploads" not in uploads()
+
+
+def test_ranges_of_s3_are_one_request_each_and_bytes_that_lack_are_an_error(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.client import BaseClient
+
+    path, data = f"{s3_bucket}/{uuid.uuid4().hex}/a", os.urandom(100_000)
+    storage.write_atomically(path, data)
+    read = storage.range_reader(s3_bucket)
+    asked: list[tuple[str, str]] = []
+    call = BaseClient._make_api_call
+
+    def recording(self: Any, operation: str, given: dict[str, str]) -> Any:
+        asked.append((operation, given["Range"]))
+        return call(self, operation, given)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", recording)
+    assert read(path, 70_000, 900) == data[70_000:70_900]
+    assert read(path, 8, 16) == data[8:24]
+    assert asked == [("GetObject", "bytes=70000-70899"), ("GetObject", "bytes=8-23")]
+    with pytest.raises(OSError, match="bytes are missing"):
+        read(path, len(data) - 8, 32)
+    for absent in ((path, len(data), 1), (f"{path}bc", 0, 1)):
+        with pytest.raises(OSError, match="the store answered"):
+            read(*absent)
+    assert len(asked) == 5  # what the store refuses is not asked for again
 
 
 @pytest.mark.parametrize("scheme", STORES)

@@ -179,7 +179,7 @@ def test_every_stage_has_a_label_and_types(
     tmp_path: pathlib.Path, dataset: Dataset, plan: DpSgdPlan
 ) -> None:
     ways = {
-        "files": {"AwaitBlocks", "StepGroups", "SpreadGroups"},
+        "files": {"AwaitFiles"},
         "engine": {"GroupBySteps"},
     }
     both = {"SpreadBlocks", "SampleAndPack", "OrderTruncatePadWrite"}

@@ -118,7 +118,10 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
     """What the map step emits, by group, in the order of the blocks."""
     elements: dict[int, list[tuple[int, bytes]]] = {}
     for block in dataset.blocks:
-        packed = sample_and_pack(layout, insecure_key(0), block, dataset.is_listed)
+        packed = sample_and_pack(
+            layout, insecure_key(0), [block], dataset.is_listed,
+            edges=layout.group_edges(),
+        )  # fmt: skip
         for group in range(layout.num_groups):
             piece = packed.piece(group)
             assert len(piece) == packed.sizes[group]
@@ -166,7 +169,7 @@ def test_no_element_is_lost_or_counted_twice(
             list(write.process((0, delivered)))
     assert contents(tmp_path) == {}
     ordinals = [ordinal for ordinal, _ in pieces]
-    gather = transforms._GroupsFn((0, 2), num_blocks=5)
+    gather = transforms._AwaitFn(range(5), (0, 2))
     for named in (ordinals[1:], ordinals[:-1], [*ordinals, 2], [0] * 5):
         with pytest.raises(InputError, match="loses and repeats nothing"):
             list(gather.process((0, named)))

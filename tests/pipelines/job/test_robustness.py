@@ -42,6 +42,7 @@ from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import packing, poisson_batching, transforms
+from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 from pipelines.job.job_folder import checksum_path, finish_job, open_job
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
@@ -169,7 +170,11 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(transforms, name, dying(getattr(transforms, name)))
 
 
-@pytest.mark.parametrize("through_files", [False, True], ids=["by-value", "spill"])
+@pytest.mark.parametrize(
+    "fan_in",
+    [None, ONE_BY_ONE, FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)],
+    ids=["by-value", "one pass", "two passes"],
+)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     tmp_path: pathlib.Path,
@@ -178,7 +183,7 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     key_file: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     sampler: str,
-    through_files: bool,
+    fan_in: FanIn | None,
 ) -> None:
     cap = 11 if sampler == "truncated-poisson" else None
     layout = make_small_layout(
@@ -195,14 +200,25 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
     groups, blocks = tuple(range(layout.num_groups)), list(dataset.blocks)
     chaos = Chaos(seed=SAMPLERS.index(sampler))
     dying_writes(chaos, monkeypatch)
-    if through_files:
+    if fan_in:
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
-        spill = Spill(folder=str(folder), num_threads=2)
-        sample: Any = transforms._SpillBlockFn(layout, secrets, known, spill)
-        ordinals = chaos.run(sample, blocks)
-        gather = transforms._GroupsFn(groups, len(blocks))
-        elements: list[Any] = chaos.run(gather, chaos.shuffle(ordinals))
+        spill = Spill(folder=str(folder), num_threads=2, fan_in=fan_in)
+        sample: Any = transforms._SpillBlocksFn(
+            layout, secrets, known, spill, len(blocks)
+        )
+        size = fan_in.blocks_per_file
+        files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
+        done = chaos.shuffle(chaos.run(sample, files))
+        if fan_in.files_per_merge:
+            tasks = range(fan_in.num_parts(layout) * fan_in.num_merges(len(blocks)))
+            gather: Any = transforms._AwaitFn(range(len(blocks)), tasks)
+            sort: Any = transforms._SortPartFn(layout, len(blocks), spill)
+            done = chaos.shuffle(chaos.run(sort, chaos.run(gather, done)))
+            gather = transforms._AwaitFn(tasks, groups)
+        else:
+            gather = transforms._AwaitFn(range(len(blocks)), groups)
+        elements: list[Any] = chaos.run(gather, done)
         write: Any = transforms._WriteSpilledFn(layout, str(out), len(blocks), spill)
     else:
         sample = transforms._SampleBlockFn(layout, secrets, known, groups)

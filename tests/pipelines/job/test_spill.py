@@ -19,7 +19,7 @@ from pipelines.job.job_folder import open_job, read_checksum
 from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
-from pipelines.job.transforms import Secrets, _SpillBlockFn, _WriteSpilledFn
+from pipelines.job.transforms import Secrets, _SpillBlocksFn, _WriteSpilledFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 
@@ -87,7 +87,7 @@ def test_a_file_under_its_final_name_is_complete(place: str) -> None:
 
 def opened(
     out: pathlib.Path, layout: Layout, source: pathlib.Path, key_file: pathlib.Path
-) -> tuple[_SpillBlockFn, _WriteSpilledFn]:
+) -> tuple[_SpillBlocksFn, _WriteSpilledFn]:
     """The two steps of a job on an engine, whose folder is ready."""
     dataset = list_blocks(str(source))
     open_job(out, layout, dataset, key_file)
@@ -95,7 +95,7 @@ def opened(
     spill = Spill(folder=str(out / "private" / "spill"))
     secrets = Secrets(key_file=str(key_file))
     known = know_input(read_key_file(key_file), dataset)
-    sample = _SpillBlockFn(layout, secrets, known, spill)
+    sample = _SpillBlocksFn(layout, secrets, known, spill, len(dataset.blocks))
     sample.setup()
     sample.start_bundle()
     write = _WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
@@ -113,7 +113,7 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     layout, out = make_small_layout(8), tmp_path / "o"
     sample, write = opened(out, layout, input_folder, key_file)
     blocks = list_blocks(str(input_folder)).blocks
-    sent = [element for block in blocks for element in sample.process(block)]
+    sent = [element for block in blocks for element in sample.process([block])]
     assert sent == [(0, block.ordinal) for block in blocks]
     names = [name for group in (0, 3) for name in write.process(group)]
     assert names == [layout.file(0).name, layout.file(3).name]
@@ -125,7 +125,7 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
     # An engine that lost a worker runs everything again.
     monkeypatch.setattr("pipelines.job.transforms.sample_and_pack", never)
     for block in blocks:
-        list(sample.process(block))
+        list(sample.process([block]))
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.job.transforms.encode_steps", never)
         list(write.process(0))
@@ -147,34 +147,35 @@ def test_sizes_are_those_of_the_pieces(
     layout = make_small_layout()
     dataset = list_blocks(str(input_folder))
     for block in dataset.blocks:
-        packed = sample_and_pack(layout, bytes(32), block, dataset.is_listed)
+        packed = sample_and_pack(
+            layout, bytes(32), [block], dataset.is_listed, edges=layout.group_edges()
+        )
         pieces = [packed.piece(group) for group in range(layout.num_groups)]
         assert [len(piece) for piece in pieces] == packed.sizes
         assert sum(packed.sizes) == len(packed.chosen.row) * (17 + 12)
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "runner", "place", "chosen"),
+    ("shuffle", "runner", "chosen"),
     [
-        ("auto", LOCAL, "out", FILES),
-        ("auto", "FlinkRunner", "/shared/out", FILES),
-        ("auto", "SparkRunner", "s3://bucket/out", ENGINE),
-        ("auto", "DataflowRunner", "/shared/out", ENGINE),
-        ("files", "DataflowRunner", "gs://bucket/out", FILES),
-        ("engine", "FlinkRunner", "/shared/out", ENGINE),
+        ("auto", LOCAL, FILES),
+        ("auto", "FlinkRunner", FILES),
+        ("auto", "DataflowRunner", ENGINE),
+        ("files", "DataflowRunner", FILES),
+        ("engine", "FlinkRunner", ENGINE),
     ],
 )
 def test_rows_go_through_files_unless_an_engine_is_better_at_it(
-    shuffle: str, runner: str, place: str, chosen: str
+    shuffle: str, runner: str, chosen: str
 ) -> None:
-    assert choose_shuffle(shuffle, runner, place) == chosen
+    assert choose_shuffle(shuffle, runner) == chosen
 
 
 def test_the_local_runner_never_holds_the_shuffle_in_memory() -> None:
     with pytest.raises(InputError, match="--shuffle engine"):
-        choose_shuffle("engine", LOCAL, "out")
+        choose_shuffle("engine", LOCAL)
     with pytest.raises(InputError, match="shuffle='disk'"):
-        choose_shuffle("disk", LOCAL, "out")
+        choose_shuffle("disk", LOCAL)
 
 
 def test_progress_of_other_processes_is_what_they_have_finished() -> None:

@@ -1,0 +1,159 @@
+"""Guarantees of pipelines.job.fan_in, and jobs that sort rows in two passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import uuid
+
+import numpy as np
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from accounting.plan import DpSgdPlan
+from accounting.validation import InputError
+from pipelines.files import storage
+from pipelines.inputs.known_input import know_input
+from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
+from pipelines.job import fan_in, packing, poisson_batching
+from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
+from pipelines.job.poisson_batching import write_batches
+from pipelines.job.sizing import make_layout, worker_bytes
+from pipelines.job.spill import Spill, is_written, spill_path
+from pipelines.job.transforms import Secrets, _SpillBlocksFn
+from pipelines.sampling.keys import read_key_file
+from tests.pipelines.conftest import MakeLayout
+from tests.pipelines.files.test_storage import contents
+from tests.pipelines.job.test_engines_page import COLUMNS
+
+
+def large(rows: int, row_group: int, epochs: int = 1) -> tuple[packing.Layout, Dataset]:
+    """Prepared Criteo, in batches of 65,536."""
+    num_steps = epochs * -(-rows // 65_536)
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=rows, expected_batch_size=65_536,
+        num_steps=num_steps,
+    )  # fmt: skip
+    blocks = tuple(
+        Block(path="a", name="a", row_group=number, num_rows=row_group,
+              first_row=number * row_group, ordinal=number)
+        for number in range(-(-rows // row_group))
+    )  # fmt: skip
+    dataset = Dataset(
+        columns=COLUMNS, blocks=blocks, description={}, files={}, hidden=(), footers={}
+    )
+    return make_layout(plan, dataset), dataset
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "passes"),
+    [(10**6, 1, 1), (64 * 10**6, 1, 1), (10**9, 1, 2), (10**9, 100, 2)],
+)
+def test_requests_are_few_or_large_and_workers_stay_small(
+    rows: int, epochs: int, passes: int
+) -> None:
+    layout, dataset = large(rows, 65_536, epochs)
+    chosen = choose_fan_in(layout, dataset)
+    asked = traffic(layout, len(dataset.blocks), chosen)
+    assert (2 if chosen.files_per_merge else 1) == passes
+    assert asked.shuffle_reads <= 1 << 16 or asked.bytes_per_read >= 200 << 10
+    # Both passes have files of the same size, and slices of the same size.
+    if passes == 2:
+        files, parts = chosen.num_files(len(dataset.blocks)), chosen.num_parts(layout)
+        merges = chosen.num_merges(len(dataset.blocks))
+        reads = files * parts, layout.num_units * merges
+        assert max(reads) < 1.5 * min(reads)
+        assert asked.stored_bytes / 2 / parts / merges < 1.1 * fan_in.FILE_BYTES
+    if epochs == 1:
+        assert worker_bytes(layout, dataset, fan_in=chosen) < 1 << 30
+
+
+def test_every_block_is_in_one_file_and_every_unit_in_one_part() -> None:
+    layout, dataset = large(10**9, 65_536)
+    chosen = choose_fan_in(layout, dataset)
+    edges, groups = layout.unit_edges(), layout.group_edges()
+    assert set(groups) <= set(edges)
+    assert np.all(np.diff(edges) >= 0)
+    assert np.all(np.diff(edges) <= layout.steps_per_unit)
+    assert (edges[0], edges[-1]) == (0, layout.plan.num_steps)
+    assert len(edges) == layout.num_units + 1
+    units = chosen.num_parts(layout) * chosen.units_per_part
+    assert 0 <= units - layout.num_units < chosen.units_per_part
+    blocks = chosen.num_files(len(dataset.blocks)) * chosen.blocks_per_file
+    assert 0 <= blocks - len(dataset.blocks) < chosen.blocks_per_file
+
+
+def test_the_numbers_depend_on_layout_and_row_groups_alone() -> None:
+    layout, dataset = large(10**9, 65_536)
+    renamed = [dataclasses.replace(block, path="s3://b/c") for block in dataset.blocks]
+    other = dataclasses.replace(dataset, blocks=tuple(renamed))
+    assert choose_fan_in(layout, other) == choose_fan_in(layout, dataset)
+
+
+@pytest.mark.parametrize("place", ["memory", "folders", "s3"])
+def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
+    place: str,
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = request.getfixturevalue("s3_bucket") if place == "s3" else f"{place}://h"
+    out, scratch = f"{bucket}/{uuid.uuid4().hex}/o", f"{bucket}/{uuid.uuid4().hex}/s"
+    # A request of Beam's to S3 takes long.
+    layout = make_small_layout(4, num_steps=4 if place == "s3" else 40)
+    dataset, whole = list_blocks(str(input_folder)), tmp_path / "whole"
+    write_batches(dataset=dataset, layout=layout, out=whole, key_file=key_file)
+    assert layout.units_per_group == 1
+    monkeypatch.setattr(packing, "_UNIT_BYTES", 1)
+    assert layout.num_units == layout.plan.num_steps
+    chosen = FanIn(blocks_per_file=2, units_per_part=3, files_per_merge=2)
+    monkeypatch.setattr(poisson_batching, "choose_fan_in", lambda *_: chosen)
+    seen: list[set[str]] = []
+    finish = poisson_batching.finish_job
+
+    def look(*arguments: object) -> object:
+        (folder,) = storage.names(scratch)
+        (flushed,) = storage.names(f"{scratch}/{folder}")
+        seen.append(storage.names(f"{scratch}/{folder}/{flushed}"))
+        return finish(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(poisson_batching, "finish_job", look)
+    write_batches(
+        dataset=dataset, layout=layout, out=out, key_file=key_file, scratch=scratch,
+        options=PipelineOptions(["--runner=BundleBasedDirectRunner"]),
+    )  # fmt: skip
+    asked = traffic(layout, 5, chosen)
+    assert [len(names) for names in seen] == [asked.shuffle_files]
+    assert storage.names(scratch) == set()
+    assert contents(out) == contents(str(whole))
+
+
+def test_a_file_is_written_only_from_all_of_its_blocks_and_again_if_it_is_cut(
+    tmp_path: pathlib.Path,
+    input_folder: pathlib.Path,
+    make_small_layout: MakeLayout,
+    key_file: pathlib.Path,
+) -> None:
+    layout, dataset = make_small_layout(4), list_blocks(str(input_folder))
+    spill = Spill(folder=str(tmp_path), fan_in=FanIn(blocks_per_file=3))
+    known = know_input(read_key_file(key_file), dataset)
+    sample = _SpillBlocksFn(layout, Secrets(key_file=str(key_file)), known, spill, 5)
+    sample.setup()
+    sample.start_bundle()
+    one, two, three, four, five = dataset.blocks
+    for wrong in ((one, two), (one, two, three, three), (two, three, four), (four,)):
+        with pytest.raises(InputError, match="loses and repeats nothing"):
+            list(sample.process(wrong))
+    assert list(sample.process((three, one, two))) == [(0, 0), (0, 1), (0, 2)]
+    assert list(sample.process((five, four))) == [(0, 3), (0, 4)]
+    path = pathlib.Path(spill_path(tmp_path, 0))
+    whole = path.read_bytes()
+    assert is_written(path)
+    for size in (len(whole) - 1, 0):
+        path.write_bytes(whole[:size])
+        assert not is_written(path)
+        list(sample.process((one, two, three)))
+        assert path.read_bytes() == whole
