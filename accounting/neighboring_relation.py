@@ -11,7 +11,7 @@ Poisson sampling, of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
 Poisson sampling and deterministic batches.  Elsewhere it is a group of two for the
-other relations; see `budget.user_epsilon`.
+other relations; see `budget.group_epsilon`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ SAME_NUMBER = "both data sets have num_examples examples, and that number is pub
 
 #: More are left to group privacy: the loss is a sum of as many terms.
 MOST_EXAMPLES_PER_USER = 50
-_GROUP = "budget.user_epsilon applies group privacy under zero-out."
+_GROUP = "budget.user_epsilon bounds it by groups, under zero-out."
 _NO_REPLACE_ONE = (
     "two real examples differ by twice the clip norm; as a group of two under "
-    "zero-out, user_epsilon with max_examples_per_user=2 bounds it"
+    "zero-out, budget.group_epsilon with group_size=2 bounds it"
 )
 
 

@@ -2,6 +2,8 @@
 
 Formal guarantees:
   - Every number of steps or examples returned was itself verified to meet the budget.
+  - Of the examples of a user the least proven epsilon is returned; of any other group,
+    as of an example and another in its place, group privacy alone.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ import math
 from collections.abc import Callable
 
 from accounting import accountant, sampler_registry
+from accounting.neighboring_relation import (
+    MOST_EXAMPLES_PER_USER,
+    REPLACE_SPECIAL,
+    is_supported,
+)
 from accounting.numerics.calibration import settled_epsilon
 from accounting.plan import DpSgdPlan, goes_through_epochs
 from accounting.trade_off import bounds
@@ -132,10 +139,10 @@ def user_epsilon(
     delta: float,
     max_examples_per_user: int,
 ) -> float:
-    """Returns an epsilon for all examples of one user, of which there are at most k.
+    """Returns the least proven epsilon for all examples of a user, who has at most k.
 
-    By group privacy: if the plan is (e, d)-private for one example, it is
-    ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
+    Where the sampler brings bounds for users, as Poisson sampling does by mixtures of
+    Gaussians, theirs; elsewhere, and for more examples than they are for, groups.
 
     Args:
       plan: How batches are made.
@@ -146,17 +153,79 @@ def user_epsilon(
     Raises:
       InputError: a value out of range.
     """
-    accountant.check_delta(delta)
     count = check_int("max_examples_per_user", max_examples_per_user, at_least=1)
+    found = math.inf
+    for size in _unit_sizes(plan, count):
+        of_unit = _epsilon_of(plan, noise_multiplier, size)
+        groups = -(-count // size)
+        # A share of delta only makes it larger.
+        if groups * of_unit(delta) < found:
+            found = min(found, _of_group(of_unit, delta, groups))
+    return found
+
+
+def group_epsilon(
+    plan: DpSgdPlan, *, noise_multiplier: float, delta: float, group_size: int
+) -> float:
+    """Returns an epsilon for data sets that some zero-outs in a row lead between.
+
+    Such are the examples of a user and, as a group of two, an example and another in
+    its place.  By group privacy: if the plan is (e, d)-private for one, it is
+    ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
+
+    Args:
+      plan: How batches are made.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      delta: Of the claim for the group, in (0, 1).
+      group_size: k, at least 1.
+
+    Raises:
+      InputError: a value out of range.
+    """
+    check_int("group_size", group_size, at_least=1)
+    return _of_group(_epsilon_of(plan, noise_multiplier, 1), delta, group_size)
+
+
+def _unit_sizes(plan: DpSgdPlan, count: int) -> tuple[int, ...]:
+    """Returns how many examples at once are asked about, in order."""
+    groups = -(-count // MOST_EXAMPLES_PER_USER)
+    size = -(-count // groups)
+    if size > 1 and is_supported(plan.sampler, REPLACE_SPECIAL, size):
+        return size, 1
+    return (1,)
+
+
+def _epsilon_of(
+    plan: DpSgdPlan, noise_multiplier: float, count: int
+) -> Callable[[float], float]:
+    """Returns a function from delta to the epsilon of so many examples."""
+    return lambda delta: (
+        accountant.epsilon(
+            plan,
+            noise_multiplier=noise_multiplier,
+            delta=delta,
+            max_examples_per_user=count,
+        ).guarantee
+    )
+
+
+def _of_group(of_unit: Callable[[float], float], delta: float, count: int) -> float:
+    """Returns the epsilon of so many units, by group privacy.
+
+    Args:
+      of_unit: From delta to the epsilon of one.
+      delta: Of the claim.
+      count: How many.
+    """
+    accountant.check_delta(delta)
+    if count == 1:
+        return of_unit(delta)
 
     def needed(epsilon: float) -> float:
         log_share = -math.log(count) if epsilon == 0 else _log_group(epsilon, count)
         if math.log(delta) + log_share < -680.0:
             return math.inf
-        share = delta * math.exp(log_share)
-        return accountant.epsilon(
-            plan, noise_multiplier=noise_multiplier, delta=share
-        ).guarantee
+        return of_unit(delta * math.exp(log_share))
 
     return count * settled_epsilon(needed, margin=1e-5, most_tries=60)
 

@@ -81,7 +81,7 @@ def test_add_or_remove_is_refused_with_a_reason(small_plan, sampler, entry):
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - REPLACED))
 def test_replace_one_is_refused_with_a_remedy(small_plan, sampler, entry):
-    with pytest.raises(InputError, match="max_examples_per_user=2"):
+    with pytest.raises(InputError, match="group_epsilon with group_size=2"):
         entry(make(small_plan, sampler), **REPLACE)
 
 
@@ -119,9 +119,7 @@ def test_published_epsilon_of_poisson_under_replace_one():
     plan = DpSgdPlan(sampler="poisson", **PUBLISHED)
     found = published_epsilon(plan, REPLACE).guarantee
     assert 2.477 < found < 2.4785
-    group = budget.user_epsilon(
-        plan, noise_multiplier=1.1, delta=1e-5, max_examples_per_user=2
-    )
+    group = budget.group_epsilon(plan, noise_multiplier=1.1, delta=1e-5, group_size=2)
     assert group == pytest.approx(3.420, abs=1e-3)
 
 
@@ -238,7 +236,7 @@ def test_a_statement_says_what_the_number_of_examples_is(
 
 def test_a_statement_of_another_relation_is_refused_where_it_is_not_proven(small_plan):
     arguments = {"noise_multiplier": 1.0, "delta": 1e-5, **REPLACE}
-    with pytest.raises(InputError, match="max_examples_per_user=2"):
+    with pytest.raises(InputError, match="group_size=2"):
         statement.privacy_statement(small_plan("balls-and-bins"), **arguments)
     mixing = Mixing(mix_width=0.2, l2_norm_clip=1.0)
     with pytest.raises(InputError, match="Mix: its theorem is proven for zero-out"):
