@@ -112,7 +112,7 @@ def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def s3_bucket() -> Iterator[str]:
     """A bucket of an S3 server in this process; a request of Beam's costs 0.1 s."""
-    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install 'dpsgd[aws]'")
+    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install '.[aws]'")
     server_module = pytest.importorskip("moto.server", reason="no moto[server]")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
