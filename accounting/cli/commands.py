@@ -28,7 +28,11 @@ from accounting.cli.number_lists import NumberList
     show_default=True,
 )
 @shared_options.max_examples_per_user(
-    "Answer for users with at most so many examples.", default=1, show_default=True
+    "Answer for users with at most so many examples; of several numbers, for each.",
+    type=NumberList(int, example="1,2,5"),
+    metavar="K1,K2,...",
+    default=(1,),
+    show_default="1",
 )
 @shared_options.truncated_batch_size(
     "Cap on the examples of a step, or the least that costs nothing."
@@ -38,7 +42,7 @@ from accounting.cli.number_lists import NumberList
     type=click.Choice(
         (
             "batch-size", "epsilon", "epochs", "delta", "noise-multiplier",
-            "num-steps", "num-examples",
+            "num-steps", "num-examples", "max-examples-per-user",
         )
     ),
     help="Vary one thing, and show where the order of two samplers flips.  Of a given "
@@ -79,6 +83,10 @@ def plan_command(**flags: Any) -> None:
     The same against the batch size, as a picture:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sweep batch-size --plot noise.png
+    The noise that users with up to 10 examples need:
+      dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
+          --epsilon 5 --delta 2.7e-8 --sampler truncated-poisson \\
+          --max-examples-per-user 1,2,5,10 --plot users.png
     """
     from accounting.cli import plan_answers  # after --help: tables, and the accountant
 

@@ -12,7 +12,7 @@ from accounting import accountant, deltas, neighboring_relation, sampler_registr
 from accounting import plan as plans
 from accounting.cli import model_mix, plan_tables, shared_options
 from accounting.planning import axes, comparison, crossovers, sweeps
-from accounting.planning.axes import TOTAL_NOISE_AXIS
+from accounting.planning.axes import TOTAL_NOISE_AXIS, USERS_AXIS
 from accounting.planning.comparison import Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Point, Sweep, SweepLine
@@ -26,6 +26,7 @@ def print_answers(flags: dict[str, Any]) -> None:
       InputError: flags that contradict each other, or a value out of range.
     """
     _check_flags(flags)
+    flags = _over_users(flags)
     question = _question(flags)
     shared_options.warn(question.delta, question.num_examples)
     plot, as_json = flags["plot"], flags["as_json"]
@@ -67,7 +68,9 @@ def _lines(
             for name in chosen
             for steps in dict.fromkeys(numbers)
         )
-    plain = tuple(SweepLine(sampler=name) for name in chosen)
+    plain = tuple(
+        line for name in chosen for line in _for_users(name, _several_counts(flags))
+    )
     # If there is none that is analysed, the first says so.
     analysed = set(sampler_registry.poisson_samplers())
     mixed = [name for name in chosen if name in analysed] or chosen[:1]
@@ -76,6 +79,35 @@ def _lines(
         for name in mixed
         for label, theorem in theorems.items()
     )
+
+
+def _several_counts(flags: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the numbers of examples of a user, if there are several; else none."""
+    counts = tuple(dict.fromkeys(flags["max_examples_per_user"]))
+    return counts if len(counts) > 1 else ()
+
+
+def _for_users(sampler: str, counts: tuple[int, ...]) -> list[SweepLine]:
+    """Returns a line for each number of examples of a user, or one for all."""
+    return [
+        SweepLine(sampler=sampler, label=f"k={count}", max_examples_per_user=count)
+        for count in counts
+    ] or [SweepLine(sampler=sampler)]
+
+
+def _over_users(flags: dict[str, Any]) -> dict[str, Any]:
+    """Returns flags that sweep over several numbers of examples, or have one."""
+    counts = _several_counts(flags)
+    if not counts or flags["sweep"] not in (None, USERS_AXIS):
+        return flags
+    if flags["values"] is not None:
+        raise InputError(
+            f"Expected no --values beside {len(counts)} values of "
+            "--max-examples-per-user, which is what varies. Omit --values."
+        )
+    values = tuple(map(float, counts))
+    swept = {"sweep": USERS_AXIS, "values": values, "max_examples_per_user": (1,)}
+    return {**flags, **swept}
 
 
 def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
@@ -109,6 +141,8 @@ def _sweep(question: Question, flags: dict[str, Any]) -> None:
             deltas.check(value, allow_large=flags["allow_large_delta"])
     holds = flags["tan"] and axis == TOTAL_NOISE_AXIS
     asked = [question if holds else axes.at(question, axis, v) for v in values]
+    counts = _several_counts(flags)
+    asked += [axes.at(question, USERS_AXIS, count) for count in counts]
     lines = _lines(asked, flags, sweeps.default_samplers())
     found = sweeps.sweep(question, axis, lines, values=values, estimates=flags["tan"])
     flips = crossovers.find(found)
@@ -169,6 +203,11 @@ def _check_flags(flags: dict[str, Any]) -> None:
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     if flags["tan"] and model_mix.theorems(flags):
         raise InputError("Expected --tan or --mix-width, not both: TAN is of DP-SGD.")
+    if flags["tan"] and _is_of_users(flags):
+        raise InputError(
+            "Expected --tan or users with several examples, not both: TAN is of one "
+            "example. Omit --max-examples-per-user."
+        )
     if flags["tan"] and flags["sweep"] == "epsilon":
         raise InputError(
             "Expected --tan beside a sweep that answers epsilon, not --sweep epsilon: "
@@ -179,6 +218,10 @@ def _check_flags(flags: dict[str, Any]) -> None:
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
             f"{flags['sweep']}: total noise is held there alone."
         )
+
+
+def _is_of_users(flags: dict[str, Any]) -> bool:
+    return flags["sweep"] == USERS_AXIS or max(flags["max_examples_per_user"]) > 1
 
 
 def _question(flags: dict[str, Any]) -> Question:
@@ -213,7 +256,10 @@ def _question(flags: dict[str, Any]) -> Question:
         holds_steps=flags["num_steps"] is not None,
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
-        max_examples_per_user=flags["max_examples_per_user"],
+        # Of several each line has its own.
+        max_examples_per_user=(
+            1 if _several_counts(flags) else flags["max_examples_per_user"][0]
+        ),
     )
 
 

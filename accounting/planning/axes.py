@@ -13,6 +13,7 @@ from typing import Any
 
 from accounting import accountant
 from accounting import plan as plans
+from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.planning.comparison import Question
 from accounting.validation import InputError, check_choice, check_float, check_int
 
@@ -91,6 +92,17 @@ def _with_noise(question: Question, value: float) -> Question:
     return dataclasses.replace(question, noise_multiplier=noise)
 
 
+def _with_count(question: Question, value: int) -> Question:
+    count = check_int(
+        "max_examples_per_user",
+        value,
+        at_least=1,
+        at_most=MOST_EXAMPLES_PER_USER,
+        remedy="Beyond, budget.user_epsilon bounds it by groups, under zero-out.",
+    )
+    return dataclasses.replace(question, max_examples_per_user=count)
+
+
 def _batch_sizes(question: Question) -> tuple[float, ...]:
     sizes = [question.expected_batch_size * 2.0**power for power in range(-4, 5)]
     most = question.num_examples / 2
@@ -121,6 +133,7 @@ def _deltas(question: Question) -> tuple[float, ...]:
 
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0, 32.0)
 _EPOCHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+_COUNTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
 #: Across the privacy wall.
 _NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
 
@@ -177,9 +190,18 @@ AXES = {
         change=_with_examples,
         read=lambda question: question.num_examples,
     ),
+    "max-examples-per-user": Axis(
+        label="examples of a user at most",
+        whole=True,
+        defaults=lambda question: _COUNTS,
+        change=_with_count,
+        read=lambda question: question.max_examples_per_user,
+    ),
 }
 #: The axis along which total noise can be held.
 TOTAL_NOISE_AXIS = "noise-multiplier"
+#: The axis along which the unit of privacy changes.
+USERS_AXIS = "max-examples-per-user"
 
 
 def at(question: Question, axis: str, value: float) -> Question:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, sampler_registry
 from accounting import plan as plans
-from accounting.neighboring_relation import REPLACE_SPECIAL, check_relation
+from accounting.neighboring_relation import REPLACE_SPECIAL, brought
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 
@@ -247,11 +247,12 @@ def checked_plan(question: Question, line: Line) -> DpSgdPlan:
     Raises:
       InputError: as for `answer`.
     """
-    check_relation(line.sampler, question.neighboring_relation)
+    if line.theorem is not None:
+        _check_unit(question, line.theorem)
+    brought(line.sampler, question.neighboring_relation, question.max_examples_per_user)
     plan = question.plan(line.sampler)
     plans.check_epochs(plan)
     if line.theorem is not None:
-        _check_unit(question, line.theorem)
         line.theorem.check_plan(plan)
     return plan
 

@@ -60,9 +60,13 @@ def find(sweep: Sweep) -> list[Crossover]:
 
 
 def _differ_in_sampler(first: SweepLine, second: SweepLine) -> bool:
-    if first.sampler == second.sampler or first.theorem != second.theorem:
+    if first.sampler == second.sampler:
         return False
-    return first.total_noise_steps == second.total_noise_steps
+    return _all_but_sampler(first) == _all_but_sampler(second)
+
+
+def _all_but_sampler(line: SweepLine) -> tuple[Any, ...]:
+    return line.theorem, line.total_noise_steps, line.max_examples_per_user
 
 
 def _orders(first: tuple[Point, ...], second: tuple[Point, ...]) -> list[int | None]:

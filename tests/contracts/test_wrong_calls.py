@@ -325,6 +325,13 @@ PLAN = [
         "steps_per_epoch=7 to be 100", "- --num-steps + --epochs 1"),
     number("--relation", "nosuch", "'nosuch' is not one of", "replace_special"),
     number("--max-examples-per-user", "51", "max_examples_per_user=51 <= 50", "50"),
+    number("--max-examples-per-user", "1,51", "max_examples_per_user=51 <= 50", "1,2"),
+    number("--max-examples-per-user", "x", "'x' is no list of integers", "1,2"),
+    row("--max-examples-per-user 1,2 --sweep max-examples-per-user --values 3",
+        "no --values beside 2 values of --max-examples-per-user", "- --values"),
+    row("- --epsilon --sampler + --noise-multiplier 2 --tan --sweep epochs "
+        "--max-examples-per-user 2", "--tan or users with several examples, not both",
+        "- --max-examples-per-user"),
     row("--relation add_or_remove_one", "to be 'REPLACE_SPECIAL'",
         "--relation REPLACE_SPECIAL"),
     row("--truncated-batch-size 50", "no truncated_batch_size=50 beside --sampler",

@@ -136,6 +136,27 @@ def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
     assert found[0] > 1e-5 >= found[1] * (1 - 1e-6)
 
 
+def test_several_numbers_of_examples_of_a_user_are_a_sweep_or_its_lines(tmp_path):
+    base = [*QUESTION, "--sampler", "deterministic", "--max-examples-per-user", "1,2,5"]
+    picture = tmp_path / "a.svg"
+    found = json.loads(run(*base, "--json", "--plot", str(picture)))
+    assert found["sweep"] == "max-examples-per-user"
+    assert "examples of a user at most" in picture.read_text()
+    noise = [
+        (point["value"], point["noise_multiplier"]["sufficient"])
+        for point in found["lines"][0]["points"]
+    ]
+    one = noise[0][1]
+    assert noise == [(k, pytest.approx(k * one, rel=1e-6)) for k in (1, 2, 5)]
+    swept = json.loads(run(*base, "--json", "--sweep", "epsilon", "--values", "2"))
+    assert [
+        (line["name"], line["points"][0]["noise_multiplier"]["sufficient"])
+        for line in swept["lines"]
+    ] == [(f"deterministic, k={k}", pytest.approx(value)) for k, value in noise]
+    # What is proven for no user is left out.
+    assert "shuffle" not in run(*SMALL, "--max-examples-per-user", "1,2")
+
+
 def test_mixing_is_shown_beside_dp_sgd():
     flags = [
         "--mix-width",

@@ -39,6 +39,8 @@ DETERMINISTIC = (SweepLine(sampler="deterministic"),)
         ("batch-size", (100.0, 20_000.0)),
         ("num-examples", (10_000.0, 50.0)),
         ("num-steps", (100.0, 150.0)),
+        ("max-examples-per-user", (1.0, 51.0)),
+        ("max-examples-per-user", (1.0, 2.5)),
         ("batch-size", ()),
         ("nosuch", (1.0,)),
     ],
@@ -51,6 +53,28 @@ def test_every_value_is_checked_and_every_plan_made_before_anything_is_answered(
     with pytest.raises(InputError):
         sweeps.sweep(QUESTION, axis, DETERMINISTIC, values=values)
     assert not started
+
+
+def test_users_are_refused_before_anything_is_answered_where_nothing_is_proven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(sweeps, "answer_for", lambda *each: started.append(each))
+    line = SweepLine(sampler="dynamic-shuffle")
+    with pytest.raises(InputError, match="max_examples_per_user=2 to be 1 for sampler"):
+        sweeps.sweep(QUESTION, "max-examples-per-user", (line,), values=(1.0, 2.0))
+    assert not started
+
+
+def test_a_line_of_users_asks_about_them() -> None:
+    line = SweepLine(sampler="deterministic", max_examples_per_user=3)
+    swept = sweeps.sweep(QUESTION, "epsilon", (line, *DETERMINISTIC), values=(2.0,))
+    users, one = (points[0].answer.proven for points in swept.points)
+    assert users is not None
+    assert one is not None
+    # Of a fixed order the examples of a user are in one sum.
+    assert users == pytest.approx(3 * one, rel=1e-6)
+    assert "users" not in swept.title
 
 
 def eta_of(question: Question) -> float:
