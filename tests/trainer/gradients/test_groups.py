@@ -160,6 +160,34 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
         assert_close(arrays(found), wanted)
 
 
+def test_microbatches_of_tf_privacy_are_users_with_equally_many_rows() -> None:
+    """Its Keras optimizer clips the gradient of the mean loss of each microbatch."""
+    optimizers = pytest.importorskip(
+        "tensorflow_privacy.privacy.optimizers.dp_optimizer_keras"
+    )
+    model = grouped(both_inputs, weighted=True)
+    columns, weight = data_of(model, padding=0)
+    rows = make_rows(NUM * SIZE, seed=3)
+    columns["integers"] = np.nan_to_num(rows["integers"]).reshape(NUM, SIZE, -1)
+    columns["label"] = rows["label"].reshape(NUM, SIZE)
+    columns["row_weight"] = np.ones((NUM, SIZE), "f4")
+    columns = {name: tf.constant(values) for name, values in columns.items()}
+    clip = float(np.median([norm_of(each) for each in gradients_of(model, columns)]))
+    optimizer = optimizers.DPKerasSGDOptimizer(
+        l2_norm_clip=clip, noise_multiplier=0.0, num_microbatches=NUM, learning_rate=1.0
+    )
+    flat = {
+        name: tf.reshape(values, (NUM * SIZE, *values.shape[2:]))
+        for name, values in columns.items()
+    }
+    with tf.GradientTape(persistent=True) as tape:
+        losses = model.of_row.losses(flat)
+    pairs = optimizer._compute_gradients(losses, model.variables, tape=tape)
+    gradient_sum = clipping.clipped_sum(model, l2_norm_clip=clip)
+    found = arrays(gradient_sum(columns, weight))
+    assert_close(found, [NUM * array for array in arrays([g for g, _ in pairs])])
+
+
 def test_a_clip_of_each_view_is_not_the_clip_of_their_mean() -> None:
     model = grouped(both_inputs)
     columns, weight = data_of(model)
