@@ -1,12 +1,10 @@
-"""Who may import what, and that looking something up stays fast."""
+"""Who may import what: who looks something up waits for no heavy library."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -155,29 +153,10 @@ def test_plan_and_account_load_no_framework(
     assert not names & FRAMEWORKS
 
 
-@pytest.mark.parametrize("command", ["plan", "account"])
-def test_plan_and_account_start_in_under_three_seconds(
-    root: pathlib.Path, command: str
-) -> None:
-    """Processor time, so that a busy machine does not fail it; measured: 0.3 s."""
-    before = os.times()
-    start = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "dpsgd", command, "--help"],
-        cwd=root,
-        capture_output=True,
-        check=True,
-    )
-    after = os.times()
-    used = after.children_user + after.children_system
-    used -= before.children_user + before.children_system
-    assert used < 3 or time.monotonic() - start < 3
-
-
 def test_the_import_contracts_hold(root: pathlib.Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c"
-         "; c(standalone_mode=True)"],
+         "; c(standalone_mode=True)", "--no-cache"],  # which two runs would share
         cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout

