@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,30 +21,51 @@ from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
 from tests.pipelines.conftest import run_command, write_table
 
+#: ``dpsgd``, whose workers wait after their first block until the job is cancelled:
+#: it cannot end before it gets the signal, whichever process is slow.
+_WAITING = """
+import os, threading
+import dpsgd
+from pipelines.job import poisson_batching, transforms
+
+cancel, write_spill = poisson_batching._cancel, transforms.write_spill
+cancelled = threading.Event()
+
+def cancel_and_go_on(jobs):
+    cancel(jobs)
+    cancelled.set()
+
+def write_and_wait(*arguments, **options):
+    write_spill(*arguments, **options)
+    os.write(1, b"written\\n")  # of several threads, each whole
+    cancelled.wait()
+
+poisson_batching._cancel = cancel_and_go_on
+transforms.write_spill = write_and_wait
+dpsgd.main()
+"""
+
 
 @pytest.fixture
 def started(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> Iterator[tuple[list[str], pathlib.Path, subprocess.Popen[str]]]:
-    """A job of a few seconds, once it has written its first spill file."""
-    (tmp_path / "input").mkdir()
-    for number in range(40):
-        path = tmp_path / "input" / f"{number:02d}.parquet"
-        write_table(path, number * 20_000, 20_000, 10_000)
-    command = [
-        sys.executable, "-m", "dpsgd", "batches", "--input", str(tmp_path / "input"),
-        "--out", str(tmp_path / "o"), "--batch-size", "100", "--epochs", "2",
+    """A job of twenty blocks, once it has written its first spill file."""
+    write_table(tmp_path / "rows.parquet", 0, 2000, 100)
+    arguments = [
+        "batches", f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}",
+        "--batch-size=100", "--epochs=2",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("o/private/spill/*/block-*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # polling, with a deadline
-    yield command, tmp_path / "o", process
-    process.kill()
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITING, *arguments],
+        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        assert first == "written\n", first or process.stderr.read()
+        yield [sys.executable, "-m", "dpsgd", *arguments], tmp_path / "o", process
+        process.kill()
 
 
 @pytest.mark.slow
@@ -59,7 +80,7 @@ def test_a_signal_is_one_line_and_the_same_command_goes_on(
 ) -> None:
     command, out, process = started
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
     assert "error: Stopped by a signal. Give the same command again" in errors
@@ -127,11 +148,10 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
 ) -> None:
     with progress_bars.Bars(["steps"]) as bars:
         bars.set_total("steps", 3)
-        bars.advance("steps", 1)
-        monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 0.0)
-        bars.advance("steps", 1)
-        monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 15.0)
-        bars.advance("steps", 1)
+        # A test may pause for longer than there is between two lines.
+        for seconds in (math.inf, 0.0, math.inf):
+            monkeypatch.setattr(progress_bars, "_LINE_SECONDS", seconds)
+            bars.advance("steps", 1)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == ["steps: 2 of 3", "steps: 3 of 3"]
 
@@ -141,8 +161,12 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     [("dynamic-shuffle", 12), ("persistent-shuffle", 4), ("poisson", None)],
 )
 def test_the_search_for_the_order_of_a_shuffle_shows_its_progress(
-    sampler: str, total: int | None, tmp_path: pathlib.Path
+    sampler: str,
+    total: int | None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(progress_bars, "_LINE_SECONDS", math.inf)  # at the end alone
     write_table(tmp_path / "rows.parquet", 0, 1000, 500)
     arguments = [
         f"--input={tmp_path}", f"--out={tmp_path / 'out'}", "--batch-size=100",

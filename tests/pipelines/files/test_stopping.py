@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import apache_beam as beam
@@ -18,6 +16,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines.files.stopping import StoppedError, on_signals, stoppable
 from pipelines.job import poisson_batching, progress
+from pipelines.tables.synthetic import SynthOptions, write_synth
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -101,12 +100,12 @@ class Engine:
     def run(self) -> Engine:
         self._enter("run")
         if self._signal_in == "run":
-            self.told.wait(60)  # it takes the job after all
+            self.told.wait(600)  # it takes the job after all
         return self
 
     def wait_until_finish(self) -> None:
         self._enter("wait_until_finish")
-        assert self._end.wait(60)
+        assert self._end.wait(600)
         raise RuntimeError("CANCELLED")
 
     def cancel(self) -> None:
@@ -145,7 +144,7 @@ def long_block(number: int) -> Iterator[int]:
     assert threading.current_thread() is not threading.main_thread()
     this._BEGUN.append(number)
     os.kill(os.getpid(), number)
-    assert this._ENDING.wait(60)
+    assert this._ENDING.wait(600)
     progress.advance("blocks")
     yield number
 
@@ -166,26 +165,25 @@ def test_a_signal_ends_beams_local_runner_at_its_next_block(
     assert [number] == _BEGUN
 
 
-def start(root: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "dpsgd", *arguments]
-    return subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+#: ``dpsgd``, which gets a signal once there is a file in a hidden folder: from itself,
+#: since another process might be too late.
+_SIGNALLED = """
+import os, pathlib, sys
+import dpsgd
+from pipelines.files.progress_bars import Bars
 
+number, folder = int(sys.argv.pop(1)), pathlib.Path(sys.argv.pop(1))
+update, sent = Bars.update, []
 
-def wait_for_staged_bytes(folder: pathlib.Path, process: subprocess.Popen[str]) -> None:
-    """Returns once something is written to a hidden folder in ``folder``."""
-    deadline = time.monotonic() + 120
+def update_and_signal(bars, *progress):
+    update(bars, *progress)
+    if not sent and any(path.is_file() for path in folder.glob(".*/**/*")):
+        sent.append(number)
+        os.kill(os.getpid(), number)
 
-    def written() -> bool:
-        # The empty folders that try whether there can be one come and go.
-        with contextlib.suppress(FileNotFoundError):
-            return any(path.is_file() for path in folder.glob(".*/**/*"))
-        return False
-
-    while not written():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
+Bars.update = update_and_signal
+dpsgd.main()
+"""
 
 
 @pytest.mark.slow
@@ -194,22 +192,19 @@ def wait_for_staged_bytes(folder: pathlib.Path, process: subprocess.Popen[str]) 
 def test_stopped_data_commands_leave_nothing(
     root: pathlib.Path, tmp_path: pathlib.Path, number: int, command: str
 ) -> None:
+    source = ["--rows=40000"]
     if command == "prepare":
-        rows = start(root, "synth", "--rows=40000", f"--out={tmp_path / 'raw'}")
-        assert rows.wait(120) == 0
-        line = (tmp_path / "raw" / "part-00000.txt").read_bytes()
-        (tmp_path / "long.txt").write_bytes(line * 10)
-        source = [f"--input={tmp_path / 'long.txt'}", "--row-group-rows=10000"]
-    else:
-        source = ["--rows=4000000"]
+        write_synth(tmp_path / "raw", SynthOptions(num_rows=20_000))
+        source = [f"--input={tmp_path / 'raw'}", "--row-group-rows=1000"]
     folder = tmp_path / "place"
     folder.mkdir()
-    process = start(root, command, *source, f"--out={folder / 'out'}")
-    wait_for_staged_bytes(folder, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    last = errors.splitlines()[-1]
+    done = subprocess.run(
+        [sys.executable, "-c", _SIGNALLED, str(number), str(folder), command, *source,
+         f"--out={folder / 'out'}"],
+        cwd=root, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 128 + number, done.stderr
+    last = done.stderr.splitlines()[-1]
     assert last == "error: Stopped by a signal. Give the same command again."
-    assert "Traceback" not in errors
+    assert "Traceback" not in done.stderr
     assert not list(folder.iterdir())

@@ -269,7 +269,7 @@ def test_a_killed_job_is_finished_by_the_same_command(
         process = subprocess.Popen(
             command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(list(out.glob("*.tfrecord"))) < least and process.poll() is None:
             assert time.monotonic() < deadline
         process.send_signal(signal.SIGKILL)
@@ -284,7 +284,8 @@ def test_a_killed_job_is_finished_by_the_same_command(
         # A file under its final name is complete, killed or not.
         for path in out.glob("*.tfrecord"):
             assert path.read_bytes() == (whole / path.name).read_bytes()
-    if not (out / "manifest.json").exists():
+    # The last kill may have come at any moment of the end, or after it.
+    if not (out / "manifest.json").exists() or (out / "private" / "job.json").exists():
         write_batches(dataset=dataset, layout=layout, out=out, key_file=key_file)
     assert contents(out) == contents(whole)
     assert sorted(os.listdir(out / "private")) == ["checksums.json"]

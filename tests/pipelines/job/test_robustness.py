@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -308,7 +307,7 @@ def test_death_between_changes_of_the_disk_is_mended_by_the_same_command(
         command = [sys.executable, "-c", _DIE, str(input_folder), str(folder)]
         result = subprocess.run(
             [*command, "dynamic-shuffle", *map(str, numbers)],
-            cwd=root, capture_output=True, text=True, check=False, timeout=300,
+            cwd=root, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
@@ -373,26 +372,49 @@ class Seen:
 
 _GROUPS = 17  # of 136 steps: eight in each range
 
+#: ``dpsgd``, which kills itself, since another process might be too late: some seconds
+#: after a number of files got their final names, or never.
 _COMMAND = """
-import os, sys
+import os, signal, sys, threading
 quiet = os.open(os.devnull, os.O_WRONLY)
 os.dup2(quiet, 1), os.dup2(quiet, 2)
 sys.argv = ["dpsgd", *arguments]
 import dpsgd
+
+def kill_soon():
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+def count(event, names):
+    global files
+    if event == "os.rename" and os.path.basename(names[1]).startswith(kinds):
+        files -= 1
+        if files == 0:
+            kill_soon()
+
+kinds = ("batches-", "block-")
+if files is not None:
+    sys.addaudithook(count)
+    if files <= 0:
+        kill_soon()
 dpsgd.main()
 """
 
+Start = Callable[..., multiprocessing.context.ForkServerProcess]
+
 
 @pytest.fixture(scope="module")
-def start() -> Callable[[list[str]], multiprocessing.context.ForkServerProcess]:
-    """Starts ``dpsgd`` in a process of its own, forked from one that loaded Beam."""
+def start() -> Start:
+    """``start(arguments, files=, seconds=)``, forked where Beam is loaded."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pipelines.cli.batch_job"])
 
-    def start(arguments: list[str]) -> multiprocessing.context.ForkServerProcess:
-        process = context.Process(
-            target=exec, args=(_COMMAND, {"arguments": arguments})
-        )
+    def start(
+        arguments: list[str], *, files: int | None = None, seconds: float = 0.0
+    ) -> multiprocessing.context.ForkServerProcess:
+        told = {"arguments": arguments, "files": files, "seconds": seconds}
+        process = context.Process(target=exec, args=(_COMMAND, told))
         process.start()
         return process
 
@@ -401,9 +423,7 @@ def start() -> Callable[[list[str]], multiprocessing.context.ForkServerProcess]:
 
 @pytest.mark.thorough
 def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
-    tmp_path: pathlib.Path,
-    key_file: pathlib.Path,
-    start: Callable[[list[str]], multiprocessing.context.ForkServerProcess],
+    tmp_path: pathlib.Path, key_file: pathlib.Path, start: Start
 ) -> None:
     """Twelve kills of ``dpsgd batches``, in its map, its reduce and its start."""
     source, out = tmp_path / "input", tmp_path / "o"
@@ -427,12 +447,10 @@ def test_a_job_killed_at_random_points_gives_the_bytes_of_an_undisturbed_one(
     # 60 blocks, then 17 files.
     targets = [0, *sorted(draw.sample(range(1, 77), 11))]
     for target in targets:
-        process = start(command(out))
-        while process.is_alive() and (seen.progress < target or not out.exists()):
+        seconds = draw.random() * 0.01
+        process = start(command(out), files=target - seen.progress, seconds=seconds)
+        while process.is_alive():
             seen.look()
-        time.sleep(draw.random() * 0.01)
-        process.kill()
-        process.join()
         seen.look()
         killed_at.append(seen.progress)
     assert len(set(killed_at)) > 4, killed_at
