@@ -1,14 +1,9 @@
-"""The published setting that many tests share, and how hypothesis runs."""
+"""The published setting that many tests share."""
 
 import pytest
-from hypothesis import settings
 
 from accounting.plan import DpSgdPlan
 from tests.accounting import published
-
-# The machines that run this are shared: a slow example is not a failure.
-settings.register_profile("accounting", deadline=None, derandomize=True)
-settings.load_profile("accounting")
 
 
 @pytest.fixture(scope="session")

@@ -175,7 +175,7 @@ names = st.text(
 @settings(
     max_examples=30,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     st.lists(names, min_size=2, max_size=5, unique=True), st.lists(names, max_size=3)
