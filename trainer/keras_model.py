@@ -338,11 +338,16 @@ class PrivateModel(keras.Model):
         """Makes the step of the compiled optimizer and of a loss, weighted or not."""
         manifest = self._session.manifest
         trained = models.make_trained(trainable, manifest, self._views)
+        session, plan = self._session, manifest.plan
+        gradient_sum, grid = registry.sum_on_grid(
+            trained, session.settings, plan, session.noise_multiplier
+        )
         step = Step(
             trainable.variables,
-            registry.gradient_sum(trained, self._session.settings),
+            gradient_sum,
             self.optimizer,
-            expected_batch_size=self._session.manifest.plan.expected_batch_size,
+            expected_batch_size=plan.expected_batch_size,
+            grid=grid,
             autograph=trainable.needs_autograph,
         )
         num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)

@@ -43,6 +43,7 @@ from trainer.export.export import check_export, export
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
+from trainer.gradients.grid import Grid
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import lazy_tables, registry
 from trainer.methods.base import Hooks
@@ -139,7 +140,9 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         manifest=checked.manifest,
         checkpoint_every=checked.request.checkpoint_every,
     )
-    gradient_sum = registry.gradient_sum(trained, settings)
+    gradient_sum, grid = registry.sum_on_grid(
+        trained, settings, checked.manifest.plan, checked.noise_multiplier
+    )
     if settings.model != DEFAULT_MODEL:  # whose export is tested
         check_export(model, models.manifest_of(model, checked.manifest))
     reporter.say(_describe(checked, model))
@@ -149,8 +152,8 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
         path = registry.choose_path(trained, settings)
         reporter.say(f"per-example gradients: {path}")
     training = _Training(
-        checked, model, trained, evaluator, optimizer, hooks, gradient_sum, tables,
-        reporter,
+        checked, model, trained, evaluator, optimizer, hooks, gradient_sum, grid,
+        tables, reporter,
     )  # fmt: skip
     with training.session.recorded(), _stop_signals() as stop:
         training.run_steps(stop)
@@ -234,6 +237,7 @@ class _Training:
         optimizer: Any,
         hooks: Hooks,
         gradient_sum: GradientSum,
+        grid: Grid | None,
         tables: lazy_tables.Choice,
         reporter: Reporter,
     ) -> None:
@@ -264,7 +268,7 @@ class _Training:
             kept_steps=kept_steps,
             num_steps=self._plan.num_steps,
         )
-        step = self._make_step(gradient_sum)
+        step = self._make_step(gradient_sum, grid)
         self._averages = TrainingAverages(model.variables, self._settings)
         run_key = self._identify(step, tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
@@ -275,12 +279,13 @@ class _Training:
         self._iterates.recover(self._done)
         self._bias = self._clipping_bias(gradient_sum)
 
-    def _make_step(self, gradient_sum: GradientSum) -> Step:
+    def _make_step(self, gradient_sum: GradientSum, grid: Grid | None) -> Step:
         step = Step(
             self._model.variables,
             gradient_sum,
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
+            grid=grid,
             lazy=self._lazy,
             autograph=self._model.needs_autograph,
         )

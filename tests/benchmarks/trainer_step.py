@@ -42,6 +42,7 @@ from pipelines.sampling.keys import insecure_key  # noqa: E402
 from tests.trainer.zoo import registry_sum  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
 from trainer.gradients.dp_step import Step  # noqa: E402
+from trainer.gradients.grid import make  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
 from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
 from trainer.methods import bam, lazy_tables  # noqa: E402
@@ -119,14 +120,14 @@ class Private:
 
     Args:
       setting: The batches and the model.
-      make_sum: Model -> gradient sum.
+      make_sum: Model, clip -> gradient sum.
       noise: The setting of `dpsgd train --embedding-noise`.
     """
 
     def __init__(
         self,
         setting: Setting,
-        make_sum: Callable[[TrainableModel], clipping.GradientSum],
+        make_sum: Callable[[TrainableModel, float], clipping.GradientSum],
         noise: str = TrainSettings.embedding_noise,
     ) -> None:
         self._num_steps = setting.num_steps
@@ -143,9 +144,13 @@ class Private:
             chosen.reads, physical_batch_size=BATCH, expected_batch_size=BATCH
         )
         self._flush_every = chosen.flush_every
+        grid = make(
+            l2_norm_clip=1.0, noise_multiplier=1.0, most_examples=BATCH,
+            num_values=sum(int(np.prod(v.shape)) for v in self._model.variables),
+        )  # fmt: skip
         self._step = Step(
-            self._model.variables, make_sum(self._model), optimizer,
-            expected_batch_size=BATCH, lazy=self._lazy,
+            self._model.variables, make_sum(self._model, grid.clip), optimizer,
+            expected_batch_size=BATCH, grid=grid, lazy=self._lazy,
         )  # fmt: skip
         self.extra: Seconds = {"wall": 0.0, "processor": 0.0}
 
@@ -154,7 +159,7 @@ class Private:
         """Gives the function that trains on one batch; then flushes."""
         with NoiseStream(
             KEY, steps=range(self._num_steps), shapes=self._step.shapes,
-            noise_stddev=1.0,
+            noise_stddev=1.0, units=self._step.units,
         ) as noise:  # fmt: skip
             draws = iter(noise)
 
@@ -172,16 +177,16 @@ class Private:
             self.extra = {k: v / self._flush_every for k, v in spent.items()}
 
 
-def _dp_sgd(model: TrainableModel) -> clipping.GradientSum:
-    return clipping.clipped_sum(model, l2_norm_clip=1.0)
+def _dp_sgd(model: TrainableModel, clip: float) -> clipping.GradientSum:
+    return clipping.clipped_sum(model, l2_norm_clip=clip)
 
 
-def _bam(model: TrainableModel) -> clipping.GradientSum:
-    return bam.bam_sum(model, l2_norm_clip=1.0, radius=0.02)
+def _bam(model: TrainableModel, clip: float) -> clipping.GradientSum:
+    return bam.bam_sum(model, l2_norm_clip=clip, radius=0.02)
 
 
-def _registry(model: TrainableModel) -> clipping.GradientSum:
-    return registry_sum(model, 1.0)
+def _registry(model: TrainableModel, clip: float) -> clipping.GradientSum:
+    return registry_sum(model, clip)
 
 
 #: Name of a way to train -> what makes it.

@@ -59,9 +59,11 @@ from pipelines.sampling.samplers import BlockRows
 from pipelines.sampling.shuffle import first_positions
 from trainer.gradients import noise
 
-#: Values of a chunk of trials: 64 MiB of float32.
+#: Values of a chunk of trials: 128 MiB of noise at most.
 _CHUNK_VALUES = 1 << 24
 _MOST_CHUNK = 1 << 14
+#: Of the grid on which noise is added, as that of a run whose clip is 1.
+_UNIT = 2.0**-30
 
 
 def worst_case(plan: DpSgdPlan) -> Case:
@@ -175,8 +177,8 @@ def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.nd
     shapes = [(sums.shape[1],)]
 
     def observe(step: int) -> np.ndarray:
-        (drawn,) = noise.step_noise(noise_key, step, shapes, noise_multiplier)
-        return sums[step] + drawn.astype(np.float64)
+        (drawn,) = noise.step_noise(noise_key, step, shapes, noise_multiplier, [_UNIT])
+        return sums[step] + drawn * _UNIT
 
     return score(
         case.plan,

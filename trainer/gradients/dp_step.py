@@ -1,13 +1,17 @@
-"""One step of DP-SGD over any number of physical batches.
+"""One step of DP-SGD over any number of physical batches, on any number of workers.
 
     theta <- optimizer(theta, (1 / b) * (noise + sum of clipped gradients))
 
-A step of one physical batch is one call of TensorFlow.  In a step of several the sums
-start at the noise and every batch adds to them: so noise is added once by construction,
-however many batches a step has, and also when all of its rows are padding.
+Every worker puts the clipped sums of its physical batches on a public grid of integers
+(see ``grid``) and adds them, from its share of the noise on; one exact sum over the
+workers gives all of them the same integers, and so the same update.  The noise enters
+once by construction, however many batches a step has and whoever takes them, also when
+all of its rows are padding.  A step of one physical batch on one worker is one call of
+TensorFlow, of the same operations.
 
 Tables with lazy noise (see ``lazy_noise``) get their noise before their rows are read,
-and their gradients as rows: no step touches the rest of them.
+and their gradients as rows, in float32: no step touches the rest of them, and one
+worker has to see all of their rows.
 
 Formal guarantees:
   - The noise enters exactly once per step.
@@ -16,6 +20,8 @@ Formal guarantees:
     a model whose variables are all lazy tables.
   - Batches of a step may arrive in any split; only the sum of their gradients counts,
     and all of them see the weights from before the step.
+  - With a grid, and without lazy tables, the weights are the same bits for any order of
+    the batches and any number of workers, also where some have no batch of a step.
   - Memory does not depend on the number of batches of a step.
   - After the first step of one batch, and the first of several, nothing is compiled.
 
@@ -34,11 +40,13 @@ from typing import Any
 
 import numpy as np
 
-from accounting.validation import check_int
+from accounting.validation import InputError, check_int
 from trainer.gradients.clipping import GradientSum
+from trainer.gradients.grid import Grid
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
 from trainer.tf_compat import tf
+from trainer.workers.base import Alone, Workers
 
 
 class Step:
@@ -46,11 +54,17 @@ class Step:
 
     Args:
       variables: The trainable variables.
-      gradient_sum: From ``clipping``; its outputs match ``variables``.
+      gradient_sum: From ``clipping``; its outputs match ``variables``.  With a grid it
+        clips to the grid's norm.
       optimizer: Any Keras optimizer; plain SGD with lazy noise.
       expected_batch_size: The plan's constant divisor.
+      grid: Of a private run; None for sums in float32.
       lazy: The tables with lazy noise; None for none.
+      workers: Who take the step together.
       autograph: Whether ``gradient_sum`` needs AutoGraph; compiling takes longer then.
+
+    Raises:
+      InputError: several workers, and no grid or lazy tables.
     """
 
     def __init__(
@@ -60,14 +74,19 @@ class Step:
         optimizer: Any,
         *,
         expected_batch_size: int,
+        grid: Grid | None = None,
         lazy: LazyNoise | None = None,
+        workers: Workers | None = None,
         autograph: bool = False,
     ) -> None:
         check_int("expected_batch_size", expected_batch_size, at_least=1)
+        self.workers: Workers = workers or Alone()
+        _check_workers(self.workers, grid, lazy)
         self._variables = list(variables)
         self._gradient_sum = gradient_sum
         self._optimizer = optimizer
         self._divisor = float(expected_batch_size)
+        self._grid = grid
         self._lazy = lazy
         references = [variable.ref() for variable in self._variables]
         tables = lazy.tables if lazy is not None else ()
@@ -93,6 +112,13 @@ class Step:
         return shapes
 
     @property
+    def units(self) -> list[float | None]:
+        """Of the noise for each variable, the distance of the points of its grid."""
+        unit = self._grid.unit if self._grid is not None else None
+        lazy = set(self._table_indexes)
+        return [None if i in lazy else unit for i in range(len(self._variables))]
+
+    @property
     def num_traces(self) -> int:
         """How often TensorFlow has compiled a part of the step."""
         functions = (self._whole, self._add, self._close)
@@ -105,7 +131,10 @@ class Step:
           columns: ``tf.TensorSpec`` of the columns of a physical batch.
           weight: That of its weights.
         """
-        noise = [tf.TensorSpec(shape, tf.float32) for shape in self.shapes]
+        noise = [
+            tf.TensorSpec(shape, tf.float32 if unit is None else tf.int64)
+            for shape, unit in zip(self.shapes, self.units, strict=True)
+        ]
         return self._whole.get_concrete_function(dict(columns), weight, noise)
 
     def begin(
@@ -114,7 +143,8 @@ class Step:
         """Starts a step with its noise.  Sensitive.
 
         Args:
-          noise: An array of ``shapes`` for each variable.
+          noise: An array of ``shapes`` for each variable, float32, or int64 in
+            ``units``; of several workers, this one's share.
           later: Where lazy tables get the noise of further physical batches from.
         """
         self._noise, self._later = list(noise), later
@@ -135,25 +165,42 @@ class Step:
 
     def finish(self) -> None:
         """Updates the variables."""
-        if self._held is not None and not self._num_added:
+        alone = self.workers.count == 1
+        if alone and self._held is not None and not self._num_added:
             self._whole(*self._held, self._noise)
         else:
             self._add_held()
+            if not alone:
+                self._sum_over_workers()
             self._close()
         self._held = None
 
     def _add_held(self) -> None:
         if not self._totals:
-            self._totals = [
-                (_RowsTotal if i in self._table_indexes else _DenseTotal)(variable)
-                for i, variable in enumerate(self._variables)
-            ]
+            self._totals = [self._make_total(i) for i in range(len(self._variables))]
         if not self._num_added:
             for total, noise in zip(self._totals, self._noise, strict=True):
                 total.start(noise)
         if self._held is not None:
             self._add(*self._held, self._rows_noise(self._num_added))
             self._num_added += 1
+
+    def _make_total(self, index: int) -> _DenseTotal | _RowsTotal:
+        variable = self._variables[index]
+        if index in self._table_indexes:
+            return _RowsTotal(variable)
+        return _DenseTotal(variable, variable.dtype if self._grid is None else tf.int64)
+
+    def _sum_over_workers(self) -> None:
+        """Puts the sums of all workers in the place of this one's."""
+        mine = [total.take().numpy() for total in self._totals]
+        # One vector: every exchange has its own cost.
+        flat = self.workers.sum(np.concatenate([one.ravel() for one in mine]))
+        ends = np.cumsum([one.size for one in mine])[:-1]
+        for total, one, part in zip(
+            self._totals, mine, np.split(flat, ends), strict=True
+        ):
+            total.start(part.reshape(one.shape))
 
     def _rows_noise(self, part: int) -> list[np.ndarray]:
         """Returns the noise for what one batch reads of the lazy tables."""
@@ -170,32 +217,36 @@ class Step:
 
     def _run(self, columns: Mapping[str, Any], weight: Any, noise: list[Any]) -> None:
         rows_noise = [noise[i] for i in self._table_indexes]
-        gradients = self._gradients(columns, weight, rows_noise)
+        sums = self._sums(columns, weight, rows_noise)
         for i in self._dense_indexes:
-            gradients[i] = _plus(noise[i], gradients[i])
-        self._apply(gradients)
+            sums[i] = _plus(noise[i], sums[i])
+        self._apply(sums)
 
     def _accumulate(
         self, columns: Mapping[str, Any], weight: Any, rows_noise: list[Any]
     ) -> None:
-        gradients = self._gradients(columns, weight, rows_noise)
-        for total, gradient in zip(self._totals, gradients, strict=True):
+        sums = self._sums(columns, weight, rows_noise)
+        for total, gradient in zip(self._totals, sums, strict=True):
             total.add(gradient)
 
     def _apply_sums(self) -> None:
         self._apply([total.take() for total in self._totals])
 
-    def _gradients(
+    def _sums(
         self, columns: Mapping[str, Any], weight: Any, rows_noise: list[Any]
     ) -> list[Any]:
+        """Returns the clipped sums of a physical batch, those with a grid on it."""
         if self._lazy is not None:
             self._lazy.complete_read(columns, weight, rows_noise)
-        return list(self._gradient_sum(columns, weight))
+        sums = list(self._gradient_sum(columns, weight))
+        if self._grid is not None:
+            for i in self._dense_indexes:
+                sums[i] = self._grid.on(sums[i])
+        return sums
 
-    def _apply(self, gradients: list[Any]) -> None:
+    def _apply(self, sums: list[Any]) -> None:
         updates = [
-            (gradients[i] / self._divisor, self._variables[i])
-            for i in self._dense_indexes
+            (self._mean(sums[i]), self._variables[i]) for i in self._dense_indexes
         ]
         self._optimizer.apply_gradients(updates)
         if self._lazy is None:
@@ -206,12 +257,34 @@ class Step:
         # The rate of the update above, schedules included.
         rate = tf.cast(self._optimizer.learning_rate, tf.float32)
         for i in self._table_indexes:
-            rows = gradients[i]
+            rows = sums[i]
             change = tf.IndexedSlices(
                 rows.values * (rate / self._divisor), rows.indices
             )
             self._variables[i].scatter_sub(change)
         self._lazy.count_step(rate)
+
+    def _mean(self, total: Any) -> Any:
+        if self._grid is None:
+            return total / self._divisor
+        return self._grid.mean(total, self._divisor)
+
+
+def _check_workers(workers: Workers, grid: Grid | None, lazy: LazyNoise | None) -> None:
+    if workers.count == 1:
+        return
+    if grid is None:
+        raise InputError(
+            f"Expected a private method on {workers.count} workers: gradients without "
+            "a clip have no bound, and so no integers that add up to the same bits "
+            "everywhere. Train on one worker."
+        )
+    if lazy is not None:
+        raise InputError(
+            f"Expected no lazy noise on {workers.count} workers: a row gets its noise "
+            "before it is read, and no worker sees what the others read. Give "
+            "--embedding-noise dense, or train on one worker."
+        )
 
 
 def _plus(noise: Any, gradient: Any) -> Any:
@@ -224,8 +297,8 @@ def _plus(noise: Any, gradient: Any) -> Any:
 class _DenseTotal:
     """The sum of a variable's gradients, which starts at its noise.  Sensitive."""
 
-    def __init__(self, variable: Any) -> None:
-        self._total = tf.Variable(tf.zeros_like(variable), trainable=False)
+    def __init__(self, variable: Any, dtype: Any) -> None:
+        self._total = tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
 
     def start(self, noise: np.ndarray) -> None:
         self._total.assign(noise)

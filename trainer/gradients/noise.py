@@ -10,9 +10,10 @@ Formal guarantees:
   - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
     (in counter mode), values of different (step, variable, place) are independent, and
     so are noise and mixing coefficients.
-  - Values are drawn in double precision and rounded once to float32.  The arithmetic of
-    floating point is not hidden: this is not a defence against attacks on the last bits
-    (Mironov 2012).
+  - Values are drawn in double precision and rounded once: of ``grid_normal`` to
+    integers (see ``grid``, also for attacks on low bits), else to float32.
+  - The blocks of ``grid_normal`` that W workers draw add up to the same integers for
+    every W, and each block is drawn by one of them.
   - Coefficients are in [0, 1], at most 2^-24 apart.  A mixture takes values on a grid
     of that share of the distance that is mixed.  Gaussian noise is added to it, of
     which the deviation is half a million grid points at ModelMix's published setting,
@@ -40,7 +41,10 @@ _AES_KEY_BYTES = 16
 #: Values drawn at a time: doubles that stay in a core's cache.
 _CHUNK = 1 << 15
 
-#: Steps drawn ahead of the reader.  Each holds one float32 per parameter.
+#: Values of a block of noise on a grid, which one worker draws.
+_BLOCK = 1 << 17
+
+#: Steps drawn ahead of the reader.  Each holds one integer per parameter.
 _DEPTH = 2
 
 
@@ -72,6 +76,44 @@ def normal(
         doubles = generator.standard_normal(len(part))
         np.multiply(doubles, stddev, out=part, casting="same_kind")
     return values.reshape(shape)
+
+
+def grid_normal(
+    noise_key: bytes,
+    step: int,
+    variable: int,
+    shape: Sequence[int],
+    *,
+    stddev: float,
+    share: tuple[int, int] = (0, 1),
+) -> np.ndarray:
+    """Returns int64 values: a centred normal distribution, rounded.  Sensitive.
+
+    Args:
+      noise_key: 32 secret bytes.
+      step: The step of the run.
+      variable: Index of the variable among the trainable ones.
+      shape: Shape of the variable.
+      stddev: Standard deviation, in units of the grid.
+      share: (r, W): the blocks r, r + W, ..., and zeros for the others.
+    """
+    values = np.zeros(int(np.prod(shape, dtype=np.int64)), np.int64)
+    first, every = share
+    for block in range(first, -(-len(values) // _BLOCK) if stddev else 0, every):
+        part = values[block * _BLOCK : (block + 1) * _BLOCK]
+        label = derive(noise_key, "grid-noise", step, variable, block)
+        _fill_rounded(part, _generator(label), stddev)
+    return values.reshape(shape)
+
+
+def _fill_rounded(
+    values: np.ndarray, generator: np.random.Generator, stddev: float
+) -> None:
+    for start in range(0, len(values), _CHUNK):
+        part = values[start : start + _CHUNK]
+        doubles = generator.standard_normal(len(part))
+        doubles *= stddev
+        part[:] = np.rint(doubles, out=doubles)
 
 
 def uniform(
@@ -116,7 +158,12 @@ def row_seeds(
 
 
 def step_noise(
-    noise_key: bytes, step: int, shapes: Sequence[Sequence[int]], noise_stddev: float
+    noise_key: bytes,
+    step: int,
+    shapes: Sequence[Sequence[int]],
+    noise_stddev: float,
+    units: Sequence[float | None] | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> list[np.ndarray]:
     """Returns the noise of one step for every variable.  Sensitive.
 
@@ -125,11 +172,24 @@ def step_noise(
       step: Of the plan, from 0.
       shapes: Of the noise of each variable.
       noise_stddev: Of one coordinate of the sum.
+      units: Distance of the points of each variable's grid; None for float32.
+      share: Of the blocks of noise on a grid, as of ``grid_normal``.
     """
-    return [
-        normal(noise_key, step, index, shape, stddev=noise_stddev)
-        for index, shape in enumerate(shapes)
-    ]
+    found = []
+    rank, count = share
+    for index, (shape, unit) in enumerate(
+        zip(shapes, units or [None] * len(shapes), strict=True)
+    ):
+        if unit is None:
+            found.append(normal(noise_key, step, index, shape, stddev=noise_stddev))
+            continue
+        stddev = noise_stddev / unit
+        # Small variables have one block: not all of them are the first worker's.
+        turn = (rank - index) % count, count
+        found.append(
+            grid_normal(noise_key, step, index, shape, stddev=stddev, share=turn)
+        )
+    return found
 
 
 def mixing_coefficients(
@@ -213,10 +273,12 @@ class NoiseStream:
         steps: range,
         shapes: Sequence[Sequence[int]],
         noise_stddev: float,
+        units: Sequence[float | None] | None = None,
+        share: tuple[int, int] = (0, 1),
         draw: DrawStep | None = None,
     ) -> None:
         self._draw_more = draw
-        self._arguments = (noise_key, shapes, noise_stddev)
+        self._arguments = (noise_key, shapes, noise_stddev, units, share)
         self._steps = steps
         self._queue: queue.Queue[list[np.ndarray] | BaseException | None] = queue.Queue(
             _DEPTH
@@ -241,12 +303,12 @@ class NoiseStream:
             yield item
 
     def _draw(self) -> None:
-        noise_key, shapes, noise_stddev = self._arguments
+        noise_key, shapes, noise_stddev, units, share = self._arguments
         try:
             for step in self._steps:
                 if self._stopped.is_set():
                     return
-                values = step_noise(noise_key, step, shapes, noise_stddev)
+                values = step_noise(noise_key, step, shapes, noise_stddev, units, share)
                 if self._draw_more is not None:
                     values += self._draw_more(noise_key, step, shapes)
                 self._queue.put(values)

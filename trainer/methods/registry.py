@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
+from trainer.gradients import grid
 from trainer.gradients.clipping import GradientSum
+from trainer.gradients.grid import Grid
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
@@ -51,6 +54,34 @@ def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
       settings: The method.
     """
     return hooks_of(settings.method).choose_path(model, settings)
+
+
+def sum_on_grid(
+    model: TrainableModel,
+    settings: TrainSettings,
+    plan: DpSgdPlan,
+    noise_multiplier: float | None,
+) -> tuple[GradientSum, Grid | None]:
+    """Returns the gradient sum of a run, clipped for the grid of the run, and the grid.
+
+    Args:
+      model: Checked by ``models.check_model``.
+      settings: The method and its clip.
+      plan: Its largest step is what sums have room for.
+      noise_multiplier: Of the run; None without privacy, which needs no grid.
+
+    Raises:
+      InputError: the method does not support this model, or no grid is fine enough.
+    """
+    if noise_multiplier is None or settings.l2_norm_clip is None:
+        return gradient_sum(model, settings), None
+    found = grid.make(
+        l2_norm_clip=settings.l2_norm_clip,
+        noise_multiplier=noise_multiplier,
+        num_values=sum(v.shape.num_elements() for v in model.variables),
+        most_examples=plan.truncated_batch_size or plan.num_examples,
+    )
+    return gradient_sum(model, settings, l2_norm_clip=found.clip), found
 
 
 def gradient_sum(

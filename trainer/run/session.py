@@ -162,6 +162,8 @@ class Session:
             steps=range(self.num_steps_executed, end),
             shapes=self._step.shapes,
             noise_stddev=self._noise_stddev,
+            units=self._step.units,
+            share=(self._step.workers.rank, self._step.workers.count),
             draw=draw,
         ) as noise:
             yield self._with_batches(iter(noise), end)

@@ -108,12 +108,15 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
 def test_half_the_noise_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    drawn = noise.normal
+    for name in ("normal", "grid_normal"):
+        drawn = getattr(noise, name)
 
-    def half(*arguments: Any, stddev: float) -> np.ndarray:
-        return drawn(*arguments, stddev=stddev / 2)
+        def half(
+            *arguments: Any, stddev: float, drawn: Any = drawn, **more: Any
+        ) -> np.ndarray:
+            return drawn(*arguments, stddev=stddev / 2, **more)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(noise, "normal", half)
+        monkeypatch.setattr(noise, name, half)
     assert {LAYERS, SLICES, READ} <= _contradicted(examine(run))
 
 
@@ -122,7 +125,7 @@ def test_half_the_noise_of_a_step_of_several_batches_is_seen(
 ) -> None:
     start = dp_step._DenseTotal.start
     monkeypatch.setattr(
-        dp_step._DenseTotal, "start", lambda total, values: start(total, values / 2)
+        dp_step._DenseTotal, "start", lambda total, values: start(total, values // 2)
     )
     assert {LAYERS, READ} <= _contradicted(examine(DENSE))
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
+from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.conftest import make_rows
 from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.dp_step import Step
+from trainer.gradients.grid import make
 from trainer.gradients.noise import step_noise
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
@@ -38,12 +43,25 @@ def _batch(rows: np.ndarray, size: int = 16) -> tuple[dict[str, Any], Any]:
 def _step(
     model: TrainableModel, divisor: int = 8, clip: float = CLIP, **more: Any
 ) -> Step:
+    size = sum(int(np.prod(v.shape)) for v in model.variables)
+    grid = None
+    if not math.isinf(clip):
+        grid = make(
+            l2_norm_clip=clip, noise_multiplier=100, num_values=size, most_examples=64
+        )
+        clip = grid.clip
     return Step(
         model.variables,
-        more.get("gradient_sum") or clipped_sum(model, l2_norm_clip=clip),
-        more.get("optimizer") or keras.optimizers.SGD(1.0),
+        clipped_sum(model, l2_norm_clip=clip),
+        more.pop("optimizer", None) or keras.optimizers.SGD(1.0),
         expected_batch_size=divisor,
+        grid=grid,
+        **more,
     )
+
+
+def _noise(step: Step, key: int, index: int, stddev: float) -> list[np.ndarray]:
+    return step_noise(insecure_key(key), index, step.shapes, stddev, step.units)
 
 
 def _run(step: Step, noise: list[np.ndarray], batches: list[Any]) -> None:
@@ -64,7 +82,7 @@ def test_divisor_is_constant_whatever_the_step_holds(num_real: int, rows: Any) -
     model = _model()
     step, batch = _step(model, divisor=8), _batch(rows(num_real))
     wanted = clipped_sum(model, l2_norm_clip=CLIP)(*batch)
-    zeros = step_noise(b"", 0, step.shapes, 0.0)
+    zeros = _noise(step, 0, 0, 0.0)
     found = _change(model, lambda: _run(step, zeros, [batch]))
     for left, right in zip(found, wanted, strict=True):
         np.testing.assert_allclose(left, right / 8, atol=2e-7)
@@ -72,16 +90,18 @@ def test_divisor_is_constant_whatever_the_step_holds(num_real: int, rows: Any) -
 
 @pytest.mark.parametrize("num_real", [0, 1, 16])
 def test_noise_is_divided_by_the_same_constant(num_real: int, rows: Any) -> None:
-    key, changes = insecure_key(3), []
+    changes = []
     for stddev in (0.0, 100.0):
         model = _model()
         step = _step(model, divisor=8)
-        noise = step_noise(key, 5, step.shapes, stddev)
+        noise = _noise(step, 3, 5, stddev)
         batch = _batch(rows(num_real))
         act = lambda s=step, n=noise, b=batch: _run(s, n, [b])  # noqa: E731
         changes.append(_change(model, act))
-    for plain, noisy, values in zip(*changes, noise, strict=True):
-        np.testing.assert_allclose((noisy - plain) * 8, values, rtol=1e-4, atol=1e-3)
+    for plain, noisy, units, unit in zip(*changes, noise, step.units, strict=True):
+        assert unit is not None
+        found = (noisy - plain) * 8
+        np.testing.assert_allclose(found, units * unit, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
@@ -94,20 +114,21 @@ def test_noise_is_added_once_per_step_whatever_the_number_of_batches(
     for batches in ([_batch(data)], parts, [*parts, _batch(data[:0])]):
         model = _model()
         step = _step(model)
-        noise = step_noise(insecure_key(4), 0, step.shapes, 30.0)
+        noise = _noise(step, 4, 0, 30.0)
         results.append(_change(model, lambda s=step, b=batches, n=noise: _run(s, n, b)))
-    for changes in results[1:]:
-        for left, right in zip(changes, results[0], strict=True):
-            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+    for left, right in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+    # A batch of padding adds exactly nothing.
+    assert all(map(np.array_equal, results[2], results[1]))
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_a_step_forgets_the_step_before(num_parts: int, rows: Any) -> None:
     model = _model()
     step, empty = _step(model), _batch(rows(0))
-    noise = step_noise(insecure_key(4), 0, step.shapes, 1.0)
+    noise = _noise(step, 4, 0, 1.0)
     _run(step, noise, [_batch(rows(16))] * num_parts)
-    zeros = step_noise(b"", 0, step.shapes, 0.0)
+    zeros = _noise(step, 0, 0, 0.0)
     for change in _change(model, lambda: _run(step, zeros, [empty] * num_parts)):
         np.testing.assert_array_equal(change, 0)
 
@@ -117,7 +138,7 @@ def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
     counts = []
     for index in range(4):
         for parts in (1, 2, 3):
-            noise = step_noise(insecure_key(4), index, step.shapes, 1.0)
+            noise = _noise(step, 4, index, 1.0)
             _run(step, noise, batches[:parts])
             counts.append(step.num_traces)
     # One batch; then adding to sums and applying them.
@@ -138,7 +159,7 @@ def test_infinite_clip_and_zero_noise_is_ordinary_training(
     )
     optimizer = getattr(keras.optimizers, name)(0.05)
     for columns, weight in batches:
-        _run(step, step_noise(b"", 0, step.shapes, 0.0), [(columns, weight)])
+        _run(step, _noise(step, 0, 0, 0.0), [(columns, weight)])
         with tf.GradientTape() as tape:
             losses = ordinary.losses(columns)
             loss = tf.reduce_mean(losses)
@@ -154,3 +175,97 @@ def test_clipping_changes_the_step(rows: Any) -> None:
     clipped = clipped_sum(model, l2_norm_clip=0.01)(*batch)
     plain = plain_sum(model)(*batch)
     assert not np.allclose(clipped[0], plain[0], rtol=0.1)
+
+
+# -- several workers -------------------------------------------------------------------
+
+
+class Together:
+    """Workers that are threads of one process.  A worker that is lost breaks all."""
+
+    def __init__(self, count: int) -> None:
+        self._arrived = threading.Barrier(count, timeout=60)
+        self.given: list[Any] = [None] * count
+
+    def one(self, rank: int) -> Worker:
+        return Worker(self, rank)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self.given[rank] = value
+        self._arrived.wait()
+        everything = list(self.given)
+        self._arrived.wait()
+        return everything
+
+
+class Worker:
+    def __init__(self, together: Together, rank: int) -> None:
+        self.rank, self.count = rank, len(together.given)
+        self._together = together
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        assert values.dtype == np.int64
+        total = np.sum(self._together.exchange(self.rank, values), axis=0)
+        return np.asarray(total)
+
+    def gather(self, value: bytes) -> list[bytes]:
+        return self._together.exchange(self.rank, value)
+
+
+def _train(model: TrainableModel, worker: Worker, order: int = 1) -> list[np.ndarray]:
+    """Two steps, of four batches and of one; part p is worker p mod W's."""
+    step = _step(model, optimizer=keras.optimizers.Adam(0.1), workers=worker)
+    share = worker.rank, worker.count
+    for index, num_parts in enumerate((4, 1)):
+        data = np.array_split(make_rows(16, index), num_parts)
+        noise = step_noise(
+            insecure_key(4), index, step.shapes, 0.5, step.units, share=share
+        )
+        step.begin(noise)
+        for part in data[worker.rank :: worker.count][::order]:
+            step.add(*_batch(part))
+        step.finish()
+    return [v.numpy() for v in model.variables]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[np.ndarray]:
+    return _train(_model(), Together(1).one(0))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_weights_are_the_same_bits_on_any_number_of_workers(
+    count: int, alone: list[np.ndarray]
+) -> None:
+    together, models = Together(count), [_model() for _ in range(count)]
+    # In the second step all workers but the first have no batch.
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        workers = map(together.one, range(count))
+        found = list(pool.map(_train, models, workers))
+    for weights in found:
+        assert all(map(np.array_equal, weights, alone))
+
+
+def test_weights_are_the_same_bits_for_any_order_of_the_batches(
+    alone: list[np.ndarray],
+) -> None:
+    found = _train(_model(), Together(1).one(0), order=-1)
+    assert all(map(np.array_equal, found, alone))
+
+
+def test_a_batch_that_is_the_whole_step_gives_the_bits_of_a_step_of_several(
+    rows: Any,
+) -> None:
+    changes = []
+    for batches in ([_batch(rows(16))], [_batch(rows(16)), _batch(rows(0))]):
+        model = _model()
+        step = _step(model)
+        run = lambda s=step, b=batches: _run(s, _noise(s, 4, 0, 1.0), b)  # noqa: E731
+        changes.append(_change(model, run))
+    assert all(map(np.array_equal, *changes))
+
+
+def test_several_workers_are_refused_where_sums_have_no_grid() -> None:
+    model, worker = _model(), Together(2).one(0)
+    with pytest.raises(InputError, match="private method on 2 workers"):
+        _step(model, clip=math.inf, workers=worker)

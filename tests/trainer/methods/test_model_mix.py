@@ -217,6 +217,12 @@ def test_a_width_of_0_is_refused() -> None:
         MixingOptimizer(0.1, [], mix_width=0.0, init_seed=0)
 
 
+def test_a_cap_that_coordinates_cannot_reach_is_refused() -> None:
+    model = make_model(both_inputs)
+    with pytest.raises(InputError, match="linf_factor=1000000 to be at most"):
+        HOOKS.gradient_sum(model, _settings(linf_factor=10**6), 1.0)
+
+
 def test_a_constraint_is_refused_since_no_mixture_would_keep_it() -> None:
     variable = tf.Variable([1.0, 2.0], constraint=tf.nn.relu, name="rates")
     with pytest.raises(InputError, match="no constraint on rates"):

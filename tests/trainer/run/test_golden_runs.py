@@ -33,6 +33,7 @@ from tests.trainer.flat_settings import train_settings
 from trainer.methods import registry
 from trainer.run import privacy
 from trainer.run.session import Session
+from trainer.workers.base import Alone
 
 FILE = pathlib.Path(__file__).with_name("golden_runs.json")
 NUM_ROWS, NUM_STEPS = 40, 5
@@ -72,6 +73,8 @@ class Recorder:
     """Stands for a ``Step`` of two variables: digests what it is given."""
 
     shapes = ((3, 2), (5,))
+    units = (2.0**-30, 2.0**-30)
+    workers = Alone()
 
     def __init__(self) -> None:
         self.given = hashlib.sha256()
@@ -79,7 +82,7 @@ class Recorder:
     def begin(self, noise: Iterable[np.ndarray], later: Any) -> None:
         del later
         for array in noise:
-            self.given.update(array.astype("<f4").tobytes())
+            self.given.update(array.astype("<i8").tobytes())
 
     def add(self, columns: Any, weight: Any) -> None:
         for name in sorted(columns):

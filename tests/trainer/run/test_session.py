@@ -21,6 +21,7 @@ from trainer.run.session import Session
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 from trainer.train import train
+from trainer.workers.base import Alone
 
 SETTINGS = TrainSettings(noise_multiplier=0.8, l2_norm_clip=2.0, target_delta=1e-3)
 
@@ -33,6 +34,8 @@ class StepOfTests:
     """Stands for a ``Step`` of one variable, and remembers what it is given."""
 
     shapes = ((3,),)
+    units = (2.0**-30,)
+    workers = Alone()
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.noise: list[np.ndarray] = []
@@ -108,7 +111,7 @@ def test_every_step_gets_its_batches_and_the_noise_of_its_number(
     assert made.num_steps_executed == 10
     key = made.identify({"what": "else"}, model="model")
     for number, found in enumerate(step.noise):
-        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0)[0]
+        wanted = step_noise(key, number, step.shapes, 0.8 * 2.0, step.units)[0]
         assert np.array_equal(found, wanted)
     for weights, rows in zip(step.weights, parts.steps, strict=True):
         assert sum(float(tf.reduce_sum(one)) for one in weights) == len(rows)
