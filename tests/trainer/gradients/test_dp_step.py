@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import math
 import threading
 from typing import Any
@@ -16,7 +17,10 @@ from tests.trainer.conftest import make_rows
 from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.dp_step import Step
 from trainer.gradients.grid import make
-from trainer.gradients.noise import step_noise
+from trainer.gradients.noise import mixing_coefficients, step_noise
+from trainer.methods.bam import bam_sum
+from trainer.methods.dp_sat import SharpnessAwareOptimizer
+from trainer.methods.model_mix import MixingOptimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
@@ -50,9 +54,10 @@ def _step(
             l2_norm_clip=clip, noise_multiplier=100, num_values=size, most_examples=64
         )
         clip = grid.clip
+    make_sum = more.pop("make_sum", clipped_sum)
     return Step(
         model.variables,
-        clipped_sum(model, l2_norm_clip=clip),
+        make_sum(model, l2_norm_clip=clip),
         more.pop("optimizer", None) or keras.optimizers.SGD(1.0),
         expected_batch_size=divisor,
         grid=grid,
@@ -212,15 +217,36 @@ class Worker:
         return self._together.exchange(self.rank, value)
 
 
-def _train(model: TrainableModel, worker: Worker, order: int = 1) -> list[np.ndarray]:
+_OPTIMIZERS: dict[str, Any] = {
+    "dp-sgd": lambda _: keras.optimizers.Adam(0.1),
+    "bam": lambda _: keras.optimizers.SGD(0.1, momentum=0.9),
+    "dp-sat": lambda weights: SharpnessAwareOptimizer(
+        keras.optimizers.SGD(0.1), weights, radius=0.3
+    ),
+    "model-mix": lambda weights: MixingOptimizer(
+        0.1, weights, mix_width=0.1, init_seed=0
+    ),
+}
+
+
+def _train(
+    model: TrainableModel, worker: Worker, method: str = "dp-sgd", order: int = 1
+) -> list[np.ndarray]:
     """Two steps, of four batches and of one; part p is worker p mod W's."""
-    step = _step(model, optimizer=keras.optimizers.Adam(0.1), workers=worker)
+    optimizer = _OPTIMIZERS[method](model.variables)
+    make_sum = (
+        functools.partial(bam_sum, radius=0.3) if method == "bam" else clipped_sum
+    )
+    step = _step(model, optimizer=optimizer, workers=worker, make_sum=make_sum)
     share = worker.rank, worker.count
     for index, num_parts in enumerate((4, 1)):
         data = np.array_split(make_rows(16, index), num_parts)
         noise = step_noise(
             insecure_key(4), index, step.shapes, 0.5, step.units, share=share
         )
+        if method in ("dp-sat", "model-mix"):
+            mixed = mixing_coefficients(insecure_key(4), index, step.shapes)
+            optimizer.before_step(mixed)
         step.begin(noise)
         for part in data[worker.rank :: worker.count][::order]:
             step.add(*_batch(part))
@@ -233,15 +259,20 @@ def alone() -> list[np.ndarray]:
     return _train(_model(), Together(1).one(0))
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [("dp-sgd", 2), ("dp-sgd", 3), ("bam", 2), ("dp-sat", 2), ("model-mix", 3)],
+)
 def test_weights_are_the_same_bits_on_any_number_of_workers(
-    count: int, alone: list[np.ndarray]
+    method: str, count: int, alone: list[np.ndarray]
 ) -> None:
+    if method != "dp-sgd":
+        alone = _train(_model(), Together(1).one(0), method)
     together, models = Together(count), [_model() for _ in range(count)]
     # In the second step all workers but the first have no batch.
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         workers = map(together.one, range(count))
-        found = list(pool.map(_train, models, workers))
+        found = list(pool.map(_train, models, workers, [method] * count))
     for weights in found:
         assert all(map(np.array_equal, weights, alone))
 
