@@ -26,6 +26,8 @@ from pipelines.files.paths import SCHEME, WILDCARDS, absolute, hidden_path
 
 #: What has to be installed beside Beam for a scheme.
 _EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
+#: Of a write: Beam copies all that it holds for each, and S3 takes one as a part.
+_PART_BYTES = 8 << 20
 #: Never by the ending of a name.
 _AS_IT_IS = CompressionTypes.UNCOMPRESSED
 
@@ -159,14 +161,23 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
 
 @contextlib.contextmanager
 def _create(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
-    def write(data: bytes) -> None:
+    held = bytearray()
+
+    def flush() -> None:
         with plain_errors(path):
-            file.write(data)
+            file.write(bytes(held))
+        held.clear()
+
+    def write(data: bytes) -> None:
+        held.extend(data)
+        if len(held) >= _PART_BYTES:
+            flush()
 
     with plain_errors(path):
         file = files.create(path, compression_type=_AS_IT_IS)
     try:
         yield write
+        flush()
     except BaseException:
         # Closing, now or by the garbage collector, may publish what was written so far.
         published = not _abort(file)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 
 import grpc
@@ -21,9 +22,13 @@ from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from accounting.plan import POISSON, SAMPLERS, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.batches.verify import verify
+from pipelines.files import storage
+from pipelines.files.paths import join
 from pipelines.inputs.bounded import SAMPLED
 from pipelines.inputs.parquet_blocks import Dataset
+from pipelines.job import poisson_batching
 from pipelines.job.engine_tasks import run_on_engine
+from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.tables.convert import prepare
@@ -67,6 +72,33 @@ def test_bytes_are_those_of_the_local_runner(
     )
     assert not verify(tmp_path / "out").findings
     assert same_bytes(tmp_path / "out", local_batches(sampler))
+
+
+def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
+    engine_options: list[str],
+    dataset: Dataset,
+    layout_of: LayoutOf,
+    sampling_key: pathlib.Path,
+    local_batches: LocalBatches,
+    s3_bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = FanIn(blocks_per_file=3, units_per_part=4, files_per_merge=2)
+    monkeypatch.setattr(poisson_batching, "choose_fan_in", lambda *_: chosen)
+    out, local = f"{s3_bucket}/{uuid.uuid4().hex}", local_batches(TRUNCATED_POISSON)
+    write_batches(
+        dataset=dataset,
+        layout=layout_of(TRUNCATED_POISSON),
+        out=out,
+        key_file=sampling_key,
+        options=PipelineOptions(engine_options),
+    )
+    names = {path.relative_to(local).parts for path in local.rglob("*.*")}
+    assert set(storage.walk(out, lambda _: True)) == names
+    for name in names:
+        assert (
+            storage.read_bytes(join(out, *name)) == local.joinpath(*name).read_bytes()
+        )
 
 
 @pytest.mark.parametrize("files", [1, 5])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import bz2
 import contextlib
-import functools
 import logging
 import os
 import pathlib
@@ -14,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import apache_beam as beam
@@ -107,30 +106,6 @@ def finished(
 def batches(tmp_path: pathlib.Path, finished: pathlib.Path) -> pathlib.Path:
     """A copy of ``finished``, to be damaged."""
     return pathlib.Path(shutil.copytree(finished, tmp_path / "batches"))
-
-
-@pytest.fixture(scope="session")
-def s3_bucket() -> Iterator[str]:
-    """A bucket of an S3 server in this process; a request of Beam's costs 0.1 s."""
-    boto3 = pytest.importorskip("boto3", reason="no boto3: pip install '.[aws]'")
-    server_module = pytest.importorskip("moto.server", reason="no moto[server]")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    address, port = server.get_host_and_port()
-    loaders = pytest.importorskip("botocore.loaders").JSONFileLoader
-    with pytest.MonkeyPatch.context() as patch:
-        # Beam makes a client for every request, which reads a megabyte of JSON.
-        patch.setattr(loaders, "load_file", functools.cache(loaders.load_file))
-        patch.setattr(loaders, "__hash__", lambda self: 0)
-        patch.setattr(loaders, "__eq__", lambda self, other: True)
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield "s3://bucket"
-    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -119,11 +119,20 @@ def run_here(job: Job, out: pathlib.Path, options: Sequence[str] = ()) -> Outcom
       InputError: it failed.
     """
     begin = time.monotonic()
-    _run_here(job.command(out, options), f"{job.sampler} on {options}")
+    run_command(job.command(out, options), f"{job.sampler} on {options}")
     return _outcome(job, out, time.monotonic() - begin)
 
 
-def _run_here(command: Sequence[str], what: str) -> None:
+def run_command(command: Sequence[str], what: str) -> None:
+    """Runs a command on this machine.
+
+    Args:
+      command: The program and its arguments.
+      what: Names it in the error.
+
+    Raises:
+      InputError: it failed.
+    """
     result = subprocess.run(
         command, cwd=parts.ROOT, env=environment(), capture_output=True, text=True
     )
@@ -143,7 +152,7 @@ def make_references(large: Job, small: Sequence[Job]) -> tuple[Outcome, list[boo
     """
     outcome = run_here(large, large.reference)
     outs = [job.reference for job in small]
-    _run_here(_several(small, outs), "small jobs")
+    run_command(_several(small, outs), "small jobs")
     return outcome, _identical(small, outs)
 
 
@@ -161,7 +170,7 @@ def run_small_here(
       InputError: one of them failed.
     """
     outs = [folder / job.sampler for job in small]
-    _run_here(_several(small, outs, options), f"small jobs on {options}")
+    run_command(_several(small, outs, options), f"small jobs on {options}")
     return _identical(small, outs)
 
 

@@ -10,39 +10,20 @@ import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.files import storage
 from pipelines.inputs.known_input import know_input
-from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
 from pipelines.job.poisson_batching import write_batches
-from pipelines.job.sizing import make_layout, worker_bytes
+from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
 from pipelines.job.transforms import Secrets, _SpillBlocksFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 from tests.pipelines.files.test_storage import contents
-from tests.pipelines.job.test_engines_page import COLUMNS
-
-
-def large(rows: int, row_group: int, epochs: int = 1) -> tuple[packing.Layout, Dataset]:
-    """Prepared Criteo, in batches of 65,536."""
-    num_steps = epochs * -(-rows // 65_536)
-    plan = DpSgdPlan(
-        sampler="poisson", num_examples=rows, expected_batch_size=65_536,
-        num_steps=num_steps,
-    )  # fmt: skip
-    blocks = tuple(
-        Block(path="a", name="a", row_group=number, num_rows=row_group,
-              first_row=number * row_group, ordinal=number)
-        for number in range(-(-rows // row_group))
-    )  # fmt: skip
-    dataset = Dataset(
-        columns=COLUMNS, blocks=blocks, description={}, files={}, hidden=(), footers={}
-    )
-    return make_layout(plan, dataset), dataset
+from tests.pipelines.job.test_engines_page import large
 
 
 @pytest.mark.parametrize(
