@@ -223,6 +223,7 @@ def delta_curve(
     noise_multiplier: float,
     epsilons: Iterable[float],
     neighboring_relation: str = REPLACE_SPECIAL,
+    max_examples_per_user: int = 1,
 ) -> list[Bounds]:
     """Returns bounds on delta at each of ``epsilons``: the privacy profile.
 
@@ -231,6 +232,7 @@ def delta_curve(
       noise_multiplier: Noise standard deviation over the clip norm.
       epsilons: Each at least 0.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
     Raises:
       InputError: a value out of range, or a relation that is not accounted for.
@@ -241,6 +243,7 @@ def delta_curve(
             noise_multiplier=noise_multiplier,
             epsilon=point,
             neighboring_relation=neighboring_relation,
+            max_examples_per_user=max_examples_per_user,
         )
         for point in epsilons
     ]

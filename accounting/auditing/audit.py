@@ -59,6 +59,7 @@ class Claim:
       plan: How its batches are said to be made.
       noise_multiplier: Its noise.
       delta: Of the claim.
+      max_examples_per_user: Of whom the claim is; 1 of an example.
       epsilon: Proven for ``plan`` at ``delta``.
       profile: Proven for ``plan`` at other epsilons.
     """
@@ -68,6 +69,7 @@ class Claim:
     delta: float
     epsilon: float
     profile: ClaimedProfile
+    max_examples_per_user: int = 1
 
 
 def check(noise_multiplier: float, delta: float) -> None:
@@ -85,20 +87,29 @@ def check(noise_multiplier: float, delta: float) -> None:
     accountant.check_delta(delta)
 
 
-def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
+def claim(
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    delta: float,
+    max_examples_per_user: int = 1,
+) -> Claim:
     """Returns what the accountant claims of ``plan``.
 
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: Of the claim.
+      max_examples_per_user: k; above 1 the claim is of a user.
 
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
     """
     check(noise_multiplier, delta)
-    answer = accountant.epsilon(plan, noise_multiplier=noise_multiplier, delta=delta)
-    epsilon = answer.guarantee
+    asked: dict[str, Any] = {
+        "noise_multiplier": noise_multiplier,
+        "max_examples_per_user": max_examples_per_user,
+    }
+    epsilon = accountant.epsilon(plan, delta=delta, **asked).guarantee
     if not np.isfinite(epsilon):
         raise InputError(
             f"Expected a finite epsilon for noise_multiplier={noise_multiplier!r}, "
@@ -106,13 +117,12 @@ def claim(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Claim:
             "noise, or raise delta."
         )
     epsilons = np.linspace(0.0, epsilon, _PROFILE_POINTS)[:-1]
-    answers = accountant.delta_curve(
-        plan, noise_multiplier=noise_multiplier, epsilons=map(float, epsilons)
-    )
+    answers = accountant.delta_curve(plan, epsilons=map(float, epsilons), **asked)
     return Claim(
         plan=plan,
         noise_multiplier=noise_multiplier,
         delta=delta,
+        max_examples_per_user=max_examples_per_user,
         epsilon=epsilon,
         profile=ClaimedProfile(
             epsilons=(*map(float, epsilons), epsilon),

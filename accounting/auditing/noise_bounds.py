@@ -85,6 +85,7 @@ class _Family:
             self._claim.plan,
             noise_multiplier=self.noise(place),
             delta=self._claim.delta,
+            max_examples_per_user=self._claim.max_examples_per_user,
         )
         return answer.guarantee if math.isfinite(answer.guarantee) else 0.0
 
@@ -103,7 +104,10 @@ class _Family:
             costs = [truncation.delta(plan, epsilon) for epsilon in epsilons]
             plan = truncation.without(plan)
         answers = accountant.delta_curve(
-            plan, noise_multiplier=noise, epsilons=epsilons
+            plan,
+            noise_multiplier=noise,
+            epsilons=epsilons,
+            max_examples_per_user=self._claim.max_examples_per_user,
         )
         deltas = (
             min(1.0, found.guarantee + cost)

@@ -1,9 +1,10 @@
 """The data set on which an audit of a sampler is sharpest, and the score of its trials.
 
 One example, the canary, contributes 1 to its steps in units of the clip norm, or is a
-ghost that contributes nothing; every other example contributes the same constant.  The
-score is the logarithm of the likelihood ratio of both worlds, given what was observed
-in every step: by Neyman and Pearson's lemma no score has fewer errors.
+ghost that contributes nothing; every other example contributes the same constant.
+Where the unit is a user, the canary is one with several such examples.  The score is
+the logarithm of the likelihood ratio of both worlds, given what was observed in every
+step: by Neyman and Pearson's lemma no score has fewer errors.
 
 Public: everything, since nobody's data is in it.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from accounting.plan import DpSgdPlan
+from accounting.validation import check_int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +40,8 @@ class Case:
       plan: Of the batches that are sampled; of fewer rows than the audited one if
         ``scaled`` says so.
       block_rows: Rows of each block that is sampled.
-      canary: Its row among them.
+      canary: Its row among them, or the first one of a user.
+      canary_rows: Rows of the canary, one after the other; several of a user.
       first_row: Rows of the data set before the first block.
       others: What every other row contributes to its steps: 0; or -1, where each epoch
         is cut into steps whose sizes are known and as equal as can be.
@@ -50,6 +53,7 @@ class Case:
     plan: DpSgdPlan
     block_rows: tuple[int, ...]
     canary: int
+    canary_rows: int = 1
     first_row: int = 0
     others: int = 0
     means: tuple[float, float] = MEANS
@@ -92,15 +96,29 @@ class Audit:
     score: Score
 
 
-def own_block(plan: DpSgdPlan) -> Case:
+def own_block(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     """Returns the case of samplers where a row's steps depend on its own block alone.
 
     A few rows of one block are sampled, under the plan as it is.
+
+    Args:
+      plan: That is audited.
+      canary_rows: Rows of the canary.
+
+    Raises:
+      InputError: the data set has fewer rows.
     """
-    few = min(plan.num_examples, _FEW_ROWS)
+    check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
+    few = min(plan.num_examples, _FEW_ROWS - 1 + canary_rows)
     # In the middle of the data, where first and last rows are not special.
     first = (plan.num_examples - few) // 2
-    return Case(plan=plan, block_rows=(few,), first_row=first, canary=few // 2)
+    return Case(
+        plan=plan,
+        block_rows=(few,),
+        first_row=first,
+        canary=(few - canary_rows + 1) // 2,
+        canary_rows=canary_rows,
+    )
 
 
 def two_blocks(num_rows: int) -> tuple[int, ...]:

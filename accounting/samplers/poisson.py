@@ -336,6 +336,41 @@ def score(
     return total
 
 
+def user_score(
+    count: int,
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    observe: Observe,
+    positions: np.ndarray,
+    means: tuple[float, float],
+) -> np.ndarray:
+    """Returns the score of an audit of users with ``count`` examples.
+
+    Args:
+      count: Of the canary's examples.
+      plan: As for `audit_case.Score`, and so are the rest.
+      noise_multiplier: Above 0.
+      observe: What was released.
+      positions: Not used: every row is alike.
+      means: Not used: others contribute nothing.
+    """
+    del positions, means
+    rate = float(plan.sampling_probability)
+    ((_, pair),), _ = user_pairs.steps(count, rate, noise_multiplier)
+    total = pair.loss(observe(0))
+    for step in range(1, plan.num_steps):
+        total += pair.loss(observe(step))
+    return total
+
+
+def user_audit(count: int) -> audit_case.Audit:
+    """Returns the audit of users with ``count`` examples, whatever other rows do."""
+    return audit_case.Audit(
+        worst_case=functools.partial(audit_case.own_block, canary_rows=count),
+        score=functools.partial(user_score, count),
+    )
+
+
 def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     """Returns the ``DpEvent`` of a run, with q rounded up.
 
@@ -385,7 +420,8 @@ def of_users(count: int) -> sampler_registry.Sampler:
     event = sampler_registry.Event(
         build=functools.partial(user_event, count), relation=ADD_OR_REMOVE_ONE
     )
-    return _bounded_by(composed_for_users(count), USER_LOWER_METHOD, event)
+    found = _bounded_by(composed_for_users(count), USER_LOWER_METHOD, event)
+    return dataclasses.replace(found, audit=user_audit(count))
 
 
 def _bounded_by(

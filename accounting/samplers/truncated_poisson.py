@@ -48,6 +48,7 @@ from accounting.pld import (
 from accounting.pld.dominating_pairs import Step
 from accounting.samplers import audit_case, kept_rows, poisson
 from accounting.samplers.audit_case import Case
+from accounting.validation import check_int
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
 USER_ADDITIVE = poisson.USER_METHOD + ", plus truncation"
@@ -366,19 +367,28 @@ def kept_probability(plan: DpSgdPlan) -> float:
     return max(0.0, kept * (1 - 1e-14))
 
 
-def worst_case(plan: DpSgdPlan) -> Case:
+def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     """Returns the data set of an audit: all rows, or the cap is left out.
 
     That changes any probability by at most the probability that any step is truncated.
+
+    Args:
+      plan: That is audited.
+      canary_rows: Rows of the canary.
+
+    Raises:
+      InputError: the data set has fewer rows.
     """
+    check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
     drawn = max(plan.num_examples, plan.expected_batch_size * plan.num_steps)
     if drawn <= audit_case.MOST_ROWS:
         rows = plan.num_examples
         sizes = audit_case.two_blocks(rows)
-        return Case(plan=plan, block_rows=sizes, canary=rows // 2)
+        first = (rows - canary_rows + 1) // 2
+        return Case(plan=plan, block_rows=sizes, canary=first, canary_rows=canary_rows)
     slack = any_truncation_probability(plan)
     return dataclasses.replace(
-        audit_case.own_block(TRUNCATION.without(plan)),
+        audit_case.own_block(TRUNCATION.without(plan), canary_rows),
         slack=slack,
         scaled=(
             f"steps are not truncated at {plan.truncated_batch_size:,} examples; they "
@@ -486,7 +496,10 @@ def of_users(count: int) -> sampler_registry.Sampler:
             delta=found.lower_delta, method=USER_LOWER_METHOD
         ),
         event=None,
-        audit=None,
+        audit=audit_case.Audit(
+            worst_case=functools.partial(worst_case, canary_rows=count),
+            score=functools.partial(poisson.user_score, count),
+        ),
     )
 
 

@@ -262,6 +262,7 @@ SCHEMA = [
 ]  # fmt: skip
 
 _WITH_SCHEMA = "--input table.csv --schema table.toml --out new"
+_WITH_USERS = "--input table.csv --schema users.toml --out new"
 PREPARE = [
     whole("--input table.csv --schema nosuch.toml --out new", "`dpsgd schema TABLE`"),
     whole("--input table.csv --schema other.toml --out new", "columns city, day of"),
@@ -301,6 +302,14 @@ PREPARE = [
     number("--runner", "NoSuch", "runner='NoSuch'", "FnApiRunner"),
     row("--runner FnApiRunner --nosuch", "--nosuch to be an option", "- --nosuch"),
     row("--runner FnApiRunner --threads 2", "no --threads beside", "- --threads"),
+    whole(_WITH_USERS, "--max-examples-per-user and --num-examples beside column age",
+          "--max-examples-per-user 2 --num-examples 9"),
+    whole(f"{_WITH_USERS} --max-examples-per-user 0 --num-examples 9",
+          "max_examples_per_user=0 >= 1", "--max-examples-per-user 1"),
+    whole(f"{_WITH_USERS} --max-examples-per-user 2 --num-examples 9 --memory-limit 1",
+          "memory_limit=1 >= 268435456", "--memory-limit 1GiB"),
+    row("--max-examples-per-user 2", "without a column of kind user",
+        "- --max-examples-per-user"),
     row("--input bad.txt", "1 of 21 are malformed: bad.txt:2: not 40 fields",
         "--on-bad-row skip"),
     *UNKNOWN,
@@ -543,6 +552,9 @@ AUDIT = [
     number("--confidence", "1", "confidence=1.0 < 1", "0.9"),
     number("--level", "nosuch", "'nosuch' is not one of 'mechanism'", "mechanism"),
     number("--claim", "nosuch", "'nosuch' is not one of", "poisson"),
+    number("--canary-rows", "0", "canary_rows=0 >= 1", "2"),
+    number("--canary-rows", "1001", "canary_rows=1001 <= 50", "2"),
+    number("--max-examples-per-user", "0", "max_examples_per_user=0 >= 1", "2"),
     row("--plot nosuch/a.png", "folder of plot='nosuch/a.png' to exist", "- --plot"),
     row("- --epochs + --num-steps 7 --sampler dynamic-shuffle",
         "steps_per_epoch=7 to be 100", "- --num-steps + --epochs 1"),
@@ -779,6 +791,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     (root / "table.csv").write_text("age,income\n39,1\n40,0\nx,1\n")
     label = 'version = 1\n[columns.income]\nkind = "label"\ntask = "binary"\n'
     (root / "table.toml").write_text(f'{label}[columns.age]\nkind = "numeric"\n')
+    users = '[columns.age]\nkind = "user"\n[split]\nshares = [1, 0, 0]\n'
+    (root / "users.toml").write_text(label + users)
     others = (f'[columns.{name}]\nkind = "category"\n' for name in ("city", "day"))
     (root / "other.toml").write_text(label + "".join(others))
     good = (root / "text").glob("*").__next__().read_text().splitlines()[:20]

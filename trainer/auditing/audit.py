@@ -20,8 +20,9 @@ from accounting.auditing import joint_tests
 from accounting.auditing.joint_tests import JointVerdict
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
+from pipelines.inputs.bounded import ROWS, USERS, Bounded
 from trainer.auditing import audit_mechanism, audit_training
-from trainer.auditing.audit_report import CANNOT_SEE, Report
+from trainer.auditing.audit_report import Report, cannot_see
 from trainer.run import privacy
 from trainer.run.run_record import RunRecord
 from trainer.settings import methods
@@ -51,7 +52,7 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Repo
         audited=settings.plan,
         verdict=verdict,
         notes=notes,
-        cannot_see=CANNOT_SEE[settings.level],
+        cannot_see=cannot_see(settings.level, of_users=settings.is_of_users),
     )
 
 
@@ -85,6 +86,12 @@ def settings_of_run(
         record, manifest, delta=delta, allow_large_delta=allow_large_delta
     )
     assert record.l2_norm_clip is not None  # of a private run
+    bounded = Bounded.of(manifest.dataset)
+    if bounded is not None:
+        others["bounded"] = True
+        others["max_examples_per_user"] = bounded.examples_per_user
+        if bounded.has_users:
+            others["rows_per_record"] = bounded.max_examples_per_user
     return AuditSettings(
         plan=manifest.plan,
         noise_multiplier=noise,
@@ -98,8 +105,13 @@ def _audit_mechanism(
     settings: AuditSettings, progress: Progress
 ) -> tuple[JointVerdict, list[str]]:
     noise, trials = settings.noise_multiplier, settings.num_trials
-    claim = claims.claim(settings.claimed(settings.plan), noise, settings.delta)
-    case = audit_mechanism.worst_case(settings.plan)
+    claim = claims.claim(
+        settings.claimed(settings.plan),
+        noise,
+        settings.delta,
+        settings.max_examples_per_user,
+    )
+    case = audit_mechanism.worst_case(settings.plan, settings.num_canary_rows)
     done = 0
 
     def advance(amount: int) -> None:
@@ -115,7 +127,28 @@ def _audit_mechanism(
         name=MECHANISM, real=scores[0], ghost=scores[1], slack=case.slack
     )
     verdict = joint_tests.judge(claim, [evidence], confidence=settings.confidence)
-    return verdict, [case.scaled or "nothing is scaled: all steps, examples, noise"]
+    notes = [case.scaled or "nothing is scaled: all steps, examples, noise"]
+    rows = settings.rows_per_record or case.canary_rows
+    count = settings.max_examples_per_user
+    return verdict, [*notes, *_of_users(rows, settings, count)]
+
+
+def _of_users(rows: int, settings: AuditSettings, count: int) -> list[str]:
+    """Returns what is said of canaries that are users.
+
+    Args:
+      rows: Of a canary.
+      settings: Of the audit.
+      count: Rows of a user that the claim allows.
+    """
+    if not settings.is_of_users:
+        return []
+    if settings.rows_per_record is not None:
+        return [f"canaries are users, whose examples hold up to {rows:,} row(s)"]
+    return [
+        f"canaries are users with {rows:,} row(s); the claim is of users with at most "
+        f"{count:,}"
+    ]
 
 
 def _audit_trainer(
@@ -124,8 +157,9 @@ def _audit_trainer(
     noise, delta = settings.noise_multiplier, settings.delta
     # The claim is that of runs which are still to be made.
     claims.check(noise, delta)
+    sampled, rows, count = _small_users(settings)
     runs = audit_training.runs(
-        settings.plan, noise, settings.l2_norm_clip, settings.num_trials
+        settings.plan, noise, settings.l2_norm_clip, settings.num_trials, sampled, rows
     )
     outcomes = []
     for number, run in enumerate(runs, start=1):
@@ -133,7 +167,7 @@ def _audit_trainer(
         progress(COUNTED[TRAINER], number, len(runs))
     plan = next(found.plan for found in outcomes if found.run.has_trials)
     verdict = joint_tests.judge(
-        claims.claim(settings.claimed(plan), noise, delta),
+        claims.claim(settings.claimed(plan), noise, delta, count),
         audit_training.evidence(outcomes),
         confidence=settings.confidence,
     )
@@ -145,4 +179,17 @@ def _audit_trainer(
         f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
         f"T={few.num_steps:,}, for checks alone, dense on the vectorised path"
     )
-    return verdict, [note]
+    return verdict, [note, *_of_users(rows, settings, count)]
+
+
+def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:
+    """Returns what is sampled in small runs, a user's rows, and those of the claim."""
+    if not settings.is_of_users:
+        return None, 1, 1
+    most = audit_training.MOST_ROWS
+    if settings.rows_per_record is not None:
+        return USERS, min(settings.rows_per_record, most), 1
+    count = min(settings.max_examples_per_user, most)
+    # No more of the canary than of the claim, where both are too many.
+    more = settings.num_canary_rows - settings.max_examples_per_user
+    return ROWS, max(1, count + more), count

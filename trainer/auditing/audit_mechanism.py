@@ -1,7 +1,8 @@
 """The mechanism on the data set that is worst for it, run many times over.
 
 One example, the canary, pushes every step by the whole clip norm, or is a ghost that
-contributes nothing.  What is released is, for every step, the sum over its examples
+contributes nothing.  Where the unit is a user, the canary is one with several examples,
+each of which does.  What is released is, for every step, the sum over its examples
 plus noise.  In units of the clip norm that is one number per step, since a test gains
 nothing from directions in which the two worlds do not differ.
 
@@ -49,7 +50,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from accounting import sampler_registry
+from accounting import neighboring_relation, sampler_registry
 from accounting.plan import DpSgdPlan
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Audit, Case, Observe
@@ -66,17 +67,24 @@ _MOST_CHUNK = 1 << 14
 _UNIT = 2.0**-30
 
 
-def worst_case(plan: DpSgdPlan) -> Case:
+def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
     """Returns the data set on which ``plan`` is audited.
+
+    Args:
+      plan: That is audited.
+      canary_rows: Examples of the canary, which is a user if they are several.
 
     Raises:
       InputError: the sampler brings no audit.
     """
-    return _audit(plan).worst_case(plan)
+    return _audit(plan, canary_rows).worst_case(plan)
 
 
-def _audit(plan: DpSgdPlan) -> Audit:
-    audit = sampler_registry.get(plan.sampler).audit
+def _audit(plan: DpSgdPlan, canary_rows: int) -> Audit:
+    brought = neighboring_relation.brought(
+        plan.sampler, max_examples_per_user=canary_rows
+    )
+    audit = brought.audit
     if audit is None:
         sampler_registry.refuse(
             plan.sampler,
@@ -129,7 +137,8 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
         )
         row, step = row[kept], step[kept]
     contribution = np.full(first, float(case.others))
-    contribution[case.canary] = 1.0 if real else 0.0
+    own = slice(case.canary, case.canary + case.canary_rows)
+    contribution[own] = 1.0 if real else 0.0
     sums = np.bincount(step, contribution[row], plan.num_steps)
     return sums - case.others * _known_sizes(plan) if case.others else sums
 
@@ -186,6 +195,7 @@ def _score_chunk(case: Case, noise_multiplier: float, sums: np.ndarray) -> np.nd
         observe,
         positions=np.array(case.first_row + case.canary),
         means=case.means,
+        canary_rows=case.canary_rows,
     )
 
 
@@ -196,6 +206,7 @@ def score(
     *,
     positions: np.ndarray,
     means: tuple[float, float] = audit_case.MEANS,
+    canary_rows: int = 1,
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
 
@@ -205,5 +216,8 @@ def score(
       observe: What was released.
       positions: The canary's row in the data, one for all trials or one for each.
       means: Of a step with the canary, and with the ghost, beside steps without.
+      canary_rows: Examples of the canary.
     """
-    return _audit(plan).score(plan, noise_multiplier, observe, positions, means)
+    return _audit(plan, canary_rows).score(
+        plan, noise_multiplier, observe, positions, means
+    )

@@ -25,6 +25,8 @@ from trainer.tf_compat import keras, tf
 
 #: Column that says which weights are an example's own; 0 is no canary, but padding.
 CANARY = "canary"
+#: In what the data says of itself: canaries, which may have several rows.
+NUM_CANARIES = "num_canaries"
 FIRST, SECOND, SMALL, LARGE = "first", "second", "small", "large"
 #: The layers, in the order of labels and outputs.
 LAYERS = (FIRST, SECOND, SMALL, LARGE)
@@ -92,7 +94,7 @@ def shared_weights(manifest: Manifest) -> Any:
 
 
 def _model(manifest: Manifest, call: Any) -> Any:
-    count = manifest.plan.num_examples
+    count = manifest.dataset[NUM_CANARIES]
     canary = keras.Input((), dtype="int32", name=CANARY)
     own = tf.one_hot(canary, count + 1)
     rows = tf.stack([canary * _stride(count)] * 2, axis=1)

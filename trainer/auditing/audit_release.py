@@ -70,7 +70,7 @@ class Part:
 
     Attributes:
       step: That it belongs to.
-      canaries: In the order of its rows, without padding.
+      canaries: In the order of its rows, without padding; one may have several.
       padded: Whether it has padding.
     """
 
@@ -84,11 +84,27 @@ def read_parts(batches: pathlib.Path) -> list[Part]:
     return [
         Part(
             step=batch.step,
-            canaries=batch.columns[CANARY][batch.weight > 0],
+            canaries=_canaries(batch.columns[CANARY])[batch.weight > 0],
             padded=bool(np.any(batch.weight == 0)),
         )
         for batch in read_batches(batches)
     ]
+
+
+def _canaries(column: np.ndarray) -> np.ndarray:
+    """Returns whose example each is: all rows of a record are of one canary."""
+    return column.reshape(len(column), -1)[:, 0]
+
+
+def _each_once(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the numbers of each part that are in no part before, each once."""
+    seen, found = np.zeros(0, np.int64), []
+    for numbers in parts:
+        first = np.sort(np.unique(numbers, return_index=True)[1])
+        new = numbers[first][~np.isin(numbers[first], seen)]
+        seen = np.concatenate([seen, new])
+        found.append(new)
+    return found
 
 
 @dataclasses.dataclass
@@ -197,8 +213,9 @@ class ReleaseChecks:
         along = np.zeros(size + 1)
         along[real + 1] = np.sum(excess * shares, 1)
         for part in parts:
-            count = np.sum(self._canaries.is_real[part.canaries - 1])
-            self._of_batches.add(float(np.sum(along[part.canaries])), int(count))
+            there = np.unique(part.canaries)
+            count = np.sum(self._canaries.is_real[there - 1])
+            self._of_batches.add(float(np.sum(along[there])), int(count))
 
     def _see_largest(self, values: np.ndarray, tolerance: float = 0.0) -> None:
         size = float(np.fmax.reduce(np.abs(values), axis=None, initial=0.0))
@@ -223,8 +240,10 @@ class ReleaseChecks:
         for _, pairs in itertools.groupby(
             zip(parts, read, strict=True), lambda pair: pair[0].step
         ):
+            # The rows of one user may lie in several batches of a step.
+            once = _each_once([places for _, places in pairs])
             self._compared_parts.append(
-                [np.nan_to_num(rows[places]).ravel() for _, places in pairs]
+                [np.nan_to_num(rows[places]).ravel() for places in once]
             )
         if not self._repeated:
             # Takes as long as several steps: once.

@@ -26,6 +26,7 @@ MEANING = (
 )
 
 
+_SEVERAL_ROWS = "several rows of one person"
 #: Faults that an audit of each level cannot see, whatever the number of trials.
 CANNOT_SEE = {
     MECHANISM: (
@@ -35,7 +36,7 @@ CANNOT_SEE = {
         "examples whose steps depend on other examples, since there is one canary",
         "keys that others know or that two runs share, and a weak random generator",
         "what leaves by other ways than weights: files, messages, logs, timing",
-        "several rows of one person",
+        _SEVERAL_ROWS,
     ),
     TRAINER: (
         "faults that only other models, losses, optimizers, methods, averages or code "
@@ -48,9 +49,23 @@ CANNOT_SEE = {
         "keys that others know or that two runs share, and a weak random generator",
         "what leaves by other ways than weights: files, messages, logs, timing",
         "what the rounding of floating point gives away",
-        "several rows of one person",
+        _SEVERAL_ROWS,
     ),
 }
+
+
+def cannot_see(level: str, *, of_users: bool) -> tuple[str, ...]:
+    """Returns the faults that an audit cannot see.
+
+    Args:
+      level: One of ``LEVELS``.
+      of_users: Whether canaries are users with all of their rows.
+    """
+    return tuple(
+        fault
+        for fault in CANNOT_SEE[level]
+        if not (of_users and fault == _SEVERAL_ROWS)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Public: everything, since nobody's data is in it; see ``audit_training``.
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import secrets
 import tempfile
@@ -16,11 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.plan import DpSgdPlan
-from pipelines.batches.manifest import Manifest, read_manifest
+from pipelines.batches.manifest import (
+    DATASET_METADATA_KEY,
+    Manifest,
+    read_manifest,
+)
 from pipelines.files import separate_process
+from pipelines.inputs.bounded import USERS
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
 from trainer.auditing import audit_mechanism, audit_model, audit_release
-from trainer.auditing.audit_model import CANARY, LAYERS, directions
+from trainer.auditing.audit_model import CANARY, LAYERS, NUM_CANARIES, directions
 from trainer.auditing.audit_training import Outcome, SmallRun
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
@@ -31,6 +39,7 @@ _SLOPE = 10.0
 _LEAST_SLOPE = 1.0
 #: Row groups of the table, so that the batch job has several blocks.
 _NUM_BLOCKS = 3
+_USER = "user"
 
 
 def carry_out(run: SmallRun) -> Outcome:
@@ -44,6 +53,8 @@ def carry_out(run: SmallRun) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="dpsgd-audit-") as name:
         folder = pathlib.Path(name)
         write_table(folder, run, is_real)
+        if run.sampled is not None:
+            bound_users(folder, run)
         make_batches(folder, run)
         return examine(folder, run, is_real)
 
@@ -57,26 +68,59 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
       is_real: Of each canary, whether it is real or a ghost.
     """
 
-    def write(path: pathlib.Path, labels: np.ndarray) -> None:
+    def write(path: pathlib.Path, labels: np.ndarray, user: np.ndarray) -> None:
         path.parent.mkdir()
-        flat = pa.array(labels.astype(np.float32).ravel())
-        numbers = np.arange(1, len(labels) + 1, dtype=np.int32)
+        flat = pa.array(labels.astype(np.float32)[user].ravel())
         lists = pa.FixedSizeListArray.from_arrays(flat, len(LAYERS))
-        table = pa.table({CANARY: numbers, "label": lists})
-        pq.write_table(table, path, row_group_size=-(-len(labels) // _NUM_BLOCKS))
+        table = pa.table({CANARY: (user + 1).astype(np.int32), "label": lists})
+        if run.sampled is not None and path.parent.name == "data":
+            table = table.append_column(_USER, pa.array(user))
+        told = json.dumps({NUM_CANARIES: len(is_real)}).encode()
+        table = table.replace_schema_metadata({DATASET_METADATA_KEY: told})
+        pq.write_table(table, path, row_group_size=-(-len(user) // _NUM_BLOCKS))
 
     slope = max(_SLOPE * run.l2_norm_clip, _LEAST_SLOPE)
     slopes = slope * directions(len(is_real)) * is_real[:, None]
-    write(folder / "data" / "part.parquet", 1 + slopes)
+    write(folder / "data" / "part.parquet", 1 + slopes, _users(run))
     # Held-out examples must be there; what they score says nothing here.
-    write(folder / "held-out" / "part.parquet", np.ones((2, len(LAYERS))))
+    write(folder / "held-out" / "part.parquet", np.ones((2, len(LAYERS))), np.arange(2))
+
+
+def _users(run: SmallRun) -> np.ndarray:
+    """Returns whose row each is: those of a user are spread over the table."""
+    users = np.arange(run.num_canaries)
+    if run.sampled != USERS:
+        return np.tile(users, run.raw_rows)
+    # Records of all sizes, most of them full.
+    rows = [users[users % run.raw_rows >= copy] for copy in range(run.raw_rows)]
+    return np.concatenate(rows)
+
+
+def bound_users(folder: pathlib.Path, run: SmallRun) -> None:
+    """Leaves so many rows of each user as the run says.
+
+    Args:
+      folder: From ``write_table``; gets a folder ``bounded``.
+      run: Of whose data users are bounded.
+
+    Raises:
+      InputError: the table was refused.
+    """
+    assert run.sampled is not None
+    settings = BoundSettings(
+        user_column=_USER,
+        max_examples_per_user=run.rows_per_user,
+        num_examples=run.num_examples,
+        sampled=run.sampled,
+    )
+    bound(str(folder / "data"), folder / "bounded", settings)
 
 
 def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
     """Makes the batches of the canaries in ``folder``.
 
     Args:
-      folder: From ``write_table``; gets a folder ``batches``.
+      folder: From ``write_table`` or ``bound_users``; gets a folder ``batches``.
       run: Whose batches they are.
 
     Raises:
@@ -88,7 +132,8 @@ def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
         num_epochs=run.num_epochs,
         physical_batch_size=run.physical_batch_size,
     )
-    folders = f"{folder}/data", f"{folder}/batches"
+    source = "data" if run.sampled is None else "bounded"
+    folders = f"{folder}/{source}", f"{folder}/batches"
     separate_process.call(MAKE_BATCHES, *folders, settings)
 
 
@@ -192,4 +237,5 @@ def _score(sums: np.ndarray, run: SmallRun, plan: DpSgdPlan) -> np.ndarray:
         run.noise_multiplier * every**0.5,
         sums.__getitem__,
         positions=np.arange(sums.shape[1]),
+        canary_rows=run.canary_rows,
     )

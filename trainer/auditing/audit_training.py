@@ -13,6 +13,9 @@ decides whether it is real or a ghost.  What is released is looked at in two way
     and what is left must be noise (see ``audit_release``).  They find small faults, and
     refute that the trainer is the mechanism that epsilon was proven for.
 
+Where the unit is a user, a canary has many rows, of which `dpsgd bound` leaves at most
+k; an example is one of them, or the record that holds all.
+
 There are four kinds of small runs, each judged by itself: with dense and with lazy
 noise, of many canaries and of so few that steps are empty.  One of them takes the
 vectorised path.  Sampler, noise multiplier and clip norm are those asked for; examples
@@ -43,10 +46,15 @@ from accounting.auditing.joint_tests import Evidence
 from accounting.auditing.residuals import Check
 from accounting.plan import DpSgdPlan
 from accounting.samplers import truncated_poisson
+from pipelines.inputs.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
 #: Canaries of a run: trials.
 NUM_CANARIES = 4096
+#: Rows of a user before they are bounded, over those that are left.
+_TIMES_AS_MANY = 10
+#: Examples of a user in a small run at most: more take longer, and show the same.
+MOST_ROWS = 8
 #: Canaries, and steps, of a run with about one canary per step: a third are empty.
 _NUM_FEW = 32
 _MOST_STEPS = 16
@@ -69,6 +77,9 @@ class SmallRun:
       num_canaries: Rows of its data.
       physical_batch_size: Rows of a physical batch.
       model: Function of ``audit_model``.
+      sampled: What is bounded: rows of users or records of them; None where an example
+        is nobody's in particular.
+      rows_per_user: Rows of a user that are left, one of each without users.
     """
 
     sampler: str
@@ -80,6 +91,23 @@ class SmallRun:
     num_canaries: int
     physical_batch_size: int
     model: str
+    sampled: str | None = None
+    rows_per_user: int = 1
+
+    @property
+    def raw_rows(self) -> int:
+        """Rows of a user before they are bounded."""
+        return self.rows_per_user * (_TIMES_AS_MANY if self.sampled else 1)
+
+    @property
+    def canary_rows(self) -> int:
+        """Examples of a canary."""
+        return self.rows_per_user if self.sampled == ROWS else 1
+
+    @property
+    def num_examples(self) -> int:
+        """Slots: rows before they are bounded, which suffice, or users."""
+        return self.num_canaries * (self.raw_rows if self.sampled == ROWS else 1)
 
     @property
     def name(self) -> str:
@@ -96,7 +124,7 @@ class SmallRun:
     @property
     def expected_batch_size(self) -> int:
         """Examples of a step: those of an epoch are spread over its steps."""
-        return self.num_canaries // self.steps_per_epoch
+        return self.num_examples // self.steps_per_epoch
 
     @property
     def steps_per_release(self) -> int:
@@ -109,7 +137,11 @@ _WEIGHTS, _SHARED = "weights", "shared_weights"
 
 
 def small_runs(
-    plan: DpSgdPlan, noise_multiplier: float, l2_norm_clip: float
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    l2_norm_clip: float,
+    sampled: str | None = None,
+    rows_per_user: int = 1,
 ) -> list[SmallRun]:
     """Returns one small run of every kind for an audited plan.
 
@@ -117,7 +149,10 @@ def small_runs(
       plan: Of the audited batches.
       noise_multiplier: Of the audited run.
       l2_norm_clip: Of the audited run.
+      sampled: As of ``SmallRun``.
+      rows_per_user: As of ``SmallRun``.
     """
+    each = rows_per_user if sampled == ROWS else 1
     # A power of two divides the canaries.
     steps = 1 << (min(plan.steps_per_epoch, _MOST_STEPS).bit_length() - 1)
     size = NUM_CANARIES // steps
@@ -138,8 +173,10 @@ def small_runs(
             l2_norm_clip=l2_norm_clip,
             embedding_noise=embedding_noise,
             num_canaries=num_canaries,
-            physical_batch_size=physical,
+            physical_batch_size=physical * each,
             model=model,
+            sampled=sampled,
+            rows_per_user=rows_per_user,
         )
         for embedding_noise, num_canaries, steps_per_epoch, physical, model in kinds
     ]
@@ -170,7 +207,12 @@ class Outcome:
 
 
 def runs(
-    plan: DpSgdPlan, noise_multiplier: float, l2_norm_clip: float, trials: int
+    plan: DpSgdPlan,
+    noise_multiplier: float,
+    l2_norm_clip: float,
+    trials: int,
+    sampled: str | None = None,
+    rows_per_user: int = 1,
 ) -> list[SmallRun]:
     """Returns the small runs of an audit: one of every kind, and more for more trials.
 
@@ -179,8 +221,10 @@ def runs(
       noise_multiplier: Of the audited run.
       l2_norm_clip: Of the audited run.
       trials: At least so many in all, the same number of each kind that has any.
+      sampled: As of ``SmallRun``.
+      rows_per_user: As of ``SmallRun``.
     """
-    kinds = small_runs(plan, noise_multiplier, l2_norm_clip)
+    kinds = small_runs(plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user)
     with_trials = [run for run in kinds if run.has_trials]
     times = max(1, -(-trials // (len(with_trials) * NUM_CANARIES)))
     return kinds + with_trials * (times - 1)

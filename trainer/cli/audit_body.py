@@ -20,7 +20,7 @@ from trainer.cli import plan_flags
 from trainer.settings.audit_settings import AuditSettings, claimed_plan
 
 #: Flags that say how to audit, whether a run or a plan.
-_HOW = ("claim", "level", "trials", "confidence")
+_HOW = ("claim", "level", "trials", "confidence", "canary_rows")
 
 
 def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> Report:
@@ -57,12 +57,21 @@ def _of_plan(flags: dict[str, Any]) -> AuditSettings:
     if (flags["noise_multiplier"] is None) == (flags["epsilon"] is None):
         raise InputError("Expected exactly one of --noise-multiplier and --epsilon.")
     plan = plan_flags.plan(flags)
-    noise = flags["noise_multiplier"]
+    noise, count = flags["noise_multiplier"], flags["max_examples_per_user"]
+    count = 1 if count is None else count
     if noise is None:
         noise = accountant.noise_multiplier(
             claimed_plan(plan, flags["claim"]),
             epsilon=flags["epsilon"],
             delta=flags["delta"],
+            max_examples_per_user=count,
         ).guarantee
     how = {name: flags[name] for name in _HOW}
-    return AuditSettings(plan=plan, noise_multiplier=noise, delta=flags["delta"], **how)
+    return AuditSettings(
+        plan=plan,
+        noise_multiplier=noise,
+        delta=flags["delta"],
+        max_examples_per_user=count,
+        bounded=flags["max_examples_per_user"] is not None,
+        **how,
+    )

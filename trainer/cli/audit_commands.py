@@ -22,6 +22,15 @@ from trainer.settings.audit_settings import LEVELS, MECHANISM, TRAINER, TRIALS
     "the sampler itself.",
 )
 @shared_options.epsilon("Instead: the noise this claim needs.")
+@shared_options.max_examples_per_user(
+    "Of a plan: the claim is of a user, who has at most so many examples.  A run knows."
+)
+@click.option(
+    "--canary-rows",
+    type=int,
+    help="Examples of the canary user.  With more than the claim allows, it shows what "
+    "the claim is worth if nobody bounds users.  Default: as many as it allows.",
+)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -60,6 +69,9 @@ def audit_command(
     which it was.  From how often the guesses are right follows an epsilon that the
     mechanism has at least.  Keys are new in every trial; no data, batch or key of RUN
     is used, only its plan, noise and delta.
+
+    Where the unit is a user, the canary is one with as many rows as the claim allows;
+    at the trainer level `dpsgd bound` has to leave so many.
 
     At the trainer level, dense and lazy noise are judged separately.  The contributions
     of each batch are also subtracted from the released weights; what remains must be

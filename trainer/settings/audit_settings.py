@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from accounting import sampler_registry
+from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
 
@@ -29,6 +30,12 @@ class AuditSettings:
       level: One of ``LEVELS``.
       trials: In all; ``TRIALS`` of the level if None.
       confidence: That a true claim is not called violated, in (0.5, 1).
+      max_examples_per_user: k of the claim: examples that a user has at most.
+      canary_rows: Examples of the canary user; k if None.  With more it is what the
+        claim is worth if nobody bounds users.
+      rows_per_record: Rows of an example that is a user; None where examples are rows.
+      bounded: Whether `dpsgd bound` is part of the trainer level, as of a run whose
+        unit is a user.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -42,12 +49,30 @@ class AuditSettings:
     level: str = MECHANISM
     trials: int | None = None
     confidence: float = 0.999
+    max_examples_per_user: int = 1
+    canary_rows: int | None = None
+    rows_per_record: int | None = None
+    bounded: bool = False
 
     def __post_init__(self) -> None:
         check_choice("level", self.level, LEVELS)
         check_float("confidence", self.confidence, above=0.5, below=1.0)
         check_int("trials", self.num_trials, at_least=100, at_most=_MOST_TRIALS)
+        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
+        check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
         self.claimed(self.plan)
+
+    @property
+    def num_canary_rows(self) -> int:
+        """Examples of the canary."""
+        rows = self.canary_rows
+        return self.max_examples_per_user if rows is None else rows
+
+    @property
+    def is_of_users(self) -> bool:
+        """Whether canaries are users, with one row or more."""
+        return self.bounded or max(self.max_examples_per_user, self.num_canary_rows) > 1
 
     @property
     def num_trials(self) -> int:

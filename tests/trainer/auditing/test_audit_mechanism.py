@@ -16,9 +16,12 @@ from accounting import accountant
 from accounting.auditing import audit
 from accounting.plan import SAMPLERS, DpSgdPlan
 from accounting.samplers import shuffle
+from accounting.validation import InputError
 from pipelines.sampling import samplers
 from trainer.auditing import audit_mechanism
+from trainer.auditing.audit import audit as run_audit
 from trainer.gradients import noise
+from trainer.settings.audit_settings import AuditSettings
 
 DELTA = 1e-5
 NOISE = 0.8
@@ -297,3 +300,76 @@ def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
         sum(chance * _normal(x, mean * took) for chance, took in ways) for mean in means
     )
     assert found == pytest.approx(math.log(real / ghost), rel=1e-9)
+
+
+# --- Canaries that are users --------------------------------------------------------
+
+
+def _settings(**changes: Any) -> AuditSettings:
+    fields: dict[str, Any] = {"plan": _plan("poisson"), "trials": 1000}
+    more = {"noise_multiplier": NOISE, "delta": DELTA, "confidence": 1 - 1e-6}
+    return AuditSettings(**{**fields, **more, **changes})
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
+def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
+    """Violated with probability 1e-6 at most."""
+    settings = _settings(plan=_plan(sampler), max_examples_per_user=4, trials=600)
+    report = run_audit(settings)
+    assert not report.verdict.violated, report.verdict.text
+    assert report.verdict.claim.max_examples_per_user == 4
+    assert report.notes[-1].startswith("canaries are users with 4 row(s)")
+    assert "several rows of one person" not in report.cannot_see
+
+
+def test_users_that_nobody_bounded_are_found() -> None:
+    """The claim is of one row, and canaries have ten."""
+    report = run_audit(_settings(canary_rows=10))
+    assert report.verdict.violated, report.verdict.text
+    assert report.verdict.claim.epsilon < 5
+    honest = run_audit(_settings(canary_rows=1))
+    assert not honest.verdict.violated
+    assert "several rows of one person" in honest.cannot_see
+
+
+def test_all_rows_of_a_user_are_sampled() -> None:
+    """Of 7 rows, each in 40 steps with probability 1/20; five deviations."""
+    for sampler in ("poisson", "truncated-poisson"):
+        case = audit_mechanism.worst_case(_plan(sampler), 7)
+        assert case.canary + case.canary_rows <= sum(case.block_rows)
+        keys = [number.to_bytes(32, "big") for number in range(300)]
+        total = sum(audit_mechanism.sample_sums(case, k, real=True).sum() for k in keys)
+        mean = 300 * 7 * 40 / 20
+        assert abs(total - mean) < 5 * math.sqrt(mean)
+        ghost = audit_mechanism.sample_sums(case, bytes(32), real=False)
+        assert not ghost.any()
+
+
+def test_the_score_of_a_user_is_the_likelihood_ratio() -> None:
+    """Against a sum over all ways in which three rows can take part."""
+    plan = _plan(
+        "poisson", num_examples=6, expected_batch_size=2, num_steps=3, num_epochs=1
+    )
+    x = np.random.default_rng(4).normal(0, 1, 3)
+    found = audit_mechanism.score(
+        plan, NOISE, lambda step: x[step : step + 1],
+        positions=np.array(0), canary_rows=3,
+    )  # fmt: skip
+    ways = itertools.product(range(4), repeat=3)
+    weights = stats.binom.pmf(range(4), 3, 1 / 3)
+    real = sum(np.prod(weights[list(w)]) * _normal(x, np.array(w)) for w in ways)
+    ghost = _normal(x, np.zeros(3))
+    assert found == pytest.approx(math.log(real / ghost), rel=1e-9)
+
+
+def test_more_rows_than_the_data_has_are_refused() -> None:
+    few = {"num_examples": 20, "expected_batch_size": 10}
+    for sampler in ("poisson", "truncated-poisson"):
+        with pytest.raises(InputError, match="canary_rows=21 <= 20"):
+            audit_mechanism.worst_case(_plan(sampler, **few), 21)
+    with pytest.raises(InputError, match="canary_rows=21 <= 20"):
+        _settings(plan=_plan("poisson", **few), canary_rows=21)
+    with pytest.raises(InputError, match="canary_rows=51 <= 50"):
+        _settings(canary_rows=51)
+    with pytest.raises(InputError, match="max_examples_per_user=0 >= 1"):
+        _settings(max_examples_per_user=0)

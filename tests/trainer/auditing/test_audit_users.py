@@ -1,0 +1,113 @@
+"""Canaries that are users: their rows, bounded, batched and trained on."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.auditing import audit, joint_tests
+from accounting.auditing.joint_tests import JointVerdict
+from accounting.plan import DpSgdPlan
+from pipelines.inputs.bounded import ROW_WEIGHTS, ROWS, USERS
+from pipelines.users import bound_job
+from trainer.auditing import audit_release, audit_run, audit_training
+from trainer.auditing.audit import _small_users
+from trainer.auditing.audit_model import CANARY
+from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from trainer.settings.audit_settings import TRAINER, AuditSettings
+
+CLIP, NOISE, DELTA, MOST = 3.0, 1.0, 1e-5, 3
+PLAN = DpSgdPlan(
+    sampler="poisson",
+    num_examples=NUM_CANARIES,
+    expected_batch_size=NUM_CANARIES // 8,
+    num_steps=8,
+)
+
+
+def runs(sampled: str, rows: int = MOST) -> list[SmallRun]:
+    return audit_training.small_runs(PLAN, NOISE, CLIP, sampled, rows)
+
+
+def small(**changes: Any) -> tuple[str | None, int, int]:
+    fields = {"plan": PLAN, "noise_multiplier": NOISE, "delta": DELTA, "level": TRAINER}
+    return _small_users(AuditSettings(**{**fields, **changes}))
+
+
+def test_small_runs_have_the_unit_of_the_audited_one() -> None:
+    assert small() == (None, 1, 1)
+    assert small(bounded=True, max_examples_per_user=1) == (ROWS, 1, 1)
+    assert small(max_examples_per_user=3) == (ROWS, 3, 3)
+    assert small(max_examples_per_user=50) == (ROWS, 8, 8)
+    assert small(canary_rows=10) == (ROWS, 10, 1)
+    assert small(bounded=True, rows_per_record=50) == (USERS, 8, 1)
+    dense = runs(ROWS)[0]
+    assert (dense.raw_rows, dense.canary_rows) == (30, 3)
+    assert dense.num_examples == 30 * NUM_CANARIES
+    assert dense.expected_batch_size * dense.steps_per_epoch == dense.num_examples
+    of_records = runs(USERS)[0]
+    assert (of_records.canary_rows, of_records.num_examples) == (1, NUM_CANARIES)
+
+
+def test_bound_leaves_so_many_rows_of_a_canary(tmp_path: pathlib.Path) -> None:
+    for sampled in (ROWS, USERS):
+        folder, run = tmp_path / sampled, runs(sampled)[2]
+        folder.mkdir()
+        audit_run.write_table(folder, run, np.ones(run.num_canaries, bool))
+        raw = pq.read_table(folder / "data")[CANARY].to_numpy()
+        assert set(raw) == set(range(1, run.num_canaries + 1))
+        audit_run.bound_users(folder, run)
+        found = pq.read_table(folder / "bounded")
+        if sampled == ROWS:
+            counts = collections.Counter(found[CANARY].to_pylist())
+            assert set(counts.values()) == {MOST}
+        else:
+            rows = np.array(found[ROW_WEIGHTS].to_pylist()).sum(1)
+            assert sorted(set(rows)) == [1, 2, 3]
+        assert len(counts if sampled == ROWS else found) == run.num_canaries
+
+
+def test_rows_of_a_canary_are_compared_once_in_a_step() -> None:
+    parts = [np.array([5, 3, 5, 9]), np.array([3, 1, 1, 9, 2])]
+    found = audit_release._each_once(parts)
+    assert [list(each) for each in found] == [[5, 3, 9], [1, 2]]
+
+
+def judged(run: SmallRun, confidence: float) -> JointVerdict:
+    outcome = audit_training.carry_out(run)
+    count = run.rows_per_user if run.sampled == ROWS else 1
+    claim = audit.claim(outcome.plan, NOISE, DELTA, count)
+    return joint_tests.judge(
+        claim, audit_training.evidence([outcome]), confidence=confidence
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("sampled", [ROWS, USERS])
+def test_users_that_are_bounded_are_consistent(sampled: str, kind: int) -> None:
+    """Dense and lazy noise; violated with a probability of 1e-6 at most."""
+    verdict = judged(runs(sampled)[kind], 1 - 1e-6)
+    assert not verdict.violated, verdict.text
+    assert verdict.trials == NUM_CANARIES
+
+
+@pytest.mark.thorough
+def test_a_bound_that_keeps_everything_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claim is of one row of a user; canaries have ten, and all are kept."""
+
+    def everything(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
+        del priorities, most
+        return np.ones(len(users), bool)
+
+    monkeypatch.setattr(bound_job, "keep_least", everything)
+    verdict = judged(runs(ROWS, 1)[0], 0.999)
+    assert verdict.closest.violated, verdict.text
+    assert verdict.closest.findings[-1].epsilon_lower_bound > verdict.claim.epsilon
