@@ -61,6 +61,11 @@ class AuditSettings:
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)
+        if self.rows_per_record is not None and self.canary_rows is not None:
+            raise InputError(
+                f"Expected no canary_rows={self.canary_rows} where an example is a "
+                "user: it holds all rows of one. Leave it out."
+            )
         self.claimed(self.plan)
 
     @property

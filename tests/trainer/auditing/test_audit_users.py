@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import JointVerdict
 from accounting.plan import DpSgdPlan
-from pipelines.inputs.bounded import ROW_WEIGHTS, ROWS, USERS
+from accounting.validation import InputError
+from pipelines.inputs.bounded import BOUNDED, ROW_WEIGHTS, ROWS, USERS, Bounded
 from pipelines.users import bound_job
 from trainer.auditing import audit_release, audit_run, audit_training
-from trainer.auditing.audit import _small_users
+from trainer.auditing.audit import _small_users, settings_of_run
 from trainer.auditing.audit_model import CANARY
 from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings
 
 CLIP, NOISE, DELTA, MOST = 3.0, 1.0, 1e-5, 3
@@ -52,6 +55,26 @@ def test_small_runs_have_the_unit_of_the_audited_one() -> None:
     assert dense.expected_batch_size * dense.steps_per_epoch == dense.num_examples
     of_records = runs(USERS)[0]
     assert (of_records.canary_rows, of_records.num_examples) == (1, NUM_CANARIES)
+
+
+@pytest.mark.parametrize("sampled", [ROWS, USERS])
+def test_a_run_about_users_is_audited_with_users(
+    monkeypatch: pytest.MonkeyPatch, sampled: str
+) -> None:
+    note = Bounded(
+        user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
+    )
+    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP)
+    manifest: Any = SimpleNamespace(plan=PLAN, dataset={BOUNDED: note.to_json()})
+    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
+    found = settings_of_run(record, manifest, level=TRAINER)
+    assert _small_users(found) == ((ROWS, 4, 4) if sampled == ROWS else (USERS, 4, 1))
+    assert found.num_canary_rows == (4 if sampled == ROWS else 1)
+    if sampled == USERS:
+        with pytest.raises(InputError, match="canary_rows=10 where an example is a u"):
+            settings_of_run(record, manifest, canary_rows=10)
+    manifest.dataset = {}
+    assert not settings_of_run(record, manifest).is_of_users
 
 
 def test_bound_leaves_so_many_rows_of_a_canary(tmp_path: pathlib.Path) -> None:
