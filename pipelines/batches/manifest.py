@@ -44,6 +44,8 @@ KEY_NAME = "sampling.key"
 #: Key of the Parquet schema metadata under which the input describes itself, as a JSON
 #: object of public values.
 DATASET_METADATA_KEY = b"dpsgd.dataset"
+#: What `dpsgd prepare` writes beside the folders of its splits.
+PREPARED_NAME = "_prepared.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -84,12 +84,29 @@ def schema(
         table,
         label=options["label"],
         classes=_words(options["classes"]),
-        kinds={name: kind for kind, text in kinds.items() for name in _words(text)},
+        kinds=_kinds_of_columns(kinds),
         look_at_rows=options["look_at_rows"],
         options=InputOptions.read(Fields(told, "the flags of dpsgd schema")),
     )
     pathlib.Path(out).write_text(text, encoding="utf-8")
     show("First schema", _first_schema(out, text, options["look_at_rows"]), as_json)
+
+
+def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Returns the kind of each column that was named.
+
+    Raises:
+      InputError: a column has two.
+    """
+    found: dict[str, str] = {}
+    for kind, text in kinds.items():
+        for name in _words(text):
+            if found.setdefault(name, kind) != kind:
+                raise InputError(
+                    f"Expected one kind of column {name}; it is in --{found[name]} and "
+                    f"--{kind}. Leave it out of one."
+                )
+    return found
 
 
 def prepare(

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
@@ -32,7 +33,7 @@ import pyarrow.parquet as pq
 
 from accounting.validation import InputError
 from pipelines.batches.columns import DTYPES, Column
-from pipelines.batches.manifest import DATASET_METADATA_KEY
+from pipelines.batches.manifest import DATASET_METADATA_KEY, PREPARED_NAME
 from pipelines.files.paths import is_remote
 from pipelines.files.storage import open_file
 from pipelines.inputs.bounded import Bounded
@@ -151,7 +152,9 @@ def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
     tail = file.read(8)
     length = int.from_bytes(tail[:4], "little") + 8
     if tail[4:] != b"PAR1" or length > size:
-        raise InputError(f"Expected {path} to be a Parquet file.")
+        raise InputError(
+            f"Expected {path} to be a Parquet file. `dpsgd prepare` makes it from text."
+        )
     file.seek(size - length)
     digest = hashlib.sha256(size.to_bytes(8, "little") + file.read(length)).hexdigest()
     file.seek(0)
@@ -277,6 +280,7 @@ def list_blocks(pattern: str) -> Dataset:
       InputError: no rows, unreadable or differing files, unusable columns, or not what
         `dpsgd bound` wrote though it says so.
     """
+    _check_one_split(pattern)
     found = list_row_groups(pattern, _check_nulls)
     dataset = Dataset(
         columns=numeric_columns(found.schema),
@@ -288,6 +292,15 @@ def list_blocks(pattern: str) -> Dataset:
     )
     _check_bounded(dataset, pattern)
     return dataset
+
+
+def _check_one_split(pattern: str) -> None:
+    """Refuses all splits together: test rows would be among the training examples."""
+    if os.path.isfile(os.path.join(pattern, PREPARED_NAME)):
+        raise InputError(
+            f"Expected one split of {pattern}, which `dpsgd prepare` wrote. Give "
+            f"--input {os.path.join(pattern, 'train')}."
+        )
 
 
 def list_row_groups(

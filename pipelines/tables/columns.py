@@ -351,7 +351,7 @@ def _dates(
     cells: Cells, kind: kinds.Date, name: str, check_only: bool
 ) -> list[np.ndarray]:
     times, bad = times_of(cells, kind)
-    cells.fault(bad, "is not a date")
+    cells.fault(bad, "is not a date of the format that the schema says")
     if check_only:
         return []
     return [part_of(times, kind, part) for part in kind.parts]

@@ -349,10 +349,12 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
         return
     total = count.num_rows
     more = ", ..." if count.num_bad > len(count.bad_lines) else ""
+    remedy = "Mend them, or leave them out with --on-bad-row skip."
+    if not count.num_good:
+        remedy = "All are: mend the schema, such as the kind of that column."
     raise InputError(
         f"Expected well-formed rows; {count.num_bad} of {total} are malformed: "
-        f"{', '.join(count.bad_lines)}{more}. Mend them, or leave them out with "
-        "--on-bad-row skip."
+        f"{', '.join(count.bad_lines)}{more}. {remedy}"
     )
 
 

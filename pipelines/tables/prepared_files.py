@@ -33,13 +33,18 @@ import pyarrow.parquet as pq
 from accounting.plan import fingerprint
 from accounting.validation import InputError
 from accounting.versioned_json import header, read_fields
-from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_json
+from pipelines.batches.manifest import (
+    DATASET_METADATA_KEY,
+    PREPARED_NAME,
+    pretty_json,
+    read_json,
+)
 from pipelines.files.sink import Sink
 from pipelines.files.storage import write_atomically
 from pipelines.files.threads import in_order, num_cores
 from pipelines.inputs.bounded import BOUNDED
 
-RECORD_NAME = "_prepared.json"
+RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
 _FIELDS = ("dataset", "settings", "files", "fingerprint")
 

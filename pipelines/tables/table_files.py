@@ -94,7 +94,7 @@ def table_kind(files: Sequence[InputFile]) -> str:
             raise InputError(
                 f"Expected {file.shown} to be a table: a name that ends in "
                 f"{', '.join(_ENDINGS)}, or for text in {', '.join(_PACKED)} after it. "
-                "Rename it, or move it away."
+                "Save it as one of these (a spreadsheet as CSV), or move it away."
             )
         kinds[kind] = file.shown
     if len(kinds) > 1:
@@ -123,7 +123,7 @@ def _plain_errors(file: InputFile) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, UnicodeError, csv.Error) as error:
-        hint = ""
+        hint = " Is it all there, and what its name says? Write or copy it again."
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             hint = (
                 " It is not of the encoding that is expected: write encoding = "
@@ -206,10 +206,13 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
     names, _ = _header(file, options)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not names:
+        found = (
+            f"twice there: {', '.join(twice)}. Rename one" if names else "it is empty"
+        )
         raise InputError(
-            f"Expected a header with different names in {file.shown}; "
-            f"{'it is empty' if not names else ', '.join(twice)}. If it has no header, "
-            "write header = [...] with all names below [input] of the schema."
+            f"Expected a header with different names in {file.shown}; {found}. If it "
+            "has no header, write header = [...] with all names below [input] of the "
+            "schema."
         )
     if not options.header and _looks_like_a_row(names):
         raise InputError(

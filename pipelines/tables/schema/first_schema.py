@@ -38,7 +38,12 @@ from pipelines.tables.schema.column_kinds import (
     usable_name,
 )
 from pipelines.tables.schema.fields import did_you_mean
-from pipelines.tables.schema.schema import UNCHOSEN, VERSION, InputOptions
+from pipelines.tables.schema.schema import (
+    UNCHOSEN,
+    VERSION,
+    InputOptions,
+    hint_of_delimiter,
+)
 from pipelines.tables.table_files import (
     PARQUET,
     read_parquet,
@@ -130,6 +135,16 @@ def first_schema(
     kinds = dict(kinds or {})
     for name in (*([label] if label else []), *kinds):
         _check_there(name, list(types), files[0])
+    if label in kinds and label:
+        raise InputError(
+            f"Expected column {label} to be the label alone. Leave it out of "
+            f"--{kinds[label]}."
+        )
+    if len(classes) == 1:
+        raise InputError(
+            f"Expected two classes or more, not {classes[0]} alone. Give all of them, "
+            "as --classes no,yes."
+        )
     rows = _rows(files, table, list(types), look_at_rows, options)
     missing = _missing_values(rows)
     columns = []
@@ -137,7 +152,7 @@ def first_schema(
         cells = None
         if rows:
             cells = Cells(name, rows[name], ("", *missing), [])
-        if name == label:
+        if label and name == label:
             columns.append(_label(name, kind, classes, cells, table))
         else:
             columns.append(_column(name, kind, kinds.get(name), cells, table))
@@ -150,6 +165,7 @@ def _check_there(name: str, names: Sequence[str], file: InputFile) -> None:
         raise InputError(
             f"Expected column {name} in {file.shown}; it has {', '.join(names)}."
             f"{did_you_mean(name, names)}"
+            f"{hint_of_delimiter(names[0]) if len(names) == 1 else ''}"
         )
 
 

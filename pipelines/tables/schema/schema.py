@@ -34,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -452,6 +453,21 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
         )
 
 
+def hint_of_delimiter(header: str) -> str:
+    """Returns what to write where the only column has the names of several.
+
+    Args:
+      header: Its name.
+    """
+    found = next((each for each in ";\t|" if each in header), None)
+    if found is None:
+        return ""
+    return (
+        f" Give `dpsgd schema --delimiter {found!r}`, or write delimiter = "
+        f"{json.dumps(found)} below [input] of the schema."
+    )
+
+
 def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> None:
     """Refuses a table that lacks columns of a schema, all in one line.
 
@@ -466,6 +482,8 @@ def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> N
     missing = [name for name in needed if name not in names]
     if missing:
         hints = [did_you_mean(name, names) for name in missing]
+        if len(names) == 1:
+            hints.append(hint_of_delimiter(names[0]))
         raise InputError(
             f"Expected columns {', '.join(missing)} of the schema in {place}; it has "
             f"{', '.join(names)}.{''.join(hints)}"
