@@ -2,8 +2,8 @@
 
     OUT/manifest.json             plan, columns, physical batch size, files; public
     OUT/batches-*.tfrecord        the batches; sensitive
-    OUT/private/checksums.json    digest, size and real rows of every file, and digests
-                                  of the input's files; sensitive
+    OUT/private/checksums.json    digest, size and real rows of every file, digests of
+                                  its records, and of the input's files; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
 Formal guarantees:
@@ -157,12 +157,27 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileChecksum:
-    """What one batch file holds.  Sensitive: it depends on the examples."""
+    """What one batch file holds.  Sensitive: it depends on the examples.
+
+    Attributes:
+      size: Bytes of the file.
+      sha256: Of these bytes, as hex digits.
+      num_records: Records in the file.
+      num_real: Rows in them, without padding.
+      records: Of each record in order, as ``record_checksums`` writes it; empty of
+        files from before there was this.
+    """
 
     size: int
     sha256: str
     num_records: int
     num_real: int
+    records: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: Any) -> FileChecksum:
+        """Returns the checksum of which ``fields`` are ``dataclasses.asdict``."""
+        return cls(**{**fields, "records": tuple(fields.get("records", ()))})
 
 
 def pretty_json(value: Any) -> bytes:
@@ -242,7 +257,8 @@ def read_checksums(directory: StrPath) -> dict[str, FileChecksum]:
     """
     private, refusal = _read_private(directory)
     try:
-        return {name: FileChecksum(**sums) for name, sums in private["files"].items()}
+        files = private["files"].items()
+        return {name: FileChecksum.from_json(sums) for name, sums in files}
     except (KeyError, TypeError, AttributeError):
         raise refusal from None
 

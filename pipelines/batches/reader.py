@@ -90,28 +90,60 @@ def check_file(
     Raises:
       CorruptRecordError: a step or part is missing, repeated or out of order.
     """
-    allowed = {(file.first_step, 0)}
-    end = (file.first_step + file.num_steps, 0)
+    order = Order(file, manifest.parts_per_step)
     for record in iterate_records(data):
         batch = decode_batch(record, manifest.columns, manifest.physical_batch_size)
-        if (batch.step, batch.part) not in allowed or batch.step >= end[0]:
-            raise CorruptRecordError(
-                f"Expected the batches of {file.name} in order; found step "
-                f"{batch.step}, part {batch.part}."
-            )
-        allowed = _next_positions(batch, manifest.parts_per_step)
+        order.enter(batch.step, batch.part)
         yield batch
-    if end not in allowed:
-        raise CorruptRecordError(f"Expected {file.name} to end with step {end[0] - 1}.")
+    order.finish()
 
 
-def _next_positions(
-    batch: PhysicalBatch, parts_per_step: int | None
-) -> set[tuple[int, int]]:
-    next_part, next_step = (batch.step, batch.part + 1), (batch.step + 1, 0)
-    if parts_per_step is None:
-        return {next_part, next_step}
-    return {next_part if batch.part + 1 < parts_per_step else next_step}
+class Order:
+    """Accepts the physical batches of a file: each step and part once and in order.
+
+    Args:
+      file: Which file of a manifest.
+      parts_per_step: Of every step; None where it is data dependent.
+    """
+
+    def __init__(self, file: BatchFile, parts_per_step: int | None) -> None:
+        self._file = file
+        self._parts_per_step = parts_per_step
+        self._end = (file.first_step + file.num_steps, 0)
+        self._allowed = {(file.first_step, 0)}
+
+    def enter(self, step: int, part: int) -> None:
+        """Accepts the next physical batch.
+
+        Args:
+          step: That it belongs to.
+          part: Its index among the physical batches of that step.
+
+        Raises:
+          CorruptRecordError: another one is next.
+        """
+        if (step, part) not in self._allowed or step >= self._end[0]:
+            raise CorruptRecordError(
+                f"Expected the batches of {self._file.name} in order; found step "
+                f"{step}, part {part}."
+            )
+        next_part, next_step = (step, part + 1), (step + 1, 0)
+        if self._parts_per_step is None:
+            self._allowed = {next_part, next_step}
+        else:
+            is_last = part + 1 == self._parts_per_step
+            self._allowed = {next_step if is_last else next_part}
+
+    def finish(self) -> None:
+        """Accepts the end of the file.
+
+        Raises:
+          CorruptRecordError: batches are missing.
+        """
+        if self._end not in self._allowed:
+            raise CorruptRecordError(
+                f"Expected {self._file.name} to end with step {self._end[0] - 1}."
+            )
 
 
 def read_batches(directory: StrPath, *, first_step: int = 0) -> Iterator[PhysicalBatch]:
@@ -136,7 +168,7 @@ def _read(
     checksums: dict[str, FileChecksum],
     first_step: int,
 ) -> Iterator[PhysicalBatch]:
-    files = _files_from(manifest.files, first_step)
+    files = files_from(manifest.files, first_step)
     for file, data in _contents(directory, files, checksums):
         for batch in check_file(data, file, manifest):
             if batch.step >= first_step:
@@ -159,5 +191,11 @@ def _contents(
         yield from in_order(pool, read, zip(files, buffers, strict=False), 2)
 
 
-def _files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFile]:
+def files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFile]:
+    """Returns the files that hold a step from ``first_step`` on.
+
+    Args:
+      files: In step order.
+      first_step: The first step that is wanted.
+    """
     return (file for file in files if file.first_step + file.num_steps > first_step)

@@ -4,6 +4,7 @@ Formal guarantees, if ``verify`` returns no findings:
   - the manifest is the one that was written, and every file that it names is there,
     byte for byte as written; no other batch file is in the folder;
   - the files hold every step of the plan once, in order, with all of its parts;
+  - the checksums of single records, where there are any, are those of the files;
   - every record has its real rows first, weights of 0 and 1 only, and zero padding.
 
 Public: the findings, which name files and steps.  Sensitive: everything that is read.
@@ -28,6 +29,7 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
+from pipelines.batches.parts import check_records
 from pipelines.batches.reader import check_file, read_file
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, is_remote
@@ -74,6 +76,7 @@ def _check_file(
     checksum = checksums[file.name]
     if (num_records, num_real) != (checksum.num_records, checksum.num_real):
         raise InputError(f"Expected {file.name} to hold as many rows as were written.")
+    check_records(data, file, manifest, checksum)
 
 
 def _check_files(

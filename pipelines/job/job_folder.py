@@ -87,7 +87,7 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
         data = b"" if size is None else read_bytes(checksum_path(directory, name))
     except FileNotFoundError:
         return None
-    checksum = FileChecksum(**json.loads(data)) if data else None
+    checksum = FileChecksum.from_json(json.loads(data)) if data else None
     return checksum if checksum and checksum.size == size else None
 
 

@@ -17,7 +17,6 @@ Public: the layout.  Sensitive: everything packed.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from accounting.plan import DpSgdPlan
 from pipelines.batches.batch_format import as_items, encode_batch
 from pipelines.batches.columns import Column, check_record, row_bytes
 from pipelines.batches.manifest import BatchFile, FileChecksum
+from pipelines.batches.record_checksums import RecordChecksum, Summed
 from pipelines.batches.tfrecord import write_record
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
@@ -261,25 +261,23 @@ def encode_steps(
     Returns:
       The checksum of the file.
     """
-    size, sha256, num_records, num_real = 0, hashlib.sha256(), 0, 0
-
-    def write_part(part: bytes) -> None:
-        nonlocal size
-        write(part)
-        sha256.update(part)
-        size += len(part)
-
+    of_file, records, num_real = Summed(write), list[str](), 0
     for steps, pieces in units:
         columns, num_rows = _arrange(layout, steps, pieces)
-        for record in _records(layout, steps, columns, num_rows):
-            write_record(write_part, record)
-            num_records += 1
+        for step, part, record in _records(layout, steps, columns, num_rows):
+            of_record = Summed(of_file)
+            write_record(of_record, record)
+            found = RecordChecksum(
+                step=step, part=part, size=of_record.size, sha256=of_record.sha256
+            )
+            records.append(str(found))
         num_real += sum(num_rows)
     return FileChecksum(
-        size=size,
-        sha256=sha256.hexdigest(),
-        num_records=num_records,
+        size=of_file.size,
+        sha256=of_file.sha256,
+        num_records=len(records),
         num_real=num_real,
+        records=tuple(records),
     )
 
 
@@ -300,20 +298,21 @@ def _records(
     steps: range,
     columns: Mapping[str, np.ndarray],
     num_rows: Sequence[int],
-) -> Iterator[bytes]:
-    """Yields the records of ``steps``, whose rows are sorted by step."""
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yields (step, part, record) of ``steps``, whose rows are sorted by step."""
     size, largest = layout.physical_batch_size, layout.plan.largest_batch_size
     start = 0
     for step, count in zip(steps, num_rows, strict=True):
         end = start + count
         for part in range(-(-(largest or max(1, count)) // size)):
             piece = slice(start + part * size, min(start + (part + 1) * size, end))
-            yield encode_batch(
+            record = encode_batch(
                 {name: items[piece] for name, items in columns.items()},
                 step=step,
                 part=part,
                 physical_batch_size=size,
             )
+            yield step, part, record
         start = end
 
 

@@ -25,6 +25,7 @@ from pipelines.batches.manifest import (
     Manifest,
     write_manifest,
 )
+from pipelines.batches.record_checksums import RecordChecksum, Summed
 from pipelines.batches.tfrecord import write_record
 from pipelines.sampling.keys import create_key_file
 from trainer.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
@@ -87,7 +88,7 @@ def write_batches(
         chosen = steps[first : first + steps_per_file]
         name = f"batches-{first:08d}.tfrecord"
         buffer = io.BytesIO()
-        num_records = 0
+        records = []
         for step, rows in enumerate(chosen, first):
             size = truncated_batch_size or max(1, len(rows))
             for part in range(-(-size // physical_batch_size)):
@@ -99,16 +100,19 @@ def write_batches(
                     part=part,
                     physical_batch_size=physical_batch_size,
                 )
-                write_record(buffer.write, record)
-                num_records += 1
+                summed = Summed(buffer.write)
+                write_record(summed, record)
+                found = {"size": summed.size, "sha256": summed.sha256}
+                records.append(str(RecordChecksum(step=step, part=part, **found)))
         data = buffer.getvalue()
         (path / name).write_bytes(data)
         files.append(BatchFile(name=name, first_step=first, num_steps=len(chosen)))
         checksums[name] = FileChecksum(
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            num_records=num_records,
+            num_records=len(records),
             num_real=sum(map(len, chosen)),
+            records=tuple(records),
         )
     manifest = Manifest(
         plan=plan,

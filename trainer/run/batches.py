@@ -1,9 +1,10 @@
 """The batches of a folder as tensors, in step order.
 
 Formal guarantees:
-  - Elements are exactly what ``pipelines.batches.reader`` yields, which checks
-    digests, steps and parts as they pass; what it refuses raises its InputError, and no
-    element of a file comes before the digest of the file was held against its checksum.
+  - Elements are exactly what ``pipelines.batches.reader`` yields, or for one of several
+    workers ``pipelines.batches.parts``, which check digests, steps and parts as they
+    pass; what they refuse raises their InputError, and no element comes before the
+    digest of its file, or of its record, was held against its checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
 Background threads read, hash and decode while a batch is trained on.
@@ -21,12 +22,15 @@ from typing import Any
 
 from pipelines.batches.batch_format import PhysicalBatch
 from pipelines.batches.manifest import Manifest
+from pipelines.batches.parts import Share, read_parts
 from pipelines.batches.reader import read_batches
 from trainer.model.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
 #: Physical batches that are decoded while one is trained on.
 _PREFETCH = 4
+
+_ALL = Share()
 
 Element = dict[str, Any]
 
@@ -65,6 +69,7 @@ class BatchSource:
       directory: A folder that ``dpsgd batches`` wrote.
       manifest: Its manifest.
       first_step: Where to start.
+      share: Of one of several workers; then a step may have no element.
     """
 
     def __init__(
@@ -73,16 +78,22 @@ class BatchSource:
         manifest: Manifest,
         *,
         first_step: int = 0,
+        share: Share = _ALL,
     ) -> None:
         self._directory = directory
         self._manifest = manifest
         self._first_step = first_step
+        self._share = share
 
     def __iter__(self) -> Iterator[Element]:
         # Not tf.data, which would copy each record to TensorFlow and parse it again:
         # that costs more than everything here.
-        batches = read_batches(self._directory, first_step=self._first_step)
-        return _ahead(map(_element, batches))
+        return _ahead(map(_element, self._batches()))
+
+    def _batches(self) -> Iterator[PhysicalBatch]:
+        if self._share == _ALL:  # one digest for a whole file costs least
+            return read_batches(self._directory, first_step=self._first_step)
+        return read_parts(self._directory, self._share, first_step=self._first_step)
 
     @property
     def dataset(self) -> Any:

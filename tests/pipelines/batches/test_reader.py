@@ -198,6 +198,7 @@ def _rewrite(folder: pathlib.Path, edit: Callable[[list[bytes]], list[bytes]]) -
         size=len(file.getvalue()),
         sha256=hashlib.sha256(file.getvalue()).hexdigest(),
         num_records=len(records),
+        records=(),
     )
     write_manifest(folder, manifest, checksums)
 

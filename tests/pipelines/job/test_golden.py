@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pathlib
 
 import pytest
 
 from accounting.plan import DpSgdPlan
+from pipelines.batches.manifest import pretty_json
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout
@@ -23,11 +25,21 @@ GOLDEN = {
 }
 
 
+def contents(path: pathlib.Path) -> bytes:
+    """Of a file, without what was added to it since: checksums of single records."""
+    if path.name != "checksums.json":
+        return path.read_bytes()
+    fields = json.loads(path.read_bytes())
+    for checksum in fields["files"].values():
+        assert len(checksum.pop("records")) == checksum["num_records"]
+    return pretty_json(fields)
+
+
 def digest(folder: pathlib.Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     lines = [
         f"{path.relative_to(folder).as_posix()} "
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        f"{hashlib.sha256(contents(path)).hexdigest()}\n"
         for path in files
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
