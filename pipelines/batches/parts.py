@@ -18,7 +18,6 @@ Public: the manifest.  Sensitive: every yielded batch.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator
 
@@ -34,31 +33,11 @@ from pipelines.batches.manifest import (
 )
 from pipelines.batches.reader import Order, check_file, files_from, read_file
 from pipelines.batches.record_checksums import RecordChecksum
+from pipelines.batches.share import Share
 from pipelines.batches.tfrecord import iterate_records
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import size, slices
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """The parts of one worker.
-
-    Attributes:
-      rank: Of the worker, from 0.
-      count: Of all workers.
-
-    Example:
-      >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]
-      [1, 4]
-    """
-
-    rank: int = 0
-    count: int = 1
-
-    def has(self, part: int) -> bool:
-        """Whether a part of a step is this worker's."""
-        return part % self.count == self.rank
 
 
 def read_parts(

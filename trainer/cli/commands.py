@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,12 @@ from trainer.settings.train_settings import (
     SCHEDULES,
     TrainSettings,
 )
+from trainer.workers import agreement, launch
+from trainer.workers.base import Workers
+from trainer.workers.launch import DEFAULT_TIMEOUT
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from trainer.train import Summary
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -198,11 +204,21 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     "--tensorboard", type=_FOLDER, help="Folder for the held-out curve as events."
 )
 @click.option("--csv", type=_FILE, help="File for the held-out curve as a table.")
+@click.option(
+    "--worker-timeout",
+    type=float,
+    default=DEFAULT_TIMEOUT,
+    show_default=True,
+    help="Seconds that a worker waits for the others, which `mpiexec` started; longer "
+    "than an evaluation.",
+)
 @shared_options.as_json
 def train_command(**flags: Any) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
 
-    A run that was interrupted goes on when the same command is given again.
+    A run that was interrupted goes on when the same command is given again.  Several
+    workers take each step together under `mpiexec -n 3 dpsgd train ...`, with the same
+    results as one.
 
     \b
     A model of your own (--model my_model:linear) is Keras 2, of the package tf_keras:
@@ -219,11 +235,25 @@ def train_command(**flags: Any) -> None:
           --method model-mix --mix-width 0.15 --linf-factor 100
     """
     as_json = flags.pop("as_json")
-    request = _request(flags)
+    with launch.joined(flags.pop("worker_timeout")) as workers:
+        request = agreement.together(workers, lambda: _request(flags))
+        if not agreement.is_chief(workers):
+            _help_chief(request, workers)
+            return
+        summary = _train(request, workers)
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), indent=2))
+        return
+    click.echo(aggregation_commands.metrics_text(summary.metrics))
+    click.echo(wrapped(summary.text.rstrip("\n")))
+    click.echo(f"results in {summary.run}")
+
+
+def _train(request: Request, workers: Workers) -> Summary:
     from trainer.run.preflight import check
 
     with Terminal() as reporter:
-        checked = check(request)
+        checked = agreement.together(workers, lambda: check(request))
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
@@ -231,13 +261,16 @@ def train_command(**flags: Any) -> None:
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked
 
-        summary = run_checked(checked, reporter)
-    if as_json:
-        click.echo(json.dumps(summary.to_json(), indent=2))
-        return
-    click.echo(aggregation_commands.metrics_text(summary.metrics))
-    click.echo(wrapped(summary.text.rstrip("\n")))
-    click.echo(f"results in {summary.run}")
+        return run_checked(checked, reporter, workers)
+
+
+def _help_chief(request: Request, workers: Workers) -> None:
+    from trainer.run.preflight import check
+
+    checked = agreement.together(workers, lambda: check(request, chief=False))
+    from trainer.train import help_chief
+
+    help_chief(checked, workers)
 
 
 def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
@@ -256,7 +289,8 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
         ).params
     except click.ClickException as error:
         raise InputError(error.format_message()) from None
-    flags.pop("as_json")
+    for name in ("as_json", "worker_timeout"):
+        flags.pop(name)
     return _request(flags)
 
 

@@ -68,7 +68,20 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
       FileNotFoundError: there is no file.
       DamagedError: it is not what was written.
     """
-    data = path.read_bytes()
+    return parse(path.read_bytes(), key=key, label=label)
+
+
+def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
+    """Returns the arrays by name.
+
+    Args:
+      data: Contents of a file that ``write`` wrote.
+      key: That it was written under.  Sensitive.
+      label: What the file is.
+
+    Raises:
+      DamagedError: it is not what was written.
+    """
     view = memoryview(data)[:-KEY_BYTES]
     if not hmac.compare_digest(data[-KEY_BYTES:], _mac(view, key, label)):
         raise DamagedError

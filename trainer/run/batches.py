@@ -22,15 +22,14 @@ from typing import Any
 
 from pipelines.batches.batch_format import PhysicalBatch
 from pipelines.batches.manifest import Manifest
-from pipelines.batches.parts import Share, read_parts
+from pipelines.batches.parts import read_parts
 from pipelines.batches.reader import read_batches
+from pipelines.batches.share import ALL, Share
 from trainer.model.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
 #: Physical batches that are decoded while one is trained on.
 _PREFETCH = 4
-
-_ALL = Share()
 
 Element = dict[str, Any]
 
@@ -78,7 +77,7 @@ class BatchSource:
         manifest: Manifest,
         *,
         first_step: int = 0,
-        share: Share = _ALL,
+        share: Share = ALL,
     ) -> None:
         self._directory = directory
         self._manifest = manifest
@@ -91,7 +90,7 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
-        if self._share == _ALL:  # one digest for a whole file costs least
+        if self._share == ALL:  # one digest for a whole file costs least
             return read_batches(self._directory, first_step=self._first_step)
         return read_parts(self._directory, self._share, first_step=self._first_step)
 

@@ -81,12 +81,22 @@ class Checkpoints:
         Raises:
           InputError: damaged, or of another run.
         """
-        try:
-            arrays = authenticated_arrays.read(
-                self.path, key=self.run_key, label=_LABEL
-            )
-        except FileNotFoundError:
+        return self.parse(self.read())
+
+    def read(self) -> bytes:
+        """Returns the contents of the checkpoint; nothing if there is none."""
+        return self.path.read_bytes() if self.path.exists() else b""
+
+    def parse(self, data: bytes) -> State | None:
+        """Returns the checkpoint that ``read`` gave, here or to another worker.
+
+        Raises:
+          InputError: damaged, or of another run.
+        """
+        if not data:
             return None
+        try:
+            arrays = authenticated_arrays.parse(data, key=self.run_key, label=_LABEL)
         except authenticated_arrays.DamagedError:
             raise InputError(
                 f"Expected {self.path} to be a checkpoint of this run; it is damaged, "

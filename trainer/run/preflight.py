@@ -56,7 +56,7 @@ class Checked:
     Attributes:
       request: What was checked.
       manifest: Of the batches.
-      held_out: The held-out examples.
+      held_out: The held-out examples; None of a worker that does not evaluate.
       noise_multiplier: Given, or computed from the target; None without noise.
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
@@ -67,7 +67,7 @@ class Checked:
 
     request: Request
     manifest: Manifest
-    held_out: HeldOut
+    held_out: HeldOut | None
     noise_multiplier: float | None
     statement: Any
     resumes: bool
@@ -75,8 +75,12 @@ class Checked:
     began_under: origin.Origin | None = dataclasses.field(repr=False)
 
 
-def check(request: Request) -> Checked:
+def check(request: Request, *, chief: bool = True) -> Checked:
     """Returns the checked request.
+
+    Args:
+      request: What to do.
+      chief: Whether this worker evaluates, and writes the folder of the run.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -93,16 +97,16 @@ def check(request: Request) -> Checked:
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
     check_files(request.batches, manifest)
-    input_digests = read_input_digests(request.batches)
-    held_out = HeldOut(request.held_out, of_rows, input_digests)
-    resumes = check_run_folder(request.run)
+    held_out = _held_out(request, of_rows) if chief else None
+    resumes = chief and check_run_folder(request.run)
     batches = manifest.fingerprint, digest_of_batches(request.batches)
     here = origin.here(request.settings, *batches)
     began_under = origin.read(request.run) if resumes else None
     if began_under is not None:
         origin.check_here(began_under, here)
     _check_key(request)
-    _check_curve_files(request, resumes=resumes)
+    if chief:
+        _check_curve_files(request, resumes=resumes)
     noise_multiplier = noise_multiplier_of(request.settings, manifest)
     return Checked(
         request=request,
@@ -114,6 +118,11 @@ def check(request: Request) -> Checked:
         here=here,
         began_under=began_under,
     )
+
+
+def _held_out(request: Request, of_rows: Manifest) -> HeldOut:
+    input_digests = read_input_digests(request.batches)
+    return HeldOut(request.held_out, of_rows, input_digests)
 
 
 def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSettings:

@@ -49,6 +49,7 @@ from pipelines.batches.manifest import (
     read_json,
     write_atomically,
 )
+from pipelines.batches.share import ALL, Share
 from pipelines.sampling.keys import derive, read_key_file, read_or_create_key_file
 from trainer.settings.aggregation_settings import WEIGHT_AVERAGES
 from trainer.settings.method_settings import NON_PRIVATE, check_described
@@ -219,6 +220,8 @@ def versions() -> dict[str, str]:
 class StepLedger:
     """Lets the batches of a plan pass: each step once and in order, with its parts.
 
+    One of several workers lets its own parts pass, and may have none of a step.
+
     Example:
       >>> ledger = StepLedger(num_steps=2)
       >>> ledger.enter(0, part=0)
@@ -228,9 +231,12 @@ class StepLedger:
       accounting.validation.InputError: Expected step 1 next; the batches repeat step 0.
     """
 
-    def __init__(self, num_steps: int, *, first_step: int = 0) -> None:
+    def __init__(
+        self, num_steps: int, *, first_step: int = 0, share: Share = ALL
+    ) -> None:
         self._num_steps = num_steps
         self._next_step = first_step
+        self._share = share
         # No part continues a step that another process began.
         self._next_part = -1
 
@@ -250,19 +256,34 @@ class StepLedger:
           InputError: it is neither the next part of its step nor the next step.
         """
         if step == self._next_step - 1 and part == self._next_part:
-            self._next_part += 1
+            self._next_part += self._share.count
             return
         if step >= self._num_steps:
             raise InputError(
                 f"Expected num_steps={self._num_steps} of the plan; the batches go on "
                 f"with step {step}."
             )
-        if (step, part) != (self._next_step, 0):
+        if (step, part) != (self._next_step, self._share.rank):
             how = "repeat" if step < self._next_step else "skip to"
             raise InputError(
                 f"Expected step {self._next_step} next; the batches {how} step {step}."
             )
-        self._next_step, self._next_part = step + 1, 1
+        self._next_step, self._next_part = step + 1, part + self._share.count
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a step may have parts of other workers alone."""
+        return self._share.count > 1
+
+    def skip(self) -> None:
+        """Lets a step pass of which all parts are other workers'.
+
+        Raises:
+          InputError: there are no others.
+        """
+        if not self.is_shared:
+            self.finish()
+        self._next_step, self._next_part = self._next_step + 1, -1
 
     def finish(self) -> None:
         """Accepts the end of the batches.

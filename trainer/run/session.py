@@ -18,6 +18,9 @@ Formal guarantees:
   - The seeds of its rows follow from the key of the run, the step, its physical batch
     and the place of the row in it.
   - A step counts as executed, also in the record, once the weights have it.
+  - The workers of a run have one run key, and each physical batch of a step is one
+    worker's.
+  - The chief alone writes.
   - No error of a step quotes an example.
 
 Public: the record.  Sensitive: keys, noise and batches.
@@ -35,7 +38,9 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import fingerprint
+from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
+from pipelines.batches.share import Share
 from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
@@ -46,6 +51,8 @@ from trainer.run.batches import BatchSource, Element
 from trainer.run.run_record import RunRecord, StepLedger
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
+from trainer.workers import agreement
+from trainer.workers.base import Alone, Workers
 
 #: What is drawn for a step, and its physical batches.  Sensitive.
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
@@ -53,7 +60,7 @@ StepInputs = tuple[list[np.ndarray], Iterator[Element]]
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Session:
-    """One run, in one process.
+    """One run, as one of its workers sees it.
 
     Attributes:
       settings: What to train, and how.
@@ -63,6 +70,7 @@ class Session:
       run: Folder of the run.
       noise_key_file: Where the noise key is, or is made; in ``run`` if None.
       num_steps_executed: Steps that the weights have; a run that goes on sets it.
+      workers: Who take each step together.
       fits: Of every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
@@ -73,6 +81,7 @@ class Session:
     run: pathlib.Path
     noise_key_file: pathlib.Path | None
     num_steps_executed: int = 0
+    workers: Workers = dataclasses.field(default_factory=Alone)
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _noise_key: bytes = dataclasses.field(init=False)
     _run_key: bytes | None = dataclasses.field(default=None, init=False)
@@ -88,11 +97,26 @@ class Session:
 
         Raises:
           FileExistsError: another process made a run of this folder meanwhile.
-          InputError: the noise key is refused.
+          InputError: the noise key is refused, or a worker has none.
         """
-        self._noise_key = run_record.open_run(
-            self.run, self.noise_key_file, resumes=resumes
-        )
+        chief = agreement.is_chief(self.workers)
+        # The key does not travel: the chief makes it, and the others read its file.
+        agreement.together(self.workers, lambda: self._open(resumes) if chief else None)
+        agreement.together(self.workers, lambda: None if chief else self._open(resumes))
+
+    def _open(self, resumes: bool) -> None:
+        if agreement.is_chief(self.workers):
+            self._noise_key = run_record.open_run(
+                self.run, self.noise_key_file, resumes=resumes
+            )
+            return
+        path = run_record.noise_key_path(self.run, self.noise_key_file)
+        if not path.exists():
+            raise InputError(
+                f"Expected the noise key at {path}, which is not sent to workers. Give "
+                "--noise-key-file with a file that all hosts have or share."
+            )
+        self._noise_key = run_record.read_noise_key(self.run, self.noise_key_file)
 
     def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
         """Returns the key of the run, from which all of its noise follows.  Sensitive.
@@ -109,10 +133,30 @@ class Session:
             **identity,
             "noise_multiplier": self.noise_multiplier,
             "model": model,
-            "run_id": run_record.read_or_create_run_id(self.run),
+            "run_id": self._run_id(),
         }
         self._run_key = keys.derive(self._noise_key, "run", fingerprint(named))
+        self.compare({"run": self._run_key.hex()})
         return self._run_key
+
+    def _run_id(self) -> str:
+        found = agreement.together(
+            self.workers,
+            lambda: (
+                run_record.read_or_create_run_id(self.run)
+                if agreement.is_chief(self.workers)
+                else ""
+            ),
+        )
+        return agreement.chiefs(self.workers, found.encode()).decode()
+
+    def compare(self, values: Mapping[str, Any]) -> None:
+        """Accepts workers with the same values, and the same noise key.
+
+        Raises:
+          InputError: who differs, and in what.
+        """
+        agreement.compare(self.workers, values, self._noise_key)
 
     @property
     def is_identified(self) -> bool:
@@ -172,16 +216,15 @@ class Session:
         self, noise: Iterator[list[np.ndarray]], end: int
     ) -> Iterator[StepInputs]:
         first = self.num_steps_executed
-        ledger = StepLedger(self.num_steps, first_step=first)
-        source = BatchSource(self.batches, self.manifest, first_step=first)
-        for _, parts in itertools.groupby(source, lambda batch: int(batch["step"])):
-            entered = _entered(parts, ledger)
+        share = Share(self.workers.rank, self.workers.count)
+        ledger = StepLedger(self.num_steps, first_step=first, share=share)
+        source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
+        steps = _Steps(source, ledger)
+        for step in range(first, end):
             # A step that is refused is refused before anything is done for it.
-            begun = next(entered)
-            yield next(noise), itertools.chain((begun,), entered)
-            if self.num_steps_executed == end < self.num_steps:
-                return
-        ledger.finish()
+            yield next(noise), steps.parts(step)
+        if end == self.num_steps:
+            steps.finish()
 
     def execute(
         self,
@@ -189,19 +232,37 @@ class Session:
         parts: Iterable[Element],
         *,
         observe: Callable[[Element], None] | None = None,
-    ) -> None:
+        stop: int | None = None,
+    ) -> int | None:
         """Takes a step.
 
         Args:
           noise: An array for each variable of the step.
           parts: The physical batches of the step.
           observe: Sees every one, at the weights from before the step.
+          stop: Number of a signal to stop that this worker received; None for none.
+
+        Returns:
+          The number of such a signal that any worker received; None for none.
+
+        Raises:
+          InputError: the workers do not have all parts of the step together.
         """
         self._step.begin(noise, self.later_noise())
+        numbers = []
         for batch in parts:
             self._add(batch, observe)
+            numbers.append(int(batch["part"]))
+        stop = agreement.settle_step(
+            self.workers,
+            self.num_steps_executed,
+            numbers,
+            self.manifest.parts_per_step,
+            stop,
+        )
         withhold_values(self._step.finish)()
         self.num_steps_executed += 1
+        return stop
 
     @withhold_values
     def _add(self, batch: Element, observe: Callable[[Element], None] | None) -> None:
@@ -264,6 +325,8 @@ class Session:
 
     def write_record(self, *, complete: bool) -> None:
         """Writes the record, with a copy of the manifest, into the folder."""
+        if not agreement.is_chief(self.workers):
+            return
         run_record.write_run(
             self.run, self.record(complete=complete), self.manifest, self._noise_key
         )
@@ -279,7 +342,30 @@ class Session:
             raise
 
 
-def _entered(parts: Iterator[Element], ledger: StepLedger) -> Iterator[Element]:
-    for batch in parts:
-        ledger.enter(int(batch["step"]), part=int(batch["part"]))
-        yield batch
+class _Steps:
+    """The physical batches of a worker, step by step, as a ledger lets them pass."""
+
+    def __init__(self, source: Iterable[Element], ledger: StepLedger) -> None:
+        self._steps = itertools.groupby(source, lambda batch: int(batch["step"]))
+        self._ledger = ledger
+        self._next = next(self._steps, None)
+
+    def parts(self, step: int) -> Iterator[Element]:
+        """Returns those of the next step; none where all are other workers'."""
+        if self._next is None or (self._next[0] > step and self._ledger.is_shared):
+            self._ledger.skip()
+            return iter(())
+        entered = self._entered(self._next[1])
+        return itertools.chain((next(entered),), entered)
+
+    def _entered(self, parts: Iterator[Element]) -> Iterator[Element]:
+        for batch in parts:
+            self._ledger.enter(int(batch["step"]), part=int(batch["part"]))
+            yield batch
+        self._next = next(self._steps, None)
+
+    def finish(self) -> None:
+        """Accepts the end of the plan, which is that of the batches."""
+        if self._next is not None:
+            next(self._entered(self._next[1]))
+        self._ledger.finish()

@@ -5,6 +5,7 @@ Formal guarantees:
     finished ``save``.
   - A run goes on only with the held-out examples that it began with.
   - Variables are saved and restored in the order in which they were given.
+  - All workers restore the chief's checkpoint; nobody else saves one.
 
 Public: steps and curve.  The variables follow from released noisy sums.
 """
@@ -17,6 +18,8 @@ from typing import Any
 
 from accounting.validation import InputError
 from trainer.run.checkpoints import Checkpoints, State
+from trainer.workers import agreement
+from trainer.workers.base import Alone, Workers
 
 #: Seconds between checkpoints where no number of steps is given.
 _CHECKPOINT_SECONDS = 60.0
@@ -29,7 +32,9 @@ class SessionState:
       checkpoints: Where it is saved.
       variables: All that a later step or a result depends on, in a fixed order.
       every: Steps between checkpoints; by time if None.
-      held_out: Digest of the held-out examples: a curve is of one set of them.
+      held_out: Digest of the held-out examples: a curve is of one set of them; None of
+        a worker that does not evaluate.
+      workers: Who have the same state.
 
     Attributes:
       points: The curve so far: dicts with ``step`` and metrics.
@@ -41,12 +46,14 @@ class SessionState:
         variables: Sequence[Any],
         *,
         every: int | None,
-        held_out: str,
+        held_out: str | None,
+        workers: Workers | None = None,
     ) -> None:
         self._checkpoints = checkpoints
         self._variables = list(variables)
         self._every = every
         self._held_out = held_out
+        self._workers: Workers = workers or Alone()
         self._saved_at = time.monotonic()
         self.points: list[dict[str, Any]] = []
 
@@ -60,24 +67,35 @@ class SessionState:
           InputError: it is damaged, of another run, or its curve is of other held-out
             examples.
         """
-        state = self._checkpoints.load()
+        chief = agreement.is_chief(self._workers)
+        sent = agreement.chiefs(
+            self._workers, self._checkpoints.read() if chief else b""
+        )
+        state = agreement.together(self._workers, lambda: self._parse(sent))
         if state is None:
             self.save(0)
             return None
-        if state.held_out != self._held_out:
+        for variable, value in zip(self._variables, state.arrays, strict=True):
+            variable.assign(value)
+        self.points = list(state.points)
+        return state.num_steps_executed
+
+    def _parse(self, data: bytes) -> State | None:
+        state = self._checkpoints.parse(data)
+        if state is not None and self._held_out not in (None, state.held_out):
             raise InputError(
                 "Expected --eval to hold the examples that the first "
                 f"{state.num_steps_executed} steps of this run were evaluated on; they "
                 "differ. Give the same folder as before, or start again in an empty "
                 "--out folder."
             )
-        for variable, value in zip(self._variables, state.arrays, strict=True):
-            variable.assign(value)
-        self.points = list(state.points)
-        return state.num_steps_executed
+        return state
 
     def save(self, num_steps_executed: int) -> None:
         """Replaces the checkpoint by the state after so many steps."""
+        if not agreement.is_chief(self._workers):
+            return
+        assert self._held_out is not None  # the chief evaluates
         self._checkpoints.save(
             State(
                 num_steps_executed=num_steps_executed,

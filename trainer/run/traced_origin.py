@@ -24,23 +24,18 @@ from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
 
-def settle(
-    checked: Checked, model: TrainableModel, optimizer: Any, step: Step
-) -> Origin:
-    """Returns the origin of a run, written down or held against what was.
+def find(checked: Checked, model: TrainableModel, optimizer: Any, step: Step) -> Origin:
+    """Returns the origin of a run, as it is here and now.
 
     Args:
-      checked: The request; its run has a folder.
+      checked: The request.
       model: What is trained.
       optimizer: A Keras optimizer.
       step: Of the model and the optimizer.
-
-    Raises:
-      InputError: the run began under another origin.
     """
     spec = element_spec(checked.manifest, model.seeds)
     traced = step.traced(spec["columns"], spec["weight"])
-    found = {
+    return {
         **checked.here,
         "devices": _devices(),
         "threads": threads.current(),
@@ -53,11 +48,22 @@ def settle(
         ),
         "step": graph_digest.digest(traced),
     }
+
+
+def settle(checked: Checked, found: Origin) -> None:
+    """Writes the origin of a run down, or holds it against what was.
+
+    Args:
+      checked: The request; its run has a folder.
+      found: From ``find``.
+
+    Raises:
+      InputError: the run began under another origin.
+    """
     if checked.began_under is None:
         origin.write(checked.request.run, found)
     else:
         origin.check_traced(checked.began_under, found)
-    return found
 
 
 def _devices() -> list[str]:

@@ -18,8 +18,9 @@ from pipelines.batches.manifest import (
     read_manifest,
     write_manifest,
 )
-from pipelines.batches.parts import Share, has_record_checksums, read_parts
+from pipelines.batches.parts import has_record_checksums, read_parts
 from pipelines.batches.reader import read_batches
+from pipelines.batches.share import Share
 from pipelines.batches.verify import verify
 from pipelines.files.paths import StrPath
 from tests.pipelines.batches.test_reader import CHANGED, FAULTS, Fault, files_of

@@ -1,0 +1,30 @@
+"""Which parts of a step are one worker's: part p is worker p mod W's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The parts of one worker.
+
+    Attributes:
+      rank: Of the worker, from 0.
+      count: Of all workers.
+
+    Example:
+      >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]
+      [1, 4]
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    def has(self, part: int) -> bool:
+        """Whether a part of a step is this worker's."""
+        return part % self.count == self.rank
+
+
+#: Of a worker that is alone.
+ALL = Share()

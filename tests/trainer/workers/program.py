@@ -1,0 +1,76 @@
+"""What workers do in ``test_mpi``: ``mpiexec -n 2 python program.py NAME``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+import numpy as np
+
+from accounting.validation import InputError
+from trainer.workers import agreement, launch
+from trainer.workers.base import Workers
+
+
+def exchange(workers: Workers) -> None:
+    """Sums and gathers of all sizes, many times, the last of them a megabyte."""
+    for size in (0, 1, 3, 1 << 17):
+        values = np.arange(size, dtype=np.int64) * (1 << 40) + workers.rank
+        total = sum(range(workers.count))
+        wanted = np.arange(size, dtype=np.int64) * (workers.count << 40) + total
+        np.testing.assert_array_equal(workers.sum(values), wanted)
+        found = workers.gather(bytes([workers.rank]) * (size + 5 * workers.rank))
+        assert found == [bytes([r]) * (size + 5 * r) for r in range(workers.count)]
+    assert agreement.chiefs(workers, b"of the chief") == b"of the chief"
+    if not workers.rank:
+        print("exchanged")
+
+
+def refuse(workers: Workers) -> None:
+    """The second worker refuses, and all know."""
+
+    def own() -> None:
+        if workers.rank:
+            raise InputError("Expected a file.")
+
+    agreement.together(workers, own)
+
+
+def fail(workers: Workers) -> None:
+    """The second worker fails, and the first one waits for it."""
+    if workers.rank:
+        raise InputError("Expected a batch.")
+    workers.gather(b"")
+
+
+def hang(workers: Workers) -> None:
+    """The last worker stops, and the others wait for it."""
+    if workers.rank == workers.count - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    workers.gather(b"")
+
+
+def killed(workers: Workers) -> None:
+    """The second worker is killed, and the first one waits for it."""
+    if workers.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    workers.gather(b"")
+
+
+def main(name: str, timeout: str) -> None:
+    """Runs a function of this module as ``dpsgd`` would."""
+    if name == "late" and launch.announced(os.environ)[0]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        with launch.joined(float(timeout)) as workers:
+            globals()[name](workers)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

@@ -1,0 +1,59 @@
+"""Who the workers of a process are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from accounting.validation import InputError
+from trainer.workers.base import Alone
+from trainer.workers.launch import announced, joined
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({}, (0, 1)),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (0, 1)),
+        ({"PMI_SIZE": "3", "PMI_RANK": "2"}, (2, 3)),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, (1, 4)),
+    ],
+)
+def test_launchers_say_how_many_they_started(
+    variables: dict[str, str], place: tuple[int, int]
+) -> None:
+    assert announced(variables) == place
+
+
+def test_a_process_alone_loads_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "1")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with joined() as workers:
+        assert type(workers) is Alone
+
+
+def test_workers_without_mpi_are_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    monkeypatch.delitem(sys.modules, "trainer.workers.mpi", raising=False)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("PMI_RANK", "0")
+    with pytest.raises(InputError, match="pip install mpi4py mpich"), joined():
+        pass
+    monkeypatch.setenv("PMI_RANK", "1")  # the first one said it
+    with pytest.raises(SystemExit), joined():
+        pass
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(InputError, match="worker_timeout"), joined(timeout):
+        pass
+
+
+def test_mpi_is_imported_by_the_launch_alone() -> None:
+    code = "import sys, trainer.cli.commands; sys.exit('mpi4py' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
