@@ -4,24 +4,32 @@ Formal guarantees:
   - A process that no launcher started, or that is the only one, loads no MPI.
   - A process that was started with others never goes on without them.
   - What only one worker knows to have failed ends all of them, once it was said.
+  - Sums travel, and are listened for, on the network device that the user named; on
+    loopback where all workers are on one host and none was named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING
 
 from accounting.validation import InputError, check_float
 from trainer.workers.agreement import AgreedError, AgreedStopError
 from trainer.workers.base import Alone, Workers
 
-#: Number of processes and place among them, by launcher: MPICH and Intel MPI (also of
-#: Slurm, as PMI-2), Open MPI.
-_LAUNCHERS = (
-    ("PMI_SIZE", "PMI_RANK"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-)
+if TYPE_CHECKING:
+    from trainer.workers.mpi import MpiWorkers
+
+#: Of MPICH: number of processes, place among them, how many are on this host.
+_SIZE, _RANK, _LOCAL = "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"
+
+#: Devices that MPICH uses, and listens on: of all where it is not set.
+_DEVICES = "UCX_NET_DEVICES"
+
+#: Of Open MPI, which was not tried.
+_OTHER_SIZE = "OMPI_COMM_WORLD_SIZE"
 
 #: Seconds that a worker waits for the others, who may evaluate or save meanwhile.
 DEFAULT_TIMEOUT = 600.0
@@ -36,11 +44,42 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
     Example:
       >>> announced({"PMI_SIZE": "3", "PMI_RANK": "1"}), announced({})
       ((1, 3), (0, 1))
+
+    Raises:
+      InputError: a launcher that is not known.
     """
-    for size, rank in _LAUNCHERS:
-        if environment.get(size, "").isdigit():
-            return int(environment.get(rank, "0")), int(environment[size])
-    return 0, 1
+    if environment.get(_OTHER_SIZE, "1") != "1":
+        raise InputError(
+            f"Expected the mpiexec of MPICH; {_OTHER_SIZE} says that Open MPI started "
+            "this, which was not tried. `pip install mpich` brings the other."
+        )
+    return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
+
+
+def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:
+    """Lets MPI use one network device, which the user names unless nothing travels."""
+    if environment.get(_DEVICES):
+        return
+    if environment.get(_LOCAL) != str(count):
+        raise InputError(
+            f"Expected {_DEVICES} to name the network device by which workers reach "
+            "each other, such as eth0: MPI would listen on all, and what it carries "
+            f"has no noise. Give `mpiexec -genv {_DEVICES} eth0 ...`."
+        )
+    environment[_DEVICES] = "lo"
+
+
+def _load_mpi(count: int) -> type[MpiWorkers]:
+    try:
+        # Where nobody asks for it, MPI need not be installed.
+        from trainer.workers.mpi import MpiWorkers
+    except (ImportError, RuntimeError) as error:  # the latter, of a missing library
+        raise InputError(
+            f"Expected MPI for the {count} workers that were started: "
+            f"{type(error).__name__} of mpi4py. Run `pip install mpi4py mpich` on "
+            "every host."
+        ) from None
+    return MpiWorkers
 
 
 @contextlib.contextmanager
@@ -51,7 +90,8 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
       timeout: Seconds that a worker waits for the others.
 
     Raises:
-      InputError: there are others, and no MPI to reach them by; or they do not come.
+      InputError: there are others, and no MPI to reach them by, or no network device
+        that was named; or they do not come.
     """
     check_float("worker_timeout", timeout, above=0)
     rank, count = announced(os.environ)
@@ -59,17 +99,13 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
         yield Alone()
         return
     try:
-        # Where nobody asks for it, MPI need not be installed.
-        from trainer.workers.mpi import MpiWorkers
-    except (ImportError, RuntimeError) as error:  # the latter, of a missing library
-        if rank:
+        _keep_to_device(os.environ, count)
+        start = _load_mpi(count)
+    except InputError:
+        if rank:  # the first one says it
             raise SystemExit(2) from None
-        raise InputError(
-            f"Expected MPI for the {count} workers that were started: "
-            f"{type(error).__name__} of mpi4py. Run `pip install mpi4py mpich` on "
-            "every host."
-        ) from None
-    workers = MpiWorkers(count=count, timeout=timeout)
+        raise
+    workers = start(count=count, timeout=timeout)
     try:
         yield workers
     except (AgreedError, AgreedStopError, SystemExit):

@@ -92,6 +92,10 @@ class Hosts:
         del host
         return "127.0.0.1"
 
+    def entrance(self, host: str) -> list[str]:
+        """Returns the command that runs another, which follows it, on ``host``."""
+        return [*self._enter(host), *self._pin(host)]
+
     def start(
         self,
         host: str,
@@ -108,10 +112,9 @@ class Hosts:
           env: All its environment variables.
         """
         log = self._logs / f"{host}-{name}.log"
-        prefix = [*self._enter(host), *self._pin(host)]
         with open(log, "ab") as file:
             process = subprocess.Popen(
-                [*prefix, *command],
+                [*self.entrance(host), *command],
                 env=dict(env),
                 cwd=parts.ROOT,
                 stdin=subprocess.DEVNULL,

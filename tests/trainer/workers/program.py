@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import signal
 import sys
 
 import numpy as np
 
 from accounting.validation import InputError
+from tests.cluster_train.cluster import listening
 from trainer.workers import agreement, launch
 from trainer.workers.base import Workers
+
+#: Sockets of the launcher, which its children hold.
+INHERITED = listening("self")
 
 
 def exchange(workers: Workers) -> None:
@@ -26,6 +31,22 @@ def exchange(workers: Workers) -> None:
     assert agreement.chiefs(workers, b"of the chief") == b"of the chief"
     if not workers.rank:
         print("exchanged")
+
+
+def listen(workers: Workers) -> None:
+    """Says on which addresses sockets that came with MPI listen."""
+    workers.sum(np.zeros(1 << 17, np.int64))
+    paths = pathlib.Path("/proc/self/fd").iterdir()
+    links = [os.readlink(path) for path in paths if path.is_symlink()]
+    mine = {link.removeprefix("socket:[").removesuffix("]") for link in links}
+    found = {
+        address
+        for socket, address in listening("self").items()
+        if socket in mine and socket not in INHERITED
+    }
+    addresses = {one.decode() for one in workers.gather(" ".join(found).encode())}
+    if not workers.rank:
+        print(*sorted(addresses))
 
 
 def refuse(workers: Workers) -> None:

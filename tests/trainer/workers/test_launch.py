@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from accounting.validation import InputError
+from trainer.workers import launch
 from trainer.workers.base import Alone
 from trainer.workers.launch import announced, joined
 
@@ -18,13 +19,29 @@ from trainer.workers.launch import announced, joined
         ({}, (0, 1)),
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, (0, 1)),
         ({"PMI_SIZE": "3", "PMI_RANK": "2"}, (2, 3)),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"}, (1, 4)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, (0, 1)),
     ],
 )
 def test_launchers_say_how_many_they_started(
     variables: dict[str, str], place: tuple[int, int]
 ) -> None:
     assert announced(variables) == place
+
+
+def test_another_mpi_is_refused() -> None:
+    with pytest.raises(InputError, match="pip install mpich"):
+        announced({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1"})
+
+
+def test_mpi_keeps_to_the_device_that_was_named() -> None:
+    named = {"UCX_NET_DEVICES": "eth0", "MPI_LOCALNRANKS": "1"}
+    launch._keep_to_device(named, 2)
+    assert named["UCX_NET_DEVICES"] == "eth0"
+    on_one_host = {"MPI_LOCALNRANKS": "2"}
+    launch._keep_to_device(on_one_host, 2)
+    assert on_one_host["UCX_NET_DEVICES"] == "lo"
+    with pytest.raises(InputError, match="-genv UCX_NET_DEVICES eth0"):
+        launch._keep_to_device({"MPI_LOCALNRANKS": "1"}, 2)
 
 
 def test_a_process_alone_loads_no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +57,9 @@ def test_workers_without_mpi_are_refused_with_what_to_install(
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.delitem(sys.modules, "trainer.workers.mpi", raising=False)
     monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("UCX_NET_DEVICES", "")  # which the launch sets
     with pytest.raises(InputError, match="pip install mpi4py mpich"), joined():
         pass
     monkeypatch.setenv("PMI_RANK", "1")  # the first one said it

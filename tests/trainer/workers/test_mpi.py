@@ -34,6 +34,11 @@ def test_sums_are_exact_and_values_come_by_rank() -> None:
     assert run("exchange", count=3) == (0, "exchanged\n", [])
 
 
+@pytest.mark.thorough
+def test_workers_of_one_host_listen_on_loopback_alone() -> None:
+    assert run("listen") == (0, "127.0.0.1\n", [])
+
+
 def test_an_error_that_all_know_of_is_said_once() -> None:
     status, _, [error] = run("refuse")
     assert status == 2

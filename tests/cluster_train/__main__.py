@@ -1,0 +1,168 @@
+"""Trains on hosts of this machine, with faults, and holds all results together.
+
+    python -m tests.cluster_train            what `make cluster-train` runs
+    python -m tests.cluster_train --speed    examples/s of steps of 65,536, when idle
+
+Needs root, for network namespaces; without it says so and ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import sys
+import tempfile
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from accounting.validation import InputError
+from tests.cluster_train import jobs
+from tests.cluster_train.cluster import MPIEXEC, Cluster, listening
+from tests.cluster_train.faults import FAULTS, Fault, finish, run_with_fault
+from tests.cluster_train.jobs import Input
+from tests.engines.harness.hosts import Hosts, make_hosts, why_no_namespaces
+from tests.engines.harness.polling import wait_for
+
+#: Of the runs with faults: (examples of a step, steps).
+_SMALL = (256, 600)
+#: Of those that are timed.
+_LARGE = (65_536, 40)
+#: On three workers, what two have shown is not shown again.
+_FAULTS = {2: FAULTS, 3: FAULTS[:2]}
+
+
+@dataclasses.dataclass
+class Row:
+    """What a number of workers did."""
+
+    workers: int
+    examples_per_second: float = 0.0
+    identical: bool = True
+    survived: list[str] = dataclasses.field(default_factory=list)
+
+
+@click.command()
+@click.option("--speed", is_flag=True, help="Time large steps; no faults.")
+@click.option("--seed", type=int, help="Of the moments of faults.  Default: random.")
+def main(speed: bool, seed: int | None) -> None:
+    """Train on one, two and three hosts of this machine."""
+    reason = why_no_namespaces() or (
+        None if MPIEXEC else "no mpiexec: pip install mpich"
+    )
+    if reason:
+        click.echo(f"cluster-train: skipped: {reason}", err=True)
+        return
+    draw = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="dpsgd-cluster-") as name:
+        folder = pathlib.Path(name)
+        size, steps = _LARGE if speed else _SMALL
+        _tell(f"making {steps} steps of {size:,} examples")
+        given = jobs.make_input(folder / "input", batch_size=size, num_steps=steps)
+        rows = [_alone(given, folder)]
+        for workers in (2,) if speed else _FAULTS:
+            rows.append(
+                _together(
+                    given, folder, workers, () if speed else _FAULTS[workers], draw
+                )
+            )
+    _show(rows)
+    if not all(row.identical for row in rows):
+        sys.exit("error: Expected the same bytes from every number of workers.")
+
+
+def _tell(message: str) -> None:
+    click.echo(f"cluster-train: {message}", err=True)
+
+
+def _cores(workers: int) -> list[int]:
+    """A core for each host; where there are fewer, some share one."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [cores[number % len(cores)] for number in range(workers)]
+
+
+def _alone(given: Input, folder: pathlib.Path) -> Row:
+    _tell("1 worker")
+    home = folder / "1"
+    with make_hosts(1, home / "logs", _cores(1)) as hosts:
+        log = finish(Cluster(hosts, home), "whole", given.arguments(home / "whole"))
+    return Row(1, jobs.speed(log, given))
+
+
+def _together(
+    given: Input,
+    folder: pathlib.Path,
+    workers: int,
+    faults: tuple[Fault, ...],
+    draw: random.Random,
+) -> Row:
+    home, wanted = folder / str(workers), folder / "1" / "whole"
+    with make_hosts(workers, home / "logs", _cores(workers)) as hosts:
+        cluster = Cluster(hosts, home)
+        _tell(f"{workers} workers")
+        row = Row(workers, _whole(cluster, given, home / "whole"))
+        runs = [home / "whole"]
+        for fault in faults:
+            after = draw.randint(1, 7)
+            _tell(f"{workers} workers: {fault.name} after {after} of 11 evaluations")
+            runs.append(home / fault.name.replace(" ", "-"))
+            run_with_fault(cluster, given, fault, runs[-1], after)
+            row.survived.append(fault.name)
+        if faults:
+            _tell(f"{workers} workers: one with other threads")
+            _refuse_threads(cluster, given, home / "refused")
+        row.identical = all(jobs.same(run, wanted) for run in runs)
+    return row
+
+
+def _whole(cluster: Cluster, given: Input, run: pathlib.Path) -> float:
+    """Trains undisturbed, and looks at what listens meanwhile."""
+    job = cluster.train("whole", given.arguments(run))
+    for rank, host in enumerate(cluster.hosts.workers):
+        _check_listening(cluster.hosts, host, cluster.worker(job, rank), run)
+    if job.wait():
+        raise InputError(f"Expected a run to end well: {job.log.read_text()[-500:]}")
+    return jobs.speed(job.log.read_text(), given)
+
+
+def _check_listening(hosts: Hosts, host: str, pid: int, run: pathlib.Path) -> None:
+    wait_for("steps", lambda: jobs.num_evaluations(run) > 0, 600)
+    found = set(listening(pid).values())
+    if found - {"127.0.0.1"} != {hosts.address(host)}:
+        raise InputError(
+            f"Expected {host} to listen on {hosts.address(host)} alone, not on {found}."
+        )
+
+
+def _refuse_threads(cluster: Cluster, given: Input, run: pathlib.Path) -> None:
+    variables = {"ON_worker1": "TF_NUM_INTRAOP_THREADS=2"}
+    job = cluster.train("refused", given.arguments(run), variables)
+    status, log = job.wait(), job.log.read_text()
+    expected = r"error: Expected the same threads intra_op .*; worker 1 on worker1 "
+    if status != 2 or not re.search(expected, log):
+        raise InputError(f"Expected worker 1 to be refused by name: {log[-500:]}")
+
+
+def _show(rows: list[Row]) -> None:
+    table = Table(title="Training on hosts of this machine, each pinned to a core")
+    for column in ("workers", "examples/s", "identical bytes", "faults survived"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            str(row.workers),
+            f"{row.examples_per_second:,.0f}",
+            "yes" if row.identical else "NO",
+            ", ".join(row.survived),
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=True)
+    except InputError as error:
+        sys.exit(f"error: {error}")
