@@ -16,6 +16,7 @@ References:
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import signal
@@ -64,7 +65,6 @@ class MpiWorkers:
                 f"mpi4py, {_library()}, finds {self.count}. Use its own mpiexec, such "
                 "as that beside this python."
             )
-        # As all others, once there is nobody any more who would wait for this one.
         self._failed = False
         atexit.register(self._end)
         hosts = self.gather(socket.gethostname().encode())
@@ -106,21 +106,24 @@ class MpiWorkers:
         self._failed = True
 
     def _end(self) -> None:
-        if not self._failed or not MPI.Is_initialized() or MPI.Is_finalized():
-            return
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        MPI.COMM_WORLD.Abort(2)
+        if self._failed:
+            MPI.COMM_WORLD.Abort(2)
+        # Who ends alone would end the others; the chief may still be writing.
+        self._wait(self._world.Ibarrier(), math.inf)
+        MPI.Finalize()
 
     # -- waits ---------------------------------------------------------------------
 
-    def _wait(self, request: MPI.Request) -> None:
-        end = time.monotonic() + self._timeout
+    def _wait(self, request: MPI.Request, timeout: float | None = None) -> None:
+        timeout = timeout or self._timeout
+        end = time.monotonic() + timeout
         while not request.Test():
             self._answer()
             if time.monotonic() > end:
                 self._find_late(request)
-                end = time.monotonic() + self._timeout
+                end = time.monotonic() + timeout
             time.sleep(_POLL_SECONDS)
 
     def _answer(self) -> None:

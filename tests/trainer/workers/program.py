@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -47,6 +48,13 @@ def listen(workers: Workers) -> None:
     addresses = {one.decode() for one in workers.gather(" ".join(found).encode())}
     if not workers.rank:
         print(*sorted(addresses))
+
+
+def finish(workers: Workers) -> None:
+    """The chief goes on where the others are done."""
+    if not workers.rank:
+        time.sleep(2)
+        print("finished")
 
 
 def refuse(workers: Workers) -> None:

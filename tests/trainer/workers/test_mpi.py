@@ -52,6 +52,10 @@ def test_a_worker_that_hangs_is_named_and_ends_all() -> None:
     assert "Expected all 3 workers within 1 seconds; worker 2 on " in error
 
 
+def test_the_chief_may_end_last() -> None:
+    assert run("finish") == (0, "finished\n", [])
+
+
 @pytest.mark.thorough
 def test_an_error_of_one_worker_ends_all() -> None:
     assert run("fail")[::2] == (2, ["error: Expected a batch."])
