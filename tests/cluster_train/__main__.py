@@ -29,7 +29,7 @@ from tests.engines.harness.hosts import Hosts, make_hosts, why_no_namespaces
 from tests.engines.harness.polling import wait_for
 
 #: Of the runs with faults: (examples of a step, steps).
-_SMALL = (256, 600)
+_SMALL = (256, 300)
 #: Of those that are timed.
 _LARGE = (65_536, 40)
 #: On three workers, what two have shown is not shown again.

@@ -42,7 +42,7 @@ FAULTS = (
 )
 
 #: Seconds that a worker waits for others; a fault has to be noticed by then.
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 def run_with_fault(

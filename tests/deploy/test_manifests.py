@@ -1,7 +1,7 @@
 """What is deployed elsewhere, as far as it can be checked without a cluster or Docker.
 
 Dockerfiles by hadolint; Kubernetes objects by yamllint and by Kubernetes' schemas.  The
-operator's FlinkDeployment has no schema there: the pod in it is checked as a Pod.
+operators' FlinkDeployment and MPIJob have no schema there: their pods are checked.
 The flex template is held against the options of the command.
 """
 
@@ -21,12 +21,17 @@ import pytest
 
 from tests.engines.harness import spark
 from tests.engines.harness.embedded import OPENS
+from trainer.cli.commands import train_request
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.rglob("*.Dockerfile"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 KUBERNETES = "1.31"
+TRAIN = DEPLOY / "kubernetes" / "train.yaml"
+#: Of the job that makes batches.
+ENGINES = [path for path in MANIFESTS if path != TRAIN]
+OPERATORS = ("FlinkDeployment", "MPIJob")
 
 
 def objects(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -41,6 +46,9 @@ def pods(path: pathlib.Path) -> list[dict[str, Any]]:
         spec = value["spec"]
         if value["kind"] == "FlinkDeployment":
             found.append(spec["taskManager"]["podTemplate"]["spec"])
+        elif value["kind"] == "MPIJob":
+            replicas = spec["mpiReplicaSpecs"]
+            found += [replicas[n]["template"]["spec"] for n in ("Launcher", "Worker")]
         elif "template" in spec:
             found.append(spec["template"]["spec"])
     return found
@@ -97,7 +105,7 @@ def test_manifests_pass_yamllint(path: pathlib.Path) -> None:
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_objects_are_what_kubernetes_takes(path: pathlib.Path) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="no such package")
-    checked = [value for value in objects(path) if value["kind"] != "FlinkDeployment"]
+    checked = [value for value in objects(path) if value["kind"] not in OPERATORS]
     checked += [
         {
             "apiVersion": "v1",
@@ -120,7 +128,7 @@ def complete(pod: dict[str, Any]) -> dict[str, Any]:
     return {**pod, "containers": containers}
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", ENGINES, ids=lambda path: path.stem)
 def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
     path: pathlib.Path,
 ) -> None:
@@ -160,11 +168,53 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
     from pipelines.cli.batch_job import beam_options
 
     own = {name for option in batches.params for name in option.opts}
-    for path in MANIFESTS:
+    for path in ENGINES:
         (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
         given = submit["containers"][0]["args"]
         beam_options([a for a in given if a.partition("=")[0] not in own])
         assert sum(a.partition("=")[0] in own for a in given) == 6
+
+
+def test_the_workers_of_a_run_are_started_as_they_take_it() -> None:
+    """All that ``dpsgd train`` does before it looks at the batches."""
+    launcher, worker = pods(TRAIN)
+    (start,) = launcher["containers"]
+    line = [*start["command"], *start["args"]]
+    at = line.index("dpsgd")
+    assert line[at + 1] == "train"
+    request = train_request(line[at + 2 :])
+    mounts = {m["mountPath"] for m in worker["containers"][0]["volumeMounts"]}
+    for path in (request.batches, request.held_out, request.run):
+        assert f"/{path.parts[1]}" in mounts
+    assert str(request.noise_key_file.parent) in mounts
+    # MPI keeps to one device, and to as many threads as the pod has cores.
+    assert line[line.index("UCX_NET_DEVICES") - 1 :][:3:2] == ["-genv", "eth0"]
+    cores = worker["containers"][0]["resources"]["requests"]["cpu"]
+    for kind in ("INTRA", "INTER"):
+        assert line[line.index(f"TF_NUM_{kind}OP_THREADS") + 1] == cores
+
+
+def test_nobody_but_the_workers_of_a_run_reaches_them_and_they_have_the_key() -> None:
+    (policy,) = (v for v in objects(TRAIN) if v["kind"] == "NetworkPolicy")
+    (job,) = (v for v in objects(TRAIN) if v["kind"] == "MPIJob")
+    ours = {"podSelector": policy["spec"]["podSelector"]}
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["ingress"] == [{"from": [ours]}]
+    workers, names = policy["spec"]["egress"]
+    assert workers == {"to": [ours]}
+    assert {port["port"] for port in names["ports"]} == {53}
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    for name in ("Launcher", "Worker"):
+        labels = replicas[name]["template"]["metadata"]["labels"]
+        assert ours["podSelector"]["matchLabels"].items() <= labels.items()
+    line = replicas["Launcher"]["template"]["spec"]["containers"][0]["args"]
+    assert line[line.index("-n") + 1] == str(replicas["Worker"]["replicas"])
+    launcher, worker = pods(TRAIN)
+    assert "initContainers" not in launcher, "it needs no key"
+    (copy,) = worker["initContainers"]
+    assert copy["command"][:3] == ["install", "-m", "0400"]
+    for pod in (launcher, worker):
+        assert pod["securityContext"]["runAsNonRoot"] is True
 
 
 def test_the_flex_template_asks_for_what_the_command_takes() -> None:
