@@ -256,7 +256,8 @@ def test_a_stop_signal_ends_the_run_after_its_step(
 
     before = signal.getsignal(signal.SIGTERM)
     request = request_for("stopped", run_id=ONE_ID)
-    with pytest.raises(StoppedError, match="step 3 of 10"):
+    # Between two steps: workers agree on it in the next one.
+    with pytest.raises(StoppedError, match="step 4 of 10"):
         train(request, StopAtThree())
     assert signal.getsignal(signal.SIGTERM) == before
     train(request)
