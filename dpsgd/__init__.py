@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         VarianceSettings as VarianceSettings,
     )
     from trainer.settings.train_settings import TrainSettings as TrainSettings
+    from trainer.settings.user_levels import UserLevels as UserLevels
     from trainer.train import Summary as Summary
     from trainer.train import train as train
 
@@ -117,6 +118,7 @@ _HOMES = {
     "Summary": "trainer.train",
     "TableOptions": "pipelines.tables.table_format",
     "TrainSettings": "trainer.settings.train_settings",
+    "UserLevels": "trainer.settings.user_levels",
     "VarianceSettings": "trainer.settings.iterate_settings",
     "Verification": "pipelines.batches.verify",
     "accountant": "accounting",

@@ -341,7 +341,12 @@ def synthetic_rows(
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Says nothing."""
+    """Tells nobody.
+
+    Args:
+      done: Rows done.
+      total: Rows in all.
+    """
     del done, total  # nobody listens
 
 

@@ -139,6 +139,27 @@ def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
     )
 
 
+def check_table(pattern: str, user_column: str) -> RowGroups:
+    """Returns a table that can be bounded, and whose examples batches can hold.
+
+    Args:
+      pattern: Parquet: a file, a folder or a glob.
+      user_column: Holds the ids.
+
+    Raises:
+      InputError: as for `open_job`, or a column that batches cannot hold.
+    """
+    groups = list_row_groups(pattern)
+    settings = BoundSettings(
+        user_column=user_column, max_examples_per_user=1, num_examples=1
+    )
+    _check_columns(groups, settings, pattern)
+    names = _kept_names(groups.schema, settings)
+    fields = [groups.schema.field(name) for name in names]
+    records_schema(pa.schema(fields, groups.schema.metadata), most=1)
+    return groups
+
+
 def _begin(
     work: pathlib.Path, settings: BoundSettings, known: KnownInput, num_parts: int
 ) -> int:

@@ -613,6 +613,12 @@ COMPARE = [
     row("--for bam '--bam-radius 0.1'", "--for bam to name one of the methods",
         "--method bam"),
     row('--for dp-sgd "--hidden \'4"', "No closing quotation"),
+    row("--num-users 9", "--user-column beside --num-users", "- --num-users"),
+    row("--user-column label", "--max-examples-per-user beside --user-column",
+        "- --user-column"),
+    row("--user-column who --max-examples-per-user 1,2 --num-users 99",
+        "--user-column who to be a column",
+        "- --user-column --max-examples-per-user --num-users"),
 ]  # fmt: skip
 
 BIAS = [

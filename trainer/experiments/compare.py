@@ -1,5 +1,6 @@
 """Many runs that differ in a few things, and what came out: one table.
 
+    OUT/tables/                           users, bounded: see ``comparison.levels``
     OUT/batches/, OUT/runs/               each made once: see ``comparison.runs``
     OUT/comparison.json, .md, .png        the table, for machines, people and eyes
 
@@ -22,15 +23,14 @@ from __future__ import annotations
 import itertools
 
 from accounting import deltas
-from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise
-from trainer.experiments.comparison.case import Case
+from trainer.experiments.comparison.case import Case, without_repetition
+from trainer.experiments.comparison.levels import Part, find_parts, make_table
 from trainer.experiments.comparison.report import Report
 from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import Runs, Say, settled, silent
-from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 
 
@@ -50,24 +50,42 @@ def compare(
     """
     compare_jobs.check_jobs(settings)
     settings = settled(settings)
-    dataset = list_blocks(settings.source)
-    num_examples = dataset.num_examples
-    count = privacy.count_of(dataset.description)
-    compare_noise.check_plans(settings, num_examples)
+    parts = find_parts(settings)
+    for part in parts:
+        compare_noise.check_plans(part.settings, part.num_examples)
     for delta in settings.deltas:
-        if warning := deltas.warning(delta, num_examples):
+        if warning := deltas.warning(delta, min(part.num_examples for part in parts)):
             say(warning)
-    cases, notes = compare_noise.find_cases(settings, num_examples, say, count)
-    for note in notes:
-        say(note)
+    cases, notes = _find_cases(parts, say)
     runs = Runs(settings, say, make_batches)
     trials = list(itertools.product(cases, range(settings.seeds)))
-    for case, seed in trials:
-        plan = case.batches.plan(num_examples)
-        runs.make_batches(case.name_of_batches(seed), case.batches, plan)
-    _train(settings, runs, trials, say)
-    results = [(case, runs.result(case.trial(seed))) for case, seed in trials]
+    for part in parts:
+        make_table(settings, part, say)
+    for (case, part), seed in trials:
+        plan = case.batches.plan(part.num_examples)
+        name = case.name_of_batches(seed)
+        runs.make_batches(name, case.batches, plan, part.settings.source)
+    asked = [(case, seed) for (case, _), seed in trials]
+    _train(settings, runs, asked, say)
+    results = [(case, runs.result(case.trial(seed))) for case, seed in asked]
     return Report(summarise(results, metric=settings.metric), notes)
+
+
+def _find_cases(
+    parts: list[Part], say: Say
+) -> tuple[list[tuple[Case, Part]], list[str]]:
+    """Returns what is compared on each data set, and notes on what is not."""
+    found, notes = list[tuple[Case, Part]](), dict[str, None]()
+    for part in parts:
+        cases, more = compare_noise.find_cases(
+            part.settings, part.num_examples, say, part.examples_per_user, part.level
+        )
+        found += [(case, part) for case in cases]
+        notes |= dict.fromkeys(more)
+    without_repetition(case for case, _ in found)
+    for note in notes:
+        say(note)
+    return found, list(notes)
 
 
 def _train(

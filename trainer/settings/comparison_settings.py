@@ -14,6 +14,7 @@ from accounting.validation import InputError, check_choice, check_float, check_i
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
+from trainer.settings.user_levels import UserLevels
 
 #: Of the last weights, beside the names of averages.
 LAST = "last"
@@ -119,6 +120,8 @@ class ComparisonSettings(Experiment):
       noise: How a target chooses noise, of ``NOISE_RULES``: ``same`` for all samplers,
         what the first one needs; each its ``own``, what is proven to suffice; or
         ``optimistic``, what lower bounds allow, which guarantees nothing.
+      users: Rows or users, and how many rows of each; None if ``source`` is sampled as
+        it is.  The batch sizes are then those of rows; see ``comparison.levels``.
       jobs: Runs at once, each in a process of its own; 1 trains in this process.
       memory_limit: Bytes of all runs at once: fewer start where they would need more.
 
@@ -130,6 +133,7 @@ class ComparisonSettings(Experiment):
     trained: tuple[TrainSettings, ...]
     samplers: tuple[str, ...] = (TRUNCATED_POISSON, DYNAMIC_SHUFFLE)
     noise: tuple[str, ...] = (SAME,)
+    users: UserLevels | None = None
     jobs: int = 1
     memory_limit: int = 4 << 30
 

@@ -35,11 +35,13 @@ def finish(request: Request, *, auc: float = 0.7) -> None:
     request.run.mkdir(parents=True)
     stated: dict[str, Any] = {"private": False}
     if request.settings.noise_multiplier is not None:
+        manifest = read_manifest(request.batches)
         stated = privacy.plan_statement(
-            read_manifest(request.batches).plan,
+            manifest.plan,
             noise_multiplier=request.settings.noise_multiplier,
             l2_norm_clip=request.settings.l2_norm_clip,
             delta=request.settings.target_delta,
+            **privacy.unit_of(manifest.dataset),
         ).to_json()
     for name, fields in (
         (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}}),

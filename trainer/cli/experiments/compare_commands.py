@@ -13,6 +13,7 @@ from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.cli.byte_size import ByteSize
+from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags
 from trainer.cli.experiments import experiment_flags
@@ -22,6 +23,7 @@ from trainer.settings.comparison_settings import NOISE_RULES, SAME, ComparisonSe
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
+from trainer.settings.user_levels import UserLevels
 
 
 @click.command(
@@ -32,8 +34,7 @@ from trainer.settings.train_settings import TrainSettings
     "Ways of making batches.",
     "samplers",
     **listed(registered.SAMPLER),
-    default=(TRUNCATED_POISSON, DYNAMIC_SHUFFLE),
-    show_default=True,
+    show_default=f"{TRUNCATED_POISSON},{DYNAMIC_SHUFFLE}; the first of users",
 )
 @method_flags.method(
     "Ways of training.",
@@ -64,6 +65,27 @@ from trainer.settings.train_settings import TrainSettings
     "Of all private methods.", "clips", required=True, **listed(click.FLOAT)
 )
 @click.option(
+    "--user-column",
+    help="Compare rows and users at one epsilon for a user: the column of their ids.",
+)
+@shared_options.max_examples_per_user(
+    "Rows of a user that are kept at most.", **listed(click.INT)
+)
+@click.option(
+    "--sample",
+    "sampled",
+    **listed(click.Choice(SAMPLED)),
+    default=SAMPLED,
+    show_default=True,
+    help="What a step draws, of users.",
+)
+@click.option("--num-users", type=int, help="A public number, at least the users.")
+@shared_options.num_examples(
+    "Public numbers, one for each k and at least the rows that are kept.  [default: "
+    "NUM_USERS times k, or the rows of the table where that is less]",
+    **listed(click.INT),
+)
+@click.option(
     "--for",
     "extra",
     nargs=2,
@@ -87,7 +109,7 @@ from trainer.settings.train_settings import TrainSettings
 )
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Trains on shuffled and on Poisson batches, and compares the models.
+    """Trains on shuffled and on Poisson batches, or on rows and users, and compares.
 
     Which model is better at one epsilon, with each way of batching given its own noise
     (Scalable DP-SGD; Chua et al. 2024, arXiv:2411.04205)?  And, at the same noise,
@@ -98,6 +120,10 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     a method, as --mix-width.  All are combined.  Every line of the table is repeated
     --seeds times, with other batches, noise and initial weights.  Runs share batches
     where they can.  A comparison that was stopped goes on with the same command.
+
+    With --user-column, epsilon is of a user, of whom at most k rows are kept.  Either
+    rows are drawn, with the noise that k rows of a user need, or users, each with the
+    mean loss of their rows: in as many steps, which go through as many rows.
 
     Choosing among runs on the same data costs privacy that no statement of a single run
     covers.  All other flags go to `dpsgd train`, except those that are set for every
@@ -113,6 +139,10 @@ def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 3 \\
           --l2-norm-clip 3,10 --learning-rate 0.1,0.3 --for model-mix \\
           "--optimizer sgd --learning-rate 1,3 --mix-width 0.01,0.1"
+    Rows or users:
+      dpsgd compare --input visits --eval visits-test --out rows-or-users \\
+          --user-column user --num-users 100000 --max-examples-per-user 1,2,5,10 \\
+          --epsilon 3 --delta 1e-7 --batch-size 1024 --epochs 1 --l2-norm-clip 10
     """
     settings = _settings(flags, tuple(ctx.args))
     from trainer.cli.experiments import experiment_body
@@ -133,13 +163,16 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
             "Expected --noise-key-file and --checkpoint-every to be those of all "
             "methods. Give them outside of --for."
         )
+    users = _users(flags)
+    default = (TRUNCATED_POISSON,) if users else ComparisonSettings.samplers
     names = (
-        "source", "held_out", "out", "samplers", "seeds", "metric", "jobs",
-        "memory_limit",
+        "source", "held_out", "out", "seeds", "metric", "jobs", "memory_limit",
     )  # fmt: skip
     return ComparisonSettings(
         **{name: flags[name] for name in names},
         **beside[0],
+        samplers=flags["samplers"] or default,
+        users=users,
         noise=flags["rules"],
         batches=tuple(
             BatchSettings(expected_batch_size=size, num_epochs=epochs)
@@ -152,6 +185,24 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
             for each in _for_targets(request.settings, flags)
         ),
     )
+
+
+def _users(flags: dict[str, Any]) -> UserLevels | None:
+    """Returns which rows or users are compared, if they are."""
+    needed, others = ("max_examples_per_user", "num_users"), ("num_examples",)
+    if flags["user_column"] is None:
+        for name in (*needed, *others):
+            if flags[name]:
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError(f"Expected --user-column beside {flag}. Give both.")
+        return None
+    for name in needed:
+        if not flags[name]:
+            raise InputError(
+                f"Expected --{name.replace('_', '-')} beside --user-column. Give both."
+            )
+    names = ("user_column", "sampled", *needed, *others)
+    return UserLevels(**{name: flags[name] for name in names})
 
 
 def _for_targets(settings: TrainSettings, flags: dict[str, Any]) -> list[TrainSettings]:

@@ -20,6 +20,7 @@ from accounting.validation import InputError
 from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
+from trainer.settings.user_levels import Level
 
 #: Beside ``comparison_settings.NOISE_RULES``: the noise itself was asked for.
 GIVEN = "given"
@@ -49,18 +50,20 @@ class Case:
       settings: Of training, with the noise.
       target_epsilon: What the noise was chosen for; None without a target.
       noise_rule: One of ``NOISE_RULES`` or ``GIVEN``; None without privacy.
+      level: How users are bounded; None if the comparison does not vary it.
     """
 
     batches: BatchSettings
     settings: TrainSettings
     target_epsilon: float | None = None
     noise_rule: str | None = None
+    level: Level | None = None
 
     @property
     def name(self) -> str:
         """Name of its runs, without the seed."""
         settings = self.settings
-        parts = [name_of_batches(self.batches), settings.method]
+        parts = [self._batches, settings.method]
         if self.target_epsilon is not None:
             parts += [f"eps{self.target_epsilon:g}", f"{self.noise_rule}"]
         elif self.noise_rule is not None:
@@ -77,7 +80,12 @@ class Case:
 
     def name_of_batches(self, seed: int) -> str:
         """Returns the name of the folder of its batches."""
-        return f"{name_of_batches(self.batches)}-seed{seed}"
+        return f"{self._batches}-seed{seed}"
+
+    @property
+    def _batches(self) -> str:
+        level = "" if self.level is None else f"{self.level.name}-"
+        return level + name_of_batches(self.batches)
 
     def trial(self, seed: int) -> Trial:
         """Returns one of its runs, with initial weights of its own."""

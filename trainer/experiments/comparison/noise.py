@@ -52,6 +52,7 @@ from trainer.settings.comparison_settings import (
     ComparisonSettings,
 )
 from trainer.settings.train_settings import TrainSettings
+from trainer.settings.user_levels import Level
 
 if TYPE_CHECKING:
     from accounting.theorem import Theorem
@@ -77,6 +78,7 @@ def find_cases(
     num_examples: int,
     say: Say,
     max_examples_per_user: int = 1,
+    level: Level | None = None,
 ) -> tuple[list[Case], list[str]]:
     """Returns all that is compared, with its noise, and notes on what is not.
 
@@ -85,6 +87,7 @@ def find_cases(
       num_examples: Slots of the data set.
       say: Takes a line of progress.
       max_examples_per_user: k, if the data set is bounded; above 1 noise is for users.
+      level: How users are bounded, if that is compared.
 
     Raises:
       InputError: a method without accounting, a target out of reach, or a theorem that
@@ -93,7 +96,9 @@ def find_cases(
     cases, notes = list[Case](), dict[str, None]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for training in settings.trained:
-            answers = _Answers(training, batches, num_examples, max_examples_per_user)
+            answers = _Answers(
+                training, batches, num_examples, max_examples_per_user, level
+            )
             notes |= dict.fromkeys(answers.left_out())
             found = without_repetition(answers.cases(settings.noise))
             for case in found:
@@ -111,6 +116,7 @@ class _Answers:
       batches: Those of every sampler: of one size and number of epochs.
       num_examples: Slots of the data set.
       count: Examples that a user has at most.
+      level: Of the cases.
     """
 
     def __init__(
@@ -119,8 +125,9 @@ class _Answers:
         batches: Sequence[BatchSettings],
         num_examples: int,
         count: int,
+        level: Level | None,
     ) -> None:
-        self._training, self._count = training, count
+        self._training, self._count, self._level = training, count, level
         self._plans = {each.sampler: each.plan(num_examples) for each in batches}
         self._theorem = None
         if is_private(training):
@@ -151,21 +158,22 @@ class _Answers:
         """Yields a case for every sampler and rule; some may come twice."""
         target = self._training.target_epsilon
         for batches in self._batches:
+            given = Case(batches=batches, settings=self._training, level=self._level)
             if not is_private(self._training):
-                yield Case(batches=batches, settings=self._training)
+                yield given
             elif target is None:
-                yield Case(batches=batches, settings=self._training, noise_rule=GIVEN)
+                yield dataclasses.replace(given, noise_rule=GIVEN)
             else:
                 for rule in rules:
-                    yield self._case(batches, rule, target)
+                    yield self._case(given, rule, target)
 
-    def _case(self, batches: BatchSettings, asked: str, target: float) -> Case:
-        rule, noise = self._noise(batches.sampler, asked)
+    def _case(self, given: Case, asked: str, target: float) -> Case:
+        rule, noise = self._noise(given.batches.sampler, asked)
         settings = dataclasses.replace(
             self._training, target_epsilon=None, noise_multiplier=noise
         )
-        return Case(
-            batches=batches, settings=settings, target_epsilon=target, noise_rule=rule
+        return dataclasses.replace(
+            given, settings=settings, target_epsilon=target, noise_rule=rule
         )
 
     def _noise(self, sampler: str, rule: str) -> tuple[str, float]:

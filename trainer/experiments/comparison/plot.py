@@ -1,9 +1,10 @@
-"""A picture of a comparison: how well models do over epsilon, batch size or epochs.
+"""A picture of a comparison: how well models do over epsilon, batch size and the like.
 
 A question is one of these that varies.  It has a panel for every value of the others,
 and in each panel a line for every sampler, method, noise rule and setting that is
-tried.  Lines differ in colour, marker and dashes.  Points are hollow where the target
-epsilon is not proven.  Bars are one standard deviation over the seeds.
+tried, and for rows and for users.  Lines differ in colour, marker and dashes.  Points
+are hollow where the target epsilon is not proven.  Bars are one standard deviation over
+the seeds.
 
 Formal guarantees:
   - A line whose noise guarantees nothing says so in the legend, and its points are
@@ -64,9 +65,13 @@ NOISE = Axis(
     "noise multiplier",
     lambda one: one.noise_multiplier if one.noise_rule == GIVEN else None,
 )
-BATCH_SIZE = Axis("batch size", lambda one: one.expected_batch_size)
+BATCH_SIZE = Axis(
+    "batch size", lambda one: one.rows_per_step or one.expected_batch_size
+)
 EPOCHS = Axis("epochs", lambda one: one.num_epochs)
-AXES = (EPSILON, NOISE, BATCH_SIZE, EPOCHS)
+ROWS_KEPT = Axis("rows of a user at most", lambda one: one.max_examples_per_user)
+#: The first that varies has the first picture.
+AXES = (ROWS_KEPT, EPSILON, NOISE, BATCH_SIZE, EPOCHS)
 
 
 def _values(axis: Axis, outcomes: Sequence[Outcome]) -> list[float]:
@@ -97,6 +102,8 @@ def in_common(outcomes: Sequence[Outcome]) -> list[str]:
 def _said(axis: Axis, value: float) -> str:
     if axis is EPOCHS:
         return "1 epoch" if value == 1 else f"{value:g} epochs"
+    if axis is ROWS_KEPT:
+        return f"at most {value:g} row{'s' * (value != 1)} of a user"
     return f"{axis.words} {_tick(value)}"
 
 
@@ -240,6 +247,7 @@ def _told_apart_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]
     """Returns what the entries of lines say: the sampler, and whatever differs."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     others: list[Callable[[Outcome], str]] = [
+        lambda one: "" if one.sampled is None else f"{one.sampled} sampled",
         lambda one: one.method,
         lambda one: _RULES.get(one.noise_rule or "", ""),
         lambda one: f"rate {one.learning_rate:g}",

@@ -30,6 +30,10 @@ _NO_GUARANTEE_NOTE = (
     "no guarantee: the target is not proven at this noise, optimistic or that of "
     "another sampler; eps ≤ says what is."
 )
+_LEVELS_NOTE = (
+    "eps is of a user, of whom at most k rows are kept. Steps draw users as often as "
+    "they draw rows."
+)
 
 #: Heading, text of a line, and whether it is shown where all lines are alike.
 _Column = tuple[str, Callable[[Outcome], str], bool]
@@ -78,7 +82,7 @@ class Report:
     def show(self) -> None:
         """Prints the table."""
         columns = _columns(self.outcomes)
-        texts = ("batches", "method", "weights", "noise rule")
+        texts = ("sampled", "batches", "method", "weights", "noise rule")
         tables.show(
             f"{self.title}\n{_in_common(self.outcomes)}",
             [heading for heading, _, _ in columns],
@@ -93,6 +97,7 @@ class Report:
             "eps ≤ is proven for these batches at the noise multiplier in the column "
             "noise; no proof can go below eps ≥. The last column is of held-out "
             f"examples: {compare_plot.over_seeds(self.outcomes)}.",
+            *([_LEVELS_NOTE] if any(one.sampled for one in self.outcomes) else []),
             *([_NO_GUARANTEE_NOTE] if marked else []),
             *self.notes,
             COSTS,
@@ -103,6 +108,8 @@ def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
     """Returns the columns that say something."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     every: list[_Column] = [
+        ("sampled", lambda one: _or_dash(one.sampled), False),
+        ("k", lambda one: _or_dash(one.max_examples_per_user), False),
         ("batches", lambda one: one.sampler, True),
         ("size", lambda one: f"{one.expected_batch_size:,}", False),
         ("epochs", lambda one: _or_dash(one.num_epochs), False),

@@ -51,6 +51,10 @@ class Outcome:
       mean: Over the seeds.
       stddev: Sample standard deviation over the seeds; None for one seed.
       num_seeds: Runs of the case.
+      sampled: "rows" or "users"; None if the comparison does not vary it, as the next.
+      max_examples_per_user: Rows of a user that were kept at most.
+      rows_per_step: The batch size that was asked for, where users are sampled in place
+        of as many rows.
     """
 
     sampler: str
@@ -72,6 +76,9 @@ class Outcome:
     mean: float
     stddev: float | None
     num_seeds: int
+    sampled: str | None = None
+    max_examples_per_user: int | None = None
+    rows_per_step: int | None = None
 
 
 def summarise(
@@ -136,7 +143,14 @@ def _outcome(
         mean=statistics.fmean(values),
         stddev=statistics.stdev(values) if len(values) > 1 else None,
         num_seeds=len(values),
+        **_level(case),
     )
+
+
+def _level(case: Case) -> dict[str, Any]:
+    """Returns how users are bounded, if that is compared."""
+    names = ("sampled", "max_examples_per_user", "rows_per_step")
+    return {name: case.level and getattr(case.level, name) for name in names}
 
 
 def _epsilon(case: Case, found: list[tuple[float, dict[str, Any]]]) -> float | None:

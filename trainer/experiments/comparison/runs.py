@@ -76,13 +76,20 @@ class Runs:
         self._experiment, self._say = experiment, say
         self._make_batches = make_batches
 
-    def make_batches(self, name: str, settings: BatchSettings, plan: DpSgdPlan) -> None:
+    def make_batches(
+        self,
+        name: str,
+        settings: BatchSettings,
+        plan: DpSgdPlan,
+        source: str | None = None,
+    ) -> None:
         """Makes batches, unless they are there.
 
         Args:
           name: Of their folder.
           settings: How to sample.
           plan: What is asked for.
+          source: Parquet; that of the experiment if None.
 
         Raises:
           InputError: the batches were refused, or are of another plan, or the held-out
@@ -91,14 +98,13 @@ class Runs:
         folder = self._batches(name)
         if not (folder / MANIFEST_NAME).exists():
             experiment = self._experiment
+            source = experiment.source if source is None else source
             # Training would refuse them, once the batches are made.
-            digests = list_blocks(experiment.source).footers.values()
+            digests = list_blocks(source).footers.values()
             check_apart(experiment.held_out, digests)
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
-            separate_process.call(
-                self._make_batches, experiment.source, str(folder), settings
-            )
+            separate_process.call(self._make_batches, source, str(folder), settings)
         if read_manifest(folder).plan != plan:
             raise InputError(
                 f"Expected the batches in {folder} to be of the plan that is asked for "

@@ -1,0 +1,149 @@
+"""Data sets that are compared on: the one given, or one for each way to bound users.
+
+    OUT/tables/rows-k5/, users-k5/        the table, bounded; runs of all seeds share it
+
+At one k, rows and users are drawn with one probability, in as many steps.  Both then go
+through the rows that are kept equally often, and about as many gradients are computed.
+
+Formal guarantees:
+  - Nothing is made before the table, its columns and every sampler are checked.
+  - A bounded table is made once; one that was stopped is continued, and one that is of
+    another k, column or number of slots is refused.
+
+Public: settings.  Sensitive: tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from accounting.plan import TRUNCATED_POISSON
+from accounting.validation import InputError
+from pipelines.inputs.bounded import Bounded
+from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.job.batch_settings import BatchSettings
+from pipelines.users.bound import bound
+from pipelines.users.bound_folder import check_table
+from pipelines.users.bound_job import BoundSettings
+from trainer.experiments.comparison.runs import Say
+from trainer.model.evaluation import check_apart
+from trainer.run import privacy
+from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.user_levels import Level, UserLevels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A data set, and what is compared on it.
+
+    Attributes:
+      settings: With the batches of this data set, and its source.
+      num_examples: Its slots.
+      examples_per_user: Examples of one user at most; 1 if the unit is an example.
+      level: How users are bounded; None if the comparison does not vary it.
+    """
+
+    settings: ComparisonSettings
+    num_examples: int
+    examples_per_user: int
+    level: Level | None = None
+
+
+def find_parts(settings: ComparisonSettings) -> list[Part]:
+    """Returns the data sets, of which those of users need not be there yet.
+
+    Args:
+      settings: What is compared.
+
+    Raises:
+      InputError: a table or a sampler that cannot be used.
+    """
+    if settings.users is not None:
+        return _parts_of_users(settings, settings.users)
+    dataset = list_blocks(settings.source)
+    count = privacy.count_of(dataset.description)
+    return [
+        Part(
+            settings=settings,
+            num_examples=dataset.num_examples,
+            examples_per_user=count,
+        )
+    ]
+
+
+def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Part]:
+    groups = check_table(settings.source, users.user_column)
+    check_apart(settings.held_out, groups.footers.values())
+    num_rows = sum(groups.files.values())
+    parts = [
+        _part(settings, level, dataclasses.replace(batches, expected_batch_size=size))
+        for batches in settings.batches
+        for level, size in users.levels(num_rows, batches.expected_batch_size)
+    ]
+    for part in parts:
+        _check_samplers(part)
+    return parts
+
+
+def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) -> Part:
+    source = str(settings.out / "tables" / level.name)
+    return Part(
+        settings=dataclasses.replace(settings, batches=(batches,), source=source),
+        num_examples=level.num_examples,
+        examples_per_user=level.examples_per_user,
+        level=level,
+    )
+
+
+def _check_samplers(part: Part) -> None:
+    """Refuses what `dpsgd batches` refuses of bounded tables."""
+    for sampler in part.settings.samplers:
+        for batches in part.settings.batches_of(sampler):
+            plan = batches.plan(part.num_examples)
+            if plan.largest_batch_size is not None and not plan.truncated_batch_size:
+                raise InputError(
+                    f"Expected sampler={sampler!r} to draw each example by itself: it "
+                    "gives each of a public number of slots a place, and which slots "
+                    f"have rows depends on the users. Give --sampler "
+                    f"{TRUNCATED_POISSON}."
+                )
+
+
+def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
+    """Bounds the users of a table, unless that is done.
+
+    Args:
+      settings: With the whole table.
+      part: What is asked for.
+      say: Takes a line of progress.
+
+    Raises:
+      InputError: the table was refused, or the folder holds another one.
+    """
+    users, level = settings.users, part.level
+    if users is None or level is None:
+        return
+    asked = BoundSettings(
+        user_column=users.user_column,
+        max_examples_per_user=level.max_examples_per_user,
+        num_examples=level.num_examples,
+        sampled=level.sampled,
+    )
+    folder = pathlib.Path(part.settings.source)
+    if not folder.exists():
+        say(f"bounding users: {level.name}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        bound(settings.source, folder, asked)
+    found = list_blocks(str(folder)).bounded
+    if found != _note(asked, found):
+        raise InputError(
+            f"Expected the table in {folder} to be bounded as is asked for now; it is "
+            "of other settings. Give the same command, or another --out."
+        )
+
+
+def _note(asked: BoundSettings, found: Bounded | None) -> Bounded:
+    """Returns what a table says of itself that was bounded as asked."""
+    key = "" if found is None else found.key
+    return Bounded(**dataclasses.asdict(asked), key=key)

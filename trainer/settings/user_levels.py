@@ -1,0 +1,105 @@
+"""Ways of sampling the data of users that are compared: frozen, public, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from accounting.validation import InputError, check_choice, check_int
+from pipelines.inputs.bounded import SAMPLED, USERS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """One way: at most k rows of a user, and what a step draws.  All public.
+
+    Attributes:
+      sampled: One of ``SAMPLED``: rows, or users.
+      max_examples_per_user: k.
+      num_examples: Slots: a public number, at least the rows that are kept or, if
+        users are sampled, the users.
+      rows_per_step: Expected rows of a step where rows are sampled.
+    """
+
+    sampled: str
+    max_examples_per_user: int
+    num_examples: int
+    rows_per_step: int
+
+    @property
+    def name(self) -> str:
+        """Of its table."""
+        return f"{self.sampled}-k{self.max_examples_per_user}"
+
+    @property
+    def has_users(self) -> bool:
+        """Whether an example is a user."""
+        return self.sampled == USERS
+
+    @property
+    def examples_per_user(self) -> int:
+        """Examples that a user has at most."""
+        return 1 if self.has_users else self.max_examples_per_user
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserLevels:
+    """Rows or users, and how many rows of each: what is compared.  All public.
+
+    Attributes:
+      user_column: Holds the ids of users.
+      max_examples_per_user: Each k that is tried.
+      num_users: A public number, at least the users.
+      num_examples: Public numbers, one for each k and at least the rows that are kept;
+        if empty, ``num_users`` times k, or the rows of the table where that is less.
+      sampled: Of ``SAMPLED``: what a step draws.
+
+    Raises:
+      InputError: name, value, bound, remedy.
+    """
+
+    user_column: str
+    max_examples_per_user: tuple[int, ...]
+    num_users: int
+    num_examples: tuple[int, ...] = ()
+    sampled: tuple[str, ...] = SAMPLED
+
+    def __post_init__(self) -> None:
+        most, slots = self.max_examples_per_user, self.num_examples
+        for name in self.sampled:
+            check_choice("sampled", name, SAMPLED)
+        if not (most and self.sampled):
+            raise InputError("Expected rows or users, and numbers of rows; got none.")
+        for count in most:
+            check_int("max_examples_per_user", count, at_least=1)
+        check_int("num_users", self.num_users, at_least=1)
+        for number in slots:
+            check_int("num_examples", number, at_least=1)
+        if slots and len(slots) != len(most):
+            raise InputError(
+                f"Expected num_examples to be {len(most)} numbers, one for each of "
+                f"max_examples_per_user; got {len(slots)}. Give as many, or omit them."
+            )
+
+    def levels(self, num_rows: int, rows_per_step: int) -> Iterator[tuple[Level, int]]:
+        """Yields every way, and the batch size that it has.
+
+        At one k, rows and users are drawn with one probability.
+
+        Args:
+          num_rows: Of the whole table.
+          rows_per_step: Batch size where rows are sampled.
+        """
+        for place, most in enumerate(self.max_examples_per_user):
+            slots = min(num_rows, self.num_users * most)
+            if self.num_examples:
+                slots = self.num_examples[place]
+            for sampled in self.sampled:
+                number = self.num_users if sampled == USERS else slots
+                level = Level(
+                    sampled=sampled,
+                    max_examples_per_user=most,
+                    num_examples=number,
+                    rows_per_step=rows_per_step,
+                )
+                yield level, max(1, round(rows_per_step * number / slots))
