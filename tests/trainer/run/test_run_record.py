@@ -13,6 +13,7 @@ import pytest
 from accounting.model_mix.theorem import Mixing
 from accounting.statement import privacy_statement
 from accounting.validation import InputError
+from pipelines.batches.share import Share
 from pipelines.inputs.bounded import BOUNDED, USERS, Bounded
 from tests.trainer.conftest import make_record, write_run_folder
 from trainer.run import origin, privacy, run_record
@@ -283,6 +284,21 @@ def test_steps_pass_once_and_in_order(
 
     with pytest.raises(InputError, match=message):
         consume()
+
+
+def test_the_ledger_of_one_of_several_workers_has_its_parts_and_may_have_none() -> None:
+    ledger = StepLedger(num_steps=3, share=Share(1, 2))
+    ledger.enter(0, part=1)
+    ledger.enter(0, part=3)
+    with pytest.raises(InputError, match="step 1 next"):
+        ledger.enter(0, part=4)  # another worker's
+    ledger.skip()
+    with pytest.raises(InputError, match="step 2 next"):
+        ledger.enter(2, part=0)
+    ledger.enter(2, part=1)
+    ledger.finish()
+    with pytest.raises(InputError, match="end after 0"):
+        StepLedger(num_steps=1).skip()
 
 
 def test_a_ledger_starts_where_a_run_stopped() -> None:

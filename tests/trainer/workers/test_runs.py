@@ -1,0 +1,119 @@
+"""Runs of several workers are those of one."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.engines.harness.polling import wait_for
+from tests.trainer.conftest import make_rows
+from tests.trainer.run.whole_runs import ONE_ID, same_results
+from trainer.cli.commands import train_request
+from trainer.run import threads
+from trainer.train import train
+
+pytest.importorskip("mpi4py", reason="no MPI: pip install mpi4py mpich")
+ROOT = pathlib.Path(__file__).parents[3]
+MPIEXEC = shutil.which("mpiexec", path=pathlib.Path(sys.executable).parent)
+pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec: pip install mpich")
+
+SETTINGS = [
+    "--noise-multiplier=0.8", "--delta=1e-3", "--l2-norm-clip=1", "--embedding-dim=2",
+    "--hidden=4", "--worker-timeout=120",
+]  # fmt: skip
+
+
+@pytest.fixture
+def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
+    """``arguments(run)`` of `dpsgd train`: steps of three parts, one of them empty."""
+    sizes = [40, 9, 0, 48, 17, 33, 48, 2]
+    folder = batch_folder(
+        [make_rows(size, seed) for seed, size in enumerate(sizes)],
+        expected_batch_size=24,
+        truncated_batch_size=48,
+    )
+
+    def make(run: str) -> list[str]:
+        # The id of a run is random: as if it had been killed at once.
+        private = tmp_path / run / "private"
+        private.mkdir(parents=True)
+        (private / "run.id").write_text(ONE_ID + "\n")
+        return [
+            f"--batches={folder.path}", f"--eval={held_out}", *SETTINGS,
+            f"--out={tmp_path / run}", f"--noise-key-file={tmp_path / 'noise.key'}",
+        ]  # fmt: skip
+
+    return make
+
+
+def start(arguments: list[str], count: int) -> subprocess.Popen[str]:
+    """Starts workers with the threads of this process."""
+    assert MPIEXEC is not None
+    numbers = {
+        f"TF_NUM_{kind.replace('_', '').upper()}_THREADS": str(number)
+        for kind, number in threads.current().items()
+    }
+    command = [sys.executable, "-m", "dpsgd", "train", *arguments]
+    return subprocess.Popen(
+        [MPIEXEC, "-n", str(count), *command],
+        env={**os.environ, **numbers, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finish(job: subprocess.Popen[str], status: int = 0) -> str:
+    """What a job printed on standard error, once it ended as it should."""
+    _, errors = job.communicate(timeout=600)
+    assert job.returncode == status, errors
+    return errors
+
+
+def test_two_workers_train_what_one_does(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    train(train_request(arguments("one")))
+    finish(start(arguments("two"), 2))
+    assert same_results(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.thorough
+def test_three_workers_stop_together_and_go_on_as_two(
+    arguments: Any, tmp_path: pathlib.Path
+) -> None:
+    train(train_request([*arguments("one"), "--eval-every=1"]))
+    given = [*arguments("several"), "--eval-every=1"]
+    csv = tmp_path / "curve.csv"
+    job = start([*given, f"--csv={csv}"], 3)
+    wait_for("a step", lambda: csv.exists() or job.poll() is not None, 300)
+    job.send_signal(signal.SIGTERM)
+    errors = finish(job, 128 + signal.SIGTERM)
+    assert errors.count("error: ") == 1
+    assert "error: Stopped after step" in errors
+    errors = finish(start([*given, f"--csv={csv}"], 2))
+    assert "continuing after step" in errors
+    assert same_results(tmp_path / "one", tmp_path / "several")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--non-private-diagnostics"], "--non-private-diagnostics on one worker"),
+        (["--optimizer=sgd", "--embedding-noise=lazy"], "lazy noise on 2 workers"),
+    ],
+)
+def test_what_several_workers_cannot_do_is_refused_once_before_any_work(
+    arguments: Any, tmp_path: pathlib.Path, more: list[str], reason: str
+) -> None:
+    errors = finish(start([*arguments("refused"), *more], 2), 2)
+    assert errors.count("error: ") == 1
+    assert reason in errors
+    private = tmp_path / "refused" / "private"
+    assert [path.name for path in private.iterdir()] == ["run.id"]
