@@ -31,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -53,6 +54,7 @@ from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 from trainer.workers import agreement
 from trainer.workers.base import Alone, Workers
+from trainer.workers.launch import check_alone
 
 #: What is drawn for a step, and its physical batches.  Sensitive.
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
@@ -97,8 +99,11 @@ class Session:
 
         Raises:
           FileExistsError: another process made a run of this folder meanwhile.
-          InputError: the noise key is refused, or a worker has none.
+          InputError: the noise key is refused, a worker has none, or a launcher started
+            other processes, which nobody asks.
         """
+        if self.workers.count == 1:
+            check_alone(os.environ)
         chief = agreement.is_chief(self.workers)
         # The key does not travel: the chief makes it, and the others read its file.
         agreement.together(self.workers, lambda: self._open(resumes) if chief else None)

@@ -56,6 +56,23 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 
 
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Accepts a process that no launcher started with others.
+
+    Args:
+      environment: Variables of the process.
+
+    Raises:
+      InputError: there are others, each of which would train by itself.
+    """
+    _, count = announced(environment)
+    if count > 1:
+        raise InputError(
+            f"Expected one process, not {count}: `dpsgd train` alone trains on several "
+            "workers. Start this one without mpiexec."
+        )
+
+
 def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:
     """Lets MPI use one network device, which the user names unless nothing travels."""
     if environment.get(_DEVICES):

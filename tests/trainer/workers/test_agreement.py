@@ -155,6 +155,7 @@ def test_a_step_is_settled_whoever_has_its_parts(parts: int, known: bool) -> Non
         ([[0, 1], [1]], None),  # one is two workers'
         ([[1], [1]], 2),
         ([[0, 3], [0]], 3),  # the same number of parts, and the same sum
+        ([[0, 1, 5], [0, 2]], 5),  # the same number, and the same sum of squares
     ],
 )
 def test_a_step_without_each_part_once_is_refused(

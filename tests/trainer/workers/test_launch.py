@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
 from accounting.validation import InputError
+from tests.trainer.flat_settings import train_settings
+from trainer.run.session import Session
 from trainer.workers import launch
 from trainer.workers.base import Alone
 from trainer.workers.launch import announced, joined
@@ -26,6 +29,23 @@ def test_launchers_say_how_many_they_started(
     variables: dict[str, str], place: tuple[int, int]
 ) -> None:
     assert announced(variables) == place
+
+
+def test_what_trains_by_itself_is_not_started_with_others(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
+    fields = {"manifest": None, "noise_multiplier": 1.0, "noise_key_file": None}
+    session = Session(
+        settings=settings, batches=tmp_path, run=tmp_path / "run", **fields
+    )
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(InputError, match="without mpiexec"):
+        session.open()
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("PMI_SIZE", "1")
+    session.open()
+    assert (tmp_path / "run").exists()
 
 
 def test_another_mpi_is_refused() -> None:
