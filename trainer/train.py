@@ -38,6 +38,7 @@ import numpy as np
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, write_atomically
+from pipelines.batches.parts import has_record_checksums
 from pipelines.files.stopping import StoppedError, on_signals
 from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
@@ -163,6 +164,11 @@ def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Trainin
     began = checked.began_under and checked.began_under["threads"]
     sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
     agreement.together(workers, lambda: threads.fix(sent))
+    if workers.count > 1 and not has_record_checksums(checked.request.batches):
+        reporter.say(
+            "every worker reads all batches: they have no checksums of single records; "
+            "those that `dpsgd batches` makes now have"
+        )
     made = agreement.together(workers, lambda: _make(checked, reporter, workers))
     return _Training(checked, made, reporter, workers)
 
@@ -414,7 +420,7 @@ class _Training:
 
     def _check_same_weights(self) -> None:
         agreement.same_arrays(
-            self._workers, [v.numpy() for v in self._variables], self._done
+            self._workers, (v.numpy() for v in self._variables), self._done
         )
 
     @property

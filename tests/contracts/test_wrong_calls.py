@@ -498,6 +498,7 @@ TRAIN = [
         "- --noise-key-file"),
     number("--eval-every", "0", "eval_every=0 >= 1", "1"),
     number("--checkpoint-every", "0", "checkpoint_every=0 >= 1", "1"),
+    number("--worker-timeout", "0", "worker_timeout=0.0 > 0", "1"),
     row("--csv new/a.csv", "--csv new/a.csv outside of --out new", "--csv a.csv"),
     row("--tensorboard new/a", "--tensorboard new/a outside of", "--tensorboard a"),
     *UNKNOWN,

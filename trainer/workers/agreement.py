@@ -18,7 +18,7 @@ import hashlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -162,12 +162,12 @@ def _names(workers: Workers) -> list[str]:
     return [f"worker {rank} on {host.decode()}" for rank, host in enumerate(hosts)]
 
 
-def same_arrays(workers: Workers, arrays: Sequence[np.ndarray], step: int) -> None:
+def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> None:
     """Accepts workers whose weights are the same bits.
 
     Args:
       workers: All of them; each calls this.
-      arrays: The weights, and what else a next step depends on.
+      arrays: The weights, and what else a next step depends on; one worker makes none.
       step: Steps that they have.
 
     Raises:
