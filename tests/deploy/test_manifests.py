@@ -148,15 +148,17 @@ def test_every_engine_worker_has_its_pool_and_the_key_as_a_private_file(
             mounts = {m["name"] for m in container.get("volumeMounts", ())}
             has_key = container["name"] in ("worker-pool", "submit")
             assert ("key" in mounts) == has_key
-            assert ("scratch" in mounts) == has_key
             assert "secret" not in mounts
     assert pools == 1
     (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
     given = submit["containers"][0]["args"]
     assert "--environment_config=localhost:50000" in given
     assert "--key-file=/run/dpsgd/key/sampling.key" in given
-    assert "--scratch=/scratch" in given
-    # Who makes the folders of the shuffle, and who writes into them, is one user.
+    # Input, shuffle and batches are in the bucket: no file system is shared.
+    assert {"--input=s3://BUCKET/train", "--out=s3://BUCKET/batches"} <= set(given)
+    assert not {"--scratch", "--shuffle"} & {each.split("=")[0] for each in given}
+    assert "persistentVolumeClaim" not in path.read_text()
+    # Who makes a key file, and who reads it, is one user.
     (pool,) = [p for p in pods(path) if "worker-pool" in str(p["containers"])]
     users = {p["securityContext"]["runAsUser"] for p in (submit, pool)}
     assert len(users) == 1
@@ -172,7 +174,7 @@ def test_the_commands_of_the_manifests_are_understood() -> None:
         (submit,) = [p for p in pods(path) if p["containers"][0]["name"] == "submit"]
         given = submit["containers"][0]["args"]
         beam_options([a for a in given if a.partition("=")[0] not in own])
-        assert sum(a.partition("=")[0] in own for a in given) == 6
+        assert sum(a.partition("=")[0] in own for a in given) == 5
 
 
 def test_the_workers_of_a_run_are_started_as_they_take_it() -> None:

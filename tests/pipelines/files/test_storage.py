@@ -21,6 +21,7 @@ import pathlib
 import stat
 import sys
 import threading
+import types
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,7 +36,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
-from pipelines.files import folders, storage
+from pipelines.files import folders, storage, stores
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath
 from pipelines.inputs.parquet_blocks import list_blocks
@@ -373,6 +374,34 @@ def test_ranges_of_s3_are_one_request_each_and_bytes_that_lack_are_an_error(
         with pytest.raises(OSError, match="the store answered"):
             read(*absent)
     assert len(asked) == 5  # what the store refuses is not asked for again
+
+
+def test_ranges_of_google_cloud_storage_are_one_request_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Down to Google's library, whose name for a range's last byte is ``end``."""
+    asked: list[dict[str, Any]] = []
+
+    class Blob:
+        def __init__(self, *names: str) -> None:
+            self.names = names
+
+        def blob(self, name: str) -> Blob:
+            return Blob(*self.names, name)
+
+        def download_as_bytes(self, **given: Any) -> bytes:
+            asked.append({"names": self.names, **given})
+            return bytes(range(100))[given["start"] : given["end"] + 1]
+
+    client = types.SimpleNamespace(bucket=Blob)
+    gcs_io = types.SimpleNamespace(client=client)
+    files = types.SimpleNamespace(scheme=lambda: "gs", _gcsIO=lambda: gcs_io)
+    monkeypatch.setattr(stores, "file_system", lambda _: files)
+    read = storage.range_reader("gs://bucket/o")
+    assert read("gs://bucket/o/a", 7, 3) == bytes([7, 8, 9])
+    assert asked == [
+        {"names": ("bucket", "o/a"), "start": 7, "end": 9, "raw_download": True}
+    ]
 
 
 @pytest.mark.parametrize("scheme", STORES)

@@ -98,7 +98,13 @@ def test_two_passes_through_a_store_give_the_same_bytes_and_leave_none(
     def look(*arguments: object) -> object:
         (folder,) = storage.names(scratch)
         (flushed,) = storage.names(f"{scratch}/{folder}")
-        seen.append(storage.names(f"{scratch}/{folder}/{flushed}"))
+        path = f"{scratch}/{folder}/{flushed}"
+        seen.append(storage.names(path))
+        for name in seen[-1]:
+            # Its end is that of the index, which has an edge more than slices.
+            (first,) = np.frombuffer(storage.read_bytes(f"{path}/{name}")[:8], "<i8")
+            slices = 3 if name.startswith("part-") else chosen.num_parts(layout)
+            assert first == 8 * (slices + 1)
         return finish(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(poisson_batching, "finish_job", look)
