@@ -96,6 +96,24 @@ def test_an_example_leads_to_a_private_model_and_a_report(
     assert str(statement["noise_multiplier"]) in page
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_rows_and_users_have_one_epsilon_of_a_user(folder: pathlib.Path) -> None:
+    printed = run(["sh", "users.sh"], folder, 20_000)
+    for level, unit in (
+        ("rows", "one user, of whom `dpsgd bound` kept at most 10 rows"),
+        ("users", "one user: an example holds the rows of one"),
+    ):
+        out = folder / f"users-{level}-run"
+        statement = json.loads((out / "privacy.json").read_text())
+        assert 2.99 < statement["epsilon"] <= 3
+        assert statement["privacy_unit"].startswith(unit)
+        # By train and by account.
+        assert printed.count(unit) == 2
+        # 4,000 rows: a model that guesses has 0.5, of standard deviation 0.01.
+        assert json.loads((out / "metrics.json").read_text())["auc"] > 0.53
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_takes_at_most_five_commands(name: str) -> None:
     text = (EXAMPLES / f"{name}.sh").read_text().replace("\\\n", " ")

@@ -100,6 +100,9 @@ def read_comparison(
         raise InputError(f"Expected {path} to be a comparison. {remedy}") from None
     for line in lines:
         line["is_this"] = all(line[name] == value for name, value in this.items())
+    for line, each in zip(lines, fields, strict=True):
+        if each.get("sampled"):  # earlier releases did not say
+            line["sampler"] += f", {each['sampled']}, k={each['max_examples_per_user']}"
     if not any(line["is_this"] for line in lines):
         raise InputError(
             f"Expected {path} to have runs like this one: {record.method} on "

@@ -210,6 +210,15 @@ def test_a_comparison_of_other_runs_is_refused(
         collect(run, comparison=folder)
 
 
+def test_lines_of_rows_and_of_users_are_told_apart(
+    make_run: Any, comparison_of: Callable[..., pathlib.Path]
+) -> None:
+    folder = comparison_of(sampled="users", max_examples_per_user=5)
+    lines = collect(make_run(), comparison=folder)["comparison"]
+    names = [line["sampler"] for line in lines]
+    assert names[0] == f"{names[1]}, users, k=5"
+
+
 def test_equal_files_have_equal_reports(make_run: Any, tmp_path: pathlib.Path) -> None:
     run = make_run()
     copy = shutil.copytree(run, tmp_path / "elsewhere" / "run")

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Rows or users?  One epsilon for users, twice: steps draw rows, or users.
+set -eu
+rows="${ROWS:-100000}"  # made up; in place of your own Parquet with a column of users
+dpsgd synth --rows "$rows" --rows-per-user 10 --out users-data
+dpsgd synth --rows "$((rows / 5))" --rows-per-user 10 --seed 1 --out users-test
+
+for sampled in rows users; do
+    # Public numbers: more rows than are kept, and as many users as there are.
+    if [ "$sampled" = rows ]; then slots=$((rows * 13 / 20)); else slots=$((rows / 10)); fi
+    dpsgd bound --input users-data --user-column user --max-examples-per-user 10 \
+        --sample "$sampled" --num-examples "$slots" --out "users-$sampled"
+    dpsgd batches --input "users-$sampled" --out "users-$sampled-batches" \
+        --batch-size "$((slots / 64))" --epochs 2
+    dpsgd train --batches "users-$sampled-batches" --eval users-test \
+        --out "users-$sampled-run" --epsilon 3 --delta 1e-6 --l2-norm-clip 3 \
+        --embedding-dim 4 --hidden 32
+done
+dpsgd account users-rows-run
+dpsgd account users-users-run
