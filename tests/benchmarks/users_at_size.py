@@ -153,7 +153,8 @@ def main() -> None:
     parser.add_argument("--work", type=pathlib.Path, required=True)
     options = parser.parse_args()
     write_rows(options.work, options.rows, options.users)
-    print(json.dumps({"rows": options.rows, "mib": megabytes(options.work / "table")}))
+    table = {"rows": options.rows, "mib": megabytes(options.work / "table")}
+    print(json.dumps(table), flush=True)
     for name in ("bounded", "batches", "run"):
         shutil.rmtree(options.work / name, ignore_errors=True)
     for command in commands(options):

@@ -31,7 +31,7 @@ from pipelines.sampling.keys import create_key_file
 from pipelines.tables.convert import prepare
 from pipelines.tables.schema.schema import Schema, Split
 from pipelines.tables.table_format import TableOptions
-from pipelines.users import bound_job
+from pipelines.users import bound_job, text_tables
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
 
@@ -356,6 +356,25 @@ def test_csv_becomes_text_and_prepare_keeps_the_note(tmp_path: pathlib.Path) -> 
     by_fraction = dataclasses.replace(options.schema, split=Split())
     with pytest.raises(InputError, match="whose users are bounded: where a split"):
         prepare(str(tmp_path / "out"), tmp_path / "x", TableOptions(schema=by_fraction))
+
+
+def test_text_is_not_read_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_csv(tmp_path / "a.csv")
+
+    def dies(*_: Any) -> None:
+        raise MemoryError
+
+    for where, task in ((BoundJob, "choose"), (text_tables, "_tables")):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, task, dies)
+            if where is BoundJob:
+                with pytest.raises(MemoryError):
+                    bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
+            else:
+                bound(str(tmp_path / "a.csv"), tmp_path / "out", SETTINGS)
+    assert len(kept_rows(tmp_path / "out")) < ROWS
 
 
 @pytest.mark.parametrize(

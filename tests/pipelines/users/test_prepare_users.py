@@ -20,6 +20,7 @@ from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.tables.convert import prepare
 from pipelines.tables.prepared_files import verify_prepared
+from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
 from pipelines.users import bound_job, prepare_users
@@ -243,6 +244,17 @@ def test_splits_that_cut_users_are_refused_unless_said(
         schema = read("\ncut_users = true\n")
         assert schema.split.cut_users
         assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_a_first_schema_splits_by_user_and_models_do_not_see_it(
+    folder: pathlib.Path,
+) -> None:
+    kinds = {"person": "user", "row": "numeric"}
+    text = first_schema("table.csv", label="y", kinds=kinds)
+    (folder / "first.toml").write_text(text)
+    schema = Schema.read(folder / "first.toml")
+    assert (schema.split.by, schema.split.column) == ("hash", "person")
+    assert (schema.user, schema.inputs) == ("person", ("row",))
 
 
 def test_two_columns_of_users_are_refused(folder: pathlib.Path) -> None:
