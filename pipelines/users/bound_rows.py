@@ -13,10 +13,13 @@ Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaC
     equal rows counted one by one.
   - any order: which rows are left depends on the key and the rows alone, not on their
     order, the engine or its workers.
-  - the id is gone, and no counter or message tells how many rows a user has.
+  - the id is gone, and no message tells of users or rows.
   - No key is part of the pipeline: it names the place where workers read the key.
 
-Public: settings.  Sensitive: rows, ids and the key.
+An engine counts what passes each step, and its dashboards show it: users, and rows that
+are left.  With `dpsgd bound`, which hands an engine tasks alone, they do not.
+
+Public: settings.  Sensitive: rows, ids, the key, and the counts of an engine.
 """
 
 from __future__ import annotations
