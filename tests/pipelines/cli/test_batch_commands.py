@@ -20,30 +20,7 @@ from pipelines.cli import batch_job
 from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
 from tests.pipelines.conftest import run_command, write_table
-
-#: ``dpsgd``, whose workers wait after their first block until the job is cancelled:
-#: it cannot end before it gets the signal, whichever process is slow.
-_WAITING = """
-import os, threading
-import dpsgd
-from pipelines.job import poisson_batching, transforms
-
-cancel, write_spill = poisson_batching._cancel, transforms.write_spill
-cancelled = threading.Event()
-
-def cancel_and_go_on(jobs):
-    cancel(jobs)
-    cancelled.set()
-
-def write_and_wait(*arguments, **options):
-    write_spill(*arguments, **options)
-    os.write(1, b"written\\n")  # of several threads, each whole
-    cancelled.wait()
-
-poisson_batching._cancel = cancel_and_go_on
-transforms.write_spill = write_and_wait
-dpsgd.main()
-"""
+from tests.pipelines.waiting_job import WAITING_JOB, wait_for_a_block
 
 
 @pytest.fixture
@@ -57,13 +34,10 @@ def started(
         "--batch-size=100", "--epochs=2",
     ]  # fmt: skip
     with subprocess.Popen(
-        [sys.executable, "-c", _WAITING, *arguments],
+        [sys.executable, "-c", WAITING_JOB, *arguments],
         cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
-        first = process.stdout.readline()
-        assert first == "written\n", first or process.stderr.read()
+        wait_for_a_block(process)
         yield [sys.executable, "-m", "dpsgd", *arguments], tmp_path / "o", process
         process.kill()
 

@@ -141,7 +141,7 @@ def look(
             f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", address,
         ]  # fmt: skip
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=120
+            command, capture_output=True, text=True, check=True, timeout=600
         )
     [found] = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     return json.loads(html.unescape(found)), asked
