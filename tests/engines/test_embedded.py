@@ -38,11 +38,11 @@ from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.synthetic import SynthOptions, write_synth
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
-from tests.benchmarks.prepared_rows import write_table
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
 from tests.engines.harness.embedded import RUNNERS
 from tests.engines.harness.polling import wait_for
+from tests.pipelines.waiting_job import WAITING_JOB, wait_for_a_block
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(
@@ -246,37 +246,29 @@ def states_of_jobs(options: list[str]) -> list[str]:
 
 
 def test_a_stopped_command_cancels_its_job_and_is_finished_by_the_next(
-    engine_options: list[str], tmp_path: pathlib.Path
+    engine_options: list[str], dataset: Dataset, tmp_path: pathlib.Path
 ) -> None:
-    (tmp_path / "input").mkdir()
-    write_table(tmp_path / "input" / "a.parquet", 1_000_000, rows_per_group=8000)
-    command = [sys.executable, "-m", "dpsgd", "batches", "--batch-size", "1000",
-               "--input", str(tmp_path / "input"), "--out", str(tmp_path / "out"),
-               "--epochs", "1", *engine_options]  # fmt: skip
-    process = subprocess.Popen(
-        command,
+    arguments = ["batches", "--batch-size", "500", "--num-steps", "40",
+                 "--input", str(pathlib.Path(dataset.blocks[0].path).parent),
+                 "--out", str(tmp_path / "out"), *engine_options]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING_JOB, *arguments],
         cwd=parts.ROOT,
         env=parts.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-
-    def sampling() -> bool:
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        return any(tmp_path.glob("out/private/spill/*/block-*"))
-
-    wait_for("the first block", sampling)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    ) as process:
+        wait_for_a_block(process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM
     assert errors.splitlines()[-1].startswith("error: Stopped by a signal")
     wait_for(
         "the job to be cancelled",
         lambda: states_of_jobs(engine_options).count("CANCELLED") == 1,
-        seconds=30,
     )
-    run_command(command)
+    run_command([sys.executable, "-m", "dpsgd", *arguments])
     assert not verify(tmp_path / "out").findings
 
 

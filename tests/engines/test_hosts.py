@@ -126,7 +126,7 @@ print('left', flush=True); time.sleep(600)"
     (child,) = children(process.pid)
     process.kill()
     assert not process.running()
-    wait_for("the end of its child", lambda: not alive(child), 10)
+    wait_for("the end of its child", lambda: not alive(child))
 
 
 def test_a_condition_that_does_not_come_is_an_error() -> None:
