@@ -7,5 +7,5 @@ python -m make_data rides --rows "${ROWS:-20000}"  # in place of your own CSV
 dpsgd prepare --input rides.csv --schema rides.toml --out rides
 dpsgd batches --input rides/train --out rides-batches --batch-size 256 --epochs 8
 dpsgd train --batches rides-batches --eval rides/test --out rides-run \
-    --loss mean_squared_error --epsilon 3 --delta 1e-6 --l2-norm-clip 1
+    --epsilon 3 --delta 1e-6
 dpsgd report rides-run --out rides.html

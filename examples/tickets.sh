@@ -8,5 +8,5 @@ dpsgd schema tickets.csv --out tickets.toml --label team \
 dpsgd prepare --input tickets.csv --schema tickets.toml --out tickets
 dpsgd batches --input tickets/train --out tickets-batches --batch-size 256 --epochs 8
 dpsgd train --batches tickets-batches --eval tickets/test --out tickets-run \
-    --loss sparse_categorical_crossentropy --epsilon 3 --delta 1e-6 --l2-norm-clip 1
+    --epsilon 3 --delta 1e-6
 dpsgd report tickets-run --out tickets.html

@@ -71,7 +71,7 @@ from trainer.model.views import Views, first_view, of_one_view
 from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
-from trainer.settings.method_settings import DP_SGD
+from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
@@ -141,6 +141,11 @@ def make_private(
         raise InputError(
             "Expected a plain Keras model; this one is private already. Give its "
             ".network."
+        )
+    if l2_norm_clip is None and method != NON_PRIVATE:
+        raise InputError(
+            f"Expected l2_norm_clip for method={method!r}. Try 2 beside a "
+            "cross-entropy, and 1 beside another loss."
         )
     settings = TrainSettings(
         method=method,

@@ -442,8 +442,6 @@ TRAIN = [
         "- --noise-multiplier + --delta 1e-6"),
     row("- --noise-multiplier + --epsilon 3", "--delta beside epsilon=3.0",
         "--delta 1e-6"),
-    row("- --l2-norm-clip", "--l2-norm-clip for method='dp-sgd'. Try 1",
-        "--l2-norm-clip 1"),
     row("--batches nosuch", "nosuch/manifest.json to exist"),
     number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
     number("--l2-norm-clip", "nan", "l2_norm_clip=nan to be finite", "1"),

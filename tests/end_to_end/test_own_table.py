@@ -71,7 +71,7 @@ def test_five_commands_lead_from_a_csv_to_a_private_model(
     )  # fmt: skip
     trained = dpsgd(
         "train", "--batches=batches", "--eval=data/test", "--out=run", "--epsilon=3",
-        "--delta=1e-5", "--l2-norm-clip=1", "--embedding-dim=4", "--hidden=16",
+        "--delta=1e-5", "--embedding-dim=4", "--hidden=16",
         "--eval-every=200", "--json",
     )  # fmt: skip
     # The law itself has 0.9; five standard deviations of chance, at 400 rows, are 0.15.

@@ -81,7 +81,10 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 @shared_options.epsilon("Target; the noise follows from it.")
 @shared_options.delta("Well below one over the examples.")
 @shared_options.noise_multiplier("Instead of --epsilon.")
-@shared_options.l2_norm_clip("Bound on the norm of one example's gradient.")
+@shared_options.l2_norm_clip(
+    "Bound on the norm of one example's gradient.  [default: 2 for a cross-entropy, 1 "
+    "for any other loss]"
+)
 @click.option(
     "--optimizer",
     default=TrainSettings.optimizer,
@@ -94,7 +97,7 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=float,
     default=TrainSettings.learning_rate,
     show_default=True,
-    help="Suits momentum; Adam wants about 0.01.",
+    help="Suits momentum and the default clip norm; Adam wants about 0.01.",
 )
 @click.option(
     "--learning-rate-schedule",

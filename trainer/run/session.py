@@ -300,9 +300,10 @@ class Session:
     @property
     def _noise_stddev(self) -> float:
         """Standard deviation of the noise on a sum of clipped gradients."""
-        clip = self.settings.l2_norm_clip
-        if self.noise_multiplier is None or clip is None:
+        if self.noise_multiplier is None:
             return 0.0
+        clip = self.settings.l2_norm_clip
+        assert clip is not None  # of settings whose loss is known
         return self.noise_multiplier * clip
 
     # -- record --------------------------------------------------------------------

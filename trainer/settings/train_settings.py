@@ -7,7 +7,7 @@ from typing import Any
 
 from accounting import deltas
 from accounting.validation import InputError, check_choice, check_float, check_int
-from trainer.model.metrics import LOSSES, OTHER
+from trainer.model.metrics import BINARY, CLASSES, LOSSES, OTHER
 from trainer.model.user_code import check_name
 from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
@@ -26,6 +26,10 @@ LOSSES_OF_LABELS = {
     "classes": ("sparse_categorical_crossentropy",),
     "regression": ("mean_squared_error", "mean_absolute_error", "huber", "log_cosh"),
 }
+
+#: What a loss says of labels -> the clip norm where none is given.  Measured beside the
+#: default optimizer and learning rate: docs/pitfalls.md has the table.
+DEFAULT_CLIPS = {BINARY: 2.0, CLASSES: 2.0, OTHER: 1.0}
 
 OPTIMIZERS = (
     "sgd", "momentum", "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl",
@@ -66,6 +70,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
       allow_large_delta: Whether a delta that protects next to nothing is meant.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.  At least 1e-10.
+        Where it is None, it becomes that of ``DEFAULT_CLIPS``, once the loss is known.
       optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
       learning_rate: Above 0.
       learning_rate_schedule: One of ``SCHEDULES``: how the rate falls.
@@ -232,11 +237,10 @@ class TrainSettings(MethodSettings, AggregationSettings):
                 )
         if self.noise_multiplier is not None:
             check_float("noise_multiplier", self.noise_multiplier, at_least=0)
-        if self.l2_norm_clip is None:
-            raise InputError(
-                f"Expected --l2-norm-clip for method={self.method!r}. Try 1."
-            )
-        check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
+        if self.l2_norm_clip is not None:
+            check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
+        elif self.loss != AUTO_LOSS:  # frozen settings are completed here alone
+            object.__setattr__(self, "l2_norm_clip", DEFAULT_CLIPS[self.task])
 
     @property
     def task(self) -> str:

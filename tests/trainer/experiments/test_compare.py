@@ -100,7 +100,7 @@ def test_loss_and_metric_are_the_labels_where_they_are_auto(
 ) -> None:
     label = {"kind": "label", "task": task, **more}
     schema = Schema.from_json({"version": 1, "columns": {"y": label}})
-    private = dataclasses.replace(PRIVATE, loss=AUTO_LOSS)
+    private = dataclasses.replace(PRIVATE, loss=AUTO_LOSS, l2_norm_clip=None)
     settings = make_settings(trained=(private,))
     rows = pa.Table.from_pydict({"label": [0]}, prepared_schema(schema))
     pq.write_table(rows, pathlib.Path(settings.source) / "table.parquet")
@@ -108,6 +108,7 @@ def test_loss_and_metric_are_the_labels_where_they_are_auto(
         path.unlink()
     found = compare_runs.settled(settings)
     assert (found.trained[0].loss, found.metric) == (loss, metric)
+    assert found.trained[0].l2_norm_clip == (1 if task == "regression" else 2)
     given = dataclasses.replace(settings, trained=(PRIVATE,), metric="log_loss")
     assert compare_runs.settled(given) == given
 

@@ -21,12 +21,30 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "clip"),
+    [
+        ({}, 2.0),
+        ({"loss": "sparse_categorical_crossentropy"}, 2.0),
+        ({"loss": "mean_squared_error"}, 1.0),
+        ({"loss": "mine:loss"}, 1.0),
+        ({"loss": "auto"}, None),  # until the data is asked: see preflight.with_loss
+        ({"l2_norm_clip": 0.5}, 0.5),
+        ({"method": "non-private", "noise_multiplier": None}, None),
+    ],
+)
+def test_the_clip_norm_is_that_of_the_loss_where_none_is_given(
+    changes: dict[str, Any], clip: float | None
+) -> None:
+    settings = TrainSettings(**{"noise_multiplier": 1.0, **changes})
+    assert settings.l2_norm_clip == clip
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"noise_multiplier": None}, "--epsilon"),
         ({"target_epsilon": 3.0}, "either"),
         ({"noise_multiplier": None, "target_epsilon": 3.0}, "--delta"),
-        ({"l2_norm_clip": None}, "--l2-norm-clip"),
         ({"l2_norm_clip": 0.0}, "l2_norm_clip=0"),
         ({"l2_norm_clip": float("inf")}, "finite"),
         ({"noise_multiplier": -1.0}, "noise_multiplier=-1"),
@@ -44,7 +62,6 @@ def test_either_a_target_or_a_noise_multiplier() -> None:
         ({"bam_variant": "hvp"}, "--method bam"),
         ({"method": "dp-sat", "sat_radius": 0.1, "bam_radius": 0.1}, "--method bam"),
         ({"method": "bam", "bam_radius": 0.1, "bam_variant": "x"}, "bam_variant"),
-        ({"method": "bam", "bam_radius": 0.1, "l2_norm_clip": None}, "method='bam'"),
         (
             {
                 "method": "dp-sat",
