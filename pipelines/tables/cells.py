@@ -28,6 +28,7 @@ class Cells:
       missing_values: Texts that stand for null.
       faults: (whether a row is malformed, why): to which faults are added.
       padded: Whether spaces around texts are none of theirs.
+      decimal: What is before the fraction of a number.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Cells:
         faults: list[tuple[np.ndarray, str]],
         *,
         padded: bool = False,
+        decimal: str = ".",
     ) -> None:
         self.name, self._faults, self._padded = name, faults, padded
+        self._decimal = decimal
         self._missing_values = missing_values
         self.array = self._plain(array)
 
@@ -70,8 +73,22 @@ class Cells:
     def of(self, array: pa.Array) -> Cells:
         """Returns other cells of the same column, such as those of its lists."""
         return Cells(
-            self.name, array, self._missing_values, self._faults, padded=self._padded
+            self.name,
+            array,
+            self._missing_values,
+            self._faults,
+            padded=self._padded,
+            decimal=self._decimal,
         )
+
+    @property
+    def with_points(self) -> pa.Array:
+        """The cells, with a point before the fractions of numbers in texts."""
+        if self._decimal == "." or not is_text(self.array.type):
+            return self.array
+        # A point would be between thousands, or a number of another way of writing.
+        texts = pc.replace_substring(self.array, ".", "?")
+        return pc.replace_substring(texts, self._decimal, ".")
 
     def __len__(self) -> int:
         return len(self.array)

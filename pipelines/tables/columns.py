@@ -89,8 +89,14 @@ def convert(
     found = Converted()
 
     def cells_of(name: str) -> Cells:
-        missing = schema.input.missing_values
-        return Cells(name, columns[name], missing, found.faults, padded=padded)
+        return Cells(
+            name,
+            columns[name],
+            schema.input.missing_values,
+            found.faults,
+            padded=padded,
+            decimal=schema.input.decimal,
+        )
 
     for name in schema.inputs if inputs_only else schema.kept:
         kind = schema.columns[name]
@@ -142,7 +148,7 @@ def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
 
 def _floats(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
     """Returns float64 of cells, NaN if missing, and which of them are no numbers."""
-    array = cells.array
+    array = cells.with_points
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     if pa.types.is_integer(array.type) or pa.types.is_decimal(array.type):

@@ -208,7 +208,10 @@ def _numeric(kind: pa.DataType) -> tuple[str, ...]:
 
 def _category(kind: pa.DataType) -> tuple[str, ...]:
     hint = '# vocabulary = ["red", "green"]  # in place of buckets'
-    return (*_length(kind), "buckets = 1024  # of the hash", hint)
+    found = (*_length(kind), "buckets = 1024  # of the hash", hint)
+    if pa.types.is_dictionary(kind) or is_list(kind):
+        return found
+    return (*found, '# of words: kind = "text" and tokens = 32, with other buckets')
 
 
 def _date(kind: pa.DataType) -> tuple[str, ...]:

@@ -177,6 +177,7 @@ class InputOptions:
       escape: Character before a quote that is part of a cell, as Spark writes it; empty
         where such a quote is doubled.
       encoding: Of CSV and TSV.
+      decimal: What texts have before the fraction of a number.
     """
 
     missing_values: tuple[str, ...] = ("",)
@@ -184,6 +185,7 @@ class InputOptions:
     header: tuple[str, ...] = ()
     escape: str = ""
     encoding: str = "utf-8"
+    decimal: str = "."
 
     @classmethod
     def read(cls, fields: Fields) -> InputOptions:
@@ -197,6 +199,9 @@ class InputOptions:
         for name, value in (("delimiter", delimiter), ("escape", escape)):
             if len(value.encode()) > 1:
                 raise fields.wrong(name, "one ASCII character", f"{name} = ';'")
+        decimal = fields.text("decimal", ".")
+        if decimal not in (".", ","):
+            raise fields.wrong("decimal", "a point or a comma", 'decimal = ","')
         encoding = fields.text("encoding", "utf-8")
         try:
             "".encode(encoding)
@@ -211,6 +216,7 @@ class InputOptions:
             header=header or (),
             escape=escape,
             encoding=encoding,
+            decimal=decimal,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -82,6 +82,18 @@ def test_a_null_is_missing_whatever_bytes_its_file_left_there() -> None:
     assert found[1:] == [0, 0]
 
 
+def test_a_decimal_comma_is_one_where_the_schema_says_so() -> None:
+    told = {"input": {"decimal": ","}}
+    values = ["3,5", "-1e-1", "", "2", "1.5", "1.000,5"]
+    wrong = "x is not a number"
+    assert reasons(values, NUMERIC, **told) == [None] * 4 + [wrong] * 2
+    found = numbers(values[:4], NUMERIC, **told)["x"]
+    np.testing.assert_array_equal(found, np.float32([3.5, -0.1, np.nan, 2]))
+    assert reasons(values[:1], NUMERIC) == [wrong]
+    # Numbers that are none of text have no such thing.
+    np.testing.assert_array_equal(numbers([1.5], NUMERIC, **told)["x"], [1.5])
+
+
 def test_missing_numbers_are_what_the_schema_says() -> None:
     values = [50.0, None, float("nan")]
     column = {**NUMERIC, "range": [0, 100]}

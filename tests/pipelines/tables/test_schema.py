@@ -169,6 +169,7 @@ def column(lines: str, name: str = "age") -> str:
         (f"version = 1\n{LABEL}[split]\nshares = [0, 1, 1]", "train share of shares"),
         (f"version = 1\n{LABEL}[input]\ndelimiter = '||'", "one ASCII character"),
         (f"version = 1\n{LABEL}[input]\nencoding = 'klingon'", 'encoding = "latin-1"'),
+        (f"version = 1\n{LABEL}[input]\ndecimal = ';'", 'Write decimal = ","'),
     ],
 )  # fmt: skip
 def test_a_wrong_line_is_refused_by_file_column_and_remedy(
