@@ -73,8 +73,10 @@ def sum_on_grid(
     Raises:
       InputError: the method does not support this model, or no grid is fine enough.
     """
-    if noise_multiplier is None or settings.l2_norm_clip is None:
+    if noise_multiplier is None:
         return gradient_sum(model, settings), None
+    if settings.l2_norm_clip is None:  # of a loss that nobody asked the data for
+        raise ValueError("Expected the clip norm of a private run to be settled.")
     found = grid.make(
         l2_norm_clip=settings.l2_norm_clip,
         noise_multiplier=noise_multiplier,

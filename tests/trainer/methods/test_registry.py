@@ -40,7 +40,7 @@ from trainer.settings.method_settings import (
     gradients_text,
 )
 from trainer.settings.methods import Method, Setting, as_dp_sgd
-from trainer.settings.train_settings import TrainSettings
+from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 from trainer.train import train
 
 NAME = "small-clip"
@@ -488,3 +488,12 @@ def _code(source: str) -> str:
 class _Bare(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) else node
+
+
+def test_a_private_run_whose_clip_nobody_settled_has_no_sum() -> None:
+    settings = TrainSettings(noise_multiplier=1.0, loss=AUTO_LOSS)
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=10, expected_batch_size=5, num_steps=2
+    )
+    with pytest.raises(ValueError, match="clip norm of a private run to be settled"):
+        registry.sum_on_grid(make_model(linear), settings, plan, noise_multiplier=1.0)
