@@ -49,7 +49,6 @@ from trainer.export.export import check_export, export
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
-from trainer.gradients.grid import Grid
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import lazy_tables, registry
 from trainer.methods.base import Hooks
@@ -74,6 +73,7 @@ from trainer.tf_compat import keras, tf
 from trainer.workers import agreement
 from trainer.workers.agreement import AgreedStopError
 from trainer.workers.base import Alone, Workers
+from trainer.workers.grid import Grid
 
 NON_PRIVATE_DIAGNOSTICS = (
     "writing NON-PRIVATE diagnostics below private/: epsilon does not cover them"

@@ -42,7 +42,6 @@ from pipelines.sampling.keys import insecure_key  # noqa: E402
 from tests.trainer.zoo import registry_sum  # noqa: E402
 from trainer.gradients import clipping  # noqa: E402
 from trainer.gradients.dp_step import Step  # noqa: E402
-from trainer.gradients.grid import make  # noqa: E402
 from trainer.gradients.lazy_noise import LazyNoise  # noqa: E402
 from trainer.gradients.noise import LaterNoise, NoiseStream  # noqa: E402
 from trainer.methods import bam, lazy_tables  # noqa: E402
@@ -51,6 +50,7 @@ from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.run.batches import BatchSource  # noqa: E402
 from trainer.settings.train_settings import DENSE_NOISE, TrainSettings  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
+from trainer.workers.grid import make  # noqa: E402
 
 BATCH = 1024
 KEY = insecure_key(0)

@@ -42,11 +42,11 @@ import numpy as np
 
 from accounting.validation import InputError, check_int
 from trainer.gradients.clipping import GradientSum
-from trainer.gradients.grid import Grid
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
 from trainer.tf_compat import tf
 from trainer.workers.base import Alone, Workers
+from trainer.workers.grid import Grid
 
 
 class Step:

@@ -28,7 +28,7 @@ leaves w_{-1} open.  Here it is w_0 plus or minus tau_1, with public random sign
 first mixture has the least width, and w_1 no bias that all coordinates share.
 
 The coefficients must stay secret, as the noise: they come from its key.  The theorem
-is about Gaussian noise; here it is rounded to a grid (see ``gradients.grid``) before it
+is about Gaussian noise; here it is rounded to a grid (see ``workers.grid``) before it
 is added to the mixture.  Within seven deviations, and at noise multipliers above 0.01,
 that moves no density by more than a part in a million.
 

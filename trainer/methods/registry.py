@@ -10,13 +10,13 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from trainer.gradients import grid
 from trainer.gradients.clipping import GradientSum
-from trainer.gradients.grid import Grid
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
+from trainer.workers import grid
+from trainer.workers.grid import Grid
 
 
 def hooks_of(method: str) -> Hooks:

@@ -1,1 +1,1 @@
-"""The processes that take one private step together."""
+"""The processes that take one private step together, and the integers they sum."""

@@ -16,13 +16,13 @@ from pipelines.sampling.keys import insecure_key
 from tests.trainer.conftest import make_rows
 from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.dp_step import Step
-from trainer.gradients.grid import make
 from trainer.gradients.noise import mixing_coefficients, step_noise
 from trainer.methods.bam import bam_sum
 from trainer.methods.dp_sat import SharpnessAwareOptimizer
 from trainer.methods.model_mix import MixingOptimizer
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
+from trainer.workers.grid import make
 
 CLIP = 0.5
 

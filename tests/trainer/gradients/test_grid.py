@@ -11,11 +11,11 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
-from trainer.gradients import grid as module
 from trainer.gradients import noise
-from trainer.gradients.grid import Grid, make
 from trainer.gradients.noise import grid_normal, step_noise
 from trainer.tf_compat import tf
+from trainer.workers import grid as module
+from trainer.workers.grid import Grid, make
 
 KEY = insecure_key(1)
 SIZE = 400
