@@ -57,7 +57,7 @@ class MpiWorkers:
     def __init__(self, *, count: int, timeout: float) -> None:
         self._timeout = timeout
         _start(count, timeout)
-        self._world = MPI.COMM_WORLD.Dup()
+        self._world = MPI.COMM_WORLD
         self.rank, self.count = self._world.rank, self._world.size
         if self.count != count:
             raise InputError(
@@ -65,10 +65,12 @@ class MpiWorkers:
                 f"mpi4py, {_library()}, finds {self.count}. Use its own mpiexec, such "
                 "as that beside this python."
             )
-        self._failed = False
+        self._failed = True  # until the first exchange has come to an end
+        self.hosts = ["an unknown host"] * count
         atexit.register(self._end)
         hosts = self.gather(socket.gethostname().encode())
         self.hosts = [host.decode() for host in hosts]
+        self._failed = False
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of every worker's ``values``.  Sensitive.
@@ -109,7 +111,7 @@ class MpiWorkers:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         if self._failed:
-            MPI.COMM_WORLD.Abort(2)
+            self._world.Abort(2)
         # Who ends alone would end the others; the chief may still be writing.
         self._wait(self._world.Ibarrier(), math.inf)
         MPI.Finalize()
@@ -143,6 +145,8 @@ class MpiWorkers:
     def _find_late(self, request: MPI.Request) -> None:
         """Returns if all arrive after all, and names those that do not."""
         others = [rank for rank in range(self.count) if rank != self.rank]
+        for _ in self._senders(_HERE):
+            pass  # of an earlier question, to which all arrived after all
         for rank in others:
             self._tell(rank, _ASK)
         here = {self.rank}
