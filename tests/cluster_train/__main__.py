@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import tempfile
+from typing import Any
 
 import click
 from rich.console import Console
@@ -28,10 +29,14 @@ from tests.cluster_train.jobs import Input
 from tests.engines.harness.hosts import Hosts, make_hosts, why_no_namespaces
 from tests.engines.harness.polling import wait_for
 
-#: Of the runs with faults: (examples of a step, steps).
-_SMALL = (256, 300)
+#: Of the runs with faults.
+_SMALL: dict[str, Any] = {
+    "batch_size": 256, "num_steps": 300, "parts": 3, "gaps": True
+}  # fmt: skip
 #: Of those that are timed.
-_LARGE = (65_536, 40)
+_LARGE: dict[str, Any] = {
+    "batch_size": 65_536, "num_steps": 40, "parts": 8, "gaps": False
+}  # fmt: skip
 #: On three workers, what two have shown is not shown again.
 _FAULTS = {2: FAULTS, 3: FAULTS[:2]}
 
@@ -60,9 +65,9 @@ def main(speed: bool, seed: int | None) -> None:
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="dpsgd-cluster-") as name:
         folder = pathlib.Path(name)
-        size, steps = _LARGE if speed else _SMALL
-        _tell(f"making {steps} steps of {size:,} examples")
-        given = jobs.make_input(folder / "input", batch_size=size, num_steps=steps)
+        size = _LARGE if speed else _SMALL
+        _tell(f"making {size['num_steps']} steps of {size['batch_size']:,} examples")
+        given = jobs.make_input(folder / "input", **size)
         rows = [_alone(given, folder)]
         for workers in (2,) if speed else _FAULTS:
             rows.append(

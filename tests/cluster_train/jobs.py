@@ -14,6 +14,9 @@ from tests.trainer.conftest import make_rows, write_batches, write_held_out
 
 #: Runs draw ids of their own; here they have to be the same run.
 _RUN_ID = "5" * 32
+#: With them the default model has 213,000 weights.
+_BUCKETS = 1000
+_DATASET = {"name": "criteo", "num_buckets": [_BUCKETS] * 26}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,29 +56,36 @@ class Input:
         ]
 
 
-def make_input(folder: pathlib.Path, *, batch_size: int, num_steps: int) -> Input:
-    """Writes the input of runs: steps of three parts, of which some hold nothing.
+def make_input(
+    folder: pathlib.Path, *, batch_size: int, num_steps: int, parts: int, gaps: bool
+) -> Input:
+    """Writes the input of runs.
 
     Args:
       folder: New.
       batch_size: Expected examples of a step.
       num_steps: Steps of the plan.
+      parts: Physical batches of a step.
+      gaps: Whether some of them, and a whole step, hold nothing but padding.
     """
     draw = np.random.default_rng(1)
     sizes = draw.binomial(8 * batch_size, 1 / 8, num_steps)
-    sizes[1::7] = batch_size // 4  # one part has rows, and two are padding
-    sizes[3] = 0
+    if gaps:
+        sizes[1::7] = batch_size // 4
+        sizes[3] = 0
     rows = make_rows(2 * batch_size)
-    largest = 3 * batch_size // 2
+    rows["categories"] = draw.integers(0, _BUCKETS, rows["categories"].shape)
+    largest = 9 * batch_size // 8
     write_batches(
         folder / "batches",
         [rows[: min(size, largest)] for size in sizes],
+        dataset=_DATASET,
         expected_batch_size=batch_size,
         truncated_batch_size=largest,
-        physical_batch_size=batch_size // 2,
+        physical_batch_size=largest // parts,
         num_examples=1000 * batch_size,
     )
-    write_held_out(folder / "held_out", make_rows(300, seed=99))
+    write_held_out(folder / "held_out", make_rows(300, seed=99), _DATASET)
     create_key_file(folder / "noise.key")
     return Input(folder, batch_size, num_steps)
 

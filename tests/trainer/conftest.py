@@ -73,6 +73,7 @@ def write_batches(
     steps_per_file: int = 4,
     batches_id: str = "0" * 32,
     columns: Sequence[Column] = COLUMNS,
+    dataset: dict[str, Any] = DATASET,
 ) -> BatchFolder:
     """Writes the rows of each step as the batch job would."""
     path.mkdir(parents=True)
@@ -120,7 +121,7 @@ def write_batches(
         physical_batch_size=physical_batch_size,
         batches_id=batches_id,
         files=tuple(files),
-        dataset=DATASET,
+        dataset=dataset,
     )
     write_manifest(path, manifest, checksums)
     return BatchFolder(path, manifest, list(steps))
@@ -157,7 +158,9 @@ def write_run_folder(
     return root
 
 
-def write_held_out(path: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
+def write_held_out(
+    path: pathlib.Path, rows: np.ndarray, dataset: dict[str, Any] = DATASET
+) -> pathlib.Path:
     """Writes rows as the Parquet files of `dpsgd prepare`."""
     path.mkdir(parents=True)
     arrays = []
@@ -167,7 +170,7 @@ def write_held_out(path: pathlib.Path, rows: np.ndarray) -> pathlib.Path:
             values = pa.FixedSizeListArray.from_arrays(values, column.shape[0])
         arrays.append(values)
     table = pa.table(dict(zip([c.name for c in COLUMNS], arrays, strict=True)))
-    table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(DATASET)})
+    table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(dataset)})
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
     return path
 
