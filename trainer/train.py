@@ -336,7 +336,7 @@ class _Training:
         )
         self._optimizer = made.optimizer
         self._hooks = made.hooks
-        self._lazy = self._lazy_noise(made.tables)
+        self._lazy = self._lazy_noise(made.tables, made.grid)
         kept_steps = self._settings.kept_steps(self._plan.num_steps)
         self._flush_steps = lazy_tables.FlushSteps(
             every=made.tables.flush_every,
@@ -445,15 +445,19 @@ class _Training:
             autograph=self._model.needs_autograph,
         )
 
-    def _lazy_noise(self, tables: lazy_tables.Choice) -> LazyNoise | None:
+    def _lazy_noise(
+        self, tables: lazy_tables.Choice, grid: Grid | None
+    ) -> LazyNoise | None:
         if tables.message:
             self._reporter.say(tables.message)
-        if tables.reads is None:
+        if tables.reads is None or grid is None:
             return None
         return LazyNoise(
             tables.reads,
-            physical_batch_size=self._checked.manifest.physical_batch_size,
             expected_batch_size=self._plan.expected_batch_size,
+            grid=grid,
+            workers=self._workers,
+            autograph=self._model.needs_autograph,
         )
 
     # -- steps ---------------------------------------------------------------------
@@ -488,7 +492,7 @@ class _Training:
     def _flush(self) -> None:
         """Completes the weights; nothing but a step may read them before."""
         if self._lazy is not None:
-            self._lazy.flush(self.session.later_noise().of_chunk)
+            self._lazy.flush(self.session.later_noise().of_flush)
 
     def _after_step(self, stop: int | None) -> None:
         """Does what is due; stops at a signal that any worker received."""

@@ -140,14 +140,14 @@ class Private:
             ),
             manifest=setting.manifest, checkpoint_every=None,
         )  # fmt: skip
-        self._lazy = chosen.reads and LazyNoise(
-            chosen.reads, physical_batch_size=BATCH, expected_batch_size=BATCH
-        )
-        self._flush_every = chosen.flush_every
         grid = make(
             l2_norm_clip=1.0, noise_multiplier=1.0, most_examples=BATCH,
             num_values=sum(int(np.prod(v.shape)) for v in self._model.variables),
         )  # fmt: skip
+        self._lazy = chosen.reads and LazyNoise(
+            chosen.reads, expected_batch_size=BATCH, grid=grid
+        )
+        self._flush_every = chosen.flush_every
         self._step = Step(
             self._model.variables, make_sum(self._model, grid.clip), optimizer,
             expected_batch_size=BATCH, grid=grid, lazy=self._lazy,
@@ -164,7 +164,10 @@ class Private:
             draws = iter(noise)
 
             def step(batch: Any) -> None:
-                self._step.begin(next(draws))
+                later = LaterNoise(
+                    noise_key=KEY, step=int(batch["step"]), noise_stddev=1.0
+                )
+                self._step.begin(next(draws), later)
                 self._step.add(batch["columns"], batch["weight"])
                 self._step.finish()
                 # Keras waits for its loss; so do we for the last update.
@@ -173,7 +176,7 @@ class Private:
             yield step
         if self._lazy is not None:
             later = LaterNoise(noise_key=KEY, step=0, noise_stddev=1.0)
-            spent = _clocked(lambda: self._lazy.flush(later.of_chunk))
+            spent = _clocked(lambda: self._lazy.flush(later.of_flush))
             self.extra = {k: v / self._flush_every for k, v in spent.items()}
 
 

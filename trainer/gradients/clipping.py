@@ -58,7 +58,8 @@ VECTORIZED = "vectorized"
 #: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
 MOST_GRADIENT_VALUES = 1 << 26
 
-#: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable.
+#: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable; each
+#: value of these is of one example, whose rows are distinct (see ``grid``).
 GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
 
 

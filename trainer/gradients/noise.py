@@ -1,17 +1,17 @@
-"""Gaussian noise as a pure function of (noise key, step, variable, place).
+"""Gaussian noise as a pure function of (noise key, step, variable, block).
 
 Uniform mixing coefficients, of ModelMix, are one of (noise key, step, variable).
-A place is empty for the noise of a variable in a step; for tables with lazy noise it is
-a later physical batch of that step, or a chunk of a flush after it.
+Noise of tables with lazy noise has streams of its own, for the rows that a step reads
+and for a flush after it.
 
 Formal guarantees:
   - ``normal`` and ``uniform`` return the same bits for the same arguments; a replayed
     step draws the same noise, so that a crash is not a second release.
   - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
-    (in counter mode), values of different (step, variable, place) are independent, and
+    (in counter mode), values of different (step, variable, block) are independent, and
     so are noise and mixing coefficients.
   - Values are drawn in double precision and rounded once: of ``grid_normal`` to
-    integers (see ``grid``, also for attacks on low bits), else to float32.
+    integers (see ``grid``, also for attacks on low bits), of ``normal`` to float32.
   - The blocks of ``grid_normal`` that W workers draw add up to the same integers for
     every W, and each block is drawn by one of them.
   - Coefficients are in [0, 1], at most 2^-24 apart.  A mixture takes values on a grid
@@ -53,7 +53,6 @@ def normal(
     step: int,
     variable: int,
     shape: Sequence[int],
-    place: tuple[str | int, ...] = (),
     *,
     stddev: float = 1.0,
 ) -> np.ndarray:
@@ -64,12 +63,11 @@ def normal(
       step: The step of the run.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable, or of the part of it that gets noise.
-      place: What the noise is for, where a step has several uses of a variable.
       stddev: Standard deviation of the distribution.
     """
     if stddev == 0:
         return np.zeros(shape, np.float32)
-    generator = _generator(derive(noise_key, "noise", step, variable, *place))
+    generator = _generator(derive(noise_key, "noise", step, variable))
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
@@ -209,7 +207,7 @@ def mixing_coefficients(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaterNoise:
-    """The noise of a step that a ``NoiseStream`` does not draw ahead.
+    """The noise of a step that a ``NoiseStream`` does not draw ahead: of lazy tables.
 
     Attributes:
       noise_key: 32 secret bytes.
@@ -221,32 +219,41 @@ class LaterNoise:
     step: int
     noise_stddev: float
 
-    def of_part(self, part: int, variable: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a later physical batch of the step.  Sensitive.
+    def of_read(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a block of the rows that the step reads.  Sensitive.
 
         Args:
-          part: Of the step, from 1.
-          variable: Index among the variables.
+          table: Index among the lazy ones.
+          block: Of the rows, from 0.
           shape: Of the noise.
-        """
-        return self._draw(variable, shape, ("part", part))
 
-    def of_chunk(self, variable: int, chunk: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a chunk of a flush after the step.  Sensitive.
+        Returns:
+          float64, of the deviation of one step.
+        """
+        return self._draw("read", table, block, shape)
+
+    def of_flush(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        """Returns the noise of a block of a table, of a flush after the step.
 
         Args:
-          variable: Index among the variables.
-          chunk: Of the table, from 0.
+          table: Index among the lazy ones.
+          block: Of the rows, from 0.
           shape: Of the noise.
+
+        Returns:
+          float64, of the deviation of one step.  Sensitive.
         """
-        return self._draw(variable, shape, ("flush", chunk))
+        return self._draw("flush", table, block, shape)
 
     def _draw(
-        self, variable: int, shape: Sequence[int], place: tuple[str | int, ...]
+        self, place: str, table: int, block: int, shape: Sequence[int]
     ) -> np.ndarray:
-        return normal(
-            self.noise_key, self.step, variable, shape, place, stddev=self.noise_stddev
-        )
+        if self.noise_stddev == 0:
+            return np.zeros(shape)
+        label = derive(self.noise_key, "lazy-noise", self.step, place, table, block)
+        values = _generator(label).standard_normal(shape)
+        values *= self.noise_stddev
+        return values
 
 
 #: (noise key, step, shapes) -> what one step draws beside its noise.

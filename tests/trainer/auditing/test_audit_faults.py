@@ -8,9 +8,10 @@ fault if its p-value is also below ``_SEEN``: it saw the fault, and was not luck
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,15 +109,9 @@ def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
 def test_half_the_noise_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    for name in ("normal", "grid_normal"):
-        drawn = getattr(noise, name)
-
-        def half(
-            *arguments: Any, stddev: float, drawn: Any = drawn, **more: Any
-        ) -> np.ndarray:
-            return drawn(*arguments, stddev=stddev / 2, **more)  # type: ignore[no-any-return]
-
-        monkeypatch.setattr(noise, name, half)
+    of_step, of_rows = noise.grid_normal, noise.LaterNoise._draw
+    monkeypatch.setattr(noise, "grid_normal", lambda *a, **b: of_step(*a, **b) // 2)
+    monkeypatch.setattr(noise.LaterNoise, "_draw", lambda *a: of_rows(*a) / 2)
     assert {LAYERS, SLICES, READ} <= _contradicted(examine(run))
 
 
@@ -130,13 +125,12 @@ def test_half_the_noise_of_a_step_of_several_batches_is_seen(
     assert {LAYERS, READ} <= _contradicted(examine(DENSE))
 
 
-def test_less_noise_of_a_later_batch_is_seen(
+def test_less_noise_of_rows_that_are_read_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows of a lazy table that a later batch of a step reads."""
-    drawn = noise.LaterNoise.of_part
+    drawn = noise.LaterNoise.of_read
     monkeypatch.setattr(
-        noise.LaterNoise, "of_part", lambda *arguments: drawn(*arguments) / 2
+        noise.LaterNoise, "of_read", lambda *arguments: drawn(*arguments) / 2
     )
     assert READ in _contradicted(examine(LAZY))
 
@@ -216,19 +210,16 @@ def test_a_padding_weight_that_is_ignored_is_seen(
 def test_rows_that_are_read_without_the_noise_of_one_step_are_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = LazyNoise.complete_read
+    complete = LazyNoise.complete_reads
 
-    def too_far(lazy: Any, columns: Any, weight: Any, values: Any) -> None:
-        complete(lazy, columns, weight, values)
-        for reached, ids in zip(
-            lazy._reached, lazy._reads.ids(columns, weight), strict=True
-        ):
-            rows, _ = tf.unique(ids)
+    def too_far(lazy: Any, *arguments: Any) -> None:
+        complete(lazy, *arguments)
+        for reached, rows in zip(lazy._reached, lazy._just_read, strict=True):
             # A learning rate of 1: a step adds 1.
             after = tf.fill(tf.shape(rows), tf.identity(lazy._total) + 1)
             reached.scatter_update(tf.IndexedSlices(after, rows))
 
-    monkeypatch.setattr(LazyNoise, "complete_read", too_far)
+    monkeypatch.setattr(LazyNoise, "complete_reads", too_far)
     assert READ in _contradicted(examine(LAZY))
 
 
@@ -236,11 +227,13 @@ def test_a_step_that_lazy_noise_does_not_count_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = LazyNoise.count_step
-    calls = tf.Variable(0)
+    calls = itertools.count(1)
 
     def without_the_second(lazy: LazyNoise, rate: Any) -> None:
-        calls.assign_add(1)
-        count(lazy, tf.where(tf.equal(calls, 2), 0.0, rate))
+        before = tf.identity(lazy._total)
+        count(lazy, rate)
+        if next(calls) == 2:
+            lazy._total.assign(before)
 
     monkeypatch.setattr(LazyNoise, "count_step", without_the_second)
     assert {LAYERS, SLICES} <= _contradicted(examine(LAZY))
@@ -278,7 +271,7 @@ def test_a_flush_that_forgets_its_last_chunk_is_seen(
 
     def without_last(lazy: LazyNoise) -> list[Any]:
         found = list(chunks(lazy))
-        last = {index: number for index, number, *_ in found}
+        last = {index: start for index, start, _ in found}
         assert max(last.values()) >= 1  # some table has several
         return [one for one in found if one[1] == 0 or one[1] < last[one[0]]]
 
@@ -286,48 +279,34 @@ def test_a_flush_that_forgets_its_last_chunk_is_seen(
     assert SLICES in _contradicted(examine(LAZY))
 
 
-def _with_arguments(change: Callable[..., Sequence[Any]]) -> Callable[..., np.ndarray]:
-    """Returns the noise with what ``change`` makes of step, variable and place."""
-    drawn = noise.normal
-
-    def normal(
-        key: bytes,
-        step: int,
-        variable: int,
-        shape: Any,
-        place: Any = (),
-        *,
-        stddev: float,
-    ) -> np.ndarray:
-        step, variable, place = change(step, variable, place)
-        return drawn(key, step, variable, shape, place, stddev=stddev)
-
-    return normal
-
-
 @pytest.mark.parametrize(
     ("run", "change", "check"),
     [
-        (DENSE, lambda step, variable, place: (0, variable, place), SHARED),
-        (LAZY, lambda step, variable, place: (0, variable, place), SHARED),
-        (DENSE, lambda step, variable, place: (step, 0, place), SHARED),
-        (LAZY, lambda step, variable, place: (step, 0, place), SHARED),
-        (LAZY, lambda step, variable, place: (step, variable, ()), WITHIN),
-        (
-            LAZY,
-            lambda step, variable, place: (step, variable, place[:1]),
-            BETWEEN_PARTS,
-        ),
+        (DENSE, {"step": 0}, SHARED),
+        (LAZY, {"step": 0}, SHARED),
+        (DENSE, {"variable": 0}, SHARED),
+        (LAZY, {"variable": 0}, SHARED),
+        (LAZY, {"block": 0}, WITHIN),
     ],
-    ids=["step", "lazy-step", "variable", "lazy-variable", "place", "part"],
+    ids=["step", "lazy-step", "variable", "lazy-variable", "block"],
 )
 def test_noise_that_is_drawn_twice_is_seen(
     examine: Examine,
     monkeypatch: pytest.MonkeyPatch,
     run: SmallRun,
-    change: Callable[..., Sequence[Any]],
+    change: dict[str, int],
     check: str,
 ) -> None:
-    """The same for every step, for every layer, for all chunks, for all parts."""
-    monkeypatch.setattr(noise, "normal", _with_arguments(change))
+    """The same for every step, for every layer, for all blocks."""
+    labels = {
+        "grid-noise": ["step", "variable", "block"],
+        "lazy-noise": ["step", "place", "variable", "block"],
+    }
+    derive = noise.derive
+
+    def changed(key: bytes, label: str, *values: Any) -> bytes:
+        named = dict(zip(labels.get(label, ()), values, strict=False))
+        return derive(key, label, *(named | change).values() if named else values)
+
+    monkeypatch.setattr(noise, "derive", changed)
     assert check in _contradicted(examine(run))

@@ -110,7 +110,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 
 def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
-    size = lazy_noise._FLUSH_CHUNK // audit_model.LARGE_DIM
+    size = lazy_noise._BLOCK // audit_model.LARGE_DIM * lazy_noise._FLUSH_BLOCKS
     num_rows = audit_model.large_rows(NUM_CANARIES)
     assert size < num_rows
     numbers = np.arange(1, NUM_CANARIES + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
 from tests.trainer.conftest import make_rows
+from tests.trainer.thread_workers import Together, Worker
 from trainer.gradients.clipping import clipped_sum, plain_sum
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import mixing_coefficients, step_noise
@@ -183,38 +183,6 @@ def test_clipping_changes_the_step(rows: Any) -> None:
 
 
 # -- several workers -------------------------------------------------------------------
-
-
-class Together:
-    """Workers that are threads of one process.  A worker that is lost breaks all."""
-
-    def __init__(self, count: int) -> None:
-        self._arrived = threading.Barrier(count, timeout=60)
-        self.given: list[Any] = [None] * count
-
-    def one(self, rank: int) -> Worker:
-        return Worker(self, rank)
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self.given[rank] = value
-        self._arrived.wait()
-        everything = list(self.given)
-        self._arrived.wait()
-        return everything
-
-
-class Worker:
-    def __init__(self, together: Together, rank: int) -> None:
-        self.rank, self.count = rank, len(together.given)
-        self._together = together
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        assert values.dtype == np.int64
-        total = np.sum(self._together.exchange(self.rank, values), axis=0)
-        return np.asarray(total)
-
-    def gather(self, value: bytes) -> list[bytes]:
-        return self._together.exchange(self.rank, value)
 
 
 _OPTIMIZERS: dict[str, Any] = {

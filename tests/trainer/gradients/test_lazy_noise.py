@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +13,14 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
+from tests.trainer.conftest import make_rows
+from tests.trainer.thread_workers import Together, Worker
 from trainer.gradients import lazy_noise as module
 from trainer.gradients import traced_model
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.dp_step import Step
 from trainer.gradients.lazy_noise import LazyNoise
-from trainer.gradients.noise import LaterNoise, normal
+from trainer.gradients.noise import LaterNoise, normal, step_noise
 from trainer.gradients.traced_model import TableReads
 from trainer.methods import lazy_tables
 from trainer.methods.bam import bam_sum
@@ -24,6 +28,7 @@ from trainer.methods.lazy_tables import choose, is_plain_sgd
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
+from trainer.workers.grid import Grid
 
 KEY = insecure_key(8)
 NUM_ROWS, DIM = 30, 2
@@ -58,7 +63,7 @@ class _Replay:
         self.step = 0
 
     def values(self, rows: np.ndarray, num_values: int) -> np.ndarray:
-        found = np.zeros((num_values, DIM), np.float32)
+        found = np.zeros((num_values, DIM))
         for place, row in enumerate(rows):
             steps = range(self._next[row], self.step)
             total = sum(self._rates[s] * self._noise[s, row] for s in steps)
@@ -67,30 +72,42 @@ class _Replay:
         self._next[rows] = self.step
         return found
 
-    def of_batch(self, batch: Any, shape: Sequence[int]) -> np.ndarray:
-        (ids,) = self._reads.ids(*batch)
-        _, first = np.unique(ids, return_index=True)
-        return self.values(ids.numpy()[np.sort(first)], shape[0])
+    def read_by(self, batches: list[Any]) -> Any:
+        """The draws of a step of these batches; the blocks are of two rows each."""
+        read = np.unique([self._reads.ids(*batch)[0] for batch in batches])
+        return lambda table, block, shape: self._block(read, block, shape)
 
-    def of_chunk(self, index: int, chunk: int, shape: Sequence[int]) -> np.ndarray:
-        start = chunk * max(1, module._FLUSH_CHUNK // DIM)
-        return self.values(np.arange(start, start + shape[0]), shape[0])
+    def of_flush(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        return self._block(np.arange(NUM_ROWS), block, shape)
+
+    def _block(self, rows: np.ndarray, block: int, shape: Sequence[int]) -> np.ndarray:
+        rows = rows[2 * block :][: shape[0]]
+        assert len(rows) == shape[0]
+        return self.values(rows, shape[0])
 
 
-class _LaterParts:
-    def __init__(self, replay: _Replay, parts: list[Any]) -> None:
-        self._replay, self._parts = replay, parts
-
-    def of_part(self, part: int, variable: int, shape: Sequence[int]) -> np.ndarray:
-        return self._replay.of_batch(self._parts[part], shape)
+@dataclasses.dataclass
+class _Later:
+    of_read: Any
 
 
 def _rate() -> Any:
     return keras.optimizers.schedules.PiecewiseConstantDecay([3, 7], [0.5, 2.0, 0.1])
 
 
+#: Fine enough for what is compared here.
+GRID = Grid(exponent=-40, clip=0.5)
+
+
+def _lazy(reads: TableReads, **more: Any) -> LazyNoise:
+    return LazyNoise(reads, **{"expected_batch_size": 4, "grid": GRID, **more})
+
+
 def _step(
-    model: TrainableModel, lazy: LazyNoise | None, method: str = "dp-sgd"
+    model: TrainableModel,
+    lazy: LazyNoise | None,
+    method: str = "dp-sgd",
+    workers: Any = None,
 ) -> Step:
     gradient_sum = (
         clipped_sum(model, l2_norm_clip=0.5)
@@ -102,8 +119,14 @@ def _step(
         gradient_sum,
         keras.optimizers.SGD(_rate()),
         expected_batch_size=4,
+        grid=GRID,
         lazy=lazy,
+        workers=workers,
     )
+
+
+def _units(noise: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.rint(values / GRID.unit).astype(np.int64) for values in noise]
 
 
 def _weights(model: TrainableModel) -> list[np.ndarray]:
@@ -116,7 +139,7 @@ def _eager(
     model = _model(dense=dense)
     step, found = _step(model, None, method), []
     for parts, values in zip(steps, noise, strict=True):
-        step.begin(values)
+        step.begin(_units(values))
         for part in parts:
             step.add(*part)
         step.finish()
@@ -135,7 +158,9 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     rows: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_FLUSH_CHUNK", 14)  # rows do not fill the last chunk
+    monkeypatch.setattr(module, "_BLOCK", 2 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 4)  # rows do not fill the last chunk
+    monkeypatch.setattr(module, "_DRAW_THREADS", 1)  # the replay counts what it gave
     num_steps, random = 12, np.random.default_rng(0)
     steps = [
         [_batch(rows(size, 10 * s + p)[:size]) for p, size in enumerate(sizes)]
@@ -147,22 +172,22 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     wanted = _eager(steps, noise, method, dense=dense)
     reads = traced_model.table_reads(model)
     assert reads is not None
-    lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
+    lazy = _lazy(reads)
     replay = _Replay(
         reads, np.stack([n[0] for n in noise]), [float(_rate()(s)) for s in range(12)]
     )
     step, differed = _step(model, lazy, method), 0
     for index, parts in enumerate(steps):
         replay.step = index
-        values = [replay.of_batch(parts[0], step.shapes[0]), *noise[index][1:]]
-        step.begin(values, _LaterParts(replay, parts))  # type: ignore[arg-type]
+        later = _Later(replay.read_by(parts))
+        step.begin(_units(noise[index]), later)  # type: ignore[arg-type]
         for part in parts:
             step.add(*part)
         step.finish()
         differed += not np.allclose(_weights(model)[0], wanted[index][0], atol=1e-3)
         if index in (1, 5, 11):
             replay.step = index + 1
-            lazy.flush(replay.of_chunk)
+            lazy.flush(replay.of_flush)
             for left, right in zip(_weights(model), wanted[index], strict=True):
                 np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
     # Else there would have been nothing to flush.
@@ -170,18 +195,50 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     assert step.num_traces == (1 if len(sizes) == 1 else 2)
 
 
-def test_a_further_batch_without_its_own_noise_is_an_error(rows: Any) -> None:
-    # Noise that is used twice would cancel in a difference.
+def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
     model = _model()
     reads = traced_model.table_reads(model)
     assert reads is not None
-    lazy = LazyNoise(reads, physical_batch_size=4, expected_batch_size=4)
-    step = _step(model, lazy)
-    step.begin([np.zeros(shape, "f4") for shape in step.shapes])
-    step.add(*_batch(rows(4)))
+    step = _step(model, _lazy(reads))
+    step.begin(_units([np.zeros(v.shape) for v in model.variables]))
     step.add(*_batch(rows(4)))
     with pytest.raises(ValueError, match="LaterNoise"):
         step.finish()
+
+
+def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]:
+    """Three steps, of 12 / size batches; part p is worker p mod W's; and a flush."""
+    reads = traced_model.table_reads(model)
+    assert reads is not None
+    step = _step(model, _lazy(reads, workers=worker), workers=worker)
+    lazy, share = step._lazy, (worker.rank, worker.count)
+    assert lazy is not None
+    for index in range(3):
+        later = LaterNoise(noise_key=KEY, step=index, noise_stddev=0.5)
+        noise = step_noise(KEY, index, step.shapes, 0.5, step.units, share)
+        step.begin(noise, later)
+        data = make_rows(12, index)
+        parts = [data[start : start + size] for start in range(0, 12, size)]
+        for part in parts[worker.rank :: worker.count]:
+            step.add(*_batch(part, 12))
+        step.finish()
+    lazy.flush(LaterNoise(noise_key=KEY, step=3, noise_stddev=0.5).of_flush)
+    assert lazy.num_pending == 0
+    return _weights(model)
+
+
+@pytest.mark.parametrize("size", [6, 12])
+def test_weights_are_the_same_bits_on_any_number_of_workers(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 3 * DIM)
+    alone = _train(_model(), Together(1).one(0), size)
+    together, models = Together(3), [_model() for _ in range(3)]
+    # Of two batches the third worker has none; of one, nor the second.
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(_train, models, map(together.one, range(3)), [size] * 3))
+    for weights in found:
+        assert all(map(np.array_equal, weights, alone))
 
 
 # -- the law of what is read, and of what leaves ---------------------------------------
@@ -196,24 +253,22 @@ def _direct_reads(table: Any) -> TableReads:
 def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarray:
     """Noise of all rows as read at one step, and at the end: shape (2, values)."""
     table = tf.Variable(tf.zeros((num_rows, 8)))
-    lazy = LazyNoise(
-        _direct_reads(table), physical_batch_size=num_rows, expected_batch_size=4
-    )
+    lazy = _lazy(_direct_reads(table))
     random, read = np.random.default_rng(0), np.zeros(0)
-    shape = lazy.shapes[0]
     for step, rate in enumerate(rates):
         # Some rows again and again, and repeated within a batch.
         ids = random.integers(0, num_rows // 2, num_rows // 3)
         if step == read_at:
             ids = random.permutation(num_rows)
-        noise = 3.0 * normal(KEY, step, 0, shape)
-        lazy.complete_read({"ids": tf.constant(ids, tf.int32)}, None, [noise])
+        later = LaterNoise(noise_key=KEY, step=step, noise_stddev=3.0)
+        batch = {"ids": tf.constant(ids, tf.int32)}, tf.constant(1.0)
+        lazy.complete_reads([batch], later.of_read)
         if step == read_at:
             read = table.numpy().ravel()
         lazy.count_step(tf.constant(rate))
         assert lazy.num_pending == num_rows
     later = LaterNoise(noise_key=KEY, step=len(rates), noise_stddev=3.0)
-    lazy.flush(later.of_chunk)
+    lazy.flush(later.of_flush)
     assert lazy.num_pending == 0
     return np.stack([read, table.numpy().ravel()])
 
@@ -221,7 +276,7 @@ def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarr
 def test_reads_and_flushed_weights_have_the_joint_law_of_noise_at_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_FLUSH_CHUNK", 10_000)
+    monkeypatch.setattr(module, "_BLOCK", 1_000)
     rates, read_at, num_rows = [0.5, 2.0, 0.1, 1.0, 1.0, 0.7, 0.3], 4, 5_000
     values = _read_and_final(num_rows, rates, read_at)
     scale = (3.0 / 4) ** 2
@@ -245,18 +300,18 @@ def test_no_two_draws_of_a_run_share_a_stream() -> None:
     shape, found = (6,), []
     for step in range(3):
         later = LaterNoise(noise_key=KEY, step=step, noise_stddev=1.0)
-        for variable in range(2):
-            found.append(normal(KEY, step, variable, shape))
-            found += [later.of_part(part, variable, shape) for part in (1, 2)]
-            found += [later.of_chunk(variable, chunk, shape) for chunk in (0, 1, 2)]
-    assert len({values.tobytes() for values in found}) == 3 * 2 * 6
+        for table in range(2):
+            found.append(normal(KEY, step, table, shape).astype("f8"))
+            found += [later.of_read(table, block, shape) for block in (0, 1, 2)]
+            found += [later.of_flush(table, block, shape) for block in (0, 1, 2)]
+    assert len({values.astype("f4").tobytes() for values in found}) == 3 * 2 * 7
 
 
 def test_flushing_twice_adds_nothing() -> None:
     table = tf.Variable(tf.zeros((10, 2)))
-    lazy = LazyNoise(_direct_reads(table), physical_batch_size=2, expected_batch_size=1)
+    lazy = _lazy(_direct_reads(table))
     lazy.count_step(tf.constant(1.0))
-    draw = LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_chunk
+    draw = LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush
     lazy.flush(draw)
     once = table.numpy()
     assert once.all()
@@ -264,21 +319,56 @@ def test_flushing_twice_adds_nothing() -> None:
     np.testing.assert_array_equal(table.numpy(), once)
 
 
-def test_draws_of_a_flush_do_not_depend_on_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "_FLUSH_CHUNK", 6)
+def test_draws_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 6)
     found = []
     for num_threads in (1, 2, 5):
-        monkeypatch.setattr(module, "_FLUSH_THREADS", num_threads)
+        monkeypatch.setattr(module, "_DRAW_THREADS", num_threads)
         table = tf.Variable(tf.zeros((100, 2)))
-        lazy = LazyNoise(
-            _direct_reads(table), physical_batch_size=2, expected_batch_size=1
-        )
+        lazy = _lazy(_direct_reads(table))
         lazy.count_step(tf.constant(1.0))
-        lazy.flush(LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_chunk)
+        lazy.flush(LaterNoise(noise_key=KEY, step=1, noise_stddev=1.0).of_flush)
         found.append(table.numpy().tobytes())
     assert len(set(found)) == 1
+
+
+def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
+    table = tf.Variable(tf.ones((4, 2)))
+    lazy = _lazy(_direct_reads(table), expected_batch_size=1)
+    # Alone, the integers are half a float32 more than the weight can hold.
+    half = round(2.0**-25 / GRID.unit)
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
+    lazy.complete_reads([batch], later.of_read)
+    for _ in range(2):
+        units = tf.constant([[half, half]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([2])))
+    lazy.count_step(tf.constant(1.0))
+    assert np.array_equal(table, np.ones((4, 2)))
+    lazy.flush(later.of_flush)
+    assert table.numpy()[2].tolist() == [1 - 2.0**-24] * 2
+
+
+def test_a_step_of_rate_0_moves_nothing() -> None:
+    table = tf.Variable(tf.zeros((4, 2)))
+    lazy = _lazy(_direct_reads(table))
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
+    batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)
+    for rate in (1.0, 0.0):
+        lazy.complete_reads([batch], later.of_read)
+        units = tf.constant([[1, 1]], tf.int64)
+        lazy.add(0, tf.IndexedSlices(units, tf.constant([2])))
+        lazy.count_step(tf.constant(rate))
+    lazy.flush(later.of_flush)
+    assert table.numpy()[2].tolist() == [-GRID.unit / 4] * 2
+
+
+def test_rates_that_integers_have_no_room_for_are_refused() -> None:
+    table = tf.Variable(tf.zeros((4, 2)))
+    lazy = _lazy(_direct_reads(table))
+    lazy.count_step(tf.constant(1.0))
+    with pytest.raises(InputError, match="differ by less than 1,048,576 times"):
+        lazy.count_step(tf.constant(1e-9))
 
 
 # -- where it is used, and where it is refused -----------------------------------------

@@ -43,9 +43,9 @@ def test_the_generator_is_aes_128_in_counter_mode() -> None:
 
 
 def test_a_stream_is_that_of_the_sub_key_of_its_labels() -> None:
-    key = int.from_bytes(derive(KEY, "noise", 3, 1, "part", 2)[:16], "little")
+    key = int.from_bytes(derive(KEY, "noise", 3, 1)[:16], "little")
     wanted = np.random.Generator(AESCounter(key=key, counter=0)).standard_normal(9)
-    found = normal(KEY, 3, 1, (9,), ("part", 2))
+    found = normal(KEY, 3, 1, (9,))
     np.testing.assert_array_equal(found, wanted.astype("f4"))
 
 
@@ -133,10 +133,9 @@ def test_no_noise_is_exactly_zero_and_nothing_is_drawn(
     later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
     for values in (
         step_noise(KEY, 0, [(3,)], 0.0)[0],
-        later.of_part(1, 0, (3,)),
-        later.of_chunk(0, 1, (3,)),
+        later.of_read(1, 0, (3,)),
+        later.of_flush(0, 1, (3,)),
     ):
-        assert values.dtype == np.float32
         assert values.tolist() == [0.0] * 3
 
 
