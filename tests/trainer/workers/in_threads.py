@@ -1,63 +1,42 @@
-"""Workers that are threads of this process, to test what workers do together."""
+"""What workers that are threads come to, and what they send."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
+from tests.trainer.thread_workers import Together, Worker
 from trainer.workers.base import Workers
 
 
-class Meeting:
-    """Where the threads of ``count`` workers meet.
+class Heard(Worker):
+    """A worker of which all that it gathers is heard."""
 
-    Attributes:
-      sent: All that was gathered.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.sent: list[bytes] = []
-        self._barrier = threading.Barrier(count)
-        self._held: list[Any] = [None] * count
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self._held[rank] = value
-        self._barrier.wait(timeout=60)
-        found = list(self._held)
-        self._barrier.wait(timeout=60)
-        return found
-
-
-class OneThread:
-    """One of them; see ``trainer.workers.base.Workers``."""
-
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.rank, self.count = rank, meeting.count
-        self._meeting = meeting
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return np.sum(self._meeting.exchange(self.rank, values), axis=0)
+    def __init__(self, together: Together, rank: int, sent: list[bytes]) -> None:
+        super().__init__(together, rank)
+        self._sent = sent
 
     def gather(self, value: bytes) -> list[bytes]:
-        found = self._meeting.exchange(self.rank, value)
-        self._meeting.sent += found
-        return found
+        self._sent.append(value)
+        return super().gather(value)
 
 
 def outcomes(
-    count: int, work: Callable[[Workers], Any], meeting: Meeting | None = None
+    count: int, work: Callable[[Workers], Any], sent: list[bytes] | None = None
 ) -> list[Any]:
-    """What ``work`` of each worker returns or raises, by rank."""
-    meeting = meeting or Meeting(count)
+    """What ``work`` of each worker returns or raises, by rank.
+
+    Args:
+      count: Of the workers.
+      work: Of one of them.
+      sent: Gets what they gather.
+    """
+    together, heard = Together(count), [] if sent is None else sent
 
     def one(rank: int) -> Any:
         try:
-            return work(OneThread(rank, meeting))
+            return work(Heard(together, rank, heard))
         except BaseException as error:
             return error
 
