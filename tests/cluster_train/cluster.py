@@ -28,6 +28,12 @@ DEVICE, OTHER_DEVICE = "eth0", "eth1"
 #: A variable that says of which job a process is.
 _JOB = "DPSGD_CLUSTER_JOB"
 
+#: Runs a command with the variables of this host, if it has any.
+_ON_HOST = """#!/bin/sh
+eval "only=\\$ON_$(hostname)"
+exec env $only "$@"
+"""
+
 _LISTENS = "0A"
 
 
@@ -41,9 +47,8 @@ class Cluster:
 
     def __init__(self, hosts: Hosts, folder: pathlib.Path) -> None:
         self.hosts = hosts
-        self._shell = folder / "as-ssh"
-        self._shell.write_text(_shell(hosts))
-        self._shell.chmod(0o755)
+        self._shell = _program(folder / "as-ssh", _shell(hosts))
+        self._on_host = _program(folder / "on-host", _ON_HOST)
         for number, host in enumerate(hosts.workers):
             _add_device(hosts.entrance(host), f"10.78.0.{number}")
 
@@ -65,7 +70,7 @@ class Cluster:
         addresses = map(self.hosts.address, self.hosts.workers)
         launcher = ["-launcher", "ssh", "-launcher-exec", str(self._shell)]
         where = ["-hosts", ",".join(addresses), "-ppn", "1", "-iface", DEVICE]
-        command = [str(PYTHON), "-m", "dpsgd", "train", *arguments]
+        command = [str(self._on_host), str(PYTHON), "-m", "dpsgd", "train", *arguments]
         return self.hosts.start(
             HEAD,
             name,
@@ -85,6 +90,12 @@ class Cluster:
     def worker(self, job: Process, rank: int) -> int:
         """Returns the process id of a worker of a job, once it runs Python."""
         return wait_for(f"worker {rank}", lambda: next(_workers(job, rank), None))
+
+
+def _program(path: pathlib.Path, text: str) -> pathlib.Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 def _add_device(entrance: list[str], address: str) -> None:
@@ -110,8 +121,7 @@ case "$1" in
 {cases}
 esac
 shift
-eval "only=\\$ON_$name"
-exec $enter unshare --uts sh -c "hostname $name; exec env $only $*"
+exec $enter unshare --uts sh -c "hostname $name; exec $*"
 """
 
 
