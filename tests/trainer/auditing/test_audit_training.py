@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,11 +49,11 @@ def folder(batches: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def _no_noise(
-    key: bytes, step: int, variable: int, shape: Any, place: Any = (), *, stddev: float
-) -> np.ndarray:
-    del key, step, variable, place, stddev
-    return np.zeros(shape, np.float32)
+def _drop_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        noise, "grid_normal", lambda *a, **_: np.zeros(a[3], dtype=np.int64)
+    )
+    monkeypatch.setattr(noise.LaterNoise, "_draw", lambda *a: np.zeros(a[-1]))
 
 
 @pytest.mark.parametrize("run", [DENSE, LAZY], ids=["dense", "lazy"])
@@ -62,7 +61,7 @@ def test_what_is_released_is_noise_and_clipped_canaries(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
     """Without noise a real canary adds one clip norm per step, a ghost nothing."""
-    monkeypatch.setattr(noise, "normal", _no_noise)
+    _drop_noise(monkeypatch)
     manifest = read_manifest(folder / "batches")
     canaries = audit_release.Canaries(is_real=IS_REAL)
     changes = list(audit_run._changes(folder, run, manifest))
@@ -90,7 +89,7 @@ def test_trials_alone_find_a_run_without_noise(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
     """At an epsilon that claims nothing: a bound that assumes nothing."""
-    monkeypatch.setattr(noise, "normal", _no_noise)
+    _drop_noise(monkeypatch)
     outcome = audit_run.examine(folder, run, IS_REAL)
     claim = audit.claim(outcome.plan, 1.0, DELTA)
     verdict = audit.judge(claim, outcome.real, outcome.ghost, confidence=0.999)
