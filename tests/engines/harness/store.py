@@ -26,6 +26,8 @@ from tests.engines.harness.hosts import HEAD, Hosts
 from tests.engines.harness.polling import wait_for
 
 _PORT = 9000
+#: Of a Python worker, whatever the size of the job.
+MOST_BYTES = 10**9
 #: Nobody's: the server is reached from these hosts alone.
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "nobody",
@@ -42,15 +44,11 @@ class Measured:
       seconds: From the start of the command to its end.
       python_bytes: Peak resident memory of a Python worker.
       java_bytes: Peak resident memory of an engine's worker.
-      identical: Whether the batches verify and equal those of the local runner.
-      left: Objects that are neither input nor batches.
     """
 
     seconds: float
     python_bytes: int
     java_bytes: int
-    identical: bool
-    left: list[str]
 
 
 def make_bucket(folder: pathlib.Path, rows: int) -> pathlib.Path:
@@ -61,7 +59,7 @@ def make_bucket(folder: pathlib.Path, rows: int) -> pathlib.Path:
       rows: Of the input.
     """
     bucket = folder / "bucket"
-    prepared_rows.write_rows(bucket / "train", rows, link=True)
+    prepared_rows.write_rows(bucket / "train", rows)
     create_key_file(bucket / "sampling.key")
     return bucket
 
@@ -89,7 +87,7 @@ def serving(hosts: Hosts, server: str, folder: pathlib.Path) -> Iterator[None]:
 
 
 def run(cluster: Cluster, bucket: pathlib.Path, longest: float) -> Measured:
-    """Runs the job to its end, and compares it with the local runner's.
+    """Runs the job to its end.
 
     Args:
       cluster: Started within ``serving``.
@@ -115,16 +113,24 @@ def run(cluster: Cluster, bucket: pathlib.Path, longest: float) -> Measured:
     seconds = time.monotonic() - begin
     if client.wait():
         raise InputError(f"Expected the job to succeed: {jobs.last_line(client.log)}")
-    reference = bucket.parent / "local"
+    return Measured(seconds=seconds, python_bytes=python, java_bytes=java)
+
+
+def check(bucket: pathlib.Path) -> None:
+    """Compares the batches of ``run`` with those of the local runner.
+
+    Args:
+      bucket: From ``make_bucket``.
+
+    Raises:
+      InputError: they differ, or the bucket holds more than input and batches.
+    """
+    reference, out = bucket.parent / "local", bucket / "out"
     jobs.run_command(_command(str(bucket), str(reference)), "the local job")
-    out = bucket / "out"
-    return Measured(
-        seconds=seconds,
-        python_bytes=python,
-        java_bytes=java,
-        identical=not verify(out).findings and same_checksums(out, reference),
-        left=_left(bucket),
-    )
+    if verify(out).findings or not same_checksums(out, reference):
+        raise InputError("Expected the bytes of the local runner.")
+    if left := _left(bucket):
+        raise InputError(f"Expected nothing beside input and batches; found {left}.")
 
 
 def _command(bucket: str, out: str) -> list[str]:
