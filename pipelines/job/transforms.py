@@ -504,20 +504,23 @@ class _SpreadBlocks(beam.PTransform):
         self._blocks_per_file = blocks_per_file
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        size = self._blocks_per_file
         return (
             blocks
-            | "Number"
-            >> beam.Map(lambda block: (block.ordinal // size, block)).with_output_types(
-                tuple[int, Block]
-            )
+            | "Number" >> beam.Map(_with_file, self._blocks_per_file)
             | "File" >> beam.GroupByKey()  # (file, [Block])
-            | "Blocks"
-            >> beam.Map(lambda file: tuple(file[1])).with_output_types(
-                tuple[Block, ...]
-            )
+            | "Blocks" >> beam.Map(_of_file)
             | "Spread" >> beam.Reshuffle()
         )
+
+
+def _with_file(block: Block, blocks_per_file: int) -> tuple[int, Block]:
+    if not isinstance(block, Block):
+        raise not_blocks(type(block).__name__)
+    return block.ordinal // blocks_per_file, block
+
+
+def _of_file(file: tuple[int, Iterable[Block]]) -> tuple[Block, ...]:
+    return tuple(file[1])
 
 
 class TakesBlocks(beam.PTransform):
