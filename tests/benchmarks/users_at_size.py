@@ -34,6 +34,9 @@ _NUMBERS = 8
 _DELTA = 1e-8
 #: Steps of an epoch.
 _STEPS = 700
+#: Where commands find this project, and the model below.
+_PATHS = [str(pathlib.Path.cwd()), str(pathlib.Path(__file__).parent)]
+_WITH_MODEL = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATHS)}
 
 
 def linear(manifest: Any) -> Any:
@@ -95,7 +98,7 @@ def commands(options: argparse.Namespace) -> list[list[str]]:
     work, slots = options.work, options.rows
     if options.sample == "users":
         slots = options.users
-    model = f"tests.benchmarks.users_at_size:{linear.__name__}"
+    model = f"{pathlib.Path(__file__).stem}:{linear.__name__}"
     most = f"--max-examples-per-user {options.most} --sample {options.sample}"
     size = max(1, slots // _STEPS)
     lines = [
@@ -125,7 +128,7 @@ def measure(command: list[str], log: pathlib.Path) -> dict[str, Any]:
     began = time.perf_counter()
     with log.open("wb") as file:
         redirect = [(os.POSIX_SPAWN_DUP2, file.fileno(), place) for place in (1, 2)]
-        child = os.posix_spawn(program[0], program, os.environ, file_actions=redirect)
+        child = os.posix_spawn(program[0], program, _WITH_MODEL, file_actions=redirect)
         _, status, usage = os.wait4(child, 0)
     if status:
         raise RuntimeError(f"dpsgd {command[0]} failed; see {log}")
