@@ -42,7 +42,7 @@ from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
 from tests.engines.harness.embedded import RUNNERS
 from tests.engines.harness.polling import wait_for
-from tests.pipelines.waiting_job import WAITING_JOB, wait_for_a_block
+from tests.pipelines.waiting_job import waiting_job
 
 # Threads that served an engine end with an exception when it hangs up.
 pytestmark = pytest.mark.filterwarnings(
@@ -251,15 +251,7 @@ def test_a_stopped_command_cancels_its_job_and_is_finished_by_the_next(
     arguments = ["batches", "--batch-size", "500", "--num-steps", "40",
                  "--input", str(pathlib.Path(dataset.blocks[0].path).parent),
                  "--out", str(tmp_path / "out"), *engine_options]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITING_JOB, *arguments],
-        cwd=parts.ROOT,
-        env=parts.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        wait_for_a_block(process)
+    with waiting_job(arguments, parts.ROOT, parts.environment()) as process:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM

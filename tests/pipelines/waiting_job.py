@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
 import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
-#: ``dpsgd``, whose workers in this process wait after a block until the job is
-#: cancelled.
-WAITING_JOB = """
+#: ``dpsgd``, whose workers in its process wait after a block until it is cancelled.
+_WAITING = """
 import os, threading
 import dpsgd
 from pipelines.job import poisson_batching, transforms
@@ -29,13 +32,29 @@ dpsgd.main()
 """
 
 
-def wait_for_a_block(process: subprocess.Popen[str]) -> None:
-    """Returns once a block is written, or fails with what the process said.
+@contextlib.contextmanager
+def waiting_job(
+    arguments: Sequence[str],
+    root: pathlib.Path,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """Yields the process once it has written a block; kills it if it is still there.
 
     Args:
-      process: Of ``WAITING_JOB``, with pipes for what it prints.
+      arguments: Of ``dpsgd``.
+      root: Of the repository.
+      environment: Of the process; as of this one if None.
     """
-    assert process.stdout is not None
-    assert process.stderr is not None
-    first = process.stdout.readline()
-    assert first == "written\n", first or process.stderr.read()
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITING, *arguments],
+        cwd=root, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            first = process.stdout.readline()
+            assert first == "written\n", first or process.stderr.read()
+            yield process
+        finally:
+            process.kill()

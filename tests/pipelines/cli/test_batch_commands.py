@@ -20,7 +20,7 @@ from pipelines.cli import batch_job
 from pipelines.cli.batch_commands import batches
 from pipelines.files import progress_bars
 from tests.pipelines.conftest import run_command, write_table
-from tests.pipelines.waiting_job import WAITING_JOB, wait_for_a_block
+from tests.pipelines.waiting_job import waiting_job
 
 
 @pytest.fixture
@@ -33,13 +33,8 @@ def started(
         "batches", f"--input={tmp_path / 'rows.parquet'}", f"--out={tmp_path / 'o'}",
         "--batch-size=100", "--epochs=2",
     ]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITING_JOB, *arguments],
-        cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        wait_for_a_block(process)
+    with waiting_job(arguments, root) as process:
         yield [sys.executable, "-m", "dpsgd", *arguments], tmp_path / "o", process
-        process.kill()
 
 
 @pytest.mark.slow
