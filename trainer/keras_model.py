@@ -142,11 +142,7 @@ def make_private(
             "Expected a plain Keras model; this one is private already. Give its "
             ".network."
         )
-    if l2_norm_clip is None and method != NON_PRIVATE:
-        raise InputError(
-            f"Expected l2_norm_clip for method={method!r}. Try 2 beside a "
-            "cross-entropy, and 1 beside another loss."
-        )
+    _check_clip(l2_norm_clip, method)
     settings = TrainSettings(
         method=method,
         target_epsilon=epsilon,
@@ -174,6 +170,15 @@ def make_private(
         noise_key_file=key,
         augment=augment,
     )
+
+
+def _check_clip(l2_norm_clip: float | None, method: str) -> None:
+    """Refuses no clip norm: the loss, which could say one, comes with ``compile``."""
+    if l2_norm_clip is None and method != NON_PRIVATE:
+        raise InputError(
+            f"Expected l2_norm_clip for method={method!r}. Try 2 beside a "
+            "cross-entropy, and 1 beside another loss."
+        )
 
 
 class PrivateModel(keras.Model):
