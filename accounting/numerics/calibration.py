@@ -9,6 +9,7 @@ from accounting.numerics.root_finding import log_ratio, threshold
 
 #: Relative distance of what suffices and what does not, where a search ends.
 TOLERANCE = 1e-4
+_FINE_TOLERANCE = 3e-5
 _LEAST, _MOST = 1e-6, 1e12
 #: No search looks for a larger epsilon.
 _LARGEST_EPSILON = 2.0**60
@@ -82,6 +83,7 @@ def smallest_noise_in_two(
     guess: float,
     coarse: float,
     fine: float,
+    coarse_tolerance: float = 1e-3,
 ) -> float:
     """Returns `smallest_noise` for ``delta(noise_multiplier, fineness) <= target``.
 
@@ -94,17 +96,21 @@ def smallest_noise_in_two(
       guess: Noise multiplier where the search starts.
       coarse: Fineness of the first search.
       fine: Fineness that decides.
+      coarse_tolerance: Relative distance where the first search ends.
     """
     start = smallest_noise(
         lambda noise: log_ratio(delta(noise, coarse), target),
         guess,
-        tolerance=1e-3,
+        tolerance=coarse_tolerance,
         stride=1.01,
     )
     if start in (0.0, math.inf):
         return start
     return smallest_noise(
-        lambda noise: log_ratio(delta(noise, fine), target), start, stride=1.0005
+        lambda noise: log_ratio(delta(noise, fine), target),
+        start,
+        tolerance=_FINE_TOLERANCE,
+        stride=1 + coarse_tolerance / 2,
     )
 
 

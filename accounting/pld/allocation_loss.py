@@ -7,18 +7,14 @@ direction, and epochs are composed.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
-from accounting.pld import (
-    composition,
-    loss_distribution,
-    privacy_profile,
-    random_allocation,
-)
+from accounting.pld import random_allocation
+from accounting.pld.loss_distribution import Atoms
+from accounting.pld.privacy_profile import FINE, Composition
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,26 +31,10 @@ class Direction:
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
         return float(self.masses @ gain)
 
-    def composed(self, count: int, order: float) -> composition.TiltedSum:
-        """Returns a pessimistic sum of losses.
-
-        Args:
-          count: Of the losses.
-          order: Of the tilt.
-        """
-        loss = privacy_profile.Atoms(self.masses, self.losses)
-        variance = loss.cumulants(order)[2]
-        spacing = max(
-            min(math.sqrt(6 * privacy_profile.FINE * variance), 0.02 / (1 + order)),
-            loss_distribution.least_spacing(self.losses),
-        )
-
-        def step_on(spacing: float) -> loss_distribution.LossDistribution:
-            return loss_distribution.spread(
-                self.masses, self.losses, spacing, self.infinite_mass
-            )
-
-        return composition.compose_coarsened(step_on, spacing, count, order)
+    @property
+    def atoms(self) -> Atoms:
+        """The loss of one epoch."""
+        return Atoms(self.masses, self.losses, self.infinite_mass)
 
 
 def directions(
@@ -99,10 +79,10 @@ def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
     margin = 1 + count * direction.relative_error
     if count == 1:
         value = direction.delta(epsilon) + direction.infinite_mass
-        return min(1.0, value * margin)
-    loss = privacy_profile.Atoms(direction.masses, direction.losses)
-    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
-    return min(1.0, direction.composed(count, order).delta(epsilon) * margin)
+    else:
+        sums = Composition(direction.atoms, count)
+        value = sums.at(epsilon, FINE).delta(epsilon)
+    return min(1.0, value * margin)
 
 
 def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
@@ -115,6 +95,4 @@ def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
             relative=1e-9,
             most=1e6,
         )[1]
-    loss = privacy_profile.Atoms(direction.masses, direction.losses)
-    order = privacy_profile.order_for_delta(loss, count, delta)
-    return direction.composed(count, order).epsilon(delta / margin)
+    return Composition(direction.atoms, count).epsilon(delta / margin)

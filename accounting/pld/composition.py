@@ -1,9 +1,9 @@
-"""The sum of many independent privacy losses, by one tilted fast Fourier transform.
+"""Delta of a sum of losses from below, by one tilted fast Fourier transform.
 
-Let S be the sum of T independent losses under P, and tilt by an order ``r >= 0``:
-under P_r a loss l has its probability multiplied by ``e^(r l) / M(r)``, where
-``M(r) = E[e^(r L)]``.  Then, with ``g(x) = e^(-r x) (1 - e^-x)`` for x > 0 and 0
-elsewhere,
+For upper bounds there is `inversion`.  Let S be the sum of T independent losses under
+P, and tilt by an order ``r >= 0``: under P_r a loss l has its probability multiplied by
+``e^(r l) / M(r)``, where ``M(r) = E[e^(r L)]``.  Then, with
+``g(x) = e^(-r x) (1 - e^-x)`` for x > 0 and 0 elsewhere,
 
     delta(epsilon) = E[(1 - e^(epsilon - S))+] = C E_r[g(S - epsilon)],
     C = M(r)^T e^(-r epsilon)   (the Chernoff, or Renyi, bound),     0 <= g <= 1.
@@ -11,11 +11,10 @@ elsewhere,
 So an error in the distribution of S under P_r costs delta only that error times C: a
 delta of 1e-15 is as accurate as one of 0.1, which an untilted transform cannot give.
 
-Error terms, all added to the upper bound (``e`` below is ``_UNIT``):
+Error terms, all taken off (``e`` below is ``_UNIT``):
   - wrap-around: the transform computes S modulo the window.  Sums outside the window
-    fall on some point inside, which only adds to E_r[g]; what sums above it would have
-    counted is bounded by their probability under P_r (Chernoff), or by the largest g
-    above the window.
+    fall on some point inside, which adds to E_r[g] at most their probability under P_r
+    (Chernoff).
   - rounding: each Fourier coefficient f of one step has an absolute error of at most
     ``e (16 + 4 log2 n)`` times the mass that is transformed (all but the most probable
     loss), its T-th power T |f|^(T-1) times that, and by Cauchy and Parseval E_r[g] at
@@ -40,14 +39,36 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting.numerics.root_finding import log_ratio, threshold
-from accounting.pld.loss_distribution import LossDistribution
-
 #: Points of one transform: 16 MiB of complex numbers.
 MAX_POINTS = 1 << 20
+#: Cells of a single step; more are traded for a coarser grid.
+_MAX_CELLS = 1 << 19
 _UNIT = 2.0**-53
 #: Probability under P_r that the window may miss on either side.
 _WINDOW_TAIL = 1e-17
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossDistribution:
+    """Masses under P of the losses ``(first + k) * spacing``."""
+
+    spacing: float
+    first: int
+    masses: NDArray[np.float64]
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """The grid of finite losses."""
+        points = self.first + np.arange(len(self.masses))
+        return np.asarray(points * self.spacing, np.float64)
+
+
+def least_spacing(losses: NDArray[np.float64]) -> float:
+    """Returns the spacing of the finest grid that is used for these losses.
+
+    It has at most ``_MAX_CELLS`` cells, and its points are counted in 64-bit integers.
+    """
+    return max(float(np.ptp(losses)) / _MAX_CELLS, float(np.abs(losses).max()) * 1e-10)
 
 
 class WindowTooLargeError(ValueError):
@@ -74,8 +95,6 @@ class TiltedSum:
       masses: Under P_r.
       rounding: Bound on the 2-norm of the rounding errors of the masses.
       slack: Factor, at least 1, for the relative error of the masses of one step.
-      infinite_mass: Probability of infinite loss at some step.
-      folded: Whether likely sums lie above the window, and were folded into it.
     """
 
     order: float
@@ -85,26 +104,14 @@ class TiltedSum:
     masses: NDArray[np.float64]
     rounding: float
     slack: float
-    infinite_mass: float
-    folded: bool = False
 
-    def _error(self, epsilon: float) -> float:
+    @property
+    def _error(self) -> float:
         # g(x) <= e^(-r x), hence its squared norm is at most 1 + 1/(2 r spacing).
         points = float(len(self.masses))
         if self.order > 0:
             points = min(points, 1 + 1 / (2 * self.order * self.spacing))
-        error = 2 * _WINDOW_TAIL + self.rounding * math.sqrt(points)
-        if self.folded:
-            # A sum above the window would have counted g(S - epsilon) at most.
-            top = self.low + self.spacing * len(self.masses)
-            error += math.exp(-self.order * max(top - epsilon, 0.0))
-        return error
-
-    def delta(self, epsilon: float) -> float:
-        """Returns an upper bound on delta at ``epsilon``."""
-        return self._to_delta(
-            max(self._mean(epsilon), 0.0) + self._error(epsilon), epsilon
-        )
+        return 2 * _WINDOW_TAIL + self.rounding * math.sqrt(points)
 
     def _mean(self, epsilon: float) -> float:
         """Returns ``E_r[g(S - epsilon)]`` up to ``_error``."""
@@ -123,34 +130,11 @@ class TiltedSum:
         Valid if the distribution of one step is dominated by the exact one, not if it
         dominates it.
         """
-        assert not self.folded  # what is folded in would be counted
-        mean = self._mean(epsilon) - self._error(epsilon)
+        mean = self._mean(epsilon) - self._error
         if mean <= 0.0:
             return 0.0
         exponent = self.log_scale - self.order * epsilon + math.log(mean)
         return math.exp(min(exponent, 0.0)) * (2 - self.slack)
-
-    def _to_delta(self, mean: float, epsilon: float) -> float:
-        exponent = self.log_scale - self.order * epsilon + math.log(max(mean, 1e-300))
-        finite = self.slack * math.exp(min(exponent, 1.0))
-        return min(1.0, finite + self.infinite_mass)
-
-    def epsilon(self, delta: float) -> float:
-        """Returns an epsilon >= 0 at which the bound on delta is at most ``delta``.
-
-        Infinite if there is none, e.g. if infinite loss alone is more probable.
-        """
-        if self.infinite_mass >= delta:
-            return math.inf
-        guess = self.low + self.spacing * len(self.masses)
-        if self.order > 0:
-            # By Chernoff's bound, large enough but for errors.
-            guess = (self.log_scale - math.log(delta)) / self.order
-        return threshold(
-            lambda epsilon: log_ratio(self.delta(epsilon), delta),
-            max(guess, 1e-3),
-            relative=1e-7,
-        )[1]
 
 
 def compose(
@@ -158,21 +142,16 @@ def compose(
     num_steps: int,
     order: float,
     max_points: int = MAX_POINTS,
-    fold: bool = False,
 ) -> TiltedSum:
     """Returns the sum of ``num_steps`` independent copies of ``step``, tilted.
 
     Any ``order >= 0`` gives valid bounds; the Chernoff-optimal one gives tight ones.
-    With ``fold``, the window ends where sums hardly count any more, and those above are
-    folded in below the mean, where they hardly count either: upper bounds only, at half
-    the size.
 
     Args:
       step: The loss of one step.
       num_steps: T.
       order: Of the tilt, at least 0.
       max_points: Of the transform.
-      fold: Whether rare sums are folded in.
 
     Raises:
       WindowTooLargeError: the spacing is too fine for the spread of the sum, which
@@ -183,11 +162,6 @@ def compose(
     mean = float(tilted @ losses)
     deviation = math.sqrt(max(float(tilted @ (losses - mean) ** 2), step.spacing**2))
     below, above = _window(tilted, losses - mean, num_steps, deviation)
-    reach = above
-    if fold and order > 0:
-        # The highest sums, at mean + reach, are to fall on the mean or below.
-        below = max(below, reach / 2)
-        above = min(reach, max(reach - below, -math.log(_WINDOW_TAIL) / order))
     needed = int((above + below) / step.spacing) + 3
     if needed > max_points:
         raise WindowTooLargeError(needed / max_points)
@@ -202,8 +176,6 @@ def compose(
         masses=masses,
         rounding=rounding,
         slack=1 + 1e-9 + 32 * num_steps * _UNIT,
-        infinite_mass=_ever(step.infinite_mass, num_steps),
-        folded=above < reach,
     )
 
 
@@ -213,7 +185,6 @@ def compose_coarsened(
     num_steps: int,
     order: float,
     max_points: int = MAX_POINTS,
-    fold: bool = False,
 ) -> TiltedSum:
     """Returns `compose` on a grid that is as coarse as it has to be to fit.
 
@@ -223,20 +194,12 @@ def compose_coarsened(
       num_steps: As for `compose`, like all that follow.
       order: Of the tilt.
       max_points: Of one transform.
-      fold: Whether rare sums are folded in.
     """
     while True:
         try:
-            return compose(step_on(spacing), num_steps, order, max_points, fold)
+            return compose(step_on(spacing), num_steps, order, max_points)
         except WindowTooLargeError as error:
             spacing *= 1.1 * error.excess
-
-
-def _ever(probability: float, num_steps: int) -> float:
-    """Returns the probability of an event of one step in any of them."""
-    if probability >= 1.0:
-        return 1.0
-    return -math.expm1(num_steps * math.log1p(-probability))
 
 
 def _tilt(

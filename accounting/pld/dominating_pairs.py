@@ -45,10 +45,6 @@ class MonotonePair(abc.ABC):
         """Returns the loss at x; increasing in x."""
 
     @abc.abstractmethod
-    def inverse_loss(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the x with that loss; -inf or inf outside its range."""
-
-    @abc.abstractmethod
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the density of P."""
 
@@ -65,23 +61,22 @@ class MonotonePair(abc.ABC):
           high: Upper end, in clip norms.
         """
 
-    def atoms(
+    def nodes(
         self, edges: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns masses under P, and losses, of quadrature nodes between ``edges``.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Returns ends of cells, and of each cell the masses under P, and x, of nodes.
 
-        ``edges`` are increasing; the panels between them are cut further wherever they
-        are too wide for the quadrature.
+        ``edges`` are increasing; the cells between them are cut further wherever they
+        are too wide for the quadrature.  Shapes (cells + 1,) and (cells, nodes).
         """
         low, high = edges[0], edges[-1]
         width = _PANEL_WIDTH * self.noise_multiplier
         uniform = np.linspace(low, high, 2 + int((high - low) / width))
         edges = np.union1d(edges, uniform)
-        nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
+        points, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
         half = np.diff(edges)[:, None] / 2
-        x = (edges[:-1, None] + half) + half * nodes
-        masses = half * weights * self.upper_density(x)
-        return masses.ravel(), self.loss(x).ravel()
+        x = (edges[:-1, None] + half) + half * points
+        return edges, half * weights * self.upper_density(x), x
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,36 +99,6 @@ class Pair(MonotonePair):
         scale = self.noise_multiplier**2
         gain = _log_mixture(self.upper_weight, (2 * x - 1) / (2 * scale))
         return gain - _log_mixture(self.lower_weight, (-2 * x - 1) / (2 * scale))
-
-    def inverse_loss(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the x with ``L(x) = loss``; -inf or inf outside the range of L."""
-        if self.lower_weight == 0.0:
-            return self._inverse_remove(loss, self.upper_weight)
-        if self.upper_weight == 0.0:
-            return -self._inverse_remove(-loss, self.lower_weight)
-        return np.sign(loss) * self._inverse_replace(np.abs(loss))
-
-    def _inverse_remove(
-        self, loss: NDArray[np.float64], weight: float
-    ) -> NDArray[np.float64]:
-        # e^u = (e^loss - (1 - weight)) / weight with u = (2x - 1) / (2 s^2).
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            small = np.log((np.expm1(np.minimum(loss, 1.0)) + weight) / weight)
-            large = loss + np.log1p((weight - 1) * np.exp(-loss)) - math.log(weight)
-        exponent = np.where(loss < 1.0, small, large)
-        exponent = np.where(np.isnan(exponent), -np.inf, exponent)
-        return exponent * self.noise_multiplier**2 + 0.5
-
-    def _inverse_replace(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        # The positive root of a quadratic in e^u, in logarithms; loss >= 0.
-        weight = self.upper_weight
-        scale = self.noise_multiplier**2
-        with np.errstate(divide="ignore"):
-            linear = np.log1p(-weight) + loss / 2 + np.log(-np.expm1(-loss))
-        constant = math.log(2 * weight) - 1 / (2 * scale)
-        root = np.logaddexp(2 * linear, 2 * constant) / 2
-        exponent = loss / 2 + np.logaddexp(linear, root) - math.log(2 * weight)
-        return exponent * scale + 0.5
 
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the density of P."""

@@ -1,10 +1,11 @@
-"""Privacy-loss distributions on a uniform grid that dominate the exact ones.
+"""Discrete privacy losses that dominate the exact ones.
 
-A loss L between two grid points is split between them so that the probabilities under
-P *and* under Q are preserved ("connect the dots").  The likelihood ratio becomes a
-mean-preserving spread of itself, so the hockey-stick divergence can only grow, at every
-epsilon and after any composition: every result is pessimistic.  The error is of second
-order in the spacing, where rounding losses up costs a first-order error at each step.
+A loss L between two others, l and l', is split between them so that the probabilities
+under P *and* under Q are preserved ("connect the dots").  The likelihood ratio becomes
+a mean-preserving spread of itself, so the hockey-stick divergence can only grow, at
+every epsilon and after any composition: every result is pessimistic.  The error is of
+second order in ``l' - l``, where rounding losses up costs a first-order error at each
+step.
 
 References:
   Doroshenko, Ghazi, Kamath, Kumar and Manurangsi (2022), arXiv:2207.04380.
@@ -20,105 +21,101 @@ from numpy.typing import NDArray
 
 from accounting.pld.dominating_pairs import MonotonePair
 
-#: Cells of a single step; more are traded for a coarser, still pessimistic, grid.
-MAX_CELLS = 1 << 19
+#: Of P, what is left out of the support of a pair: far below any delta.
+_LEAST_TAIL = 1e-290
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LossDistribution:
-    """Masses under P of the losses ``(first + k) * spacing``, and of infinite loss."""
+@dataclasses.dataclass(frozen=True)
+class Atoms:
+    """Masses under P of finite losses, and of infinite loss."""
 
-    spacing: float
-    first: int
     masses: NDArray[np.float64]
-    infinite_mass: float
+    losses: NDArray[np.float64]
+    infinite_mass: float = 0.0
 
-    @property
-    def losses(self) -> NDArray[np.float64]:
-        """The grid of finite losses."""
-        points = self.first + np.arange(len(self.masses))
-        return np.asarray(points * self.spacing, np.float64)
+    def clipped(self, low: float, high: float) -> Atoms:
+        """Returns a dominating loss, of which finite values are between two ends.
+
+        Smaller losses are moved up, which costs nothing where no sum with one of them
+        exceeds epsilon.  Larger ones are split between the upper end and infinity, so
+        that both members of the pair keep their masses.  That costs nothing where every
+        sum with one of them exceeds epsilon: delta is linear in the likelihood ratio
+        Q / P there.
+
+        Args:
+          low: The smallest finite loss.
+          high: The largest.
+        """
+        excess = np.maximum(self.losses - high, 0.0)
+        infinite = self.infinite_mass + float(self.masses @ -np.expm1(-excess))
+        losses = np.clip(self.losses, low, high)
+        return Atoms(self.masses * np.exp(-excess), losses, infinite)
+
+    def tilted(self, order: float) -> tuple[NDArray[np.float64], float]:
+        """Returns probabilities multiplied by ``e^(order L)``, and ln of their sum."""
+        exponents = order * self.losses
+        largest, smallest = float(exponents.max()), float(exponents.min())
+        if largest < 1.0 and smallest > -1.0:
+            # Near order 0 the moment is 1 plus little: sum the difference.
+            weights = self.masses * np.exp(exponents)
+            excess = float(self.masses @ np.expm1(exponents)) - self.infinite_mass
+            log_moment = math.log1p(excess)
+        else:
+            weights = self.masses * np.exp(exponents - largest)
+            log_moment = largest + math.log(max(float(weights.sum()), 1e-300))
+        return weights / max(float(weights.sum()), 1e-300), log_moment
+
+    def cumulants(self, order: float) -> tuple[float, float, float]:
+        """Returns ``ln E[e^(order L)]`` and its first two derivatives."""
+        weights, log_moment = self.tilted(order)
+        mean = float(weights @ self.losses)
+        return log_moment, mean, float(weights @ (self.losses - mean) ** 2)
 
 
-def least_spacing(losses: NDArray[np.float64]) -> float:
-    """Returns the spacing of the finest grid that is used for these losses.
-
-    It has at most ``MAX_CELLS`` cells, and counts its points from 0 in 64-bit integers.
-    """
-    return max(float(np.ptp(losses)) / MAX_CELLS, float(np.abs(losses).max()) * 1e-10)
+def support(pair: MonotonePair) -> tuple[float, float]:
+    """Returns an interval that P next to never leaves."""
+    return pair.support(_LEAST_TAIL)
 
 
 def spread(
-    masses: NDArray[np.float64],
-    losses: NDArray[np.float64],
-    spacing: float,
-    infinite_mass: float = 0.0,
-) -> LossDistribution:
-    """Returns the atoms split to the grid points around them; dominates the atoms.
-
-    Args:
-      masses: Of the atoms under P, shape (atoms,).
-      losses: Of the atoms, shape (atoms,).
-      spacing: Of the grid.
-      infinite_mass: Probability of infinite loss under P.
-    """
-    below = np.floor(losses / spacing)
-    # At r above the lower grid point, the upper share is (1 - e^-r)/(1 - e^-spacing).
-    share = np.expm1(below * spacing - losses) / math.expm1(-spacing)
-    share = np.clip(share, 0.0, 1.0)
-    first = int(below.min())
-    cells = (below - first).astype(np.int64)
-    size = int(cells.max()) + 2
-    grid = np.zeros(size)
-    grid += np.bincount(cells, masses * (1 - share), size)
-    grid += np.bincount(cells + 1, masses * share, size)
-    return LossDistribution(
-        spacing=spacing, first=first, masses=grid, infinite_mass=infinite_mass
-    )
-
-
-def discretize(
-    pair: MonotonePair, spacing: float, tail_mass: float
-) -> LossDistribution:
-    """Returns a distribution on the grid that dominates ``pair``.
-
-    At most ``tail_mass`` of P on the side of large losses becomes infinite loss, and as
-    much on the other side is moved up to where the support begins.
+    pair: MonotonePair, edges: NDArray[np.float64], low: float, high: float
+) -> Atoms:
+    """Returns losses at points, and at the ends, that dominate ``pair``.
 
     Args:
       pair: One step.
-      spacing: Of the grid.
-      tail_mass: What either side of the support may leave out of P.
+      edges: Increasing points x, between whose losses others are split; the first and
+        the last are those of `support`.
+      low: The smallest finite loss; see `Atoms.clipped`.
+      high: The largest.
     """
-    low, high = pair.support(tail_mass)
-    ends = pair.loss(np.array([low, high]))
-    first, last = math.floor(ends[0] / spacing), math.ceil(ends[1] / spacing)
-    inner = pair.inverse_loss(np.arange(first, last + 1) * spacing)
-    inner = inner[(inner > low) & (inner < high)]
-    masses, losses = pair.atoms(np.concatenate(([low], inner, [high])))
-    below, above = pair.upper_tails(low, high)
+    cells, masses, nodes = pair.nodes(edges)
+    below, above = pair.upper_tails(edges[0], edges[-1])
+    whole = Atoms(masses.ravel(), pair.loss(nodes.ravel()), above).clipped(low, high)
+    grid = np.clip(pair.loss(cells), low, high)
+    masses = whole.masses.reshape(masses.shape)
+    losses = whole.losses.reshape(masses.shape)
+    # Of a loss r above the lower point, the upper share is (1 - e^-r)/(1 - e^-width).
+    width = np.diff(grid)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.expm1(grid[:-1, None] - losses) / np.expm1(-width)
+    share = np.where(width > 0, np.clip(share, 0.0, 1.0), 1.0)
+    found = np.zeros(len(grid))
+    found[:-1] += (masses * (1 - share)).sum(axis=1)
+    found[1:] += (masses * share).sum(axis=1)
     # Upwards, hence pessimistic: losses below the support are less than at its edge.
-    masses = np.append(masses, below)
-    losses = np.append(losses, ends[0])
-    return spread(masses, losses, spacing, above)
+    found[0] += below
+    kept = found > 0
+    return Atoms(found[kept], grid[kept], whole.infinite_mass)
 
 
-def mix(
-    parts: list[tuple[float, LossDistribution]],
-) -> LossDistribution:
-    """Returns the mixture, with the given weights, of distributions on one spacing.
+def mix(parts: list[tuple[float, Atoms]]) -> Atoms:
+    """Returns the mixture, with the given weights, of losses.
 
     Dominates a mechanism that first draws a public component and then runs it.
     """
-    first = min(part.first for _, part in parts)
-    last = max(part.first + len(part.masses) for _, part in parts)
-    masses = np.zeros(last - first)
-    for weight, part in parts:
-        start = part.first - first
-        masses[start : start + len(part.masses)] += weight * part.masses
-    return LossDistribution(
-        spacing=parts[0][1].spacing,
-        first=first,
-        masses=masses,
-        infinite_mass=sum(weight * part.infinite_mass for weight, part in parts),
+    return Atoms(
+        np.concatenate([weight * part.masses for weight, part in parts]),
+        np.concatenate([part.losses for _, part in parts]),
+        sum(weight * part.infinite_mass for weight, part in parts),
     )

@@ -77,7 +77,7 @@ from scipy import optimize, special
 
 from accounting.numerics.calibration import smallest_noise_in_two
 from accounting.numerics.root_finding import log_ratio, threshold
-from accounting.pld import allocation_loss, gaussian, privacy_profile
+from accounting.pld import allocation_loss, gaussian, saddlepoint
 from accounting.pld.allocation_loss import Direction
 
 #: Cells of the grids of likelihood ratios in an answer, and in the search for h.
@@ -321,9 +321,8 @@ def best_exponent(
 def _rough_delta(direction: Direction, epochs: int, epsilon: float) -> float:
     if epochs == 1:
         return direction.delta(epsilon) + direction.infinite_mass
-    loss = privacy_profile.Atoms(direction.masses, direction.losses)
-    rough = math.exp(privacy_profile.approximate_log_tail(loss, epochs, epsilon))
-    return rough + epochs * direction.infinite_mass
+    loss = direction.atoms
+    return math.exp(saddlepoint.approximate_log_delta(loss, epochs, epsilon))
 
 
 def delta(shuffles: Shuffles, epsilon: float) -> float:

@@ -1,117 +1,133 @@
-"""The privacy profile of T independent steps, each a mixture of dominating pairs.
+"""The privacy profile of T independent losses, rounded up.
 
-Chooses order and spacing for `composition.compose` from a cheap quadrature of the exact
-loss.  Those choices decide how tight a bound is, never whether it holds.
+`Composition` is of a discrete loss, `StepComposition` of a mixture of dominating pairs,
+which it discretises for each question: finely where that counts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
-from accounting.numerics.root_finding import threshold
-from accounting.pld import composition, loss_distribution
+from accounting.pld import inversion, loss_distribution, saddlepoint
 from accounting.pld.dominating_pairs import Step
+from accounting.pld.inversion import LaplaceSum
+from accounting.pld.loss_distribution import Atoms
+from accounting.pld.saddlepoint import Cost, Focus
 
-#: Variance that the grid may add, relative to that of the loss under the tilt.  At the
-#: published settings epsilon is then at most 0.01 %, 0.02 % and 0.2 % above its limit.
-FINE = 3e-6
-MEDIUM = 1e-5
-COARSE = 1e-4
-#: Points of a transform in the early steps of a search.
-_COARSE_POINTS = 1 << 18
-_LEAST_ORDER, _LARGEST_ORDER = 1e-13, 1e9
-_LEAST_TAIL = 1e-280
-
-
-@dataclasses.dataclass(frozen=True)
-class Atoms:
-    """Quadrature of the exact loss of one step: masses under P and losses."""
-
-    masses: NDArray[np.float64]
-    losses: NDArray[np.float64]
-
-    def cumulants(self, order: float) -> tuple[float, float, float]:
-        """Returns ``ln E[e^(order L)]`` and its first two derivatives."""
-        largest = float((order * self.losses).max())
-        if abs(largest) < 1.0 and order * float(self.losses.min()) > -1.0:
-            weights = self.masses * np.exp(order * self.losses)
-            excess = float(self.masses @ np.expm1(order * self.losses))
-            log_moment = math.log1p(excess)
-        else:
-            weights = self.masses * np.exp(order * self.losses - largest)
-            log_moment = largest + math.log(max(float(weights.sum()), 1e-300))
-        weights = weights / max(float(weights.sum()), 1e-300)
-        mean = float(weights @ self.losses)
-        return log_moment, mean, float(weights @ (self.losses - mean) ** 2)
+#: What an answer, an early step of a search, and a comparison of directions may add to
+#: delta, relatively.
+FINE = 2e-5
+COARSE = 1e-3
+ROUGH = 0.1
+#: Choices are made once more if they add more than this times what they may.
+_TOO_MUCH = 1.5
+#: A sum made for one epsilon serves others where the Chernoff bound is so much larger,
+#: in logarithms.
+_NEAR = 0.3
+_MOST_TRIES = 8
 
 
-def atoms(step: Step, tail_mass: float) -> Atoms:
-    """Returns the quadrature of a mixture of pairs, but for its rarest losses.
+class Composition:
+    """The sum of independent losses, tight at one epsilon of one's choice.
 
-    Args:
+    Attributes:
+      loss: Of one step, discrete; for choices only if `_dominating` says so.
+      num_steps: T.
+    """
+
+    def __init__(self, loss: Atoms, num_steps: int) -> None:
+        self.loss = loss
+        self.num_steps = num_steps
+
+    def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
+        """Returns the loss of one step, which dominates the exact one.
+
+        Args:
+          focus: Of the question.
+          cost: What is known of the sum.
+          fineness: What it may add to delta, relatively.
+        """
+        return focus.loss
+
+    def at(self, epsilon: float, fineness: float, enough: float = 0.0) -> LaplaceSum:
+        """Returns a pessimistic sum that is tight at ``epsilon``.
+
+        Args:
+          epsilon: At least 0.
+          fineness: What it may add to delta, relatively.
+          enough: A delta that needs no tighter sum.
+        """
+        focus = saddlepoint.focus(self.loss, self.num_steps, epsilon)
+        cost = saddlepoint.expected_cost(focus)
+        for _ in range(_MOST_TRIES):
+            loss = self._dominating(focus, cost, fineness / 2)
+            contour = saddlepoint.contour(focus, cost, fineness / 2)
+            total = inversion.invert(loss, self.num_steps, contour)
+            found = saddlepoint.found_cost(total, epsilon)
+            if not found.exceeds(cost, _TOO_MUCH) or total.delta(epsilon) <= enough:
+                break
+            cost = found.or_more(cost)
+        return total
+
+    def approximate_epsilon(self, delta: float) -> float:
+        """Returns about the epsilon of ``delta``."""
+        return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
+
+    def roughly(self, delta: float) -> tuple[LaplaceSum, float]:
+        """Returns a rough sum for the epsilon of ``delta``, and about that epsilon."""
+        epsilon = self.approximate_epsilon(delta)
+        for _ in range(_MOST_TRIES):
+            total = self.at(epsilon, ROUGH)
+            found = total.epsilon(delta)
+            if math.isinf(found):
+                return total, epsilon
+            if abs(found - epsilon) * total.contour.order <= _NEAR:
+                break
+            epsilon = found
+        return total, found
+
+    def epsilon(self, delta: float, fineness: float = FINE) -> float:
+        """Returns an upper bound on epsilon.
+
+        Args:
+          delta: In (0, 1).
+          fineness: What discretisation may add to delta, relatively.
+        """
+        return self.at(self.roughly(delta)[1], fineness).epsilon(delta)
+
+
+class StepComposition(Composition):
+    """The sum of the losses of T steps.
+
+    Attributes:
       step: A mixture of pairs.
-      tail_mass: Probability that may be left out on either side.
     """
-    masses, losses = [], []
-    for weight, pair in step:
-        mass, loss = pair.atoms(np.array(pair.support(_share(tail_mass, weight))))
-        masses.append(weight * mass)
-        losses.append(loss)
-    return Atoms(np.concatenate(masses), np.concatenate(losses))
 
+    def __init__(self, step: Step, num_steps: int) -> None:
+        self.step = step
+        self._x: list[NDArray[np.float64]] = []
+        self._parts: list[Atoms] = []
+        for weight, pair in step:
+            _, masses, x = pair.nodes(np.array(loss_distribution.support(pair)))
+            self._x.append(x.ravel())
+            self._parts.append(Atoms(weight * masses.ravel(), pair.loss(x.ravel())))
+        parts = [(1.0, part) for part in self._parts]
+        super().__init__(loss_distribution.mix(parts), num_steps)
 
-def _share(tail_mass: float, weight: float) -> float:
-    """Returns the tail of a component that is ``tail_mass`` of the mixture."""
-    return min(max(tail_mass / weight, _LEAST_TAIL), 0.25)
-
-
-def _order(excess: Callable[[float], float]) -> float:
-    # ``excess`` increases with the order.  The result is a choice, not a bound: three
-    # digits are enough.
-    _, high = threshold(
-        lambda order: -excess(order),
-        1.0,
-        relative=1e-3,
-        least=_LEAST_ORDER,
-        most=_LARGEST_ORDER,
-    )
-    return min(high, _LARGEST_ORDER)
-
-
-def order_for_epsilon(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns the order whose tilt puts the mean of the sum at ``epsilon``.
-
-    Args:
-      loss: Of one step.
-      num_steps: T.
-      epsilon: At least 0.
-    """
-    if num_steps * loss.cumulants(0.0)[1] >= epsilon:
-        return 0.0
-    return _order(lambda r: num_steps * loss.cumulants(r)[1] - epsilon)
-
-
-def order_for_delta(loss: Atoms, num_steps: int, delta: float) -> float:
-    """Returns the order that minimises the Renyi bound on epsilon at ``delta``.
-
-    Args:
-      loss: Of one step.
-      num_steps: T.
-      delta: In (0, 1).
-    """
-    needed = -math.log(delta)
-
-    def excess(order: float) -> float:
-        log_moment, mean, _ = loss.cumulants(order)
-        return num_steps * (order * mean - log_moment) - needed
-
-    return _order(excess)
+    def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
+        flows = saddlepoint.flows(focus, cost, fineness, self._parts)
+        found = []
+        for (weight, pair), x, flow in zip(self.step, self._x, flows, strict=True):
+            edges = np.interp(np.linspace(0, flow[-1], int(flow[-1]) + 2), flow, x)
+            ends = loss_distribution.support(pair)
+            edges = np.union1d(np.clip(edges, *ends), np.array(ends))
+            found.append((weight, loss_distribution.spread(pair, edges, *focus.ends)))
+        return loss_distribution.mix(found)
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
@@ -122,85 +138,8 @@ def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
       num_steps: T.
       epsilon: At least 0.
     """
-    return approximate_log_tail(atoms(step, 1e-40), num_steps, epsilon)
-
-
-def approximate_log_tail(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns `approximate_log_delta` of the loss of one step.
-
-    The sum of losses is taken to be normal under the tilt that centres it on epsilon.
-
-    Args:
-      loss: Of one step.
-      num_steps: T.
-      epsilon: At least 0.
-    """
-    order = order_for_epsilon(loss, num_steps, epsilon)
-    log_moment, _, variance = loss.cumulants(order)
-    width = math.sqrt(num_steps * variance / 2)
-    mean = special.erfcx(order * width) - special.erfcx((order + 1) * width)
-    chernoff = min(0.0, num_steps * log_moment - order * epsilon)
-    return chernoff + math.log(max(float(mean) / 2, 1e-300))
-
-
-def _tail_mass(log_delta: float, num_steps: int, share: float) -> float:
-    """Returns the infinite loss to give one step: ``share`` of delta in all."""
-    log_tail = log_delta + math.log(share / num_steps)
-    return math.exp(min(max(log_tail, math.log(_LEAST_TAIL)), -20.0))
-
-
-def _spacing(
-    step: Step, loss: Atoms, num_steps: int, order: float, fineness: float
-) -> float:
-    """Returns a spacing that adds a share of ``fineness`` to the variance of the loss.
-
-    Rare components with large losses dominate that variance without mattering to the
-    result: the most probable component, at the same order, has a say of its own.
-    """
-    variance = loss.cumulants(order)[2]
-    share, main = max(step, key=lambda part: part[0])
-    least = variance
-    if share < 1.0:
-        least = min(variance, atoms([(1.0, main)], 1e-20).cumulants(order)[2])
-    spacing = min(math.sqrt(6 * fineness * least), 0.02 / (1 + order))
-    window = 18 * math.sqrt(num_steps * variance)
-    return max(spacing, window / _max_points(fineness), 1e-100)
-
-
-def _max_points(fineness: float) -> int:
-    return _COARSE_POINTS if fineness >= COARSE else composition.MAX_POINTS
-
-
-def composed(
-    step: Step, num_steps: int, order: float, tail_mass: float, fineness: float
-) -> composition.TiltedSum:
-    """Returns a pessimistic sum of the losses of ``num_steps`` steps.
-
-    Args:
-      step: A mixture of pairs.
-      num_steps: T.
-      order: Of the tilt.
-      tail_mass: Infinite loss that one step may be given.
-      fineness: As of a `Profile`.
-    """
-    loss = atoms(step, tail_mass)
-    spacing = _spacing(step, loss, num_steps, order, fineness)
-    tails = [_share(tail_mass, weight) for weight, _ in step]
-    for (_, pair), tail in zip(step, tails, strict=True):
-        ends = pair.loss(np.array(pair.support(tail)))
-        spacing = max(spacing, loss_distribution.least_spacing(ends))
-
-    def step_on(spacing: float) -> loss_distribution.LossDistribution:
-        return loss_distribution.mix(
-            [
-                (weight, loss_distribution.discretize(pair, spacing, tail))
-                for (weight, pair), tail in zip(step, tails, strict=True)
-            ]
-        )
-
-    return composition.compose_coarsened(
-        step_on, spacing, num_steps, order, _max_points(fineness), fold=True
-    )
+    loss = StepComposition(step, num_steps).loss
+    return saddlepoint.approximate_log_delta(loss, num_steps, epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,47 +150,61 @@ class Profile:
       directions: The step with the real example first, and with the ghost first; each a
         public mixture of dominating pairs.
       num_steps: T.
-      fineness: Variance the grid may add; ``FINE``, ``MEDIUM`` or ``COARSE``.
+      fineness: What may be added to delta, relatively; ``FINE`` or ``COARSE``.
     """
 
     directions: tuple[Step, ...]
     num_steps: int
     fineness: float = FINE
 
+    @functools.cached_property
+    def _sums(self) -> tuple[StepComposition, ...]:
+        return tuple(StepComposition(step, self.num_steps) for step in self.directions)
+
     def delta(self, epsilon: float) -> float:
         """Returns a delta >= 0 at which ``(epsilon, delta)`` is proven."""
         worst = 0.0
-        for step in self.directions:
-            worst = max(worst, self._delta(step, epsilon, worst))
+        for one in self._sums:
+            # A rough bound may show that this direction is not the worse.
+            if worst == 0.0 or one.at(epsilon, ROUGH, worst).delta(epsilon) > worst:
+                worst = max(worst, one.at(epsilon, self.fineness).delta(epsilon))
         return worst
 
     def delta_by_direction(self, epsilon: float) -> tuple[float, ...]:
         """Returns an upper bound on delta in each direction."""
-        return tuple(self._delta(step, epsilon, 0.0) for step in self.directions)
+        return tuple(
+            one.at(epsilon, self.fineness).delta(epsilon) for one in self._sums
+        )
 
-    def _delta(self, step: Step, epsilon: float, worst: float) -> float:
-        """Returns a bound in the direction of ``step``; 0 if it is below ``worst``."""
-        loss = atoms(step, _LEAST_TAIL)
-        order = order_for_epsilon(loss, self.num_steps, epsilon)
-        log_delta = self.num_steps * loss.cumulants(order)[0] - order * epsilon
-        # The Chernoff bound alone may show that this direction is not the worse.
-        if worst > 0.0 and log_delta < math.log(worst) - 1e-6:
-            return 0.0
-        tail_mass = _tail_mass(log_delta, self.num_steps, 1e-8)
-        loss = atoms(step, tail_mass)
-        order = order_for_epsilon(loss, self.num_steps, epsilon)
-        total = composed(step, self.num_steps, order, tail_mass, self.fineness)
-        return total.delta(epsilon)
+    def sums_at(self, delta: float) -> tuple[LaplaceSum, ...]:
+        """Returns the sums of losses in each direction, for the epsilon of ``delta``.
 
-    def sums_at(self, delta: float) -> tuple[composition.TiltedSum, ...]:
-        """Returns the sums of losses in each direction, tilted for ``delta``."""
-        tail_mass = _tail_mass(math.log(delta), self.num_steps, 1e-6)
-        sums = []
-        for step in self.directions:
-            order = order_for_delta(atoms(step, tail_mass), self.num_steps, delta)
-            sums.append(composed(step, self.num_steps, order, tail_mass, self.fineness))
-        return tuple(sums)
+        The first is of the worse direction; others are rough where that shows.
+        """
+        sums = sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
+        epsilon = sums[0].roughly(delta)[1]
+        found = [sums[0].at(epsilon, self.fineness)]
+        for one in sums[1:]:
+            total = one.at(epsilon, ROUGH, delta / 2)
+            if total.delta(epsilon) > delta / 2:
+                total = one.at(one.roughly(delta)[1], self.fineness)
+            found.append(total)
+        return tuple(found)
 
     def epsilon(self, delta: float) -> float:
         """Returns an epsilon >= 0 at which ``(epsilon, delta)`` is proven."""
-        return max(total.epsilon(delta) for total in self.sums_at(delta))
+        return epsilon_of(self.sums_at(delta), delta)
+
+
+def epsilon_of(sums: tuple[LaplaceSum, ...], delta: float) -> float:
+    """Returns the epsilon of the worst of several sums.
+
+    Args:
+      sums: The worst first, as a rule.
+      delta: In (0, 1).
+    """
+    worst = sums[0].epsilon(delta)
+    for total in sums[1:]:
+        if math.isfinite(worst) and total.delta(worst) > delta:
+            worst = max(worst, total.epsilon(delta))
+    return worst

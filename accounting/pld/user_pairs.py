@@ -22,9 +22,6 @@ from scipy import special, stats
 from accounting.pld.dominating_pairs import MonotonePair, Step
 from accounting.pld.poisson_lower_bound import Component
 
-#: Points from which the inverse of the loss is refined, and refinements.
-_NUM_STARTS = 1 << 14
-_NUM_REFINEMENTS = 6
 #: Larger exponents are handled as logarithms.
 _LARGEST = 30.0
 
@@ -79,30 +76,6 @@ class UserPair(MonotonePair):
         # Small losses keep their digits.
         small = (largest < _LARGEST) & (np.abs(excess) < 0.5)
         return np.where(small, np.log1p(np.where(small, excess, 0.0)), total)
-
-    def _slope(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        scale = self.noise_multiplier**2
-        log_ratio, slope = self._log_ratio(x), np.zeros_like(x)
-        for count, weight in enumerate(self.weights[1:], 1):
-            exponent = (2 * count * x - count**2) / (2 * scale) - log_ratio
-            slope += count * weight * np.exp(np.minimum(exponent, 700.0))
-        return slope / scale
-
-    def inverse_loss(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the x with ``loss(x) = loss``; -inf or inf outside its range."""
-        return -self._inverse(-loss) if self.adds else self._inverse(loss)
-
-    def _inverse(self, loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        scale = self.noise_multiplier**2
-        # Where one row's term alone has the loss, and where it drowns in rounding.
-        high = (float(loss.max()) - math.log(self.weights[1])) * scale + 0.5
-        starts = np.linspace(0.5 - 45 * scale, max(high, 1.0), _NUM_STARTS)
-        x = np.interp(loss, self._log_ratio(starts), starts)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            for _ in range(_NUM_REFINEMENTS):
-                step = (self._log_ratio(x) - loss) / self._slope(x)
-                x = x - np.where(np.isfinite(step), np.clip(step, -1.0, 1.0), 0.0)
-        return np.where(loss <= math.log(self.weights[0]), -np.inf, x)
 
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns the density of P."""

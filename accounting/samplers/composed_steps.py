@@ -152,7 +152,8 @@ class ComposedSteps:
             target=delta,
             guess=float(self.sensitivity),
             coarse=privacy_profile.COARSE,
-            fine=privacy_profile.MEDIUM,
+            fine=privacy_profile.FINE,
+            coarse_tolerance=privacy_profile.COARSE / 5,
         )
         return NoiseBounds(sufficient=value, method=self.method)
 

@@ -50,8 +50,8 @@ from accounting.pld import (
     privacy_profile,
     user_pairs,
 )
-from accounting.pld.composition import TiltedSum
 from accounting.pld.dominating_pairs import Step
+from accounting.pld.inversion import LaplaceSum
 from accounting.pld.privacy_profile import Profile
 from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
@@ -207,7 +207,7 @@ def epsilon_function(
       delta: In (0, 1).
     """
     effective = _effective(plan, noise_multiplier)
-    sums: tuple[TiltedSum, ...] = ()
+    sums: tuple[LaplaceSum, ...] = ()
     if composes(plan, noise_multiplier):
         sums = _profile(plan, noise_multiplier).sums_at(delta)
 
@@ -216,7 +216,7 @@ def epsilon_function(
         if plan.sampling_probability < 1:
             options.append((_participation_epsilon(plan, point), _PARTICIPATION))
         if sums:
-            options.append((max(total.epsilon(point) for total in sums), METHOD))
+            options.append((privacy_profile.epsilon_of(sums, point), METHOD))
         return min(options, key=lambda option: option[0])
 
     return upper
@@ -232,8 +232,14 @@ def _profile(
     )
 
 
-def _guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
-    """Returns about the noise multiplier that is needed, from a cheap approximation."""
+def guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
+    """Returns about the noise multiplier that is needed, from a cheap approximation.
+
+    Args:
+      plan: Of Poisson batches; a cap counts for nothing.
+      epsilon: At least 0.
+      delta: In (0, 1).
+    """
     if plan.sampling_probability == 1:
         return gaussian.gaussian_noise(epsilon, delta) * math.sqrt(plan.num_steps)
 
@@ -261,9 +267,10 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     value = smallest_noise_in_two(
         lambda noise, fineness: _delta(plan, noise, epsilon, fineness),
         target=delta,
-        guess=_guess(plan, epsilon, delta),
+        guess=guess(plan, epsilon, delta),
         coarse=privacy_profile.COARSE,
-        fine=privacy_profile.MEDIUM,
+        fine=privacy_profile.FINE,
+        coarse_tolerance=privacy_profile.COARSE / 5,
     )
     return NoiseBounds(sufficient=value, method=METHOD)
 

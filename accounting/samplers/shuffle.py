@@ -44,9 +44,9 @@ from accounting.pld import (
     gaussian,
     loss_distribution,
     null_clones,
-    privacy_profile,
+    saddlepoint,
 )
-from accounting.pld.loss_distribution import LossDistribution
+from accounting.pld.composition import LossDistribution
 from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
 
@@ -134,12 +134,12 @@ def lower_composed_delta(
       count: Losses in the sum.
       epsilon: At least 0.
     """
-    loss = privacy_profile.Atoms(masses, losses)
-    order = privacy_profile.order_for_epsilon(loss, count, epsilon)
+    loss = loss_distribution.Atoms(masses, losses)
+    order = saddlepoint.order_for_epsilon(loss, count, epsilon)
     deviation = math.sqrt(count * loss.cumulants(order)[2])
     spacing = max(
         min(1e-4 * epsilon, 1e-3 * deviation) / count,
-        loss_distribution.least_spacing(losses),
+        composition.least_spacing(losses),
         32 * deviation / composition.MAX_POINTS,
     )
     total = composition.compose_coarsened(
@@ -188,9 +188,7 @@ def round_down(
     size = int(cells.max()) - first + 1
     grid = np.zeros(size)
     grid += np.bincount((cells - first).astype(np.int64), masses, size)
-    return LossDistribution(
-        spacing=spacing, first=first, masses=grid, infinite_mass=0.0
-    )
+    return LossDistribution(spacing=spacing, first=first, masses=grid)
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:

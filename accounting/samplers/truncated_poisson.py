@@ -324,9 +324,10 @@ def noise_multiplier(
     value = smallest_noise_in_two(
         lambda noise, fineness: _delta(plan, noise, epsilon, fineness, mixing),
         target=delta,
-        guess=1.0,
+        guess=poisson.guess(plan, epsilon, delta),
         coarse=privacy_profile.COARSE,
-        fine=privacy_profile.MEDIUM,
+        fine=privacy_profile.FINE,
+        coarse_tolerance=privacy_profile.COARSE / 5,
     )
     return NoiseBounds(sufficient=value, method=MIXTURE)
 
@@ -478,7 +479,8 @@ class _Users:
             target=delta,
             guess=float(self.count),
             coarse=privacy_profile.COARSE,
-            fine=privacy_profile.MEDIUM,
+            fine=privacy_profile.FINE,
+            coarse_tolerance=privacy_profile.COARSE / 5,
         )
         return NoiseBounds(sufficient=value, method=USER_ADDITIVE)
 

@@ -1,5 +1,7 @@
 """Discretisation: it preserves both members of the pair, and dominates."""
 
+import math
+
 import mpmath
 import numpy as np
 import pytest
@@ -7,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.pld import dominating_pairs, loss_distribution
+from accounting.pld.loss_distribution import Atoms
 
 
-def hockey_stick(step, epsilon):
-    gain = -np.expm1(np.minimum(epsilon - step.losses, 0.0))
-    return float(step.masses @ gain) + step.infinite_mass
+def hockey_stick(loss, epsilon):
+    gain = -np.expm1(np.minimum(epsilon - loss.losses, 0.0))
+    return float(loss.masses @ gain) + loss.infinite_mass
+
+
+def spread(pair, x, low=-math.inf, high=math.inf):
+    edges = np.union1d(np.array(loss_distribution.support(pair)), x)
+    return loss_distribution.spread(pair, edges, low, high)
 
 
 def exact_remove_delta(rate, noise, epsilon):
@@ -27,68 +35,84 @@ def exact_remove_delta(rate, noise, epsilon):
     return (1 - q) * tail + q * shifted - mpmath.e**e * tail
 
 
-@given(
-    atoms=st.lists(
-        st.tuples(st.floats(1e-6, 1.0), st.floats(-5.0, 5.0)), min_size=1, max_size=20
-    ),
-    spacing=st.floats(1e-4, 1.0),
-)
-def test_spread_preserves_the_masses_of_both_members(atoms, spacing):
-    masses, losses = (np.array(column) for column in zip(*atoms, strict=True))
-    step = loss_distribution.spread(masses, losses, spacing)
-    assert step.masses.sum() == pytest.approx(masses.sum(), rel=1e-12)
-    lower = (masses * np.exp(-losses)).sum()
-    assert (step.masses * np.exp(-step.losses)).sum() == pytest.approx(lower, rel=1e-9)
+PAIRS = {"rate": st.floats(1e-6, 0.99), "noise": st.floats(0.2, 20.0)}
+
+
+@settings(deadline=None, max_examples=40)
+@given(**PAIRS, places=st.lists(st.floats(-8.0, 8.0), max_size=20))
+def test_spread_preserves_the_masses_of_both_members(rate, noise, places):
+    # Seen to fail with the shares of a loss exchanged.
+    loss = spread(dominating_pairs.remove_pair(rate, noise), np.array(places) * noise)
+    assert loss.masses.sum() == pytest.approx(1.0, abs=1e-11)
+    lower = (loss.masses * np.exp(-loss.losses)).sum()
+    assert lower == pytest.approx(1.0, rel=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    rate=st.floats(1e-6, 0.99),
-    noise=st.floats(0.2, 20.0),
-    spacing=st.floats(1e-3, 0.3),
+    **PAIRS,
+    places=st.lists(st.floats(-8.0, 8.0), max_size=20),
     epsilon=st.floats(0.0, 5.0),
 )
-def test_discretized_step_dominates_the_exact_one(rate, noise, spacing, epsilon):
-    # Seen to fail with losses rounded to the nearest grid point.
-    step = loss_distribution.discretize(
-        dominating_pairs.remove_pair(rate, noise), spacing, tail_mass=1e-18
-    )
+def test_spread_step_dominates_the_exact_one(rate, noise, places, epsilon):
+    # Seen to fail with losses moved to the lower of both points.
+    loss = spread(dominating_pairs.remove_pair(rate, noise), np.array(places) * noise)
     exact = float(exact_remove_delta(rate, noise, epsilon))
-    assert hockey_stick(step, epsilon) >= exact * (1 - 1e-9) - 1e-17
+    assert hockey_stick(loss, epsilon) >= exact * (1 - 1e-9) - 1e-17
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1e-4, 0.3, 0.9])
 @pytest.mark.parametrize("noise", [0.4, 1.0, 30.0])
-def test_grid_points_are_exact(rate, noise):
-    """At a grid point nothing is lost: the quadrature alone is seen there."""
-    spacing = 1e-3 if noise < 10 else 1e-4
-    step = loss_distribution.discretize(
-        dominating_pairs.remove_pair(rate, noise), spacing, tail_mass=1e-25
-    )
-    for index in (1, 7, 40):
-        epsilon = index * spacing
-        exact = float(exact_remove_delta(rate, noise, epsilon))
+def test_points_are_exact(rate, noise):
+    """At a point nothing is lost: the quadrature alone is seen there."""
+    pair = dominating_pairs.remove_pair(rate, noise)
+    x = np.array([0.6, 2.0, 5.0, 9.0]) * noise
+    loss = spread(pair, x)
+    for epsilon in map(float, pair.loss(x)):
+        exact = float(exact_remove_delta(rate, noise, epsilon)) if epsilon > 0 else 0
         if exact > 1e-22:
-            assert hockey_stick(step, epsilon) == pytest.approx(exact, rel=1e-9)
+            # Absolutely, as much as the digits of epsilon leave.
+            assert hockey_stick(loss, epsilon) == pytest.approx(exact, rel=2e-8)
+
+
+@given(
+    atoms=st.lists(
+        st.tuples(st.floats(1e-6, 1.0), st.floats(-5.0, 5.0)), min_size=1, max_size=20
+    ),
+    ends=st.tuples(st.floats(-6.0, 0.0), st.floats(0.0, 6.0)),
+    epsilon=st.floats(0.0, 6.0),
+)
+def test_clipping_dominates_and_costs_nothing_below_the_upper_end(atoms, ends, epsilon):
+    # Seen to fail with large losses moved down to the end, and with them made infinite.
+    masses, losses = (np.array(column) for column in zip(*atoms, strict=True))
+    whole = Atoms(masses, losses)
+    found = whole.clipped(*ends)
+    exact = hockey_stick(whole, epsilon)
+    assert hockey_stick(found, epsilon) >= exact * (1 - 1e-12)
+    if epsilon <= ends[1]:
+        assert hockey_stick(found, epsilon) == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    assert found.masses.sum() + found.infinite_mass == pytest.approx(masses.sum())
 
 
 @pytest.mark.parametrize(
     "kind", [dominating_pairs.remove_pair, dominating_pairs.add_pair]
 )
-def test_what_is_cut_off_becomes_infinite_loss(kind):
-    step = loss_distribution.discretize(kind(0.3, 1.0), 0.01, tail_mass=1e-2)
-    assert 1e-3 < step.infinite_mass <= 1e-2
-    assert step.masses.sum() + step.infinite_mass == pytest.approx(1.0, abs=1e-12)
+def test_what_is_clipped_of_a_pair_dominates_the_whole(kind):
+    x = np.linspace(-6, 8, 2000)
+    whole = spread(kind(0.3, 0.7), x)
+    found = spread(kind(0.3, 0.7), x, -0.2, 0.25)
+    assert found.infinite_mass > whole.infinite_mass
+    assert found.masses.sum() + found.infinite_mass == pytest.approx(1.0, abs=1e-12)
+    for epsilon in (0.0, 0.1, 0.24):
+        exact = hockey_stick(whole, epsilon)
+        assert hockey_stick(found, epsilon) == pytest.approx(exact, rel=1e-4)
+    assert hockey_stick(found, 0.3) > hockey_stick(whole, 0.3)
 
 
 def test_mixture_of_parts_adds_masses():
-    part = loss_distribution.LossDistribution(
-        spacing=0.5, first=-1, masses=np.array([0.25, 0.75]), infinite_mass=0.0
-    )
-    other = loss_distribution.LossDistribution(
-        spacing=0.5, first=1, masses=np.array([0.5]), infinite_mass=0.5
-    )
+    part = Atoms(np.array([0.25, 0.75]), np.array([-0.5, 0.0]))
+    other = Atoms(np.array([0.5]), np.array([0.5]), 0.5)
     mixed = loss_distribution.mix([(0.8, part), (0.2, other)])
     np.testing.assert_allclose(mixed.masses, [0.2, 0.6, 0.1])
-    assert mixed.first == -1
+    np.testing.assert_allclose(mixed.losses, [-0.5, 0.0, 0.5])
     assert mixed.infinite_mass == pytest.approx(0.1)

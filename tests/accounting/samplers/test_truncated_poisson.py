@@ -12,7 +12,8 @@ from scipy import signal, stats
 from accounting import accountant
 from accounting.cross_check import check
 from accounting.plan import DpSgdPlan
-from accounting.pld import gaussian, loss_distribution
+from accounting.pld import gaussian
+from accounting.pld.privacy_profile import StepComposition
 from accounting.samplers import poisson, truncated_poisson
 from tests.accounting.published import DELTA
 
@@ -45,24 +46,27 @@ def test_published_epsilon_of_the_mixture(cap, published):
     assert answer.method == truncated_poisson.MIXTURE
 
 
+def on_grid(loss, spacing):
+    """Masses at all multiples from -60 to 60, which preserve those of both members."""
+    loss = loss.clipped(-60.0, 60.0)
+    below = np.floor(loss.losses / spacing)
+    share = np.expm1(below * spacing - loss.losses) / np.expm1(-spacing)
+    cells, size = (below + 60 / spacing).astype(int), int(120 / spacing) + 2
+    grid = np.bincount(cells, loss.masses * (1 - share), size)
+    return grid + np.bincount(cells + 1, loss.masses * share, size)
+
+
 def composed_delta(direction, epsilon):
     """Delta of three steps on four examples and two on three, B = 2 and q = 1/2."""
-    masses, first, finite, spacing = np.ones(1), 0, 1.0, 1e-3
+    masses, first, spacing = np.ones(1), 0.0, 1e-3
     for num_examples, count in ((4, 3), (3, 2)):
         step = truncated_poisson.mixture_steps(num_examples, 0.5, 2, 1.0)[direction]
-        loss = loss_distribution.mix(
-            [
-                (weight, loss_distribution.discretize(pair, spacing, 1e-14))
-                for weight, pair in step
-            ]
-        )
+        loss = on_grid(StepComposition(step, 1).loss, spacing)
         for _ in range(count):
-            masses = signal.fftconvolve(masses, loss.masses)
-            first += loss.first
-            finite *= 1 - loss.infinite_mass
-    losses = (first + np.arange(len(masses))) * spacing
-    gain = -np.expm1(np.minimum(epsilon - losses, 0.0))
-    return float(masses @ gain) + 1 - finite
+            masses = signal.fftconvolve(masses, loss)
+            first -= 60.0
+    losses = first + np.arange(len(masses)) * spacing
+    return float(masses @ -np.expm1(np.minimum(epsilon - losses, 0.0)))
 
 
 def test_published_epsilon_of_different_steps_composed():

@@ -130,17 +130,14 @@ def test_bounds_of_users_enclose(size, noise):
 @pytest.mark.parametrize("rate", [1e-8, 0.01, 0.6])
 @pytest.mark.parametrize("noise", [0.3, 1.0, 20.0])
 def test_pairs_of_users(noise, rate):
-    """Both members are probabilities; the loss rises, and its inverse inverts it."""
+    """Both members are probabilities, and the loss rises."""
     for step in user_pairs.steps(4, rate, noise):
         [(_, pair)] = step
-        masses, losses = pair.atoms(np.array([-4 - 9 * noise, 4 + 9 * noise]))
+        _, masses, x = pair.nodes(np.array([-4 - 9 * noise, 4 + 9 * noise]))
+        masses, losses = masses.ravel(), pair.loss(x.ravel())
         assert masses.sum() == pytest.approx(1.0, abs=1e-11)
         assert (masses * np.exp(-losses)).sum() == pytest.approx(1.0, abs=1e-8)
         assert np.all(np.diff(losses) >= -1e-13 * np.maximum(np.abs(losses[1:]), 1e-3))
-        x = np.linspace(-3 * noise, 4 + 3 * noise, 9)
-        loss = np.sort(pair.loss(x))
-        again = pair.loss(pair.inverse_loss(loss))
-        np.testing.assert_allclose(again, loss, rtol=1e-9, atol=1e-13)
 
 
 def test_one_row_of_a_user_is_one_example():

@@ -1,0 +1,89 @@
+"""Sums of losses from above: exact small cases, deep tails, errors on the safe side."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accounting.pld import inversion
+from accounting.pld.inversion import Contour
+from accounting.pld.loss_distribution import Atoms
+from accounting.pld.privacy_profile import FINE, Composition
+from tests.accounting.pld.binomial import exact_delta
+
+
+def randomized_response(loss):
+    """Losses +-loss, the one above e^loss times as likely."""
+    above = 1 / (1 + np.exp(-loss))
+    return Atoms(np.array([1 - above, above]), np.array([-loss, loss]))
+
+
+def test_delta_is_met_deep_into_the_tail():
+    # delta is about 1e-16 in the second case; an untilted transform gives noise there.
+    for num_steps, epsilon in ((7, 0.35), (400, 18.05), (1000, 12.05), (1000, 0.05)):
+        exact = float(exact_delta(0.1, num_steps, epsilon))
+        found = Composition(randomized_response(0.1), num_steps).at(epsilon, FINE)
+        # Sums lie on a grid: where epsilon lies just between, smoothing costs nothing.
+        assert exact <= found.delta(epsilon) <= exact * (1 + 1e-4)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    order=st.floats(0.01, 30.0),
+    period=st.floats(0.05, 40.0),
+    variance=st.floats(1e-8, 1.0),
+    count=st.integers(16, 3000),
+    num_steps=st.integers(1, 300),
+    epsilon=st.floats(0.0, 5.0),
+)
+def test_any_contour_gives_a_valid_bound(
+    order, period, variance, count, num_steps, epsilon
+):
+    # Seen to fail with the end of the sum over j left out, with the error of the
+    # interpolation left out, and with a normal of mean 0 added to the sum.
+    contour = Contour(order=order, period=period, variance=variance, count=count)
+    exact = float(exact_delta(0.05, num_steps, epsilon))
+    total = inversion.invert(randomized_response(0.05), num_steps, contour)
+    assert total.delta(epsilon) >= exact * (1 - 1e-12)
+
+
+def test_what_wraps_around_is_positive():
+    """A short period counts delta at other epsilons too, and never takes any off."""
+    loss = randomized_response(0.05)
+    exact = float(exact_delta(0.05, 100, 1.0))
+    previous = math.inf
+    for period in (0.5, 1.0, 2.0, 8.0):
+        contour = Contour(order=2.5, period=period, variance=1e-6, count=4000)
+        found = inversion.invert(loss, 100, contour).delta(1.0)
+        assert exact <= found <= previous * (1 + 1e-9)
+        previous = found
+    assert previous == pytest.approx(exact, rel=1e-2)
+
+
+def test_losses_need_no_grid():
+    rng = np.random.default_rng(0)
+    masses = rng.dirichlet(np.ones(5))
+    losses = rng.normal(size=5)
+    for epsilon in (0.3, 2.0):
+        sums = np.add.outer(np.add.outer(losses, losses), losses).ravel()
+        weights = np.multiply.outer(np.multiply.outer(masses, masses), masses).ravel()
+        exact = float(weights @ -np.expm1(np.minimum(epsilon - sums, 0.0)))
+        found = Composition(Atoms(masses, losses), 3).at(epsilon, FINE).delta(epsilon)
+        assert exact <= found <= exact * (1 + 1e-3)
+
+
+def test_epsilon_is_where_delta_is_met_and_barely():
+    total = Composition(randomized_response(0.1), 400).at(9.0, FINE)
+    for delta in (1e-3, 1e-6, 1e-9):
+        epsilon = total.epsilon(delta)
+        assert total.delta(epsilon) <= delta
+        assert total.delta(epsilon * (1 - 1e-6)) > delta
+
+
+def test_infinite_loss_is_never_forgotten():
+    loss = Atoms(np.array([0.9]), np.array([0.0]), 0.1)
+    total = Composition(loss, 3).at(100.0, FINE)
+    assert 1 - 0.9**3 <= total.delta(100.0) <= (1 - 0.9**3) * (1 + 1e-9)
+    assert total.epsilon(0.27) == np.inf

@@ -1,0 +1,108 @@
+"""Random plans over all that is accounted for, and how consistent their bounds are.
+
+`epsilon`, `delta` and `noise_multiplier` of the accountant choose contours, cells and
+what counts as infinite loss each for itself.  What they answer must agree all the same.
+
+Run:  python -m tests.accounting.random_plans [--first 0] [--last 2000]
+
+Prints what disagrees, and at the end how far answers were apart at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import random
+
+from accounting import accountant
+from accounting.plan import DpSgdPlan
+
+#: How far answers may be apart, relatively.
+TOLERANCE = 1e-4
+#: Where epsilon is 0, delta and noise may be anything below and above.
+_LEAST_EPSILON = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A plan with its noise and delta."""
+
+    plan: DpSgdPlan
+    noise: float
+    delta: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How far answers are apart, relatively.
+
+    Attributes:
+      delta: ``delta(epsilon(d)) / d - 1``.
+      noise: Calibrated noise over the noise whose epsilon was the target, less 1.
+    """
+
+    delta: float
+    noise: float
+
+
+def draw(seed: int) -> Question:
+    """Returns a question: few expected samples, single steps, all noise from 0.05."""
+    rng = random.Random(seed)
+
+    def log_uniform(low: float, high: float) -> float:
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    steps = 1 if rng.random() < 0.1 else round(log_uniform(1, 1e5))
+    examples = round(log_uniform(100, 3e8))
+    few = rng.random() < 0.3
+    size = rng.randint(1, 5) if few else round(log_uniform(1, examples / 2))
+    fields = {
+        "sampler": "poisson",
+        "num_examples": examples,
+        "expected_batch_size": size,
+        "num_steps": steps,
+    }
+    if rng.random() < 0.4:
+        spread = rng.uniform(1, 9) * math.sqrt(size)
+        fields["sampler"] = "truncated-poisson"
+        fields["truncated_batch_size"] = min(examples, size + math.ceil(spread))
+    return Question(
+        plan=DpSgdPlan(**fields),
+        noise=log_uniform(0.05, 1000.0),
+        delta=log_uniform(1e-12, 1e-3),
+    )
+
+
+def agreement(question: Question) -> Agreement | None:
+    """Returns how well the answers agree; None where epsilon is 0 or infinite."""
+    plan, noise, delta = question.plan, question.noise, question.delta
+    epsilon = accountant.epsilon(plan, noise_multiplier=noise, delta=delta).guarantee
+    if not _LEAST_EPSILON < epsilon < math.inf:
+        return None
+    back = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon).guarantee
+    found = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
+    return Agreement(delta=back / delta - 1, noise=found / noise - 1)
+
+
+def main() -> None:
+    """Asks about a range of plans."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--last", type=int, default=2000)
+    asked = parser.parse_args()
+    found = []
+    for seed in range(asked.first, asked.last):
+        one = agreement(draw(seed))
+        if one is not None:
+            found.append(one)
+            if max(abs(one.delta), abs(one.noise)) >= TOLERANCE:
+                print(f"plan {seed} disagrees: {one}", flush=True)
+    delta = max(abs(one.delta) for one in found)
+    noise = max(abs(one.noise) for one in found)
+    print(f"{asked.last - asked.first} plans, {len(found)} with epsilon above 0")
+    print(f"delta of epsilon within {delta:.2g}, noise of epsilon within {noise:.2g}")
+
+
+if __name__ == "__main__":
+    main()
