@@ -41,12 +41,29 @@ def test_delta_is_met_deep_into_the_tail():
 def test_any_contour_gives_a_valid_bound(
     order, period, variance, count, num_steps, epsilon
 ):
-    # Seen to fail with the end of the sum over j left out, with the error of the
-    # interpolation left out, and with a normal of mean 0 added to the sum.
+    # Seen to fail with the end of the sum over j left out.
     contour = Contour(order=order, period=period, variance=variance, count=count)
     exact = float(exact_delta(0.05, num_steps, epsilon))
     total = inversion.invert(randomized_response(0.05), num_steps, contour)
     assert total.delta(epsilon) >= exact * (1 - 1e-12)
+
+
+def test_smoothing_takes_nothing_off():
+    # Seen to fail with a normal of mean 0 added to the sum.
+    contour = Contour(order=2.0, period=20.0, variance=0.25, count=4000)
+    total = inversion.invert(Atoms(np.ones(1), np.array([3.0])), 1, contour)
+    assert 1 - math.exp(-2) <= total.delta(1.0) <= (1 - math.exp(-2)) * (1 + 1e-3)
+
+
+def test_the_transform_is_as_accurate_as_it_says():
+    # Seen to fail with the remainder of the interpolation left out.
+    rng = np.random.default_rng(1)
+    weights, losses = rng.dirichlet(np.ones(40)), rng.normal(size=40)
+    contour = Contour(order=1.0, period=6.0, variance=1e-4, count=500)
+    z, error = inversion._transform(weights, losses, contour)
+    y = 2 * math.pi / contour.period * np.arange(contour.count + 1)
+    exact = np.exp(1j * np.outer(y, losses)) @ weights - 1
+    assert np.all(np.abs(z - exact) <= error + 1e-13)
 
 
 def test_what_wraps_around_is_positive():
