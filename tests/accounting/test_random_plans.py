@@ -52,7 +52,7 @@ def agree(question: Question) -> None:
 
 @pytest.mark.parametrize("question", KNOWN)
 def test_known_corners_agree(question: Question) -> None:
-    # Seen to fail with tails cut relative to the Chernoff bound, as they once were.
+    # Seen to fail with losses clipped at a third of what counts.
     agree(question)
 
 
