@@ -139,7 +139,7 @@ def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
       epsilon: At least 0.
     """
     loss = StepComposition(step, num_steps).loss
-    return saddlepoint.approximate_log_delta(loss, num_steps, epsilon)
+    return saddlepoint.focus(loss, num_steps, epsilon).log_delta
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -174,7 +174,7 @@ def approximate_log_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
       num_steps: T.
       epsilon: At least 0.
     """
-    return focus(loss, num_steps, epsilon).log_delta
+    return _log_delta(loss, num_steps, epsilon)[1]
 
 
 def approximate_epsilon(loss: Atoms, num_steps: int, delta: float) -> float:
