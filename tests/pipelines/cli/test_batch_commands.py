@@ -198,7 +198,10 @@ def test_a_dry_run_says_what_the_job_would_do_with_a_store(
     # The local runner's files are temporary ones then, whatever Beam calls it.
     for more in ([], ["--runner=fnapi"], ["--runner=FnApiRunner"]):
         assert json.loads(run(*more).stdout)["shuffle"] == "files"
-    assert json.loads(run("--runner=flink").stdout)["shuffle"] == "engine"
+    told = json.loads(run("--runner=flink").stdout)
+    assert (told["shuffle"], told["shuffle_files"]) == ("files", 2)
+    assert told["shuffle_reads"] == 2 * told["files"]
+    assert told["stored_bytes"] == told["shuffle_bytes"]
     refused = run("--scratch=memory://host/scratch").exception
     assert isinstance(refused, InputError)
     assert "on this machine" in str(refused)
