@@ -32,6 +32,7 @@ _MOST_DEVIATIONS = 1e3
 #: A contour is no nearer to the pole at 0: the mean of its tilt, in deviations of the
 #: sum from that without.
 _LEAST_TILT = 2.5
+_LEAST_DISTANCE = 1e-6
 #: Of a component.
 _MOST_CELLS = 1 << 17
 
@@ -236,6 +237,8 @@ def contour_order(found: Focus) -> float:
         return found.order
     # The former is less for skewed losses, the latter for bounded ones.
     least = order_for_epsilon(found.loss, steps, away)
+    if least <= 0.0:  # the sum hardly varies: its distance is all that there is
+        least = 1 / max(steps * mean - found.epsilon, _LEAST_DISTANCE)
     return max(found.order, min(least, _LEAST_TILT / max(deviation, 1e-100)))
 
 
