@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -138,7 +140,18 @@ def _spec(name: str) -> Any:
         if path is None:
             return None
     found = (finder.find_spec(name, path) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    try:
+        return next((spec for spec in found if spec is not None), None)
+    except KeyError:  # a folder without __init__.py, in one that is not imported
+        return _folder_spec(name, path)
+
+
+def _folder_spec(name: str, path: Any) -> Any:
+    """Returns the spec of folders without ``__init__.py``, which Python makes later."""
+    folders = [os.path.join(each, name.rpartition(".")[2]) for each in path or ()]
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = list(filter(os.path.isdir, folders))
+    return spec
 
 
 def _read(name: str, file: str) -> bytes:

@@ -65,8 +65,8 @@ def test_published_noise_by_epsilon(criteo_plan, epsilon):
         ).guarantee
         # One published value (epsilon 0.5, five epochs) is off; see the next test.
         if (epsilon, epochs) != (0.5, 5):
-            # Published on a coarse grid, so too high by up to 0.1 %: dp_accounting on a
-            # grid of 2e-5 agrees with ours (0.8955 at epsilon 1, where 0.8964 is listed).
+            # Published on a coarse grid, so up to 0.1 % too high: dp_accounting on one
+            # of 2e-5 agrees with ours (0.8955 at epsilon 1, where 0.8964 is listed).
             assert 0.9985 * expected < noise < 1.0005 * expected
 
 

@@ -138,6 +138,15 @@ def test_a_function_that_is_not_there_is_refused(
         check_function(spec, "model")
 
 
+def test_folders_without_a_file_of_their_own_are_packages(write: Write) -> None:
+    write(outer__inner__one="def f(): pass")
+    check_function("outer.inner.one:f", "model")
+    with pytest.raises(InputError, match="has none of that name"):
+        check_function("outer.inner.one:g", "model")
+    with pytest.raises(InputError, match=r"no module 'outer\.inner\.two'"):
+        check_function("outer.inner.two:f", "model")
+
+
 @pytest.mark.parametrize(
     "source",
     [
