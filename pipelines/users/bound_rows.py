@@ -75,9 +75,9 @@ class BoundUsers(beam.PTransform):
       InputError: a number below 1, or a key file that is refused.
 
     Example:
-      >>> users = BoundUsers(user_column="user", max_examples_per_user=5,
-      ...                    num_examples=10**6, key_file="choices.key")
       >>> with beam.Pipeline() as pipeline:  # doctest: +SKIP
+      ...     users = BoundUsers(user_column="user", max_examples_per_user=5,
+      ...                        num_examples=10**6, key_file="choices.key")
       ...     rows = pipeline | beam.io.ReadFromAvro("visits.avro") | users
       ...     _ = rows | beam.io.WriteToParquet("bounded/part", users.schema(columns),
       ...                                       file_name_suffix=".parquet")

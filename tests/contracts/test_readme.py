@@ -118,7 +118,7 @@ def test_blocks_of_the_readme_run(
     commands: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     run_blocks(blocks(ROOT / "README.md"), tmp_path, commands)
-    assert "(2.99" in (tmp_path / "run" / "privacy.txt").read_text()
+    assert "(3.0000, " in (tmp_path / "run" / "privacy.txt").read_text()
 
 
 @pytest.mark.thorough

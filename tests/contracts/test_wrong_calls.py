@@ -523,7 +523,7 @@ ACCOUNT = [
     row("- --epochs + --num-steps 7 --sampler deterministic", "steps_per_epoch=7 to be",
         "- --num-steps + --epochs 1"),
     number("--relation", "nosuch", "'nosuch' is not one of", "replace_one"),
-    row("--relation REPLACE_ONE --sampler balls-and-bins", "max_examples_per_user=2",
+    row("--relation REPLACE_ONE --sampler balls-and-bins", "group_size=2",
         "- --relation"),
     number("--max-examples-per-user", "0", "max_examples_per_user=0 >= 1", "2"),
     row("--sampler dynamic-shuffle --cross-check", "no event for it. Omit",

@@ -13,7 +13,7 @@ import pytest
 from accounting.plan import DpSgdPlan, steps_per_epoch
 from accounting.validation import InputError
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.job import boundaries, progress, sizing
+from pipelines.job import boundaries, packing, progress, sizing
 from pipelines.job.boundaries import BoundariesFile, complete
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import make_layout, search_threads, worker_bytes
@@ -231,5 +231,8 @@ def test_a_worker_is_known_to_hold_all_boundaries(dataset: Dataset) -> None:
     held = 16 * 2 * (few.plan.steps_per_epoch - 1)
     assert shuffle.boundaries_bytes(few.plan) == held
     more = worker_bytes(many, dataset) - worker_bytes(few, dataset)
-    units = sizing._unit_bytes(many, dataset) - sizing._unit_bytes(few, dataset)
-    assert more == held + units
+    work = [
+        sizing._work_bytes(layout, dataset, packing.unit_bytes(layout))
+        for layout in (few, many)
+    ]
+    assert more == held + work[1] - work[0]

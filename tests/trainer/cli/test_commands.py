@@ -352,7 +352,7 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     number: int,
     signals: int,
 ) -> None:
-    """Once, it ends after its step; twice, at once."""
+    """Once, it ends after the next step; twice, at once."""
     import dpsgd
     from trainer.report.progress import Terminal
 
@@ -374,12 +374,13 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     errors = capfd.readouterr().err.splitlines()
     assert errors[-1].startswith("error: Stopped")
     assert errors[-1].endswith("Give the same command to continue.")
-    assert ("after step 3 of 10" in errors[-1]) == (signals == 1)
+    assert ("after step 4 of 10" in errors[-1]) == (signals == 1)
     assert not any("Traceback" in line for line in errors)
     with pytest.raises(SystemExit) as end:
         dpsgd.main()
     assert not end.value.code
-    assert "continuing after step 3" in capfd.readouterr().err
+    done = 4 if signals == 1 else 3
+    assert f"continuing after step {done}" in capfd.readouterr().err
 
 
 def test_account_says_that_a_run_is_unfinished_before_it_asks_for_a_key(
