@@ -41,6 +41,11 @@ _AES_KEY_BYTES = 16
 #: Values drawn at a time: doubles that stay in a core's cache.
 _CHUNK = 1 << 15
 
+#: What rounds a double below ``_MOST_ROUNDED``, and its bits, which stand for zero.
+_TO_INTEGERS = 1.5 * 2.0**52
+_BITS_OF_ZERO = np.float64(_TO_INTEGERS).view(np.int64)
+_MOST_ROUNDED = 2.0**51
+
 #: Values of a block of noise on a grid, which one worker draws.
 _BLOCK = 1 << 17
 
@@ -92,9 +97,11 @@ def grid_normal(
       step: The step of the run.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable.
-      stddev: Standard deviation, in units of the grid.
+      stddev: Standard deviation, in units of the grid; at most 2^47.
       share: (r, W): the blocks r, r + W, ..., and zeros for the others.
     """
+    if stddev > _MOST_ROUNDED / 16:  # no value of the sampler is above 13 deviations
+        raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
     values = np.zeros(int(np.prod(shape, dtype=np.int64)), np.int64)
     first, every = share
     for block in range(first, -(-len(values) // _BLOCK) if stddev else 0, every):
@@ -111,7 +118,10 @@ def _fill_rounded(
         part = values[start : start + _CHUNK]
         doubles = generator.standard_normal(len(part))
         doubles *= stddev
-        part[:] = np.rint(doubles, out=doubles)
+        # Doubles of this size are integers apart, so that adding rounds to the nearest,
+        # and their bits count up: vectorized, as a cast to integers is not.
+        doubles += _TO_INTEGERS
+        np.subtract(doubles.view(np.int64), _BITS_OF_ZERO, out=part)
 
 
 def uniform(

@@ -14,6 +14,8 @@ from pipelines.sampling.keys import derive, insecure_key
 from trainer.gradients.noise import (
     LaterNoise,
     NoiseStream,
+    _generator,
+    grid_normal,
     mixing_coefficients,
     normal,
     step_noise,
@@ -191,3 +193,13 @@ def test_the_noise_of_every_variable_is_drawn_whatever_is_drawn_beside_it() -> N
             assert len(least) == len(noise)
             assert all(map(np.array_equal, drawn, [*noise, *coefficients]))
             assert len(drawn) == 4
+
+
+def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
+    for stddev in (0.6, 3.0, 2.0**37, 2.0**47):
+        generator = _generator(derive(KEY, "grid-noise", 5, 2, 0))
+        doubles = generator.standard_normal(40_000) * stddev
+        found = grid_normal(KEY, 5, 2, (40_000,), stddev=stddev)
+        assert (found == np.rint(doubles)).all()
+    with pytest.raises(ValueError, match="at most 2\\^47 units"):
+        grid_normal(KEY, 5, 2, (1,), stddev=2.0**48)
