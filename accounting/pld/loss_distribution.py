@@ -59,11 +59,14 @@ class Atoms:
             # Near order 0 the moment is 1 plus little: sum the difference.
             weights = self.masses * np.exp(exponents)
             excess = float(self.masses @ np.expm1(exponents)) - self.infinite_mass
-            log_moment = math.log1p(excess)
-        else:
-            weights = self.masses * np.exp(exponents - largest)
-            log_moment = largest + math.log(max(float(weights.sum()), 1e-300))
-        return weights / max(float(weights.sum()), 1e-300), log_moment
+            return weights / float(weights.sum()), math.log1p(excess)
+        # Masses and exponents may cancel: neither alone is what is largest.
+        with np.errstate(divide="ignore", under="ignore"):
+            exponents += np.log(self.masses)
+            largest = float(exponents.max())
+            weights = np.exp(exponents - largest)
+        total = float(weights.sum())
+        return weights / total, largest + math.log(total)
 
     def cumulants(self, order: float) -> tuple[float, float, float]:
         """Returns ``ln E[e^(order L)]`` and its first two derivatives."""

@@ -116,3 +116,14 @@ def test_mixture_of_parts_adds_masses():
     np.testing.assert_allclose(mixed.masses, [0.2, 0.6, 0.1])
     np.testing.assert_allclose(mixed.losses, [-0.5, 0.0, 0.5])
     assert mixed.infinite_mass == pytest.approx(0.1)
+
+
+def test_a_tilt_loses_no_loss_however_rare_or_large() -> None:
+    """Seen to fail where weights without their masses underflow."""
+    masses = np.array([1 - 1e-3, 1e-3, 1e-305])
+    atoms = loss_distribution.Atoms(masses, np.array([0.0, 0.15, 0.3]))
+    log_moment, mean, _ = atoms.cumulants(5000.0)
+    assert mean == pytest.approx(0.3, rel=1e-12)
+    assert log_moment == pytest.approx(1500 + math.log(1e-305), rel=1e-12)
+    means = [atoms.cumulants(order)[1] for order in (1e2, 1e3, 2e3, 4e3, 8e3)]
+    assert means == sorted(means)

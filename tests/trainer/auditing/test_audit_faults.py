@@ -175,7 +175,7 @@ def test_no_clip_is_seen_on_each_path(
     monkeypatch.setattr(
         registry,
         "gradient_sum",
-        lambda model, settings: honest(model, settings, l2_norm_clip=math.inf),
+        lambda model, settings, **_: honest(model, settings, l2_norm_clip=math.inf),
     )
     assert BATCHES in _contradicted(examine(run))
 
