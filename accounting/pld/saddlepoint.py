@@ -33,6 +33,8 @@ _MOST_DEVIATIONS = 1e3
 #: sum from that without.
 _LEAST_TILT = 2.5
 _LEAST_DISTANCE = 1e-6
+#: Deviations, over the root of 2, from which a normal sum is always above epsilon.
+_ALL_ABOVE = -20.0
 #: Of a component.
 _MOST_CELLS = 1 << 17
 
@@ -159,6 +161,9 @@ def _log_gain(order: float, above: float, variance: float) -> float:
     """
     width = math.sqrt(2 * max(variance, 1e-200))
     place = order * width / 2 - above / width
+    if place < _ALL_ABOVE:  # where erfcx overflows: two moments of a normal
+        exponent = min(width * place + width**2 / 4, -1e-300)
+        return order * (order * variance / 2 - above) + math.log(-math.expm1(exponent))
     near = float(special.erfcx(place))
     gain = near - float(special.erfcx(place + width / 2))
     if width < 1e-6:

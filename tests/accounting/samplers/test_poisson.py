@@ -237,3 +237,20 @@ def test_more_of_anything_costs_more():
 def test_at_tiny_noise_the_lower_bound_is_nothing_rather_than_an_error():
     # The outcomes of many steps are then so many that none is likely.
     assert poisson_lower_bound.lower_delta(0.5, 0.01, 1000, 1.0) == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3, 0.01, 5.0])
+def test_losses_that_hardly_vary_have_a_delta(epsilon):
+    """Next to no noise: adding an example is a loss of one value, but for 1e-291."""
+    plan = DpSgdPlan(
+        sampler="poisson", num_examples=16_000, expected_batch_size=32, num_steps=50
+    )
+    found = accountant.delta_by_direction(
+        plan, noise_multiplier=0.078125, epsilon=epsilon
+    )
+    q, steps = 0.002, 50
+    # Without noise one sees whether the example took part: (1 - q)^T e^epsilon is left.
+    seen = max(0.0, 1 - (1 - q) ** steps * math.exp(epsilon))
+    assert found.add.upper == pytest.approx(seen, rel=1e-4, abs=1e-12)
+    assert seen * (1 - 1e-6) <= found.remove.upper <= 1 - (1 - q) ** steps + 1e-12
