@@ -1,6 +1,8 @@
-"""Independent tasks on an engine of Apache Beam.
+"""Pipelines, and independent tasks, that run to their end on an engine of Apache Beam.
 
 Formal guarantees:
+  - When ``run_to_end`` returns or raises, nothing of the pipeline runs any more in this
+    process, and a signal has cancelled the engine's job.
   - When ``run_on_engine`` returns, every task ran to its end at least once.
   - What a task refuses is raised here as the same ``InputError``, in one line.
 
@@ -9,14 +11,98 @@ An engine may run a task again, or twice at once: a task must leave what is done
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import re
-from collections.abc import Callable, Sequence
+import signal
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability import job_server
 
 from accounting.validation import InputError
+from pipelines.job import progress
+
+
+def run_to_end(pipeline: beam.Pipeline) -> None:
+    """Runs a pipeline; returns or raises once nothing of it runs any more.
+
+    It runs in a thread of its own.  A signal raises in the main thread, wherever that
+    is: amid Beam's code it would leave locks held and objects half made.
+    """
+    given_up, jobs = threading.Event(), list[Any]()
+    outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
+
+    def run() -> None:
+        try:
+            _run_jobs(pipeline, jobs, given_up)
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+        told.put(None)
+
+    def wait() -> None:
+        # Thread.join, once it was interrupted, takes the thread for ended.
+        while not outcome:
+            with contextlib.suppress(queue.Empty):
+                told.get(timeout=1)
+
+    thread = threading.Thread(target=run, daemon=True)
+    with progress.ending_at(given_up):
+        try:
+            thread.start()
+            wait()
+        except BaseException:
+            given_up.set()
+            _cancel(jobs)
+            # Otherwise it ended, or will find that it is given up.
+            if thread.is_alive():
+                wait()
+            raise
+    for error in filter(None, outcome):
+        _cancel(jobs)
+        raise error
+
+
+def _run_jobs(
+    pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
+) -> None:
+    """Appends the job of a pipeline to ``jobs``, and waits for its end."""
+    if not given_up.is_set():
+        with _no_signals_for_beam():
+            jobs.append(pipeline.run())
+    if given_up.is_set():  # while an engine took the job
+        _cancel(jobs)
+    for job in jobs:
+        job.wait_until_finish()
+
+
+@contextlib.contextmanager
+def _no_signals_for_beam() -> Iterator[None]:
+    """Keeps the job server that Beam starts for an engine from handling SIGINT.
+
+    Only the main thread may, and ``stoppable`` does.  The server also stops when the
+    process exits.
+    """
+    theirs: Any = types.SimpleNamespace(
+        SIGINT=signal.SIGINT, getsignal=signal.getsignal, signal=lambda *_: None
+    )
+    before, job_server.signal = job_server.signal, theirs
+    try:
+        yield
+    finally:
+        job_server.signal = before
+
+
+def _cancel(jobs: list[Any]) -> None:
+    """Tells an engine to give a job up."""
+    with contextlib.suppress(Exception):
+        for job in jobs:
+            job.cancel()
 
 
 def run_on_engine(
@@ -32,20 +118,36 @@ def run_on_engine(
     Raises:
       InputError: what a worker refused.
     """
+    pipeline = beam.Pipeline(options=options)
+    _ = (
+        pipeline
+        | beam.Create(list(items))
+        | beam.Reshuffle()
+        | beam.Map(_unless_stopped, task).with_output_types(type(None))
+    )
     try:
-        with beam.Pipeline(options=options) as pipeline:
-            _ = (
-                pipeline
-                | beam.Create(list(items))
-                | beam.Reshuffle()
-                | beam.Map(task).with_output_types(type(None))
-            )
+        run_to_end(pipeline)
     except Exception as error:
-        raise _told_by(error) from None
+        raise refusal_of(error) or error from None
 
 
-def _told_by(error: Exception) -> Exception:
-    """Returns the InputError of a worker, however Beam hands it over, or the error."""
+def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
+    progress.advance(progress.TASKS)
+    task(item)
+
+
+def refusal_of(error: Exception) -> InputError | None:
+    """Returns the InputError that a worker raised, however Beam hands it over.
+
+    Beam raises it as it is, as another error, or as a traceback that ends with the
+    step.
+
+    Args:
+      error: What Beam raised.
+
+    Returns:
+      None if no worker refused anything.
+    """
     text = f"{type(error).__name__}: {error}"
     found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
-    return InputError(found[-1]) if found else error
+    return InputError(found[-1]) if found else None

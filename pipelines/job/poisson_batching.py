@@ -21,20 +21,13 @@ import dataclasses
 import fcntl
 import os
 import pathlib
-import queue
-import re
-import signal
 import tempfile
-import threading
-import types
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners import create_runner
-from apache_beam.runners.portability import job_server
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError, check_choice
@@ -45,6 +38,7 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile, complete
+from pipelines.job.engine_tasks import refusal_of, run_to_end
 from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
     BOUNDARIES_NAME,
@@ -100,86 +94,9 @@ def _run_pipeline(
     pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
     _ = pipeline | "Blocks" >> beam.Create(dataset.blocks) | "WriteBatches" >> write
     try:
-        _run_to_end(pipeline)
+        run_to_end(pipeline)
     except Exception as error:
         raise _one_line(error, on_engine=not local) from error
-
-
-def _run_to_end(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline; returns or raises once nothing of it runs any more.
-
-    It runs in a thread of its own.  A signal raises in the main thread, wherever that
-    is: amid Beam's code it would leave locks held and objects half made.
-    """
-    given_up, jobs = threading.Event(), list[Any]()
-    outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
-
-    def run() -> None:
-        try:
-            _run_jobs(pipeline, jobs, given_up)
-            outcome.append(None)
-        except BaseException as error:
-            outcome.append(error)
-        told.put(None)
-
-    def wait() -> None:
-        # Thread.join, once it was interrupted, takes the thread for ended.
-        while not outcome:
-            with contextlib.suppress(queue.Empty):
-                told.get(timeout=1)
-
-    thread = threading.Thread(target=run, daemon=True)
-    with progress.ending_at(given_up):
-        try:
-            thread.start()
-            wait()
-        except BaseException:
-            given_up.set()
-            _cancel(jobs)
-            # Otherwise it ended, or will find that it is given up.
-            if thread.is_alive():
-                wait()
-            raise
-    for error in filter(None, outcome):
-        _cancel(jobs)
-        raise error
-
-
-def _run_jobs(
-    pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
-) -> None:
-    """Appends the job of a pipeline to ``jobs``, and waits for its end."""
-    if not given_up.is_set():
-        with _no_signals_for_beam():
-            jobs.append(pipeline.run())
-    if given_up.is_set():  # while an engine took the job
-        _cancel(jobs)
-    for job in jobs:
-        job.wait_until_finish()
-
-
-@contextlib.contextmanager
-def _no_signals_for_beam() -> Iterator[None]:
-    """Keeps the job server that Beam starts for an engine from handling SIGINT.
-
-    Only the main thread may, and ``stoppable`` does.  The server also stops when the
-    process exits.
-    """
-    theirs: Any = types.SimpleNamespace(
-        SIGINT=signal.SIGINT, getsignal=signal.getsignal, signal=lambda *_: None
-    )
-    before, job_server.signal = job_server.signal, theirs
-    try:
-        yield
-    finally:
-        job_server.signal = before
-
-
-def _cancel(jobs: list[Any]) -> None:
-    """Tells an engine to give a job up."""
-    with contextlib.suppress(Exception):
-        for job in jobs:
-            job.cancel()
 
 
 def _one_line(error: Exception, on_engine: bool) -> Exception:
@@ -188,12 +105,10 @@ def _one_line(error: Exception, on_engine: bool) -> Exception:
     Beam raises it as it is, as another error, or as a traceback that ends with the
     step.  Of an engine's own error the first line is kept.
     """
+    refusal = refusal_of(error)
+    if refusal or not on_engine:
+        return refusal or error
     text = f"{type(error).__name__}: {error}"
-    found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
-    if found:
-        return InputError(found[-1])
-    if not on_engine:
-        return error
     return InputError(
         f"Expected the engine to finish the job: {text.splitlines()[0].rstrip('.')}. "
         f"See what it logged; then {AGAIN}"

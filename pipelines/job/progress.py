@@ -4,7 +4,7 @@ On the local runner workers are threads of this process and report here.  On a c
 they are other processes; then ``poll`` counts what they have finished.
 
 Public: all that is reported, which is blocks read, steps written, and blocks drawn in
-search of the boundaries of a shuffle.
+search of the boundaries of a shuffle, and tasks begun.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from accounting.validation import InputError
 
 #: Kinds of progress.
-BLOCKS, STEPS, BOUNDARIES = "blocks", "steps", "boundaries"
+BLOCKS, STEPS, BOUNDARIES, TASKS = "blocks", "steps", "boundaries", "tasks"
 
 _listener: Callable[[str, int], None] | None = None
 
@@ -25,7 +25,7 @@ def advance(kind: str, amount: int = 1) -> None:
     """Reports progress.
 
     Args:
-      kind: BLOCKS, STEPS or BOUNDARIES.
+      kind: BLOCKS, STEPS, BOUNDARIES or TASKS.
       amount: What was done since the last report.
     """
     if _listener is not None:

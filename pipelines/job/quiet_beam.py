@@ -1,6 +1,7 @@
 """Errors alone on the terminal, each of them once, in a process that runs Beam.
 
-This module does not load Beam, since what Beam says while it is loaded is quieted too.
+Beam is loaded when the handler is in place: what it says while it is loaded is quieted
+too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ def quiet_beam() -> None:
     handler.addFilter(lambda record: not record.exc_info)
     handler.addFilter(lambda record: "Traceback (most" not in record.getMessage())
     threading.excepthook = lambda _: None
+    from apache_beam.runners.worker import sdk_worker
+
+    # An engine's worker in this process prints the traceback of a bundle that failed or
+    # was cancelled, at its own time: also below the line with which the command ends.
+    vars(sdk_worker)["print"] = lambda *_, **__: None
 
 
 def make_batches_quietly(*arguments: Any) -> None:

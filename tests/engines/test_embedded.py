@@ -255,7 +255,8 @@ def test_a_stopped_command_cancels_its_job_and_is_finished_by_the_next(
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM
-    assert errors.splitlines()[-1].startswith("error: Stopped by a signal")
+    assert "error: Stopped by a signal. Give the same command again" in errors, errors
+    assert "Traceback" not in errors, errors
     wait_for(
         "the job to be cancelled",
         lambda: states_of_jobs(engine_options).count("CANCELLED") == 1,

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 _WAITING = """
 import os, threading
 import dpsgd
-from pipelines.job import poisson_batching, transforms
+from pipelines.job import engine_tasks, transforms
 
-cancel, write_spill = poisson_batching._cancel, transforms.write_spill
+cancel, write_spill = engine_tasks._cancel, transforms.write_spill
 cancelled = threading.Event()
 
 def cancel_and_go_on(jobs):
@@ -26,7 +26,7 @@ def write_and_wait(*arguments, **options):
     os.write(1, b"written\\n")  # of several threads, each whole
     cancelled.wait()
 
-poisson_batching._cancel = cancel_and_go_on
+engine_tasks._cancel = cancel_and_go_on
 transforms.write_spill = write_and_wait
 dpsgd.main()
 """

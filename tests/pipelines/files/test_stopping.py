@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines.files.stopping import StoppedError, on_signals, stoppable
-from pipelines.job import poisson_batching, progress
+from pipelines.job import engine_tasks, progress
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -118,15 +119,15 @@ def test_a_signal_cancels_the_job_of_an_engine(
     signal_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(signal_in)
-    cancel = poisson_batching._cancel
+    cancel = engine_tasks._cancel
 
     def tell(jobs: list[Engine]) -> None:
         cancel(jobs)
         engine.told.set()
 
-    monkeypatch.setattr(poisson_batching, "_cancel", tell)
+    monkeypatch.setattr(engine_tasks, "_cancel", tell)
     with pytest.raises(StoppedError), stoppable():
-        poisson_batching._run_to_end(engine)
+        engine_tasks.run_to_end(engine)
     assert "cancel" in engine.calls
 
 
@@ -137,6 +138,13 @@ _ENDING = threading.Event()
 
 def long_block(number: int) -> Iterator[int]:
     """Gets the signal, and works on until the main thread has raised what it raises."""
+    begin_and_wait(number)
+    progress.advance("blocks")
+    yield number
+
+
+def begin_and_wait(number: int) -> None:
+    """Gets the signal, and returns when the main thread has raised what it raises."""
     from tests.pipelines.files import (
         test_stopping as this,  # as it is here, not as pickled
     )
@@ -145,8 +153,6 @@ def long_block(number: int) -> Iterator[int]:
     this._BEGUN.append(number)
     os.kill(os.getpid(), number)
     assert this._ENDING.wait(600)
-    progress.advance("blocks")
-    yield number
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -154,14 +160,28 @@ def test_a_signal_ends_beams_local_runner_at_its_next_block(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the signal raises is raised outside of Beam, which ends in order."""
-    monkeypatch.setattr(poisson_batching, "_cancel", lambda _: _ENDING.set())
+    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
     _BEGUN.clear()
     _ENDING.clear()
     pipeline = beam.Pipeline(FnApiRunner())
     _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
     with pytest.raises(StoppedError) as error, stoppable("go on so"):
-        poisson_batching._run_to_end(pipeline)
+        engine_tasks.run_to_end(pipeline)
     assert str(error.value) == "go on so"
+    assert [number] == _BEGUN
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_independent_tasks_at_the_next_one(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
+    _BEGUN.clear()
+    _ENDING.clear()
+    with pytest.raises(StoppedError), stoppable():
+        engine_tasks.run_on_engine(
+            PipelineOptions(["--runner=FnApiRunner"]), begin_and_wait, [number] * 3
+        )
     assert [number] == _BEGUN
 
 
