@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
 import shutil
 import signal
@@ -12,9 +11,6 @@ import uuid
 from collections.abc import Callable
 
 import grpc
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
@@ -24,10 +20,8 @@ from accounting.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.files import storage
 from pipelines.files.paths import join
-from pipelines.inputs.bounded import SAMPLED
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import poisson_batching
-from pipelines.job.engine_tasks import run_on_engine
 from pipelines.job.fan_in import FanIn
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
@@ -36,8 +30,6 @@ from pipelines.tables.criteo import PrepareOptions
 from pipelines.tables.job.prepare_job import prepare_on
 from pipelines.tables.prepared_files import RECORD_NAME, verify_prepared
 from pipelines.tables.synthetic import SynthOptions, write_synth
-from pipelines.users.bound import bound
-from pipelines.users.bound_job import BoundSettings
 from tests.engines.harness import parts
 from tests.engines.harness.comparing import keep_checksums, same_bytes, same_checksums
 from tests.engines.harness.embedded import RUNNERS
@@ -118,32 +110,6 @@ def test_prepared_files_are_those_of_this_process(
         (tmp_path / each / RECORD_NAME).read_bytes() for each in ("here", "there")
     ]
     assert digests[0] == digests[1]
-
-
-@pytest.mark.parametrize("sampled", SAMPLED)
-def test_bounded_users_are_those_of_this_process(
-    sampled: str,
-    engine_options: list[str],
-    sampling_key: pathlib.Path,
-    tmp_path: pathlib.Path,
-) -> None:
-    rng = np.random.default_rng(0)
-    table = {"user": rng.zipf(1.5, 20_000) % 3000, "x": rng.normal(size=20_000)}
-    source = str(tmp_path / "table.parquet")
-    pq.write_table(pa.table(table), source, row_group_size=1000)
-    settings = BoundSettings(
-        user_column="user",
-        max_examples_per_user=3,
-        num_examples=20_000,
-        sampled=sampled,
-    )
-    engine = functools.partial(run_on_engine, PipelineOptions(engine_options))
-    found = []
-    for place, run_tasks in (("here", None), ("there", engine)):
-        out = tmp_path / place
-        bound(source, out, settings, key_file=sampling_key, run_tasks=run_tasks)
-        found.append({path.name: path.read_bytes() for path in out.iterdir()})
-    assert found[0] == found[1]
 
 
 def test_same_bytes_sees_a_difference(

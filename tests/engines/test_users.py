@@ -1,0 +1,160 @@
+"""Users bounded on Flink and Spark: what this process, or the local runner, keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import pathlib
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from dpsgd import command_line
+from pipelines.inputs.bounded import SAMPLED
+from pipelines.job.engine_tasks import run_on_engine
+from pipelines.tables.prepare_rows import PrepareRows
+from pipelines.tables.schema.schema import Schema
+from pipelines.users import bound_folder, bound_job
+from pipelines.users.bound import bound
+from pipelines.users.bound_job import BoundSettings
+from pipelines.users.bound_rows import BoundUsers
+
+# Threads that served an engine end with an exception when it hangs up.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+
+MOST, NUM = 3, 6000
+USER = np.random.default_rng(0).zipf(1.5, NUM) % 900
+#: Rows come in pairs of equal ones, of equal users.
+ROWS: list[dict[str, Any]] = [
+    {"who": f"u{USER[number // 2]}", "row": number // 2, "y": number // 2 % 2}
+    for number in range(NUM)
+]
+COLUMNS = pa.schema([("row", pa.int64()), ("y", pa.int64())])
+SCHEMA = """\
+version = 1
+[columns.who]
+kind = "user"
+[columns.row]
+kind = "numeric"
+[columns.y]
+kind = "label"
+task = "binary"
+[split]
+by = "hash"
+column = "who"
+"""
+
+
+@pytest.fixture(autouse=True)
+def several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes runs of rows short, and parts of users small.
+
+    Workers are threads of this process.
+    """
+    monkeypatch.setattr(bound_job, "RUN_ROWS", 900)
+    monkeypatch.setattr(bound_folder, "_SORT_BYTES", 1 << 18)
+
+
+def bytes_of(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns the content of every file below a folder, by its path."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def rows_of(folder: pathlib.Path) -> tuple[pa.Schema, list[list[Any]]]:
+    """Returns schema and sorted rows: Beam decides which file a row is in."""
+    table = pq.read_table(folder)
+    return table.schema, sorted(
+        map(list, zip(*table.to_pydict().values(), strict=True))
+    )
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
+def test_a_bounded_table_has_the_bytes_of_this_process(
+    sampled: str,
+    engine_options: list[str],
+    sampling_key: pathlib.Path,
+    tmp_path: pathlib.Path,
+) -> None:
+    source = str(tmp_path / "table.parquet")
+    table = {"user": USER, "x": np.arange(NUM) / NUM}
+    pq.write_table(pa.table(table), source, row_group_size=300)
+    settings = BoundSettings(
+        user_column="user",
+        max_examples_per_user=MOST,
+        num_examples=NUM,
+        sampled=sampled,
+    )
+    engine = functools.partial(run_on_engine, PipelineOptions(engine_options))
+    for place, run_tasks in (("here", None), ("there", engine)):
+        out = tmp_path / place
+        bound(source, out, settings, key_file=sampling_key, run_tasks=run_tasks)
+    found = bytes_of(tmp_path / "there")
+    assert found == bytes_of(tmp_path / "here")
+    assert len(found) > 2
+
+
+def test_a_prepared_table_of_users_has_the_bytes_of_this_process(
+    engine_options: list[str],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("schema.toml").write_text(SCHEMA)
+    with open("table.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    line = (
+        "prepare --input table.csv --schema schema.toml --row-group-rows 400 "
+        f"--key-file key --max-examples-per-user {MOST} --num-examples {NUM} "
+        "--sample users --out"
+    )
+    for out, options in (("here", []), ("there", engine_options)):
+        monkeypatch.setattr("sys.argv", ["dpsgd", *line.split(), out, *options])
+        with contextlib.suppress(SystemExit):
+            command_line.main()
+    found = bytes_of(tmp_path / "there")
+    assert found == bytes_of(tmp_path / "here")
+    assert len([name for name in found if name.startswith("train/")]) > 2
+
+
+def test_a_pipeline_of_ones_own_keeps_the_rows_of_the_local_runner(
+    engine_options: list[str], tmp_path: pathlib.Path
+) -> None:
+    users = BoundUsers(
+        user_column="who",
+        max_examples_per_user=MOST,
+        num_examples=NUM,
+        key_file=tmp_path / "key",
+    )
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    schema = Schema.read(tmp_path / "schema.toml")
+    for place, options in (
+        ("here", ["--runner=FnApiRunner"]),
+        ("there", engine_options),
+    ):
+        own = str(tmp_path / place / "own" / "part")
+        with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
+            rows = pipeline | beam.Create(ROWS)
+            _ = (
+                rows
+                | users
+                | beam.io.WriteToParquet(
+                    own, users.schema(COLUMNS), file_name_suffix=".parquet"
+                )
+            )
+            _ = rows | PrepareRows(schema, tmp_path / place / "table", users=users)
+    for part in ("own", "table/train", "table/val", "table/test"):
+        here, there = (rows_of(tmp_path / each / part) for each in ("here", "there"))
+        assert there == here, part
+        assert len(there[1]) > MOST
