@@ -135,6 +135,13 @@ _USER_OPTIONS = (
         help="With it: what an example is, as of `dpsgd bound`.  [default: rows]",
     ),
     click.option(
+        "--keep-users",
+        is_flag=True,
+        default=None,
+        help="With it, in place of these: keeps all rows and the ids, for `dpsgd "
+        "compare --user-column` and `dpsgd bound`.",
+    ),
+    click.option(
         "--key-file",
         help="With it: chooses rows, made if missing; not that of batches.  [default: "
         "a key of this job alone]",
@@ -234,7 +241,8 @@ def prepare(
 
     A column of kind user says whose row it is.  Then the rows of a user are in one
     split, at most k of them are kept for training, as `dpsgd bound` does, and the ids
-    are gone: batches, runs and privacy statements are about users.
+    are gone: batches, runs and privacy statements are about users.  With --keep-users
+    nobody is bounded yet, and `dpsgd batches` refuses the table.
 
     \b
     Examples:

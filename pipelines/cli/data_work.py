@@ -143,7 +143,8 @@ def prepare(
         raise InputError("Expected no --threads beside --runner. Leave it out.")
     of_users = user_work.take(options)
     if schema_file is not None:
-        prepared = _table_options(schema_file, options)
+        with_users = bool(of_users.get("keep_users"))
+        prepared = _table_options(schema_file, {**options, "with_users": with_users})
     else:
         if "kind" not in options:
             _refuse_tables(source)
@@ -160,6 +161,8 @@ def prepare(
     else:
         summary = _prepare_here(source, out, prepared, num_threads)
     shown = _prepared(out, summary, time.perf_counter() - began)
+    if isinstance(prepared, TableOptions) and prepared.with_users:
+        shown = user_work.without_counts(shown)
     show("Prepared data", shown, as_json)
 
 

@@ -18,7 +18,7 @@ from pipelines.users.bound_steps import STEPS
 from pipelines.users.prepare_users import PrepareTable, prepare_users
 
 _NEEDED = ("max_examples_per_user", "num_examples")
-_FLAGS = (*_NEEDED, "sampled", "key_file", "memory_limit")
+_FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
 #: Steps of a table, and those of its users, of which one has the same name.
 _OF_TABLE = ("divide", "check", "convert", "write")
 _OF_USERS = {step: f"users: {step}" for step in STEPS}
@@ -32,7 +32,7 @@ def take(options: dict[str, Any]) -> dict[str, Any]:
 def settings_for(
     prepared: Any, flags: dict[str, Any], schema_file: str | None
 ) -> BoundSettings | None:
-    """Returns how users are bounded; None if the table has no column of users.
+    """Returns how users are bounded; None if the table has none, or keeps their ids.
 
     Args:
       prepared: Options of the table.
@@ -46,12 +46,14 @@ def settings_for(
     if not user:
         if not flags:
             return None
-        flag = next(iter(flags)).replace("_", "-").replace("sampled", "sample")
         raise InputError(
-            f"Expected no --{flag} without a column of kind user. Leave it out, or "
-            'write kind = "user" for the column that says whose row it is, in '
-            f"{schema_file or 'a schema of the table'}."
+            f"Expected no {_flag(next(iter(flags)))} without a column of kind user. "
+            'Leave it out, or write kind = "user" for the column that says whose row '
+            f"it is, in {schema_file or 'a schema of the table'}."
         )
+    if flags.pop("keep_users", False):
+        _refuse_beside_ids(flags)
+        return None
     missing = [name.replace("_", "-") for name in _NEEDED if name not in flags]
     if missing:
         raise InputError(
@@ -62,6 +64,29 @@ def settings_for(
         )
     names = [name for name in (*_NEEDED, "sampled") if name in flags]
     return BoundSettings(user_column=user, **{name: flags.pop(name) for name in names})
+
+
+def _refuse_beside_ids(flags: dict[str, Any]) -> None:
+    for name in flags:
+        flag = _flag(name)
+        raise InputError(
+            f"Expected no {flag} beside --keep-users, which bounds nobody. Leave one "
+            "of them out."
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-').replace('sampled', 'sample')}"
+
+
+def without_counts(summary: dict[str, Any]) -> dict[str, Any]:
+    """Returns a summary without the rows of splits, which depend on who has how many.
+
+    Args:
+      summary: Of a table that keeps ids.
+    """
+    counts = ("rows", "bytes_written", "rows_per_second")
+    return {name: value for name, value in summary.items() if name not in counts}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -282,16 +282,31 @@ def list_blocks(pattern: str) -> Dataset:
     """
     _check_one_split(pattern)
     found = list_row_groups(pattern, _check_nulls)
+    description = description_of(found.schema, pattern)
+    _check_no_ids(found.schema, description, pattern)
     dataset = Dataset(
         columns=numeric_columns(found.schema),
         blocks=found.blocks,
-        description=description_of(found.schema, pattern),
+        description=description,
         files=found.files,
         hidden=found.hidden,
         footers=found.footers,
     )
     _check_bounded(dataset, pattern)
     return dataset
+
+
+def _check_no_ids(schema: pa.Schema, description: Any, pattern: str) -> None:
+    """Refuses what `dpsgd prepare --keep-users` wrote, of which nobody is bounded."""
+    columns = description.get("schema", {}).get("columns", {})
+    for name in schema.names:
+        if columns.get(name, {}).get("kind") == "user":
+            raise InputError(
+                f"Expected no column {name} in --input {pattern}: it holds the ids of "
+                "users, who are not bounded. Give the folder that `dpsgd bound --input "
+                f"{pattern} --user-column {name} --max-examples-per-user K "
+                "--num-examples N --out bounded` writes."
+            )
 
 
 def _check_one_split(pattern: str) -> None:

@@ -27,7 +27,12 @@ from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.experiments.comparison import jobs as compare_jobs
 from trainer.experiments.comparison import noise as compare_noise
 from trainer.experiments.comparison.case import Case, without_repetition
-from trainer.experiments.comparison.levels import Part, find_parts, make_table
+from trainer.experiments.comparison.levels import (
+    Part,
+    check_kind,
+    find_parts,
+    make_table,
+)
 from trainer.experiments.comparison.report import Report
 from trainer.experiments.comparison.results import summarise
 from trainer.experiments.comparison.runs import Runs, Say, settled, silent
@@ -49,6 +54,7 @@ def compare(
         batches or runs that are of other settings.
     """
     compare_jobs.check_jobs(settings)
+    check_kind(settings)
     settings = settled(settings)
     parts = find_parts(settings)
     for part in parts:

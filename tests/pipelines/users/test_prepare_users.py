@@ -18,6 +18,7 @@ from accounting.validation import InputError
 from dpsgd import command_line
 from pipelines.batches.manifest import DATASET_METADATA_KEY, read_manifest
 from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.tables.convert import prepare
 from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema
@@ -175,6 +176,33 @@ def test_records_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert pq.read_table("out/val")["row"].type == pa.float32()
     assert verify_prepared("out").findings == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_kept_users_are_whole_and_batches_want_them_bounded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--input table.csv --json", flags="--keep-users") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert "columns_left_out" not in shown
+    assert "rows" not in shown
+    tables = [pq.read_table(f"out/{split}") for split in ("train", "val", "test")]
+    parts = [set(table["person"].to_pylist()) for table in tables]
+    assert sum(map(len, tables)) == ROWS
+    assert sum(map(len, parts)) == len(set.union(*parts)) == len(set(USER))
+    assert verify_prepared("out").findings == ()
+    with pytest.raises(InputError, match="no column person in --input") as error:
+        list_blocks("out/train")
+    remedy = str(error.value).split("`dpsgd ")[1].split("`")[0]
+    remedy = remedy.replace(" K ", f" {MOST} ").replace(" N ", f" {ROWS} ")
+    monkeypatch.setattr("sys.argv", ["dpsgd", *remedy.split()])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    assert not end.value.code
+    assert list_blocks("bounded").bounded is not None
+    kept = collections.Counter(USER[rows_of("bounded", "")])
+    assert max(kept.values()) == MOST
+    assert len(kept) == len(parts[0])
 
 
 @pytest.mark.usefixtures("folder")

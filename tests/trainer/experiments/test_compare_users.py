@@ -26,6 +26,7 @@ from trainer.experiments.comparison.levels import find_parts
 from trainer.experiments.comparison.report import Report
 from trainer.experiments.comparison.results import Outcome
 from trainer.settings.comparison_settings import ComparisonSettings
+from trainer.settings.train_settings import AUTO_LOSS
 from trainer.settings.user_levels import UserLevels
 
 NUM_USERS, ROWS_KEPT = 60, {1: 60, 4: 200}
@@ -77,7 +78,7 @@ def make_settings(tmp_path: pathlib.Path, held_out: pathlib.Path) -> Make:
     rng = np.random.default_rng(7)
     table = pa.table(
         {
-            "user": np.minimum(rng.zipf(1.4, 400), NUM_USERS),
+            "user": [f"u{user}" for user in np.minimum(rng.zipf(1.4, 400), NUM_USERS)],
             "x": rng.normal(size=400).astype("f4"),
             "label": np.float32(np.arange(400) % 2),
         }
@@ -128,6 +129,26 @@ def test_both_levels_meet_one_epsilon_of_a_user_by_their_own_noise(
     assert (outcomes[2].noise_multiplier or 0) > 1.2 * (
         outcomes[3].noise_multiplier or 9
     )
+
+
+def test_a_loss_is_found_beside_ids_that_are_text(
+    make_settings: Make, work: Work
+) -> None:
+    auto = dataclasses.replace(PRIVATE, loss=AUTO_LOSS)
+    one = dataclasses.replace(USERS, max_examples_per_user=(4,), num_examples=(200,))
+    library.compare(make_settings(trained=(auto,), users=one))
+    assert len(work.runs) == 2
+
+
+def test_text_is_refused_with_commands_that_make_a_table_of_it(
+    make_settings: Make, tmp_path: pathlib.Path
+) -> None:
+    settings = make_settings()
+    (tmp_path / "visits.csv").write_text("user,x,label\nu1,0.5,1\n")
+    text = dataclasses.replace(settings, source=str(tmp_path / "visits.csv"))
+    with pytest.raises(InputError, match=r"visits.csv to be Parquet .*--keep-users"):
+        library.compare(text)
+    assert not settings.out.exists()
 
 
 def test_rows_and_users_are_drawn_equally_often(make_settings: Make) -> None:

@@ -6,7 +6,8 @@ At one k, rows and users are drawn with one probability, in as many steps.  Both
 through the rows that are kept equally often, and about as many gradients are computed.
 
 Formal guarantees:
-  - Nothing is made before the table, its columns and every sampler are checked.
+  - Nothing is made before the table, its columns and every sampler are checked; text,
+    whose columns have no types, is refused.
   - A bounded table is made once; one that was stopped is continued, and one that is of
     another k, column or number of slots is refused.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
@@ -26,6 +28,7 @@ from pipelines.job.batch_settings import BatchSettings
 from pipelines.users.bound import bound
 from pipelines.users.bound_folder import check_table
 from pipelines.users.bound_job import BoundSettings
+from pipelines.users.text_tables import is_text
 from trainer.experiments.comparison.runs import Say
 from trainer.model.evaluation import check_apart
 from trainer.run import privacy
@@ -48,6 +51,24 @@ class Part:
     num_examples: int
     examples_per_user: int
     level: Level | None = None
+
+
+def check_kind(settings: ComparisonSettings) -> None:
+    """Refuses a table of users that is text.
+
+    Raises:
+      InputError: with the commands that make numbers of it, and keep users.
+    """
+    if settings.users is None or not is_text(settings.source):
+        return
+    table, column = shlex.quote(settings.source), settings.users.user_column
+    raise InputError(
+        f"Expected --input {settings.source} to be Parquet beside --user-column: text "
+        f"does not say which columns are numbers. Give --input data/train --eval "
+        f"data/test after `dpsgd schema {table} --user {column} --label LABEL`, a look "
+        "at schema.toml, which it writes, and `dpsgd prepare --keep-users --schema "
+        f"schema.toml --input {table} --out data`."
+    )
 
 
 def find_parts(settings: ComparisonSettings) -> list[Part]:

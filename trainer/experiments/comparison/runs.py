@@ -37,7 +37,11 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from pipelines.files import separate_process
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import (
+    description_of,
+    list_blocks,
+    list_row_groups,
+)
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial
 from trainer.model.evaluation import check_apart
@@ -236,7 +240,9 @@ def settled(experiment: _E) -> _E:
     _check(experiment)
     if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
         return _with_metric(experiment)
-    dataset = list_blocks(experiment.source).description
+    # Not `list_blocks`, which refuses ids that are text.
+    table = list_row_groups(experiment.source).schema
+    dataset = description_of(table, experiment.source)
     found = _with_metric(experiment.train_as(lambda each: with_loss(each, dataset)))
     _check(found)
     return found
