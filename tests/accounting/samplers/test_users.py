@@ -40,6 +40,29 @@ def test_published_epsilon_of_users(fields, noise, delta, rows, published):
     assert 0.96 * delta <= checked.lower <= checked.guarantee <= delta * 1.001
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fields", "noise", "delta", "of_groups", "of_users"),
+    [
+        (LARGE, 1.0, 1e-8, {2: 0.684, 5: 2.147, 10: 7.228}, {2: 0.642}),
+        (CRITEO, 0.8, 2.7e-8, {2: 3.06, 5: 19.2}, {5: 4.97}),
+        (SMALL, 1.1, 1e-5, {2: 3.42, 5: 12.42}, {2: 3.29}),
+    ],
+)
+def test_published_epsilon_of_groups_and_the_other_ones_of_users(
+    fields, noise, delta, of_groups, of_users
+):
+    """Together with the test above: all of the table, rounded as it is there."""
+    plan = DpSgdPlan(sampler="poisson", **fields)
+    asked = {"noise_multiplier": noise, "delta": delta}
+    for rows, published in of_groups.items():
+        found = budget.group_epsilon(plan, group_size=rows, **asked)
+        assert found == pytest.approx(published, rel=5e-3)
+    for rows, published in of_users.items():
+        found = accountant.epsilon(plan, max_examples_per_user=rows, **asked)
+        assert found.guarantee == pytest.approx(published, rel=5e-3)
+
+
 @pytest.mark.parametrize("rows", [3])
 def test_poisson_of_users_is_what_dp_accounting_composes(small_plan, rows):
     """Both members of the pair cut into cells, which dp_accounting composes."""
