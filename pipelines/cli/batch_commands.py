@@ -38,52 +38,51 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     "--input",
     "source",
     required=True,
-    help="Parquet: a folder (every visible file in it, at any depth), a file, or a "
-    "quoted glob; also s3:// and such.  --dry-run lists what is found.",
+    help="Parquet: a folder (all visible files in it, at any depth), a file, or a "
+    "quoted glob; also in a store, such as s3://.  --dry-run lists the files.",
 )
-@click.option("--out", required=True, help="New folder, or that of the same job.")
+@click.option("--out", required=True, help="New folder, or that of a stopped job.")
 @registered.sampler(
-    "How batches are drawn.", default=TRUNCATED_POISSON, show_default=True
+    "How examples are assigned to steps.", default=TRUNCATED_POISSON, show_default=True
 )
 @shared_options.batch_size("Expected rows per step.", required=True)
-@shared_options.epochs("Steps are epochs x rows / batch size.")
-@shared_options.num_steps("Steps, instead of --epochs.")
+@shared_options.epochs("Number of steps: epochs x rows / batch size.")
+@shared_options.num_steps("Number of steps, instead of --epochs.")
 @shared_options.truncated_batch_size(
-    "Cap on the rows of a step; auto is the smallest that costs no epsilon."
+    "Cap on the rows of a step; auto: the smallest cap that does not raise epsilon."
 )
 @shared_options.epsilon(
-    "For auto: the largest epsilon that the batches are meant for.",
+    "For auto: the largest epsilon you will train with.",
     default=BatchSettings.epsilon,
     show_default=True,
 )
 @shared_options.delta("For auto: the smallest delta.  [default: 0.1 / rows]")
-@click.option("--physical-batch-size", type=int, help="Rows of one record.")
+@click.option("--physical-batch-size", type=int, help="Rows per record of a file.")
 @click.option(
     "--key-file",
-    help="Sampling key of this data set alone: a file of mode 0600, made if missing; a "
-    "file in a store; or secretmanager://projects/P/secrets/S/versions/V.  "
-    "[default: OUT/private/sampling.key, where OUT is on this machine]",
+    help="Secret sampling key, used for this data set alone: a file of mode 0600, made "
+    "if missing; a file in a store; or secretmanager://projects/P/secrets/S/versions/V."
+    "  [default: OUT/private/sampling.key, if OUT is on this machine]",
 )
 @click.option(
     "--memory-limit",
     type=ByteSize(),
     default="4GiB",
     show_default=True,
-    help="Of this process, on the local runner and while it searches the order of "
-    "shuffled batches.",
+    help="Memory of this process, on the local runner and while it computes shuffles.",
 )
 @click.option(
     "--shuffle",
     type=click.Choice(["auto", "files", "engine"]),
     default="auto",
     show_default=True,
-    help="Where rows wait between map and reduce: in files, which every worker must "
-    "reach, or in the engine.  auto: in files, except on Dataflow.",
+    help="Where rows are kept between map and reduce: in files, which every worker "
+    "must reach, or in the engine.  auto: in files, except on Dataflow.",
 )
 @click.option(
     "--scratch",
-    help="Folder for the files of the shuffle.  [default: in OUT or, without --runner "
-    "and with OUT in a store, among temporary files]",
+    help="Folder for the files of --shuffle.  [default: in OUT; a temporary folder "
+    "without --runner if OUT is in a store]",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print input, layout and cost; write nothing."
@@ -93,12 +92,13 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
     """Samples and writes the batches of a whole training run, with Apache Beam.
 
-    With a Poisson sampler every example flips its own coin for every step; a truncated
-    step keeps a random subset.  The result is a folder of TFRecords and a manifest for
-    trainer and accountant.  Each record is a batch of fixed size, in which weight 0
-    marks padding.  The same command finishes a job that was killed.
+    A Poisson sampler includes every example in every step independently, with
+    probability batch size / rows; a truncated step keeps a random subset.  The output
+    is a folder of TFRecords and a manifest for trainer and accountant.  Each record is
+    a batch of fixed size, in which weight 0 marks padding.  To resume a stopped job,
+    run the same command again.
 
-    Every other option goes to Beam, such as --runner=FlinkRunner; without --runner the
+    All other options, such as --runner=FlinkRunner, go to Beam.  Without --runner the
     job runs in this process.
 
     \b
@@ -117,9 +117,9 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
 
 
 def make_batches(*arguments: Any) -> None:
-    """Makes batches as ``make_batches.make_batches`` does, and shows the progress.
+    """Makes batches as ``make_batches.make_batches`` does, with progress bars.
 
-    In a process that nothing else logs to.
+    To be called in a process of its own, because it silences Beam's log.
     """
     quiet_beam()
     from pipelines.cli import batch_job
@@ -131,9 +131,9 @@ def make_batches(*arguments: Any) -> None:
 @click.argument("directory")
 @shared_options.as_json
 def verify(directory: str, as_json: bool) -> None:
-    """Checks every byte of batches, or of prepared data, against their checksums.
+    """Checks every byte of batches or prepared data against checksums.
 
-    DIRECTORY is what `dpsgd batches` or `dpsgd prepare` wrote.
+    DIRECTORY is a folder that `dpsgd batches` or `dpsgd prepare` wrote.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What ``dpsgd batches`` does: Beam's options, a summary, the job with its progress."""
+"""The work of ``dpsgd batches``: Beam's options, a summary, the job with progress."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.sampling.shuffle import num_block_passes
 
-#: Output of a worker's bundle that Beam's Java modules can queue, with some to spare.
+#: Bytes of a bundle's output that Beam's Java modules can queue, with a margin.
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
-#: Files that a dry run lists for people.
+#: Number of files that a dry run lists without --json.
 _LISTED = 20
 
 _STOPPED = (
@@ -42,10 +42,10 @@ _STOPPED = (
 
 
 def beam_options(arguments: list[str]) -> PipelineOptions:
-    """Parses the options that are Beam's.
+    """Parses Beam's options.
 
     Raises:
-      InputError: an option that Beam does not know.
+      InputError: Beam does not know an option.
     """
 
     class Parser(_BeamArgumentParser):
@@ -66,22 +66,23 @@ def beam_options(arguments: list[str]) -> PipelineOptions:
 
 
 def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> str:
-    """Returns a warning if a shuffle of rows on Flink or Spark may never end, else "".
+    """Returns a warning if a shuffle on Flink or Spark may deadlock, else "".
 
     A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
-    apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output, in
-    memory, and read them when the bundle is done: with more, both sides wait for ever.
+    apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output in
+    memory, and read them only when the bundle is done: with more output, both sides
+    wait forever.
     """
     if runner not in _JAVA_RUNNERS:
         return ""
     needed = -(-shuffle_bytes // MOST_BUNDLE_BYTES)
-    # Spark has no such option, and does not say how many workers it has.
+    # Spark has no option of parallelism and does not report its number of workers.
     told = runner != "SparkRunner" and options.get_all_options().get("parallelism")
     if (told or 1) >= needed:
         return ""
     return (
-        f"note: the engine's workers hand over {shuffle_bytes / 2**30:.1f} GiB. With "
-        "Java modules of Beam 2.62 a worker that hands over 1 GB waits for ever: have "
+        f"note: the engine shuffles {shuffle_bytes / 2**30:.1f} GiB. With the Java "
+        "modules of Beam 2.62, a worker that outputs 1 GB or more waits forever: have "
         f"{needed} workers or more (on Flink also --parallelism), or --shuffle files."
     )
 
@@ -104,8 +105,8 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 
 
 def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
-    """Returns what was found at ``--input``; for people, the first files."""
-    if dataset.bounded:  # their rows depend on who has how many
+    """Returns the files found at ``--input``; only the first ones if not as JSON."""
+    if dataset.bounded:  # the number of rows is not public
         lines = list(dataset.files)
     else:
         lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
@@ -132,20 +133,20 @@ def run(
     as_json: bool,
     **job: Any,
 ) -> None:
-    """Makes batches, or says what would be made.
+    """Makes batches, or prints what would be made.
 
     Args:
       source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or that of the same job, unfinished.
+      out: An empty or new folder, or the unfinished folder of the same job.
       settings: How to sample.
-      arguments: Options of Beam.
+      arguments: Beam's options.
       dry_run: Whether to write nothing.
       as_json: Whether to print JSON instead of a table.
       **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``, as
         ``poisson_batching.write_batches`` takes them.
 
     Raises:
-      InputError: before any work, for anything that the user can mend.
+      InputError: before any work, for anything that the user can fix.
     """
     options = beam_options(arguments)
     storage.use_options(options)
@@ -177,21 +178,21 @@ def run(
 
 
 def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Makes batches on the local runner, with a bar for each kind of progress.
+    """Makes batches on the local runner, with progress bars.
 
     Args:
-      source: As of ``run``.
-      out: As of ``run``.
+      source: As in ``run``.
+      out: As in ``run``.
       settings: How to sample.
 
     Raises:
-      InputError: before any work, for anything that the user can mend.
+      InputError: before any work, for anything that the user can fix.
     """
     _write(*open_input(source, out, settings), out)
 
 
 def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
-    """Writes batches, with a bar for each kind of progress."""
+    """Writes batches, with progress bars."""
     totals = {
         progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
         progress.BLOCKS: len(dataset.blocks),

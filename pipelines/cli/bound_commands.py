@@ -22,14 +22,14 @@ from pipelines.cli.byte_size import ByteSize
 @click.option(
     "--user-column",
     required=True,
-    help="Holds the users' ids: integers, text or bytes.  It is left out of OUT.",
+    help="Column of the users' ids (integers, text or bytes), which OUT does not hold.",
 )
 @shared_options.max_examples_per_user(
-    "Rows of a user that are kept at most, chosen at random.", required=True
+    "Maximum number of rows kept per user, chosen at random.", required=True
 )
 @shared_options.num_examples(
-    "Slots: a public number, at least the rows that are kept or, with --sample users, "
-    "the users.  It enters the sampling rate in place of their number.",
+    "Slots: a public upper bound on the rows kept or, with --sample users, on the "
+    "users.  It replaces their true number in the sampling rate.",
     required=True,
 )
 @click.option(
@@ -38,27 +38,27 @@ from pipelines.cli.byte_size import ByteSize
     type=click.Choice(["rows", "users"]),
     default="rows",
     show_default=True,
-    help="What an example is: a row; or a user, in one record with all rows that are "
-    "kept, whose gradient is that of their mean loss.",
+    help="What an example is: a row, or a user.  A user is one record with all rows "
+    "kept; its gradient is that of their mean loss.",
 )
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option(
     "--key-file",
-    help="Chooses rows: a file of mode 0600, made if missing; not that of batches.  "
-    "[default: a key of this job alone, which is removed when it ends]",
+    help="Secret key that chooses rows: a file of mode 0600, made if missing; not the "
+    "one of the batches.  [default: a temporary key, removed when the job ends]",
 )
 @click.option(
     "--memory-limit",
     type=ByteSize(),
     default="2GiB",
     show_default=True,
-    help="Of this process, or of a worker.",
+    help="Memory of this process, or of a worker.",
 )
-@click.option("--threads", type=int, help="Of this process.  [default: all cores]")
+@click.option("--threads", type=int, help="In this process.  [default: all cores]")
 @click.option(
     "--runner",
-    help="Engine of Apache Beam, which takes all other options; it writes the same "
-    "bytes.  Its workers must see input, output and key under the same paths.  "
+    help="Apache Beam runner, to which all other options go; it writes the same "
+    "bytes.  Its workers must reach input, output and key under the same paths.  "
     "[default: this process]",
 )
 @shared_options.as_json
@@ -71,17 +71,18 @@ def bound(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Keeps at most k rows of each user, so that a guarantee can be one for users.
+    """Keeps at most k rows of each user, as user-level privacy requires.
 
-    Which rows of a user are kept is drawn by a secret key, not by their order or where
-    they are.  OUT holds the other columns of the rows that are kept, in their order,
-    and says in its metadata that users are bounded: batches, runs and privacy
-    statements know it.  Nothing says how many users or rows there are.
+    A secret key chooses the rows of each user at random, whatever their order or file.
+    OUT holds the kept rows in their order, without the column of ids.  Its metadata
+    says that users are bounded, which batches, runs and privacy statements then use.
+    The numbers of users and of rows are not published.
 
-    Columns of CSV and TSV become text; `dpsgd prepare --schema` then makes numbers of
-    them, split by hash or time, and keeps the note.  It also bounds users itself.
+    Columns of CSV and TSV become text; `dpsgd prepare --schema` turns them into
+    numbers, split by hash or time, and keeps the metadata.  `dpsgd prepare` can also
+    bound users itself.
 
-    The same command goes on where a stopped one was.
+    To resume a stopped job, run the same command again.
 
     \b
     Example:

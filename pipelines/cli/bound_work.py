@@ -1,4 +1,4 @@
-"""What ``dpsgd bound`` does."""
+"""The work of ``dpsgd bound``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.users.bound import bound as bound_users
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_steps import STEPS
 
-#: What a stop by a signal says.
+#: Printed after a stop by a signal.
 STOPPED = (
     "Stopped by a signal. Give the same command again: it goes on where it stopped."
 )
@@ -31,18 +31,18 @@ def bound(
     *,
     as_json: bool,
 ) -> None:
-    """Bounds users, and writes a summary, which counts nothing of the input.
+    """Bounds users and prints a summary, which holds no counts of the input.
 
     Args:
       source: File, folder or glob.
       out: New or empty folder.
-      runner: Engine of Beam; None for this process.
-      others: What the command does not know: Beam's.
+      runner: Name of a Beam runner; None for this process.
+      others: Options that the command does not know, for Beam.
       options: The other flags.
       as_json: Whether the summary is JSON.
 
     Raises:
-      InputError: flags that do not go together, or a table that cannot be bounded.
+      InputError: flags contradict each other, or the table cannot be bounded.
     """
     names = ("user_column", "max_examples_per_user", "num_examples", "sampled")
     settings = BoundSettings(**{name: options.pop(name) for name in names})
@@ -50,8 +50,8 @@ def bound(
         raise InputError("Expected no --threads beside --runner. Leave it out.")
     if runner is None and others:
         raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those of "
-            "Beam go with --runner. See `dpsgd bound --help`."
+            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and Beam's "
+            "options need --runner. See `dpsgd bound --help`."
         )
     began = time.perf_counter()
     with stoppable(STOPPED), Bars(STEPS) as bars:
@@ -78,14 +78,14 @@ def bound(
 
 
 def engine(runner: str | None, others: list[str]) -> Any:
-    """Returns what runs tasks on an engine; None for this process.
+    """Returns a function that runs tasks on an engine; None for this process.
 
     Args:
-      runner: Name of the engine; None for this process.
-      others: Options of Beam.
+      runner: Name of a Beam runner; None for this process.
+      others: Beam's options.
 
     Raises:
-      InputError: an option that Beam does not know, or an engine that loses elements.
+      InputError: Beam does not know an option, or the engine may lose elements.
     """
     if runner is None:
         return None
@@ -95,5 +95,5 @@ def engine(runner: str | None, others: list[str]) -> Any:
     from pipelines.job.poisson_batching import runner_of
 
     found = beam_options([f"--runner={runner}", *others])
-    runner_of(found)  # refuses what loses elements
+    runner_of(found)  # refuses engines that may lose elements
     return functools.partial(run_on_engine, found)

@@ -16,12 +16,12 @@ class ByteSize(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Returns the number of bytes, or fails with an example of a size.
+        """Returns the number of bytes.
 
         Args:
           value: As typed, or the default.
-          param: Of click, as is ``ctx``.
-          ctx: For the error.
+          param: The click parameter.
+          ctx: The click context, for the error.
         """
         if isinstance(value, int):
             return value

@@ -1,4 +1,4 @@
-"""Tables that the commands print on standard output.
+"""Tables that commands print on standard output.
 
 Public values only.
 """
@@ -18,7 +18,7 @@ from rich.table import Table
 
 
 def format_size(num_bytes: float) -> str:
-    """Returns a number of bytes for people.
+    """Returns a number of bytes in readable units.
 
     Example:
       >>> format_size(3 << 20)
@@ -32,17 +32,17 @@ def format_size(num_bytes: float) -> str:
 
 
 def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
-    """Prints fields as JSON, or as a table with a line for each.
+    """Prints fields as JSON, or as a table with one line per field.
 
     Args:
-      title: Of the table.
-      fields: Name -> a value that JSON has.
+      title: Title of the table.
+      fields: Name -> JSON-serialisable value.
       as_json: Whether to print JSON.
     """
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
-    # Lines that are to be copied, such as a fingerprint, stand whole below the table.
+    # Long values, such as fingerprints, go below the table so that they can be copied.
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
@@ -56,10 +56,7 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
 
 
 def wrapped(text: str) -> str:
-    """Returns lines as a terminal shows them: broken between words, and indented.
-
-    Other outputs, such as files, get the lines as they are.
-    """
+    """Returns text wrapped for the terminal; unchanged if output is not a terminal."""
     if not sys.stdout.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -67,11 +64,11 @@ def wrapped(text: str) -> str:
 
 
 def wrap(line: str, width: int) -> str:
-    """Returns a line broken between words, below its text: after a bullet or a name.
+    """Returns a line wrapped with a hanging indent after its bullet or name.
 
     Args:
       line: One line.
-      width: Characters of a line that is returned, unless a word is longer.
+      width: Maximum characters per line, unless a single word is longer.
 
     Example:
       >>> print(wrap("  unit    one example of many", 22))

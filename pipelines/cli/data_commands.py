@@ -11,7 +11,7 @@ from pipelines.cli.byte_size import ByteSize
 
 
 @click.command()
-@click.option("--rows", type=int, required=True, help="Rows of all files together.")
+@click.option("--rows", type=int, required=True, help="Number of rows in all files.")
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option("--files", type=int, default=1, show_default=True, help="Files.")
 @click.option(
@@ -19,25 +19,26 @@ from pipelines.cli.byte_size import ByteSize
     type=int,
     default=0,
     show_default=True,
-    help="Which rows.  It may have a default, since there is nobody to protect.",
+    help="Seed of the rows.",
 )
 @click.option(
     "--rows-per-user",
     type=float,
     metavar="MEAN",
-    help="Rows of users, a few of whom have very many: Parquet, with a column user.",
+    help="Write rows of users instead, MEAN per user: Parquet with a column user.  A "
+    "few users have very many rows.",
 )
 @shared_options.as_json
 def synth(out: str, as_json: bool, **options: Any) -> None:
-    """Writes text in the format of the Criteo data set, with something to learn in it.
+    """Writes synthetic click logs in the format of the Criteo data set.
 
-    Every row is made up: a label, 13 integers and 26 strings of hexadecimal digits,
-    with skewed frequencies and missing values.  All seeds follow one law, so that a
-    model trained on one can be tested on another; a good one has an AUC near 0.82.
+    Every row is random: a label, 13 integers and 26 strings of hexadecimal digits, with
+    skewed frequencies and missing values.  All seeds share one distribution, so a model
+    trained on one seed can be tested on another; a good model has an AUC near 0.82.
 
-    With --rows-per-user the rows are as `dpsgd prepare` makes them, with the number of
-    their user, of whom there are rows / MEAN.  Rows of one user have some columns in
-    common, and a taste that no column tells; another --seed has other users.
+    With --rows-per-user the rows have the format of `dpsgd prepare`, plus the number of
+    their user, of rows / MEAN users.  Rows of one user share some columns and a latent
+    preference; another --seed has other users.
 
     \b
     Example:
@@ -58,8 +59,8 @@ _KINDS = {
     "text": "Columns of words.",
     "date": "Columns of days or times.",
     "boolean": "Columns of true and false.",
-    "user": "Column that says whose row it is.",
-    "drop": "Columns that are left out.",
+    "user": "Column of the user's id.",
+    "drop": "Columns to omit.",
 }
 
 
@@ -72,38 +73,38 @@ def _kind_options(command: Any) -> Any:
 
 @click.command()
 @click.argument("table")
-@click.option("--label", default="", help="Column that is predicted.")
+@click.option("--label", default="", help="Column to predict.")
 @click.option(
     "--classes",
     default="",
-    help="Values of the label, separated by commas, that of class 0 first; public.",
+    help="Values of the label, separated by commas, class 0 first; public.",
 )
 @_kind_options
 @click.option(
     "--header",
     default="",
-    help="Names of all columns, separated by commas, of text without a header: else "
-    "its first row is taken for one, and stands in the schema, which is public.",
+    help="Names of all columns, separated by commas, of text without a header.  "
+    "Otherwise the first row is read as the header and published in the schema.",
 )
-@click.option("--delimiter", default="", help="Of CSV.  [default: a comma]")
+@click.option("--delimiter", default="", help="Delimiter of CSV.  [default: a comma]")
 @click.option(
     "--look-at-rows",
     type=int,
     default=0,
     show_default=True,
     metavar="N",
-    help="Guess kinds and classes from the values of the first N rows.  No epsilon "
-    "covers what the schema then tells of them: for rows that are nobody's, or for "
-    "a guess that you would publish anyway.",
+    help="Guess kinds and classes from the values of the first N rows.  The schema "
+    "then reveals something about them that no epsilon covers: only for public rows, "
+    "or if you would publish the guess anyway.",
 )
 @click.option("--out", default="schema.toml", show_default=True, help="New file.")
 @shared_options.as_json
 def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     """Writes a first schema of a table, for `dpsgd prepare --schema`.
 
-    TABLE is CSV, TSV or Parquet: a file, a folder or a quoted glob.  Of Parquet the
-    names and types of columns are read, of text the names alone: no value.  What is
-    left to be chosen is said in the file, which is for you to complete.
+    TABLE is CSV, TSV or Parquet: a file, a folder or a quoted glob.  Only the names of
+    the columns are read, and for Parquet their types, but no values.  Complete the file
+    before you use it: it marks what is left to choose.
 
     \b
     Example:
@@ -117,39 +118,41 @@ def schema(table: str, out: str, as_json: bool, **options: Any) -> None:
     data_work.schema(table, out, kinds, as_json=as_json, **options)
 
 
-#: Of a schema with a column of kind user, as `dpsgd bound` takes them.
+#: Flags of `dpsgd bound`, for a schema with a column of kind user.
 _USER_OPTIONS = (
     shared_options.max_examples_per_user(
-        "With a column of kind user: rows of a user that are kept for training at "
-        "most, chosen at random."
+        "With a column of kind user: maximum number of rows kept per user for "
+        "training, chosen at random."
     ),
     shared_options.num_examples(
-        "With it: a public number, at least the rows that are kept for training or, "
-        "with --sample users, the users.  It enters the sampling rate in place of "
-        "their number."
+        "With a column of kind user: a public upper bound on the rows kept for "
+        "training or, with --sample users, on the users.  It replaces their true "
+        "number in the sampling rate."
     ),
     click.option(
         "--sample",
         "sampled",
         type=click.Choice(["rows", "users"]),
-        help="With it: what an example is, as of `dpsgd bound`.  [default: rows]",
+        help="With a column of kind user: what an example is; see `dpsgd bound`.  "
+        "[default: rows]",
     ),
     click.option(
         "--keep-users",
         is_flag=True,
         default=None,
-        help="With it, in place of these: keeps all rows and the ids, for `dpsgd "
+        help="With a column of kind user, in place of these: keeps all rows and the ids, for `dpsgd "
         "compare --user-column` and `dpsgd bound`.",
     ),
     click.option(
         "--key-file",
-        help="With it: chooses rows, made if missing; not that of batches.  [default: "
-        "a key of this job alone]",
+        help="With a column of kind user: secret key that chooses rows, made if "
+        "missing; not the one of the batches.  [default: a temporary key]",
     ),
     click.option(
         "--memory-limit",
         type=ByteSize(),
-        help="With it: of this process, or of a worker.  [default: 2GiB]",
+        help="With a column of kind user: memory of this process, or of a worker.  "
+        "[default: 2GiB]",
     ),
 )
 
@@ -168,27 +171,29 @@ def _user_options(command: Any) -> Any:
     "--input",
     "source",
     required=True,
-    help="File, folder or quoted glob.  With --schema CSV, TSV or Parquet, also packed "
-    "text (.gz, .zst, .bz2) and partition folders such as day=3; else Criteo's text.",
+    help="File, folder or quoted glob.  With --schema: CSV, TSV (also .gz, .zst, .bz2) "
+    "or Parquet, also in partition folders such as day=3; else Criteo's text.",
 )
-@click.option("--schema", "schema_file", help="What the columns are: see dpsgd schema.")
+@click.option(
+    "--schema", "schema_file", help="Describes the columns: see dpsgd schema."
+)
 @click.option(
     "--format",
     "kind",
     type=click.Choice(["criteo-tsv"]),
-    help="In place of --schema: label, 13 integers and 26 strings; tab-separated, "
+    help="Instead of --schema: label, 13 integers and 26 strings, tab-separated, "
     "without a header.  [default without --schema]",
 )
 @click.option("--out", required=True, help="New or empty folder.")
 @click.option(
     "--buckets",
-    help="Values of each category of Criteo after hashing, 0 for missing among them: "
-    "one number, or 26 separated by commas.  [default: 1024]",
+    help="Vocabulary size of each Criteo category after hashing, including 0 for "
+    "missing: one number, or 26 separated by commas.  [default: 1024]",
 )
 @click.option(
     "--vocabulary",
-    help='JSON file such as {"C1": ["68fd1e64"], ...}: strings of Criteo that get a '
-    "value of their own; other columns are hashed.  It must be public.",
+    help='Public JSON file such as {"C1": ["68fd1e64"], ...}: Criteo strings that get '
+    "a value of their own; other columns are hashed.",
 )
 @click.option(
     "--split",
@@ -200,20 +205,20 @@ def _user_options(command: Any) -> Any:
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What a malformed row does.",
+    help="What to do on a malformed row.",
 )
 @click.option(
     "--row-group-rows",
     type=int,
-    help="Rows of a row group, the block that the batch job samples at once.  "
-    "[default: 131072, fewer where rows are large]",
+    help="Rows per row group, the block that the batch job samples at once.  "
+    "[default: 131072, fewer if rows are large]",
 )
 @_user_options
 @click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
 @click.option(
     "--runner",
-    help="Engine of Apache Beam, which takes all other options; it writes the same "
-    "bytes.  Its workers must see input and output under the same paths.  [default: "
+    help="Apache Beam runner, to which all other options go; it writes the same "
+    "bytes.  Its workers must reach input and output under the same paths.  [default: "
     "this process]",
 )
 @shared_options.as_json
@@ -229,20 +234,20 @@ def prepare(
 ) -> None:
     """Turns a raw table into numeric Parquet, split into train, val and test.
 
-    With --schema it is any table: CSV, TSV or Parquet.  `dpsgd schema TABLE` writes a
-    first schema.  Without, it is text in Criteo's format: label, 13 integers (NaN where
-    missing) and 26 categories (0 where missing).  Rows keep their order; several files
-    are read in the order of their names, with numbers by value.  Every row is checked
-    before anything is written.
+    With --schema the table is any CSV, TSV or Parquet; `dpsgd schema TABLE` writes a
+    first schema.  Without --schema it is text in Criteo's format: label, 13 integers
+    (NaN if missing) and 26 categories (0 if missing).  Rows keep their order; several
+    files are read in the natural order of their names.  Every row is checked before
+    anything is written.
 
-    Categories are hashed, each column in its own way, so that a value depends on no
-    other row.  A vocabulary counted from the training data would itself tell about
-    every row, and no epsilon of DP-SGD covers that: only public ones are taken.
+    Each column of categories is hashed on its own, so that a value depends on no other
+    row.  A vocabulary counted from the training data would reveal something about every
+    row that no epsilon of DP-SGD covers; only public vocabularies are accepted.
 
-    A column of kind user says whose row it is.  Then the rows of a user are in one
-    split, at most k of them are kept for training, as `dpsgd bound` does, and the ids
-    are gone: batches, runs and privacy statements are about users.  With --keep-users
-    nobody is bounded yet, and `dpsgd batches` refuses the table.
+    A column of kind user holds the user's id.  All rows of a user are then in one
+    split, at most k of them are kept for training, as by `dpsgd bound`, and the ids are
+    removed.  The privacy unit of batches, runs and statements is then a user.  With
+    --keep-users nobody is bounded yet, and `dpsgd batches` refuses the table.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What ``dpsgd synth``, ``dpsgd schema`` and ``dpsgd prepare`` do."""
+"""The work of ``dpsgd synth``, ``dpsgd schema`` and ``dpsgd prepare``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pipelines.users.synthetic_users import SynthUserOptions, write_synth_users
 
 
 def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
-    """Writes synthetic text of Criteo's format, or rows of users, and a summary.
+    """Writes synthetic text in Criteo's format, or rows of users; prints a summary.
 
     Args:
       out: New or empty folder.
@@ -35,7 +35,7 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
       as_json: Whether the summary is JSON.
 
     Raises:
-      InputError: a number out of range, or a folder that is not empty.
+      InputError: a number is out of range, or the folder is not empty.
     """
     names = {"rows": "num_rows", "files": "num_files", "seed": "seed"}
     fields = {new: options[name] for name, new in names.items()}
@@ -63,17 +63,17 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
 def schema(
     table: str, out: str, kinds: Mapping[str, str], *, as_json: bool, **options: Any
 ) -> None:
-    """Writes a first schema, and a summary.
+    """Writes a first schema and prints a summary.
 
     Args:
       table: File, folder or glob.
       out: New file.
-      kinds: Names of columns, separated by commas, by their kind.
+      kinds: Kind -> names of columns, separated by commas.
       as_json: Whether the summary is JSON.
       **options: Further flags of the command.
 
     Raises:
-      InputError: a flag that does not go with the table, or a file that is there.
+      InputError: a flag contradicts the table, or ``out`` exists.
     """
     told = {
         "delimiter": options["delimiter"].replace("\\t", "\t"),
@@ -93,10 +93,10 @@ def schema(
 
 
 def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Returns the kind of each column that was named.
+    """Returns the kind of each named column.
 
     Raises:
-      InputError: a column has two.
+      InputError: a column has two kinds.
     """
     found: dict[str, str] = {}
     for kind, text in kinds.items():
@@ -104,7 +104,7 @@ def _kinds_of_columns(kinds: Mapping[str, str]) -> dict[str, str]:
             if found.setdefault(name, kind) != kind:
                 raise InputError(
                     f"Expected one kind of column {name}; it is in --{found[name]} and "
-                    f"--{kind}. Leave it out of one."
+                    f"--{kind}. Remove it from one."
                 )
     return found
 
@@ -119,24 +119,24 @@ def prepare(
     *,
     as_json: bool,
 ) -> None:
-    """Prepares a raw table, and writes a summary.
+    """Prepares a raw table and prints a summary.
 
     Args:
       source: File, folder or glob.
-      schema_file: What the columns are; None for Criteo's text.
+      schema_file: Describes the columns; None for Criteo's text.
       out: New or empty folder.
-      runner: Engine of Beam; None for this process.
-      others: What the command does not know: Beam's.
+      runner: Name of a Beam runner; None for this process.
+      others: Options that the command does not know, for Beam.
       options: The other flags that were given.
       as_json: Whether the summary is JSON.
 
     Raises:
-      InputError: flags that do not go together, or a table that cannot be prepared.
+      InputError: flags contradict each other, or the table cannot be prepared.
     """
     if others and runner is None:
         raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and those "
-            "of Beam go with --runner. See `dpsgd prepare --help`."
+            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and "
+            "options of Beam need --runner. See `dpsgd prepare --help`."
         )
     num_threads = options.pop("threads", None)
     if runner is not None and num_threads is not None:
@@ -182,10 +182,10 @@ def _words(text: str) -> list[str]:
 
 
 def check_new(out: str) -> None:
-    """Refuses a file that is there, or whose folder is not.
+    """Refuses a path that exists, or whose folder does not.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: the file cannot be written.
     """
     path = pathlib.Path(out)
     if path.exists() or not path.parent.is_dir():
@@ -218,7 +218,7 @@ def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any
 def _prepare_on(
     runner: str, source: str, out: str, prepared: Any, others: list[str]
 ) -> Any:
-    """Prepares on an engine of Beam, with what is left of the command line."""
+    """Prepares on an engine of Beam, with the remaining options."""
     quiet_beam()
     from pipelines.cli.batch_job import beam_options
     from pipelines.job.poisson_batching import runner_of

@@ -1,4 +1,4 @@
-"""What ``dpsgd prepare`` does with a column of kind user."""
+"""The work of ``dpsgd prepare`` for a table with a column of kind user."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pipelines.users.prepare_users import PrepareTable, prepare_users
 
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
-#: Steps of a table, and those of its users, of which one has the same name.
+#: Names of the progress bars; the prefix tells apart two steps of the same name.
 _OF_TABLE = ("divide", "check", "convert", "write")
 _OF_USERS = {step: f"users: {step}" for step in STEPS}
 
 
 def take(options: dict[str, Any]) -> dict[str, Any]:
-    """Takes the flags about users out of those of the command, and returns them."""
+    """Removes the flags about users from ``options`` and returns them."""
     return {name: options.pop(name) for name in _FLAGS if name in options}
 
 
@@ -36,11 +36,11 @@ def settings_for(
 
     Args:
       prepared: Options of the table.
-      flags: About users; those of settings are taken out.
-      schema_file: Of the table; None for Criteo's text.
+      flags: Flags about users; those used here are removed.
+      schema_file: Schema of the table; None for Criteo's text.
 
     Raises:
-      InputError: flags without users, or users without flags.
+      InputError: there are flags but no column of users, or flags are missing.
     """
     user = prepared.schema.user if isinstance(prepared, TableOptions) else ""
     if not user:
@@ -48,8 +48,8 @@ def settings_for(
             return None
         raise InputError(
             f"Expected no {_flag(next(iter(flags)))} without a column of kind user. "
-            'Leave it out, or write kind = "user" for the column that says whose row '
-            f"it is, in {schema_file or 'a schema of the table'}."
+            'Leave it out, or write kind = "user" for the column of ids, in '
+            f"{schema_file or 'a schema of the table'}."
         )
     if flags.pop("keep_users", False):
         _refuse_beside_ids(flags)
@@ -58,8 +58,8 @@ def settings_for(
     if missing:
         raise InputError(
             f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
-            "such as --max-examples-per-user 5 --num-examples 1000000: of each user so "
-            "many rows are kept for training. Give both, or write kind = "
+            "such as --max-examples-per-user 5 --num-examples 1000000: they bound the "
+            "rows kept for training. Give both, or write kind = "
             f'"drop" in {schema_file}.'
         )
     names = [name for name in (*_NEEDED, "sampled") if name in flags]
@@ -95,8 +95,8 @@ class Call:
 
     Attributes:
       settings: Which rows are kept.
-      key_file: Chooses rows; None for a key of this job alone.
-      memory_limit: Bytes, of this process or of a worker.
+      key_file: Secret key that chooses rows; None for a temporary one.
+      memory_limit: In bytes, of this process or of a worker.
     """
 
     settings: BoundSettings
@@ -112,18 +112,18 @@ class Call:
         others: list[str],
         num_threads: int | None,
     ) -> dict[str, Any]:
-        """Prepares a table, and returns a summary, which counts nothing of it.
+        """Prepares a table and returns a summary, which holds no counts of its rows.
 
         Args:
           source: File, folder or glob.
           out: New or empty folder.
-          options: Of the table.
-          runner: Engine of Beam; None for this process.
-          others: Options of Beam.
-          num_threads: Of this process; the number of cores if None.
+          options: Options of the table.
+          runner: Name of a Beam runner; None for this process.
+          others: Beam's options.
+          num_threads: Threads of this process; the number of cores if None.
 
         Raises:
-          InputError: what is asked for, or the table, is refused.
+          InputError: the options or the table are refused.
         """
         threads_for(self.memory_limit, num_threads)
         run_tasks = engine(runner, others)

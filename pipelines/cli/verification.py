@@ -1,4 +1,4 @@
-"""What ``dpsgd verify`` checks: a folder of batches, or prepared data."""
+"""The work of ``dpsgd verify``: checks a folder of batches or of prepared data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipelines.tables.prepared_files import (
 def verify(
     directory: str, progress: Callable[[int, int], None]
 ) -> Verification | PreparedVerification:
-    """Checks every byte of a folder, whichever of both it is.
+    """Checks every byte of a folder of batches or of prepared data.
 
     Args:
       directory: Folder of batches, also in a store; or of prepared data.
-      progress: Called with the files checked so far, and files in all.
+      progress: Called with the number of files checked so far and in total.
 
     Raises:
-      InputError: it is neither.
+      InputError: the folder is neither.
     """
     if not is_remote(directory):
         if is_prepared(directory):
@@ -37,7 +37,7 @@ def verify(
         is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
         if is_prepared(above) and not is_batches:
             raise InputError(
-                f"Expected all of the prepared data, not a part of it. Give `dpsgd "
+                f"Expected all of the prepared data, not one split. Run `dpsgd "
                 f"verify {above}`."
             )
     total = len(manifest.read_manifest(directory).files)
@@ -45,7 +45,7 @@ def verify(
 
 
 def counted(result: Verification | PreparedVerification) -> str:
-    """Returns how many files there are, and how much they hold if that is public."""
+    """Returns the number of files and, if public, of rows or steps, as text."""
     files = f"{result.num_files:,} files"
     if isinstance(result, PreparedVerification):
         return (

@@ -1,17 +1,17 @@
-"""What a data set says of itself when the rows of each user are bounded.
+"""The note in a data set's metadata that bounds how many rows each user has.
 
-Either rows are examples, of which a user has at most k; or users are: then each record
-holds the rows of one user, in columns (k, ...) padded with zeros, and the column
-``ROW_WEIGHTS`` has 1 for a row and 0 for padding.
+An example is either a row, of which a user has at most k, or a user.  A record of a
+user holds its rows in columns of shape (k, ...) padded with zeros, and the column
+``ROW_WEIGHTS``, 1 for a row and 0 for padding.
 
-`dpsgd bound` writes it into the metadata of its Parquet files; batches, runs and
-privacy statements carry it on.
+`dpsgd bound` writes the note into its Parquet files; batches, runs and privacy
+statements carry it on.
 
 Formal guarantees:
-  - The number of slots is the public one that the user gave, not the number of rows,
-    which depends on who has how many.
-  - Slots beyond the rows are examples that no step draws: a data set with rows in them
-    is one that the guarantee compares.
+  - The number of slots is the public one that was given, not the number of rows, which
+    depends on how many rows each user has.
+  - Slots beyond the rows are examples that no step draws; neighbouring data sets may
+    have rows in them.
 
 Public: everything here.
 """
@@ -27,10 +27,10 @@ from accounting.versioned_json import header, read_fields
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
 BOUNDED = "bounded"
 
-#: Of the commitment to a key that chooses rows: no other choice may be made by it.
+#: Label of the commitment to the key that chooses rows; that key chooses nothing else.
 KEY_LABEL = "key of choices"
 
-#: What is sampled.
+#: What an example is.
 ROWS, USERS = SAMPLED = ("rows", "users")
 #: Column (k,) of records of users: 1 for a row, 0 for padding.
 ROW_WEIGHTS = "row_weights"
@@ -40,17 +40,17 @@ _HEADER: Any = {"format_name": "dpsgd-bounded", "version": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounded:
-    """How many rows a user has at most.
+    """The bound on the rows of each user.
 
     Attributes:
-      user_column: Held the ids; it is left out.
-      max_examples_per_user: Rows of a user that were kept at most.
-      num_examples: Public number of slots, at least the rows.
-      sampled: One of ``SAMPLED``: what an example is.
+      user_column: Column of the ids, which the data set no longer holds.
+      max_examples_per_user: Maximum number of rows kept per user.
+      num_examples: Public number of slots, at least the number of examples.
+      sampled: What an example is, one of ``SAMPLED``.
       key: Commitment to the key that chose rows.
 
     Raises:
-      InputError: a number below 1, or another word.
+      InputError: a number is below 1, or ``sampled`` is unknown.
     """
 
     user_column: str
@@ -71,7 +71,7 @@ class Bounded:
 
     @property
     def examples_per_user(self) -> int:
-        """Examples that a user has at most."""
+        """Maximum number of examples per user."""
         return 1 if self.has_users else self.max_examples_per_user
 
     @property
@@ -91,10 +91,10 @@ class Bounded:
 
     @classmethod
     def of(cls, description: dict[str, Any]) -> Bounded | None:
-        """Returns what a description of a data set says, or None if nothing.
+        """Returns the note in a data set's description, or None if it has none.
 
         Raises:
-          InputError: another version, or damaged.
+          InputError: the note is of another version, or damaged.
         """
         if BOUNDED not in description:
             return None

@@ -1,23 +1,23 @@
-"""Which files an input means: a file, a folder or a glob, here or in a store.
+"""Finds the files of an input: a file, a folder or a glob, locally or in a store.
 
-A folder means what Spark, pandas, DuckDB and Hive mean by it: the visible files below
-it, at any depth.  A file is hidden if its name, or that of a folder above it, begins
-with a dot or an underscore; a partition folder such as ``_day=3`` is not.
+As in Spark, pandas, DuckDB and Hive, a folder stands for the visible files below it, at
+any depth.  A file is hidden if its name, or that of a folder above it, begins with a
+dot or an underscore; a partition folder such as ``_day=3`` is visible.
 
 Formal guarantees:
-  - Every visible file of a folder is returned.  One with another suffix, one that is
-    not a file, and a link to nothing are errors that name it, and so is a folder that
-    cannot be listed.
-  - Hidden files are not returned, but their names are.  A glob matches one only if it
-    spells the dot or underscore.
-  - ``**`` in a glob matches any number of folders, also none.
-  - No file of this machine is returned twice, whatever links lead to it: each of its
-    rows would be two examples, and the stated epsilon false.
+  - Every visible file of a folder is returned.  A file with another suffix, an entry
+    that is not a file, a broken link, and a folder that cannot be listed are errors
+    that name it.
+  - Hidden files are not returned, but their names are.  A glob matches a hidden file
+    only if it spells the dot or underscore.
+  - ``**`` in a glob matches any number of folders, including none.
+  - No local file is returned twice, whatever links lead to it: each of its rows would
+    be two examples, and the stated epsilon false.
   - A partition folder such as ``day=3`` is refused, because the column ``day`` is only
     in its name, unless the pattern spells ``day=``.
 
 Public: paths and names.  Sensitive: values of partition columns, which may be ids; no
-error about a partition quotes one.
+error about a partition quotes them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Found:
 
     Attributes:
       files: (path, name relative to the input) of each, in the order of the names.
-      hidden: Names of the hidden files and folders that were left out.
+      hidden: Names of the hidden files and folders that were skipped.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -53,14 +53,14 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Query:
-    """What the user asked for: a pattern, in parts, below a folder without wildcards.
+    """A pattern, split into parts, below a folder without wildcards.
 
     Attributes:
-      option: The option that gave it, for messages.
-      text: What the user gave.
+      option: The command-line option, for messages.
+      text: The value of the option.
       root: The folder.
-      parts: Of the pattern; none if ``text`` names one file.
-      suffix: That every matching file must have.
+      parts: Parts of the pattern; empty if ``text`` names one file.
+      suffix: Required suffix of every matching file.
     """
 
     option: str
@@ -81,16 +81,16 @@ def find_files(
     option: str = "--input",
     partitions: bool = False,
 ) -> Found:
-    """Returns the files that ``pattern`` means.
+    """Returns the files that ``pattern`` stands for.
 
     Args:
       pattern: A file, a folder or a glob.
-      suffix: Of the files of a folder.
-      option: The option that gave ``pattern``, for messages.
-      partitions: Whether the caller reads the columns that partition folders stand for.
+      suffix: Required suffix of the files in a folder.
+      option: The command-line option of ``pattern``, for messages.
+      partitions: Whether the caller reads the columns in names of partition folders.
 
     Raises:
-      InputError: no file, or one that the guarantees above refuse.
+      InputError: there is no file, or one that the guarantees above refuse.
     """
     try:
         query = _query(pattern, suffix, option)
@@ -151,13 +151,13 @@ def _follow(
     """Matches a path against the first parts of a pattern.
 
     Args:
-      parts: Of the pattern.
-      names: Of the path.
+      parts: Parts of the pattern.
+      names: Parts of the path.
 
     Returns:
-      The parts of the pattern that are left, for each way to match; () means that the
-      path itself matches.  If a name on the path is hidden, no way is left, and the
-      second value is the path to that name.
+      The remaining parts of the pattern, for each way to match; () means that the path
+      itself matches.  If a name on the path is hidden, there is no way to match, and
+      the second value is the path to that name.
     """
     rests = _or_no_folders({parts})
     for depth, name in enumerate(names, 1):
@@ -173,7 +173,7 @@ def _follow(
 
 
 def _or_no_folders(rests: set[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Adds what is left if ``**`` matches no folder."""
+    """Adds the remaining parts if ``**`` matches no folder."""
     found = set(rests)
     for rest in rests:
         while rest and rest[0] == _ANY_FOLDERS:
@@ -191,7 +191,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _nothing(query: _Query, found: Found) -> InputError:
-    hidden = f", but for hidden ones such as {found.hidden[0]}" if found.hidden else ""
+    hidden = f" except hidden ones such as {found.hidden[0]}" if found.hidden else ""
     return InputError(
         f"Expected files at {query.option} {query.text}; there are none{hidden}."
     )
@@ -210,7 +210,7 @@ def _check_partitions(query: _Query, found: Found) -> None:
         wanted = between.join([_ANY_FOLDERS, *folders, files])
         raise InputError(
             f"Expected no partition folders {'/'.join(folders)} in {query.option} "
-            f"{query.text}: a column that is in their names alone is not read. "
+            f"{query.text}: a column that is only in their names is not read. "
             f"`dpsgd schema {shlex.quote(query.text)}` and then `dpsgd prepare --input "
             f"{shlex.quote(query.text)} --schema schema.toml --out data` write it into "
             f"the files, as a number; or leave it out with {query.glob(wanted)}."
@@ -218,7 +218,7 @@ def _check_partitions(query: _Query, found: Found) -> None:
 
 
 def _check_suffix(query: _Query, found: Found) -> None:
-    """Refuses a folder with visible files of another suffix."""
+    """Refuses a folder with a visible file of another suffix."""
     others = [name for _, name in found.files if not name.endswith(query.suffix)]
     if not others:
         return
@@ -226,14 +226,14 @@ def _check_suffix(query: _Query, found: Found) -> None:
     if len(others) == len(found.files):
         suffix = pathlib.PurePosixPath(others[0]).suffix
     raise InputError(
-        f"Expected {join(query.root, others[0])} to be a {query.suffix} file: of a "
-        f"folder every visible file is read. Move it away, or give "
+        f"Expected {join(query.root, others[0])} to be a {query.suffix} file: every "
+        f"visible file of a folder is read. Move it away, or give "
         f"{query.glob(_ANY_FOLDERS, f'*{suffix}')}."
     )
 
 
 def _check_files(query: _Query, found: Found) -> None:
-    """Refuses what is not a file of this machine, and a file with two names."""
+    """Refuses what is not a local file, and a file under two names."""
     seen: dict[object, str] = {}
     for path, _ in found.files:
         try:
@@ -247,7 +247,7 @@ def _check_files(query: _Query, found: Found) -> None:
             raise InputError(
                 f"Expected {path} of {query.option} to be a file. Move it away."
             )
-        # Some file systems number no files.
+        # Some file systems report inode 0 for every file.
         known = (status.st_dev, status.st_ino) if status.st_ino else None
         first = seen.setdefault(known or os.path.realpath(path), path)
         if first != path:

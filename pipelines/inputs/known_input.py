@@ -1,17 +1,17 @@
-"""The data set as workers know it: by keyed digests, which reveal nothing about it.
+"""What workers know of the data set: keyed digests, which reveal nothing about it.
 
 Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
-  - ``check_block`` accepts a block only if every field equals that of the data set's
-    block of the same ordinal: place, name and rows; ``is_listed`` accepts its file only
-    with the same footer, which holds the types of the columns.
-  - Every digest of the input that travels is keyed.
+  - ``check_block`` accepts a block only if every field (place, name and rows) equals
+    that of the data set's block with the same ordinal; ``is_listed`` accepts its file
+    only with the same footer, which holds the types of the columns.
+  - Every digest of the input that is sent to workers is keyed.
   - One sampling key gives independent choices for two inputs that differ in the names,
     the rows or the footers of their files: choices derive from ``data_set_key``.
     Footers hold types, sizes and, unless the writer omitted them, statistics, but no
-    rows: inputs with equal names and footers are taken for one.
+    rows: inputs with equal names and footers count as the same.
   - A worker that reads another key than the job's is refused.
 
-Public: everything here but the keys.
+Public: everything here except the keys.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _TAG_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class KnownInput:
-    """What travels to the workers.  Public.
+    """What is sent to the workers.  Public.
 
     Attributes:
       input_id: Commitment to the sampling key and the digest of the input.
-      tags: Keyed digests: first of nothing, which identifies the key; then, for each
-        block, of the block and of the footer of its file.
+      tags: Keyed digests: first of the empty message, which identifies the key; then,
+        for each block, of the block and of the footer of its file.
     """
 
     input_id: str
@@ -43,7 +43,7 @@ class KnownInput:
         """Returns the key from which all choices for this data set derive.  Secret.
 
         Raises:
-          InputError: not the key with which the data set was described.
+          InputError: the key is not the one that made the digests.
         """
         key = derive(sampling_key, "data set", self.input_id)
         if self.tags[:_TAG_BYTES] != _tag(key, "key"):
@@ -54,30 +54,30 @@ class KnownInput:
         return key
 
     def check_block(self, data_set_key: bytes, block: object) -> None:
-        """Refuses what is not a block of the data set.
+        """Refuses an element that is not a block of the data set.
 
         Args:
           data_set_key: From ``KnownInput.data_set_key``.
-          block: What arrived at a worker.
+          block: The element that a worker received.
 
         Raises:
-          InputError: another type, or a block of another data set.
+          InputError: the element is not a block, or of another data set.
         """
         if not isinstance(block, Block):
             raise not_blocks(type(block).__name__)
         if self._tag_of(block, 0) != _block_tag(data_set_key, block):
             raise InputError(
-                f"Expected block {block.label} to be one of the data set that was "
-                "given: its place, name, rows or columns are others. Write "
-                "`beam.Create(dataset.blocks)`, of that data set alone."
+                f"Expected block {block.label} to be one of the given data set: its "
+                "place, name, rows or columns differ. Write "
+                "`beam.Create(dataset.blocks)` with that data set alone."
             )
 
     def is_listed(self, data_set_key: bytes, block: Block, footer: str) -> bool:
-        """Whether the file of a block is the one that was listed.
+        """Returns whether the file of a block is the one that was listed.
 
         Args:
           data_set_key: From ``KnownInput.data_set_key``.
-          block: One that ``check_block`` accepted.
+          block: A block that ``check_block`` accepted.
           footer: The ``footer_digest`` of its file.
         """
         return self._tag_of(block, 1) == _footer_tag(data_set_key, block, footer)
@@ -88,7 +88,7 @@ class KnownInput:
 
 
 def know_input(sampling_key: bytes, dataset: Dataset | RowGroups) -> KnownInput:
-    """Returns what workers must know of a data set.
+    """Returns the keyed digests that workers need of a data set.
 
     Args:
       sampling_key: Secret, 32 bytes.
@@ -104,17 +104,17 @@ def know_input(sampling_key: bytes, dataset: Dataset | RowGroups) -> KnownInput:
 
 
 def not_blocks(kind: str, transform: str = "PoissonBatches") -> InputError:
-    """Returns the error for a pipeline whose elements are not blocks, with the remedy.
+    """Returns the error for a transform whose input elements are not blocks.
 
     Args:
-      kind: Name of the type of its elements.
-      transform: Name of the transform that got them.
+      kind: Name of the elements' type.
+      transform: Name of the transform.
     """
     return InputError(
         f"Expected the input of {transform} to be of blocks, not of {kind}. Write "
         f"`pipeline | beam.Create(dataset.blocks) | {transform}(...)` with "
-        "`dataset = list_blocks(folder)`: it reads the rows itself. After a step of "
-        "your own that passes blocks on, add `.with_output_types(Block)`."
+        "`dataset = list_blocks(folder)`: the transform reads the rows itself. After a "
+        "step of your own that passes blocks on, add `.with_output_types(Block)`."
     )
 
 

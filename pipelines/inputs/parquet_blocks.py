@@ -1,19 +1,19 @@
 """Parquet row groups as blocks: listed once, read as columns.
 
-A block is one row group of one file.  Its name, ``file#row-group`` with the file's path
-relative to the input, is its identity: of where and when a block is read, the sampler's
-randomness depends on nothing else.
+A block is one row group of one file.  Its label, ``file#row-group`` with the file's
+path relative to the input, is its identity.  The sampler's randomness depends on the
+label alone, not on where or when the block is read.
 
 Formal guarantees:
-  - Those of ``input_files``, about which files are read.
+  - The files are read with the guarantees of ``input_files``.
   - Blocks are listed by name and number, in the same order on every machine.
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
-    that does not match its checksum, if it has one (`dpsgd prepare` writes them).
+    that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
   - Columns that are not fixed-width numbers are refused before any work, and so are
-    nulls that the footer counts; others are refused when the block is read.  No message
-    holds a value.
-  - A ``Block``, which travels through an engine, holds public values alone.
+    nulls that the footer counts; other nulls are refused when the block is read.  No
+    message holds a value.
+  - A ``Block``, which is sent through an engine, holds only public values.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
 """
@@ -68,17 +68,17 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What the input holds.
+    """The input: its columns, blocks and files.
 
-    Footers hold column statistics, so that a guess at a row could be checked against
-    their digests.
+    Digests of footers are sensitive: footers hold column statistics, so a guess at a
+    row could be checked against them.
 
     Attributes:
-      columns: Of every file.
-      blocks: By name and number.
+      columns: Columns of every file.
+      blocks: Row groups, in the order of name and number.
       description: The files' own description; see ``DATASET_METADATA_KEY``.
-      files: Name -> rows of every file.
-      hidden: Names of hidden files and folders that were left out.
+      files: Name -> number of rows, of every file.
+      hidden: Names of hidden files and folders that were skipped.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
     """
 
@@ -91,25 +91,25 @@ class Dataset:
 
     @property
     def num_examples(self) -> int:
-        """Slots: the rows or, if users are bounded, the public number given."""
+        """Number of slots: rows or, if users are bounded, the public number given."""
         return self.bounded.num_examples if self.bounded else self.num_rows
 
     @property
     def num_rows(self) -> int:
-        """Rows of all blocks; not public if users are bounded."""
+        """Number of rows in all blocks; not public if users are bounded."""
         return sum(block.num_rows for block in self.blocks)
 
     @property
     def bounded(self) -> Bounded | None:
-        """How many rows a user has at most; None if nobody bounded them."""
+        """The bound on the rows of each user; None if there is none."""
         return Bounded.of(self.description)
 
     def is_listed(self, block: Block, footer: str) -> bool:
-        """Whether a file is the one that was listed.
+        """Returns whether a file is the one that was listed.
 
         Args:
           block: A block of the file.
-          footer: The ``footer_digest`` of the file now.
+          footer: The current ``footer_digest`` of the file.
         """
         return self.footers.get(block.name) == footer
 
@@ -123,7 +123,7 @@ def _digest_of(blocks: Sequence[Block], footers: Mapping[str, str]) -> str:
     """Returns the SHA-256 over names, sizes and footers of all files.  Sensitive.
 
     Args:
-      blocks: Of all files.
+      blocks: Blocks of all files.
       footers: Name of a file -> its ``footer_digest``.
     """
     lines = [
@@ -137,7 +137,7 @@ IsListed = Callable[[Block, str], bool]
 
 def _open(path: str) -> IO[bytes] | pa.NativeFile:
     try:
-        # Arrow's own files read straight into its memory.
+        # Arrow's own files avoid a copy.
         return open_file(path) if is_remote(path) else pa.OSFile(path)
     except OSError as error:
         raise InputError(
@@ -164,10 +164,10 @@ def _footer_digest(file: IO[bytes] | pa.NativeFile, path: str) -> str:
 def footer_digest(path: str) -> str:
     """Returns the SHA-256 over a file's size and footer.  Sensitive.
 
-    The footer holds numbers of rows, and the places, sizes and ranges of all values.
+    The footer holds the number of rows and the place, size and range of every column.
 
     Raises:
-      InputError: not a readable Parquet file.
+      InputError: ``path`` is not a readable Parquet file.
     """
     with _open(path) as file:
         return _footer_digest(file, path)
@@ -177,17 +177,17 @@ def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        # Arrow's own message may quote what it could not read.
+        # Arrow's message may quote the data it could not read.
         raise InputError(
             f"Expected {path} to be an intact Parquet file: {type(error).__name__}."
         ) from None
 
 
 def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
-    """Returns what batches hold of columns.
+    """Returns the columns of batches for an Arrow schema.
 
     Raises:
-      InputError: one that they cannot hold.
+      InputError: batches cannot hold one of the columns.
     """
     found = [_column(field) for field in schema]
     unusable = [f for f, column in zip(schema, found, strict=True) if column is None]
@@ -197,7 +197,7 @@ def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def _column(field: pa.Field) -> Column | None:
-    """Returns what batches hold of a column; None if they cannot."""
+    """Returns the column of batches for a field; None if batches cannot hold it."""
     kind, shape = field.type, []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
@@ -211,14 +211,14 @@ def _column(field: pa.Field) -> Column | None:
 
 
 def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
-    """Returns what files say of themselves; see ``DATASET_METADATA_KEY``.
+    """Returns the files' own description; see ``DATASET_METADATA_KEY``.
 
     Args:
-      schema: Of the files.
-      path: Of the files, for messages.
+      schema: Schema of the files.
+      path: Path of the files, for messages.
 
     Raises:
-      InputError: not a JSON object.
+      InputError: the description is not a JSON object.
     """
     text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
     try:
@@ -234,7 +234,7 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
 
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
-    """Refuses nulls that the footer counts; others are found when they are read."""
+    """Refuses nulls that the footer counts; other nulls are found on reading."""
     names: dict[str, None] = {}
     for row_group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
@@ -248,13 +248,13 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowGroups:
-    """The row groups of Parquet files of one schema, whatever their types.
+    """The row groups of Parquet files with one schema, whatever its types.
 
     Attributes:
-      schema: Of every file.
-      blocks: By name and number.
-      files: Name -> rows of every file.
-      hidden: Names of the hidden files and folders that were left out.
+      schema: Schema of every file.
+      blocks: Row groups, in the order of name and number.
+      files: Name -> number of rows, of every file.
+      hidden: Names of hidden files and folders that were skipped.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
     """
 
@@ -277,8 +277,8 @@ def list_blocks(pattern: str) -> Dataset:
       pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
 
     Raises:
-      InputError: no rows, unreadable or differing files, unusable columns, or not what
-        `dpsgd bound` wrote though it says so.
+      InputError: there are no rows, unreadable or differing files, or unusable columns,
+        or the files contradict their note about bounded users.
     """
     _check_one_split(pattern)
     found = list_row_groups(pattern, _check_nulls)
@@ -322,14 +322,14 @@ def list_row_groups(
     pattern: str,
     check_file: Callable[[pq.FileMetaData, str], None] = lambda *_: None,
 ) -> RowGroups:
-    """Returns the row groups of an input of any columns.
+    """Returns the row groups of an input with columns of any type.
 
     Args:
-      pattern: As of ``list_blocks``.
-      check_file: Of footer and path; raises what speaks against a file.
+      pattern: As in ``list_blocks``.
+      check_file: Takes footer and path of each file; raises to refuse it.
 
     Raises:
-      InputError: no rows, or unreadable or differing files.
+      InputError: there are no rows, or unreadable or differing files.
     """
     found = find_files(pattern)
     blocks: list[Block] = []
@@ -350,7 +350,9 @@ def list_row_groups(
         blocks += _blocks_of(path, name, parquet.metadata, blocks)
     assert schema is not None  # find_files returns at least one file
     if not any(block.num_rows for block in blocks):
-        raise InputError(f"Expected rows in --input {pattern}; there are none.")
+        raise InputError(
+            f"Expected rows in --input {pattern}; there are none. Give another input."
+        )
     return RowGroups(
         schema=schema,
         blocks=tuple(blocks),
@@ -383,15 +385,15 @@ def _blocks_of(
 
 
 def _check_bounded(dataset: Dataset, pattern: str) -> None:
-    """Refuses a data set that is not what its note about bounded users says."""
+    """Refuses a data set that contradicts its note about bounded users."""
     bounded = dataset.bounded
     if bounded is None:
         return
     if dataset.num_rows > bounded.num_examples:
         raise InputError(
             f"Expected --input {pattern} to hold at most the num_examples="
-            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give the "
-            "folder that it wrote, alone."
+            f"{bounded.num_examples} rows of `dpsgd bound`; it holds more. Give only "
+            "the folder that it wrote."
         )
     if bounded.user_column in [column.name for column in dataset.columns]:
         raise InputError(
@@ -422,7 +424,7 @@ def table_columns(
 
     Args:
       table: Rows of a row group.
-      columns: Which columns to return.
+      columns: The columns to return.
 
     Raises:
       InputError: a column holds nulls.
@@ -445,10 +447,10 @@ def read_block(
     """Returns the columns of ``block``, as ``table_columns`` does.  Sensitive.
 
     Args:
-      block: Which row group.
-      columns: Which of its columns.
-      is_listed: Whether the file with a footer is the one that was listed:
-        ``Dataset.is_listed`` or, in a worker, ``KnownInput.is_listed``.
+      block: The row group.
+      columns: The columns to read.
+      is_listed: Takes block and footer digest; tells whether the file is the one that
+        was listed: ``Dataset.is_listed`` or, in a worker, ``KnownInput.is_listed``.
 
     Raises:
       InputError: the file is missing, damaged, or not the one that was listed, or a
@@ -459,12 +461,12 @@ def read_block(
 
 
 def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Table:
-    """Returns columns of ``block``, of any types, as they are stored.  Sensitive.
+    """Returns columns of ``block``, of any type, as stored.  Sensitive.
 
     Args:
-      block: Which row group.
-      names: Which of its columns.
-      is_listed: As of ``read_block``.
+      block: The row group.
+      names: Names of the columns to read.
+      is_listed: As in ``read_block``.
 
     Raises:
       InputError: the file is missing, damaged, or not the one that was listed.
@@ -479,7 +481,7 @@ def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Ta
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             return parquet.read_row_group(block.row_group, columns=list(names))
         except (pa.ArrowException, OSError) as error:
-            # Arrow's own message may quote what it could not read.
+            # Arrow's message may quote the data it could not read.
             raise InputError(
                 f"Expected row group {block.row_group} of {block.path} to be intact "
                 f"and to hold no nulls: {type(error).__name__}."

@@ -1,4 +1,4 @@
-"""The kind of column that a schema gives to an Arrow type, from the type alone.
+"""The kind that a first schema gives to a column, from its Arrow type alone.
 
 Public: names and types.
 """
@@ -18,7 +18,7 @@ DROP = "drop"
 
 
 def kind_of_type(kind: pa.DataType) -> str:
-    """Returns "numeric", "boolean", "category", "date", or "drop" if no kind takes it.
+    """Returns "numeric", "boolean", "category" or "date"; "drop" if none fits.
 
     Example:
       >>> kind_of_type(pa.string()), kind_of_type(pa.list_(pa.float32()))
@@ -43,7 +43,7 @@ def kind_of_type(kind: pa.DataType) -> str:
 
 
 def not_numbers(fields: Iterable[pa.Field]) -> str:
-    """Returns what to say of columns that batches cannot hold, and which lines help."""
+    """Returns the error text for columns that batches cannot hold, with the remedy."""
     told = [
         f"column {field.name} of type {field.type} "
         f'([columns.{field.name}] kind = "{kind_of_type(field.type)}")'
@@ -51,21 +51,21 @@ def not_numbers(fields: Iterable[pa.Field]) -> str:
     ]
     return (
         f"Expected {', '.join(told)} to be a fixed-width number or a fixed-size list "
-        f"of them. {_PREPARE}, by the line in brackets; or drop the column."
+        f"of them. {_PREPARE}, with the line in brackets; or drop the column."
     )
 
 
 def with_nulls(names: Iterable[str], path: str) -> str:
-    """Returns what to say of columns with missing values, and what helps.
+    """Returns the error text for columns with missing values, with the remedy.
 
     Args:
-      names: Of the columns.
-      path: Of the file; empty if it is not known.
+      names: Names of the columns.
+      path: Path of the file; empty if unknown.
     """
     where = f" of {path}" if path else ""
     return (
         f"Expected column {', '.join(names)}{where} to hold no nulls, which stand for "
-        f"missing values. {_PREPARE} (NaN, 0, or a column that tells)."
+        f"missing values. {_PREPARE} (NaN, 0, or a column that marks them)."
     )
 
 

@@ -4,9 +4,9 @@ Formal guarantees:
   - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
     exist before; a half-written key is never visible under its final name.
   - A key file of this machine that others can read is refused, and so is anything that
-    does not hold exactly one key.  In a store, its rules of access decide who can read.
+    does not hold exactly one key.  In a store, its access rules decide who can read it.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
-    the PRF assumption on keyed BLAKE2b; no sub-key tells the key.
+    the PRF assumption on keyed BLAKE2b; no sub-key reveals the key.
   - No function here has a default key or seed.
 
 Public: labels and commitments.  Sensitive: keys and sub-keys; no message holds them.
@@ -28,7 +28,8 @@ from pipelines.files.storage import make_folder, read_bytes, read_secret
 #: Bytes of a key and of a sub-key.
 KEY_BYTES = 32
 
-#: Google's Secret Manager: this, then projects/NAME/secrets/NAME/versions/NUMBER.
+#: Prefix of keys in Google's Secret Manager, before
+#: projects/NAME/secrets/NAME/versions/NUMBER.
 SECRET_MANAGER = "secretmanager://"
 
 
@@ -52,20 +53,20 @@ def commitment(key: bytes, *labels: str | int) -> str:
 
     Args:
       key: Secret, at most 64 bytes.
-      *labels: As of ``derive``.
+      *labels: As in ``derive``.
     """
     return derive(key, "commitment", *labels)[:16].hex()
 
 
 def insecure_key(seed: int) -> bytes:
-    """Returns a key for tests, derived from a number: anyone can derive it too."""
+    """Returns a key for tests, derived from a number that anyone can guess."""
     return derive(b"insecure", "seed", seed)
 
 
 def create_key_file(path: StrPath) -> bytes:
     """Makes a key, saves it at ``path`` with mode 0600, and returns it.
 
-    Its folder is made if it is missing; then its owner alone may enter it.
+    A missing folder is made, with access for its owner alone.
 
     Raises:
       InputError: ``path`` exists already.
@@ -82,7 +83,9 @@ def create_key_file(path: StrPath) -> bytes:
             os.fsync(file.fileno())
         os.link(temporary, target)  # atomic, and fails where the target exists
     except FileExistsError:
-        raise InputError(f"Expected key file {target} not to exist.") from None
+        raise InputError(
+            f"Expected key file {target} not to exist. Read it, or choose another path."
+        ) from None
     finally:
         os.unlink(temporary)
     return key
@@ -103,10 +106,10 @@ def _read_text(location: str) -> str:
 
 
 def read_key_file(path: StrPath) -> bytes:
-    """Returns the key at ``path``: a file here or in a store, or a managed secret.
+    """Returns the key at ``path``, which is a file, an object in a store or a secret.
 
     Raises:
-      InputError: no such file, readable by others, or not one key.
+      InputError: the file is missing, readable by others, or does not hold one key.
     """
     location = os.fspath(path)
     try:
@@ -127,7 +130,7 @@ def read_key_file(path: StrPath) -> bytes:
 
 
 def read_or_create_key_file(path: StrPath) -> bytes:
-    """Returns the key at ``path``; on this machine, makes it if it is missing.
+    """Returns the key at ``path``; makes a missing local file.
 
     Raises:
       InputError: ``read_key_file`` refuses the file, or it is missing in a store, where

@@ -7,27 +7,27 @@ re-ordered bundle makes the same choices on every engine.
 A row first draws how many steps it takes part in, from the exact binomial law, and then
 which ones, a uniform subset of that size.  Together these are independent coin flips,
 one per step (Beltran et al. 2024, arXiv:2406.17298, Lemma 1, with rows and steps
-exchanged).  The cost is that of the rows read and the participations drawn, never rows
-x steps.
+exchanged).  The cost grows with the rows read plus the participations drawn, not with
+rows x steps.
 
-Deterministic batches follow the order of the data; balls-and-bins draws one uniform
-step per row and epoch; shuffles are in ``shuffle``.
+Deterministic batches follow the order of the data.  Balls-and-bins draws one uniform
+step per row and epoch.  Shuffles are in ``shuffle``.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20 and
-keyed BLAKE2b (of Poisson samplers, within 2**-64 in total variation for a whole data
-set of 2**40 rows):
+keyed BLAKE2b (for Poisson samplers, within 2**-64 in total variation over a data set of
+2**40 rows):
   - inclusion probability: a row takes part in step t with probability
     ``plan.sampling_probability``, for all t in [0, num_steps).
   - independence across steps: the participations of a row in distinct steps are
     independent.
   - independence across rows: the participations of distinct rows are independent.
-  - batch size law: the rows that choose step t are Binomial(num_examples,
-    sampling_probability) in number.
-  - uniform truncation: of a step with more than B rows a uniformly random subset of
-    size B is kept, whatever the order in which they arrive.
-  - once per epoch: of the other samplers, every row takes part in exactly one step of
-    every epoch; of balls-and-bins a uniformly random one, independent of other rows and
-    epochs.
+  - batch size law: the number of rows that choose step t is Binomial(num_examples,
+    sampling_probability).
+  - uniform truncation: a step with more than B rows keeps a uniformly random subset of
+    size B, whatever the order in which they arrive.
+  - once per epoch: with the other samplers, every row takes part in exactly one step of
+    every epoch; with balls-and-bins that step is uniformly random, independent of other
+    rows and epochs.
   - determinism: the same (key, plan, block name, number of rows) gives the same
     participations and priorities, on any machine.
   - separation: other keys, plans or block names give independent choices.
@@ -74,7 +74,7 @@ class Participations:
     Attributes:
       row: int64, index within the block.
       step: int64, in [0, num_steps).
-      priority: uint64, uniform; of a step that is too large the smallest are kept.
+      priority: uint64, uniform; a truncated step keeps the smallest.
     """
 
     row: np.ndarray
@@ -91,8 +91,8 @@ def binomial_thresholds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns floor(2**128 Pr[Bin <= k]) for k = 0, 1, ... as (high, low) uint64 words.
 
-    A uniform 128-bit number w then has a binomial number of thresholds at or below it,
-    up to 2**-128 for each threshold.  Computed with 80 decimal digits.
+    The number of thresholds at or below a uniform 128-bit number is then binomial, with
+    an error of at most 2**-128 per threshold.  Computed with 80 decimal digits.
 
     Args:
       num_trials: At least 1.
@@ -108,7 +108,7 @@ def binomial_thresholds(
         total, thresholds = term, [term]
         scale = decimal.Decimal(_WORD) ** 2
         for k in range(num_trials - 1):
-            # Past the mean the terms only shrink: one below 2**-160 ends the table.
+            # Terms shrink past the mean, so the table ends at one below 2**-160.
             if k > num_trials * success and term * scale * (1 << 32) < 1:
                 break
             term = term * odds * (num_trials - k) / (k + 1)
@@ -126,10 +126,10 @@ def binomial_counts(
     """Returns independent Binomial(num_trials, probability) draws, int64.
 
     Args:
-      stream: Where the randomness comes from.
+      stream: Source of randomness.
       num_trials: At least 1.
       probability: In [0, 1].
-      size: How many.
+      size: Number of draws.
     """
     if probability == 1:
         return np.full(size, num_trials, np.int64)
@@ -144,11 +144,11 @@ def distinct_steps(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (row, step), sorted: for row i a uniform subset of ``counts[i]`` steps.
 
-    A row draws steps until it has as many distinct ones as it needs, and no more: its
-    subset is the first distinct values of an i.i.d. sequence, which is uniform.
+    Each row draws steps until it has ``counts[i]`` distinct ones.  The first distinct
+    values of an i.i.d. uniform sequence are a uniform subset.
 
     Args:
-      stream: Where the randomness comes from.
+      stream: Source of randomness.
       counts: int64, in [0, num_steps], one per row.
       num_steps: Steps to choose from.
 
@@ -168,10 +168,10 @@ def distinct_steps(
 def uniform_subsets(
     stream: Stream, counts: np.ndarray, num_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As ``distinct_steps``, at linear cost also where rows take most of the steps.
+    """Does what ``distinct_steps`` does, in linear time even if rows take most steps.
 
     Args:
-      stream: Where the randomness comes from.
+      stream: Source of randomness.
       counts: int64, in [0, num_steps], one per row.
       num_steps: Steps to choose from.
     """
@@ -192,8 +192,8 @@ class BlockRows:
 
     Attributes:
       name: Unique within the data set, and the same in every run.
-      num_rows: Rows of the block.
-      first_row: Rows of all blocks before it.
+      num_rows: Number of rows in the block.
+      first_row: Number of rows in all blocks before it.
     """
 
     name: str
@@ -203,12 +203,13 @@ class BlockRows:
 
 #: Parallel arrays: row, step, priority; see `Participations`.
 Choices = tuple[np.ndarray, np.ndarray, np.ndarray]
-#: (plan, sampling key, block, boundaries of a shuffle) -> the choices of its rows.
+#: (plan, sampling key, block, boundaries of a shuffle) -> the steps of the block's
+#: rows.
 Assign = Callable[[DpSgdPlan, bytes, BlockRows, np.ndarray | None], Choices]
 
 
 def _block_stream(plan: DpSgdPlan, sampling_key: bytes, block: BlockRows) -> Stream:
-    # The plan is a label too: two plans under one key are independent.
+    # The fingerprint makes two plans under one key independent.
     return Stream(derive(sampling_key, "sampling", plan.fingerprint, block.name))
 
 
@@ -282,21 +283,21 @@ def register(name: str, assign: Assign) -> None:
       assign: A pure function.  Its last argument is None except for shuffles.
 
     Raises:
-      InputError: the name is taken, or plans do not know it.
+      InputError: the name is taken, or not registered with the accountant.
     """
     sampler_registry.rules(name)
     if name in _SAMPLERS:
         raise InputError(
-            f"Expected sampler={name!r} not to be registered yet. Take another name."
+            f"Expected sampler={name!r} not to be registered yet. Choose another name."
         )
     _SAMPLERS[name] = assign
 
 
 def check_assigned(plan: DpSgdPlan) -> None:
-    """Refuses a plan whose sampler cannot be run here.
+    """Refuses a plan whose sampler has no registered assignment of rows to steps.
 
     Raises:
-      InputError: nobody registered how it assigns rows to steps.
+      InputError: there is none.
     """
     if plan.sampler not in _SAMPLERS:
         sampler_registry.refuse(
@@ -313,11 +314,11 @@ def find_boundaries(
 
     Args:
       plan: Public description of the sampling.
-      sampling_key: Secret, 32 bytes, as of ``sample_block``.
+      sampling_key: Secret, 32 bytes, as in ``sample_block``.
       blocks: All blocks of the data set.
 
     Returns:
-      As of ``shuffle.find_boundaries``.
+      As ``shuffle.find_boundaries`` does.
     """
     if not plan.num_shuffles:
         return None
@@ -336,11 +337,11 @@ def sample_block(
     Args:
       plan: Public description of the sampling.
       sampling_key: Secret, 32 bytes; a job uses ``KnownInput.data_set_key``.
-      block: Which rows.
+      block: The block.
       boundaries: From ``find_boundaries``.
 
     Raises:
-      InputError: nobody registered how the sampler assigns rows to steps.
+      InputError: the sampler has no registered assignment of rows to steps.
     """
     check_assigned(plan)
     row, step, priority = _SAMPLERS[plan.sampler](plan, sampling_key, block, boundaries)
@@ -353,13 +354,13 @@ def arrange_steps(
     steps: Sequence[int] | range,
     truncated_batch_size: int | None,
 ) -> list[np.ndarray]:
-    """Returns, for each of ``steps``, which participations make its batch, in order.
+    """Returns, for each of ``steps``, the participations that form its batch, in order.
 
-    Rows are sorted by priority: a uniformly random order that does not depend on the
-    order of arrival.  A batch that is too large loses its end.
+    Rows are sorted by priority, a uniformly random order that does not depend on the
+    order of arrival.  A batch above the cap loses its end.
 
     Args:
-      step: int64, the step of each participation of a group.  Sensitive.
+      step: int64, the step of each participation in a group.  Sensitive.
       priority: uint64, parallel to ``step``.  Sensitive.
       steps: Consecutive steps of the group, ascending.
       truncated_batch_size: Cap on the rows of a step, or None.

@@ -1,16 +1,16 @@
 """Exact uniform shuffles of data of any size, by keyed rank.
 
 Every example draws a 128-bit rank from the stream of its block; the order of the ranks
-is a uniformly random permutation.  To split it into batches of equal size, the rank of
-the first example of each batch suffices: its boundary.  Boundaries are found by an
-exact selection, in two passes over the ranks, which are drawn anew block by block.  The
+is a uniformly random permutation.  The rank of the first example of each batch, its
+boundary, suffices to split the permutation into batches.  An exact selection finds the
+boundaries in two passes over the ranks, drawn again block by block in each pass.  The
 permutation is never held in memory, and the data is not read.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption:
   - exact split: step t of an epoch gets the examples of positions ceil(t n / T) to
     ceil((t + 1) n / T) - 1 of the permutation; every example is in exactly one step.
   - uniform permutation: all orders are equally likely, within n^2 / 2^128 in total
-    variation (two equal ranks).
+    variation (the probability of two equal ranks).
   - determinism: ranks depend on (key, plan, epoch, block, row) alone.
 
 Public: the plan.  Sensitive: ranks and boundaries.
@@ -28,17 +28,17 @@ from pipelines.files.threads import in_order
 from pipelines.sampling.keys import derive
 from pipelines.sampling.streams import Stream
 
-#: A bucket holds about this many ranks, or more if few are kept anyway: a small table
-#: of counts stays in the processor's cache.
+#: Target number of ranks in a bucket.  Buckets are larger where few ranks are kept in
+#: any case, because a small table of counts stays in the processor's cache.
 _BUCKET_RANKS = 64
 _FEW_RANKS = 1 << 20
 _MOST_BUCKET_BITS = 24
-#: One that counts, and one that keeps the ranks of buckets with a boundary.
+#: The first pass counts; the second keeps the ranks of buckets with a boundary.
 _PASSES = 2
 _WORD_BYTES = 8
 _RANK_BYTES = 2 * _WORD_BYTES
-#: Bytes at the peak: per bucket, per rank that is kept, per row of a block in work.
-#: Measured, and rounded up.
+#: Peak bytes per bucket, per kept rank, and per row of the block being drawn; measured
+#: and rounded up.
 _TABLE_COPIES = 48
 _KEPT_COPIES = 64
 _BLOCK_COPIES = 48
@@ -56,8 +56,8 @@ def count_at_or_below(
       high: Sorted high words of the thresholds, uint64.
       low: Their low words.
       words: High words of the numbers.
-      second_word: Index of a number -> its low word; called in order, and only where
-        the high words are equal.
+      second_word: Index of a number -> its low word; called in ascending order, only
+        where the high words are equal.
     """
     counts = np.searchsorted(high, words, side="right")
     first = np.searchsorted(high, words, side="left")
@@ -74,11 +74,11 @@ def draw_ranks(
     """Returns the (high, low) words of the ranks of a block's rows.  Sensitive.
 
     Args:
-      plan: A shuffle.
+      plan: Plan of a shuffling sampler.
       sampling_key: Secret, 32 bytes.
-      epoch: From 0; a persistent shuffle has one order for all epochs.
+      epoch: From 0; a persistent shuffle uses one order for all epochs.
       block_name: Unique within the data set.
-      num_rows: Rows of the block.
+      num_rows: Number of rows in the block.
 
     Returns:
       Two arrays of shape (num_rows,), uint64.
@@ -90,7 +90,7 @@ def draw_ranks(
 def _rank_stream(
     plan: DpSgdPlan, sampling_key: bytes, epoch: int, block_name: str
 ) -> Stream:
-    """The ranks of a block: the high words of all rows, then the low ones."""
+    """Returns the stream of a block's ranks: high words of all rows, then low words."""
     epoch %= plan.num_shuffles
     return Stream(derive(sampling_key, "shuffle", plan.fingerprint, epoch, block_name))
 
@@ -101,8 +101,8 @@ def first_positions(num_examples: int, steps_per_epoch: int) -> np.ndarray:
     Batch sizes differ by at most one.
 
     Args:
-      num_examples: Examples of an epoch.
-      steps_per_epoch: Steps that they are split into.
+      num_examples: Number of examples in an epoch.
+      steps_per_epoch: Number of batches in an epoch.
 
     Returns:
       Shape (steps_per_epoch,), ascending from 0.
@@ -112,40 +112,40 @@ def first_positions(num_examples: int, steps_per_epoch: int) -> np.ndarray:
 
 
 def num_epochs_drawn(plan: DpSgdPlan) -> int:
-    """Returns how many epochs have an order of their own; 0 if nothing is shuffled.
+    """Returns how many permutations are drawn; 0 if nothing is shuffled.
 
-    An epoch of one step has no boundary, and needs no order.
+    An epoch of one step has no boundary and needs no permutation.
     """
     return 0 if plan.steps_per_epoch == 1 else plan.num_shuffles
 
 
 def num_block_passes(plan: DpSgdPlan, num_blocks: int) -> int:
-    """Returns how many times `find_boundaries` draws the ranks of some block, in all.
+    """Returns how many times `find_boundaries` draws the ranks of a block, in total.
 
     Args:
-      plan: What is sampled.
-      num_blocks: Blocks of the data.
+      plan: Plan of any sampler.
+      num_blocks: Number of blocks in the data set.
     """
     return _PASSES * num_blocks * num_epochs_drawn(plan)
 
 
 def boundaries_bytes(plan: DpSgdPlan) -> int:
-    """Returns the size of what `find_boundaries` returns."""
+    """Returns the size in bytes of the array that `find_boundaries` returns."""
     return _RANK_BYTES * num_epochs_drawn(plan) * (plan.steps_per_epoch - 1)
 
 
 def search_bytes(plan: DpSgdPlan, largest_block: int, num_threads: int) -> int:
-    """Returns the memory that `find_boundaries` needs beside its result.
+    """Returns the bytes that `find_boundaries` needs in addition to its result.
 
     Args:
-      plan: A shuffle.
-      largest_block: Rows of the largest block.
-      num_threads: Threads that draw ranks.
+      plan: Plan of a shuffling sampler.
+      largest_block: Number of rows in the largest block.
+      num_threads: Number of threads that draw ranks.
     """
     table = 1 << _bucket_bits(plan)
     kept = plan.steps_per_epoch * (plan.num_examples / table + 1)
     chunk = _chunk_rows(table) + largest_block
-    # A histogram is in work in each thread, and one is added up.
+    # One histogram per thread, and one that sums them.
     thread = _WORD_BYTES * (table + 2 * chunk) + _BLOCK_COPIES * largest_block
     return int(_TABLE_COPIES * table + _KEPT_COPIES * kept + (num_threads + 1) * thread)
 
@@ -160,14 +160,14 @@ def find_boundaries(
     """Returns the ranks that start the steps of every epoch.  Sensitive.
 
     Args:
-      plan: A shuffle.
+      plan: Plan of a shuffling sampler.
       sampling_key: Secret, 32 bytes.
-      blocks: (name, number of rows) of every block of the data.
-      num_threads: Threads that draw ranks; the result does not depend on it.
+      blocks: (name, number of rows) of every block in the data set.
+      num_threads: Number of threads that draw ranks; does not change the result.
 
     Returns:
-      uint64, shape (epochs, steps_per_epoch - 1, 2): (high, low) of the first example
-      of steps 1, 2, ... of each epoch; one epoch for all if the shuffle is persistent.
+      uint64, shape (epochs, steps_per_epoch - 1, 2): (high, low) rank of the first
+      example of steps 1, 2, ... in each epoch; a persistent shuffle has one epoch here.
     """
     found = empty_boundaries(plan)
     search = search_epochs(plan, sampling_key, blocks, num_threads=num_threads)
@@ -177,7 +177,7 @@ def find_boundaries(
 
 
 def empty_boundaries(plan: DpSgdPlan) -> np.ndarray:
-    """Returns an array for what `find_boundaries` finds."""
+    """Returns an uninitialised array of the shape that `find_boundaries` returns."""
     epochs = max(1, num_epochs_drawn(plan))
     return np.empty((epochs, plan.steps_per_epoch - 1, 2), np.uint64)
 
@@ -194,11 +194,11 @@ def search_epochs(
     """Yields each epoch and the ranks that start its steps.  Sensitive.
 
     Args:
-      plan: A shuffle.
+      plan: Plan of a shuffling sampler.
       sampling_key: Secret, 32 bytes.
-      blocks: (name, number of rows) of every block of the data.
-      first_epoch: Where to start.
-      num_threads: Threads that draw ranks.
+      blocks: (name, number of rows) of every block in the data set.
+      first_epoch: Epoch to start at.
+      num_threads: Number of threads that draw ranks.
       advance: Called with the number of blocks drawn since the last call.
     """
     with ThreadPoolExecutor(num_threads) as pool:
@@ -208,7 +208,7 @@ def search_epochs(
 
 
 def _bucket_bits(plan: DpSgdPlan) -> int:
-    """Bits of a rank that name its bucket: as few as keep the kept ranks few."""
+    """Returns how many leading bits of a rank name its bucket."""
     n, steps = plan.num_examples, plan.steps_per_epoch
     usual = max(1, (n // _BUCKET_RANKS).bit_length())
     kept = max(1, min(n // 16, _FEW_RANKS))
@@ -216,7 +216,7 @@ def _bucket_bits(plan: DpSgdPlan) -> int:
 
 
 def _chunk_rows(table: int) -> int:
-    """Ranks that are counted at a time: enough to be worth a table of counts."""
+    """Returns how many ranks to count at a time, so that a table of counts pays off."""
     return max(1 << 18, table // 2)
 
 
@@ -255,7 +255,7 @@ class _Search:
         kept = self._each_chunk(lambda chunk: self._keep(chunk, epoch, wanted))
         ranks = np.concatenate(list(kept))
         ranks = ranks[np.lexsort((ranks[:, 1], ranks[:, 0]))]
-        # A bucket starts among the kept ranks after those of the wanted ones before it.
+        # A bucket's ranks come after those of the wanted buckets before it.
         sizes = np.where(wanted, counts, 0)
         starts = np.cumsum(sizes) - sizes
         return ranks[starts[bucket] + positions - (ends - counts)[bucket]]
@@ -263,7 +263,7 @@ class _Search:
     def _each_chunk(
         self, function: Callable[[_Chunk], np.ndarray]
     ) -> Iterator[np.ndarray]:
-        if self._num_threads == 1:  # a thread costs more than a small search
+        if self._num_threads == 1:  # starting a thread costs more than a small search
             done: Iterator[np.ndarray] = map(function, self._chunks)
         else:
             depth = self._num_threads + 1
@@ -276,7 +276,7 @@ class _Search:
         return (high >> self._shift).astype(np.int64)
 
     def _count(self, chunk: _Chunk, epoch: int) -> np.ndarray:
-        """How many ranks are in each bucket."""
+        """Returns the number of ranks in each bucket."""
         buckets = []
         for name, size in chunk:
             stream = _rank_stream(self._plan, self._key, epoch, name)
@@ -284,7 +284,7 @@ class _Search:
         return np.bincount(np.concatenate(buckets), minlength=self._num_buckets)
 
     def _keep(self, chunk: _Chunk, epoch: int, wanted: np.ndarray) -> np.ndarray:
-        """The ranks that are in a wanted bucket."""
+        """Returns the ranks that are in a wanted bucket."""
         found = []
         for name, size in chunk:
             high, low = draw_ranks(self._plan, self._key, epoch, name, size)
@@ -294,7 +294,7 @@ class _Search:
 
 
 def _chunks(blocks: Sequence[tuple[str, int]], least: int) -> Iterator[_Chunk]:
-    """Yields runs of blocks that have about ``least`` rows together."""
+    """Yields runs of consecutive blocks with about ``least`` rows in each run."""
     chunk: _Chunk = []
     rows = 0
     for name, size in blocks:
@@ -317,10 +317,10 @@ def shuffled_steps(
     """Returns (row, step, priority): one step per row and epoch.  Sensitive.
 
     Args:
-      plan: A shuffle.
+      plan: Plan of a shuffling sampler.
       sampling_key: Secret, 32 bytes.
       block_name: Unique within the data set.
-      num_rows: Rows of the block.
+      num_rows: Number of rows in the block.
       boundaries: From ``find_boundaries``.
 
     Returns:

@@ -1,18 +1,18 @@
-"""Streams of uniform numbers from a cryptographic generator, one per secret key.
+"""Streams of uniform random numbers from ChaCha20, one per secret key.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
   - Words are independent and uniform in [0, 2**64), the same on every machine.
   - A stream does not repeat: its n-th 64 bytes are those of the 64-bit counter n, also
-    beyond the 2**32 blocks of the counter of RFC 8439.
+    beyond the 2**32 blocks that RFC 8439's counter allows.
   - Integers are exactly uniform: words that would favour some of them are rejected.
 
-Sensitive: keys and everything that is drawn.
+Sensitive: keys and everything drawn.
 
 References:
-  Bernstein, ChaCha, a variant of Salsa20 (2008): 20 rounds, a 64-bit counter, a 64-bit
-    nonce, which is 0 here, since no key is used for two streams.
+  Bernstein, ChaCha, a variant of Salsa20 (2008): 20 rounds, a 64-bit counter, and a
+    64-bit nonce, which is 0 here since no key is used for two streams.
   RFC 8439: the same function with a 32-bit counter; the first word of its nonce is the
-    upper half of the counter above.
+    upper half of the 64-bit counter.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 _WORD = 1 << 64
 _BLOCK_BYTES = 64
-#: Blocks that the cipher makes before its 32-bit counter would overflow.
+#: Number of blocks before the cipher's 32-bit counter would overflow.
 _COUNTER_BLOCKS = 1 << 32
-#: A key stream is what zeros are encrypted to.  These stay in the processor's cache.
+#: Encrypting zeros yields the key stream.  This buffer fits in the processor's cache.
 _ZEROS = memoryview(bytes(1 << 16))
 
 
@@ -37,11 +37,11 @@ class Stream:
 
         Args:
           key: Secret, 32 bytes.
-          first_block: Blocks of 8 words to leave out.
+          first_block: Number of 8-word blocks to skip.
         """
         self._key = key
         self._next_block = first_block
-        self._bytes_left = 0  # of the cipher's counter
+        self._bytes_left = 0  # until the cipher's counter ends
 
     def words(self, count: int) -> np.ndarray:
         """Returns the next ``count`` words, uint64: the key stream in little-endian."""
@@ -57,7 +57,7 @@ class Stream:
         return words.astype(np.uint64, copy=False)
 
     def _start_cipher(self) -> None:
-        """Starts the cipher at the next block, for as long as its counter lasts."""
+        """Starts the cipher at the next block; it lasts until its counter ends."""
         counter = self._next_block.to_bytes(8, "little")
         cipher = Cipher(ChaCha20(self._key, counter + bytes(8)), mode=None)
         self._cipher = cipher.encryptor()
@@ -70,10 +70,10 @@ class Stream:
 
         Args:
           bound: In [1, 2**63].
-          count: How many.
+          count: Number of integers.
         """
         words = self.words(count)
-        # The last, incomplete run of ``bound`` words would favour small integers.
+        # Words in the last, incomplete run of ``bound`` would favour small integers.
         limit = np.uint64(_WORD - _WORD % bound - 1)
         while (rejected := words > limit).any():
             words[rejected] = self.words(int(rejected.sum()))
