@@ -50,8 +50,8 @@ def bound(
         raise InputError("Expected no --threads beside --runner. Leave it out.")
     if runner is None and others:
         raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and Beam's "
-            "options need --runner. See `dpsgd bound --help`."
+            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those of "
+            "Beam go with --runner. See `dpsgd bound --help`."
         )
     began = time.perf_counter()
     with stoppable(STOPPED), Bars(STEPS) as bars:

@@ -135,8 +135,8 @@ def prepare(
     """
     if others and runner is None:
         raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and "
-            "options of Beam need --runner. See `dpsgd prepare --help`."
+            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and those "
+            "of Beam go with --runner. See `dpsgd prepare --help`."
         )
     num_threads = options.pop("threads", None)
     if runner is not None and num_threads is not None:

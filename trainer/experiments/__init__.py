@@ -1,1 +1,1 @@
-"""Many runs compared or predicted."""
+"""Experiments of many runs: comparisons, predictions, the spread of iterates."""

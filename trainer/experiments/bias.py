@@ -1,16 +1,16 @@
-"""NOT PRIVATE: how clipping biases methods, along a run of each: the figures of BAM.
+"""NOT PRIVATE: the bias of clipping for each method, as in the figures of BAM.
 
-    OUT/settings.json                     what is measured
+    OUT/settings.json                     the settings
     OUT/runs/METHOD/                      a run of `dpsgd train` on the same batches
     OUT/non_private_bias.json, .md, .png  the table and the figure
 
-What is measured is said in `trainer.gradients.clipping_bias`.
+`trainer.gradients.clipping_bias` defines what is measured.
 
 Formal guarantees:
   - Nothing is measured unless the user declares the data public.
-  - No file of a run outside of its private folder holds what is measured.
-  - Diagnostics that were stopped go on with the same settings; a run that is found is
-    taken only if it is of these settings and of the user's code as it is now.
+  - No file of a run outside its private folder holds what is measured.
+  - A stopped measurement resumes with the same settings.  An existing run is used only
+    if it was made with these settings and the current code of the user.
 
 Public: the settings.  Not private: the report.
 
@@ -48,14 +48,14 @@ def _silent(line: str) -> None:
 def measure_bias(
     settings: BiasSettings, say: Callable[[str], None] = _silent
 ) -> Report:
-    """Trains by every method that is not done yet, and reports its bias.
+    """Trains with every method that is not done yet, and reports the bias of each.
 
     Args:
-      settings: What is measured, on data that is declared public.
-      say: Takes a line of progress.
+      settings: What to measure, on data that is declared public.
+      say: Called with each line of progress.
 
     Raises:
-      InputError: what the trainer refuses, or runs of other settings.
+      InputError: the trainer refuses the settings, or ``out`` holds runs of others.
     """
     requests = settings.requests()
     for request in requests:
@@ -70,14 +70,13 @@ def measure_bias(
 
 
 def _check_same(settings: BiasSettings) -> None:
-    """Refuses a folder of other settings; notes those of a new one."""
+    """Refuses a folder of other settings; writes the settings into a new one."""
     asked = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
     path = settings.out / _SETTINGS_NAME
     if path.exists() and read_json(path) != asked:
         raise InputError(
-            f"Expected {settings.out} to be of the settings that are asked for now; "
-            f"its {_SETTINGS_NAME} says otherwise. Give the same settings, or another "
-            "--out."
+            f"Expected {settings.out} to have the settings given now; its "
+            f"{_SETTINGS_NAME} has others. Give the same settings, or another --out."
         )
     if not path.exists():
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -99,8 +98,8 @@ def _train(request: Request) -> None:
     began_under = origin.read(request.run)
     if edited := began_under and origin.edited_files(began_under):
         raise InputError(
-            f"Expected {request.run} to be of your code as it is now; it was edited "
-            f"since: {', '.join(edited)}. Restore it, or give another --out."
+            f"Expected {request.run} to be a run of your current code, which was "
+            f"edited since: {', '.join(edited)}. Restore it, or give another --out."
         )
 
 

@@ -1,4 +1,4 @@
-"""The bias of clipping as JSON, as a table, and as a figure.  Not private."""
+"""The bias of clipping as JSON, as a table and as a figure.  Not private."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ _WORDS = {
 }
 _NOTES = (
     NOT_PRIVATE,
-    "Means over the steps. The clipped sum is magnitude times the unclipped one, plus "
-    "a part at right angles, of direction times its norm. Absolute bias is their "
-    "distance over the expected batch size, cosine that of their angle. The cosine of "
-    "ascent is between the direction in which a method moves and the gradient of the "
-    "loss.",
+    "Means over the steps. The clipped sum is magnitude times the unclipped sum, plus "
+    "an orthogonal part whose norm is direction times the norm of the unclipped sum. "
+    "Absolute bias is the distance of the two sums over the expected batch size; "
+    "cosine is the cosine of their angle. The cosine of ascent is between the ascent "
+    "direction of a method and the gradient of the loss.",
 )
-#: Columns of the file, and how the axis of a panel is called.
+#: Columns of the file, and the axis labels of their panels.
 _PANELS = {
     "bias": "absolute bias",
     "cosine": "cosine of clipped and unclipped sums",
     "ascent_cosine": "cosine of ascent and gradient",
 }
 
-#: A method -> for each step, ``step`` and ``COLUMNS``; NaN for what it has not.
+#: Method -> for each step, ``step`` and ``COLUMNS``; NaN where undefined.
 Lines = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 class Report:
-    """What was measured.  Not private.
+    """The measured bias.  Not private.
 
     Args:
-      lines: Of each method, for each step.
+      lines: For each method, one line per step.
     """
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
 
     def means(self, method: str) -> dict[str, float | None]:
-        """Returns means over the steps at which a value is known; None for none."""
+        """Returns means over the steps that have a value; None if no step has one."""
         found = {name: self._known(method, name) for name in COLUMNS}
         return {
             name: statistics.fmean(value for _, value in points) if points else None
@@ -70,7 +70,7 @@ class Report:
         return [(x["step"], x[name]) for x in lines if not math.isnan(x[name])]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict: means and every step."""
+        """Returns a JSON-serialisable dict of the means and of every step."""
         return {
             "private": False,
             "warning": NOT_PRIVATE,
@@ -89,7 +89,7 @@ class Report:
         tables.show(TITLE, self._headings, self._rows(), left=[0], notes=_NOTES)
 
     def write(self, out: pathlib.Path) -> dict[str, Any]:
-        """Writes the table and the figure, and returns what is in the JSON.
+        """Writes the table and the figure, and returns the content of the JSON.
 
         Args:
           out: Folder for ``non_private_bias.json``, ``.md`` and ``.png``.

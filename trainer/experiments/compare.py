@@ -1,18 +1,17 @@
-"""Many runs that differ in a few things, and what came out: one table.
+"""Compares runs that differ in sampler, method, noise or settings, in one table.
 
-    OUT/tables/                           users, bounded: see ``comparison.levels``
-    OUT/batches/, OUT/runs/               each made once: see ``comparison.runs``
-    OUT/comparison.json, .md, .png        the table, for machines, people and eyes
+    OUT/tables/                           tables of bounded users: ``comparison.levels``
+    OUT/batches/, OUT/runs/               each made once: ``comparison.runs``
+    OUT/comparison.json, .md, .png        the table
 
-Every seed has batches, initial weights and noise of its own.  First all noise is found,
-then all batches are made, which runs share, then all runs.
+Every seed has its own batches, initial weights and noise.  The noise multipliers are
+computed first; then the batches, which runs share, are made; then the runs.
 
 Formal guarantees:
-  - What would be refused later is refused before any batch is made, as far as it can be
-    known without TensorFlow.
-  - A comparison that was stopped or killed goes on with the same settings: finished
-    batches and runs are not made again, and an unfinished run continues where it was.
-    So does one whose lists have become longer.
+  - All errors that can be found without TensorFlow are raised before any batch is made.
+  - A comparison that was stopped or killed resumes with the same settings, or with
+    longer lists: finished batches and runs are not made again, and an unfinished run
+    continues where it was.
 
 Public: what the runs publish.  Choosing among runs on the same data costs privacy that
 no statement of a single run covers.
@@ -45,13 +44,13 @@ def compare(
     """Makes all batches and runs that are not done yet, and returns the table.
 
     Args:
-      settings: What is compared.
-      say: Takes a line of progress.
+      settings: What to compare.
+      say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
-      InputError: before any batch is made, for what the trainer would refuse; later for
-        batches or runs that are of other settings.
+      InputError: before any batch is made, if the trainer would refuse a run; later, if
+        existing batches or runs have other settings.
     """
     compare_jobs.check_jobs(settings)
     check_kind(settings)
@@ -80,7 +79,7 @@ def compare(
 def _find_cases(
     parts: list[Part], say: Say
 ) -> tuple[list[tuple[Case, Part]], list[str]]:
-    """Returns what is compared on each data set, and notes on what is not."""
+    """Returns the cases on each data set, and notes on those left out."""
     found, notes = list[tuple[Case, Part]](), dict[str, None]()
     for part in parts:
         cases, more = compare_noise.find_cases(
@@ -97,7 +96,7 @@ def _find_cases(
 def _train(
     settings: ComparisonSettings, runs: Runs, trials: list[tuple[Case, int]], say: Say
 ) -> None:
-    """Trains what is not done yet."""
+    """Trains the runs that are not done yet."""
     found = [(case, runs.unfinished(case.trial(seed))) for case, seed in trials]
     left = [(case, request) for case, request in found if request is not None]
     if len(left) < len(found):

@@ -1,22 +1,22 @@
-"""A table whose rows stand in an order in time, in which their distribution shifts.
+"""A table ordered in time such that its distribution shifts periodically.
 
-The rows of a table are cut in two halves by the values of one column: small and large.
-Step t, one of T from 0 on, gets b rows, of which the share
+The values of one column split the rows into two halves, small and large.  Step t of T,
+counted from 0, gets b rows, of which the share
 
     p_t = (1 - cos(2 pi (t + 1/2) / P)) / 2
 
-is of large values, as day and night alternate; P steps are a period.  Deterministic
+has large values, as day and night alternate; P is the period in steps.  Deterministic
 batches of b rows keep that order.
 
 Formal guarantees:
-  - Every row is used once at most, and each half as often as the other, up to one row.
-  - Which half a row of a step is from is the same for every seed; which of its rows
-    come first is a random permutation.
-  - The table appears complete or not at all; one that is found is taken only if it was
-    asked for with the same files, column and sizes.
+  - Every row is used at most once, and both halves equally often, up to one row.
+  - The half that each row of a step comes from is the same for every seed; the order of
+    rows within a half is a random permutation.
+  - The table appears complete or not at all; an existing table is used only if it was
+    made from the same files, column and sizes.
 
-The order depends on all rows: no privacy is claimed.  Public: all of it, since the rows
-must be.
+The order depends on all rows: no privacy is claimed.  Public: everything, since the
+rows must be public.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, section 4 (periodic distribution shift).
@@ -36,16 +36,16 @@ from pipelines.files.output_folder import staged_folder
 from pipelines.inputs.input_files import find_files
 from pipelines.inputs.parquet_blocks import list_blocks
 
-#: Rows of a row group.
+#: Number of rows in a row group.
 _GROUP_ROWS = 16_384
 
 
 def shares(num_steps: int, period: int) -> np.ndarray:
-    """Returns the share of rows with large values, by step.
+    """Returns the share of rows with large values in each step, shape (num_steps,).
 
     Args:
-      num_steps: T.
-      period: P, in steps.
+      num_steps: Number of steps T.
+      period: Period P in steps.
 
     Example:
       >>> shares(4, 4).round(3).tolist()
@@ -56,15 +56,15 @@ def shares(num_steps: int, period: int) -> np.ndarray:
 
 
 def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
-    """Returns the steps of the whole periods for which the rows suffice.
+    """Returns the number of steps in the whole periods for which the rows suffice.
 
     Args:
-      num_rows: Of the table.
-      batch_size: Rows of a step.
-      period: In steps.
+      num_rows: Number of rows in the table.
+      batch_size: Number of rows in a step.
+      period: Period in steps.
 
     Raises:
-      InputError: there are rows for less than two periods.
+      InputError: the rows suffice for less than two periods.
     """
     check_int("batch_size", batch_size, at_least=1)
     check_int("period", period, at_least=2)
@@ -72,30 +72,30 @@ def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
     if num_periods < 2:
         raise InputError(
             f"Expected two periods or more in {num_rows} rows; period={period} of "
-            f"batch_size={batch_size} takes {batch_size * period}. Give a shorter "
+            f"batch_size={batch_size} needs {batch_size * period}. Give a shorter "
             "--period or a smaller --batch-size."
         )
     return num_periods * period
 
 
 def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.ndarray:
-    """Returns which row stands where, by its index.
+    """Returns the indices of the rows in their order in time.
 
     Args:
-      values: By which rows are cut in halves, (rows,); a missing one is small.
-      batch_size: Rows of a step.
-      period: In steps.
-      seed: Of the permutations.
+      values: Values that split the rows in halves, (rows,); missing values are small.
+      batch_size: Number of rows in a step.
+      period: Period in steps.
+      seed: Seed of the permutations.
 
     Raises:
-      InputError: as of ``num_steps_of``.
+      InputError: as ``num_steps_of``.
     """
     num_steps = num_steps_of(len(values), batch_size, period)
     random = np.random.default_rng(seed)
     ranked = np.argsort(np.nan_to_num(values, nan=-np.inf), kind="stable")
     half = (len(values) + 1) // 2
     small, large = (random.permutation(part) for part in (ranked[:half], ranked[half:]))
-    # Rounding is of the sum, so that it does not add up.
+    # The cumulative sum is rounded, so that rounding errors do not accumulate.
     total = np.floor(np.cumsum(shares(num_steps, period)) * batch_size + 1e-6)
     num_large = np.diff(total, prepend=0).astype(int)
     is_large = np.concatenate([np.arange(batch_size) < number for number in num_large])
@@ -108,17 +108,17 @@ def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.
 def write(
     source: str, out: pathlib.Path, *, column: str, batch_size: int, period: int
 ) -> None:
-    """Writes the table in its order, unless it is there.
+    """Writes the ordered table, unless it exists.
 
     Args:
       source: Parquet of the rows: a folder, a file or a glob.
       out: Folder of the new table.
-      column: By which rows are cut in halves; "name:index" for one of a list.
-      batch_size: Rows of a step.
-      period: In steps.
+      column: Column that splits the rows in halves; "name:index" for a column of lists.
+      batch_size: Number of rows in a step.
+      period: Period in steps.
 
     Raises:
-      InputError: no such column, or too few rows.
+      InputError: there is no such column, or there are too few rows.
     """
     asked = {
         "files": sorted(list_blocks(source).footers.values()),
@@ -147,14 +147,14 @@ def write(
 
 
 def values_of(table: pa.Table, column: str) -> np.ndarray:
-    """Returns the values of a column, or of one place in a column of lists.
+    """Returns the values of a column, or of one position in a column of lists.
 
     Args:
-      table: Has the column.
+      table: The table.
       column: "name" or "name:index".
 
     Raises:
-      InputError: there is none, or it holds no numbers.
+      InputError: there is no such column, or it does not hold numbers.
     """
     name, _, index = column.partition(":")
     if name not in table.column_names:
@@ -169,6 +169,6 @@ def values_of(table: pa.Table, column: str) -> np.ndarray:
     if values.ndim != 1 or values.dtype.kind not in "fiub":
         raise InputError(
             f"Expected shift_by={column!r} to be a column of numbers. Give "
-            f"{name}:INDEX for one place of a column of lists."
+            f"{name}:INDEX for one position in a column of lists."
         )
     return values.astype(np.float64)

@@ -1,17 +1,17 @@
-"""A metric as a straight line in the logarithm of the batch size, and how far it holds.
+"""A linear fit of a metric against the logarithm of the batch size.
 
     metric = intercept + slope * log2(batch size) + error
 
 Formal guarantees:
-  - ``fit_line`` is the least-squares line of all runs, each run a point.
-  - If the law above holds, with errors that are independent, normal and of one
-    variance, then the metric of one more run lies in ``Line.predict`` with probability
-    ``confidence``, exactly: Student's t with ``num_runs - 2`` degrees of freedom.
-  - ``Line.lack_of_fit`` is a p-value of the same law: small values speak against the
-    line.  It needs repeated runs and three sizes.
+  - ``fit_line`` is the least-squares line through all runs, one point per run.
+  - If this model holds, with independent normal errors of equal variance, the metric of
+    one more run lies in ``Line.predict`` with probability ``confidence``, exactly:
+    Student's t with ``num_runs - 2`` degrees of freedom.
+  - ``Line.lack_of_fit`` is a p-value under the same model: small values are evidence
+    against the line.  It needs repeated runs and three sizes.
 
-The interval covers chance.  It does not cover a law that bends beyond the points, which
-no run with small batches can show.
+The interval covers random error.  It does not cover a curve that bends beyond the
+points, which no run with small batches can show.
 
 References:
   Draper and Smith (1998), Applied Regression Analysis, sections 1.4, 2.1 and 3.1;
@@ -32,12 +32,12 @@ from accounting.validation import InputError, check_float
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The metric of one run that was not made.
+    """The predicted metric of one more run.
 
     Attributes:
-      mean: On the line.
+      mean: Value of the line.
       lower, upper: Ends of the interval.
-      confidence: Probability that the run lies between them.
+      confidence: Probability that the metric lies between them.
     """
 
     mean: float
@@ -56,12 +56,13 @@ class Line:
     Attributes:
       intercept: Metric at batch size 1.
       slope: Change of the metric when the batch size doubles.
-      residual_stddev: Of a run around the line; its square is unbiased.
-      num_runs: Points that were fitted.
+      residual_stddev: Standard deviation of runs around the line; its square is
+        unbiased.
+      num_runs: Number of fitted points.
       mean_log2: Mean of their ``log2(batch size)``.
-      sum_squares: Of their deviations from that mean.
+      sum_squares: Sum of squared deviations from that mean.
       lack_of_fit: p-value of the F-test of the line against one mean for each size;
-        None without repetitions or with two sizes alone.
+        None without repetitions or with only two sizes.
     """
 
     intercept: float
@@ -76,8 +77,8 @@ class Line:
         """Returns the metric of one more run, with Student's prediction interval.
 
         Args:
-          batch_size: Expected examples of a step of that run, above 0.
-          confidence: Of the interval, in (0, 1).
+          batch_size: Expected batch size of that run, above 0.
+          confidence: Confidence of the interval, in (0, 1).
 
         Raises:
           InputError: ``confidence`` is out of range.
@@ -97,11 +98,11 @@ def fit_line(batch_sizes: Sequence[int], values: Sequence[float]) -> Line:
     """Returns the line through runs.
 
     Args:
-      batch_sizes: One for each run.
-      values: Their metric.
+      batch_sizes: Batch size of each run.
+      values: Metric of each run.
 
     Raises:
-      InputError: fewer than three runs, or all of one size.
+      InputError: there are fewer than three runs, or all have one size.
     """
     x, y = np.log2(np.asarray(batch_sizes, float)), np.asarray(values, float)
     if len(x) < 3 or len(set(batch_sizes)) < 2:

@@ -1,18 +1,18 @@
-"""A stream whose distribution shifts periodically: the last iterate against averages.
+"""Compares the last iterate with averages on a stream that shifts periodically.
 
-The last weights follow what they saw last, as day and night; averages over a period do
-not.  All weights are judged by the same held-out examples at many times.
+The last weights follow the most recent examples; averages over a period do not.  All
+weights are evaluated on the same held-out examples at many steps.
 
-    OUT/data/                   the rows in their order: see ``drifting_table``
+    OUT/data/                   the ordered rows: see ``drifting_table``
     OUT/batches/, OUT/runs/     see ``compare``
-    OUT/shift.json, .md, .png   the answer
+    OUT/shift.json, .md, .png   the results
 
 Formal guarantees:
   - The batches are deterministic: step t has the rows of time t.
-  - Batches and runs are made as those of a comparison: what was stopped goes on with
-    the same settings, and what is found finished was asked for with them.
+  - Batches and runs are made as in a comparison: a stopped experiment resumes with the
+    same settings, and finished parts are used only if made with these settings.
 
-Public: everything; the rows must be, which the settings want to be told.
+Public: everything; the settings must declare the rows public.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, section 4 (periodic distribution shift).
@@ -47,10 +47,10 @@ class Course:
     """A held-out metric over time.
 
     Attributes:
-      weights: "last", or the average that was judged.
-      steps: After how many steps, (points,).
-      values: Shape (seeds, points).
-      period: Steps of a period.
+      weights: "last", or the name of an average.
+      steps: Number of steps before each evaluation, shape (points,).
+      values: Metric, shape (seeds, points).
+      period: Period in steps.
     """
 
     weights: str
@@ -60,16 +60,16 @@ class Course:
 
     @property
     def mean(self) -> np.ndarray:
-        """Over the seeds, (points,)."""
+        """Mean over the seeds, shape (points,)."""
         return self.values.mean(0)
 
     @property
     def last_period(self) -> np.ndarray:
-        """The part of ``mean`` that is of the last period."""
+        """The part of ``mean`` in the last period."""
         return self.mean[self.steps > self.steps[-1] - self.period]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it and its summary, JSON-serialisable."""
+        """Returns the course and its summary, JSON-serialisable."""
         last = self.last_period
         return {
             "weights": self.weights,
@@ -85,12 +85,12 @@ class Course:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shift:
-    """What came out.
+    """Results of the experiment.
 
     Attributes:
-      settings: What was asked for.
-      num_steps: Of every run.
-      courses: Of the last iterate, then of averages.
+      settings: Settings of the experiment.
+      num_steps: Number of steps in every run.
+      courses: The course of the last iterate, then of the averages.
     """
 
     settings: ShiftSettings
@@ -104,13 +104,13 @@ def shift(
     """Orders the rows, makes the runs that are not done yet, and reads their curves.
 
     Args:
-      settings: What is run.
-      say: Takes a line of progress.
+      settings: Settings of the experiment.
+      say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
-      InputError: before any batch is made, for what the trainer would refuse; later for
-        batches or runs that are of other settings.
+      InputError: before any batch is made, if the trainer would refuse a run; later, if
+        existing batches or runs have other settings.
     """
     size, period = settings.expected_batch_size, settings.period
     settings = settled(settings)

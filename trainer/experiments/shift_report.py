@@ -1,4 +1,4 @@
-"""Courses under a shift as JSON, as a table, as Markdown, and as a plot."""
+"""Results of ``shift`` as JSON, as a table, as Markdown and as a plot."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ def to_json(found: Shift) -> dict[str, Any]:
 
 
 def notes(found: Shift) -> list[str]:
-    """Returns what must be known to read the table."""
+    """Returns the notes that explain the table."""
     settings = found.settings
     return [
         NOT_PRIVATE,
-        f"Held-out {in_words(settings.metric)} within the last of "
-        f"{found.num_steps // settings.period} periods of {settings.period} steps, of "
-        f"the mean over {settings.seeds} seeds. Small and large values of "
-        f"{settings.shift_by} take turns in training; the held-out examples do not "
-        "change.",
+        f"Held-out {in_words(settings.metric)} in the last of "
+        f"{found.num_steps // settings.period} periods of {settings.period} steps, "
+        f"mean over {settings.seeds} seeds. In training, small and large values of "
+        f"{settings.shift_by} alternate; the held-out examples do not change.",
     ]
 
 
@@ -69,11 +68,11 @@ def write(found: Shift) -> dict[str, Any]:
 
 
 def plot(found: Shift, path: pathlib.Path) -> None:
-    """Draws the metric over the steps, and below it what training saw.
+    """Draws the metric over the steps and, below it, the share of large values.
 
     Args:
-      found: What came out.
-      path: Of the PNG.
+      found: Results of the experiment.
+      path: Path of the PNG.
     """
     settings = found.settings
     figure, axes = new_figure(7.5, 4.4)
@@ -81,7 +80,7 @@ def plot(found: Shift, path: pathlib.Path) -> None:
         axes.plot(course.steps, course.mean, label=course.weights, lw=1.5)
     axes.set_ylabel(f"held-out {in_words(settings.metric)}")
     axes.set_xlabel("step")
-    # The first steps learn so much that they would flatten all that follows.
+    # The first steps change the metric so much that later changes would be invisible.
     later = [c.mean[c.steps >= settings.period] for c in found.courses]
     least, most = min(map(min, later)), max(map(max, later))
     margin = 0.1 * (most - least) or 0.01

@@ -1,8 +1,9 @@
 """From the settings of a simulation to its report.
 
 Formal guarantees:
-  - What can be refused is refused before any batch is made.  No row is read before.
-  - The privacy statement is the accountant's, of the reference alone.
+  - Every error that can be found early is raised before any batch is made or any row is
+    read.
+  - The privacy statement is the accountant's, for the reference run alone.
 
 Public: what the runs publish; see ``simulation``.
 """
@@ -33,16 +34,16 @@ from trainer.settings.train_settings import AUTO_LOSS
 def simulate(
     settings: SimulationSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
 ) -> Report:
-    """Makes all batches and runs that are not done yet, and predicts the costly one.
+    """Makes all small runs that are not done yet, and predicts the large one.
 
     Args:
-      settings: What is simulated.
-      say: Takes a line of progress.
+      settings: Settings of the simulation.
+      say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
-      InputError: before any batch is made, for what the trainer would refuse; later for
-        batches or runs that are of other settings.
+      InputError: before any batch is made, if the trainer would refuse a run; later, if
+        existing batches or runs have other settings.
     """
     _check_weights(settings)
     settings = settled(settings)
@@ -69,7 +70,7 @@ def simulate(
 
 
 def _check_weights(settings: SimulationSettings) -> None:
-    """Accepts weights that will have the metric, if that is known yet."""
+    """Refuses weights that will not have the metric, if that is known yet."""
     training = settings.training
     tasks = list(VOTE_METRICS) if training.loss == AUTO_LOSS else [training.task]
     of_votes = {AUTO_METRIC, *(name for task in tasks for name in VOTE_METRICS[task])}
@@ -84,7 +85,7 @@ def _check_weights(settings: SimulationSettings) -> None:
 
 
 def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:
-    """Returns the plan and the noise of the run that is predicted."""
+    """Returns the plan and the noise of the predicted run."""
     training = settings.training
     num_examples = dataset.num_examples
     num_steps, num_epochs = steps_and_epochs(

@@ -1,19 +1,19 @@
-"""Runs with small batches that tell how one with large batches will do.
+"""Predicts a run with large batches from runs with small batches.
 
-    OUT/b128/batches/, OUT/b128/runs/       of every small batch size: see ``compare``
-    OUT/reference/batches/, ...runs/        of the large one, if it is trained
-    OUT/simulation.json, .md, .png          the answer, for machines, people and eyes
+    OUT/b128/batches/, OUT/b128/runs/       every small batch size: see ``compare``
+    OUT/reference/batches/, ...runs/        the large batch size, if it is trained
+    OUT/simulation.json, .md, .png          the results
 
-All runs have the steps, the learning rate and the noise of a mean gradient in common,
-hence the total amount of noise (``accounting.planning.tan``).  Every run has batches,
-initial weights and noise of its own, on which the interval of ``extrapolation`` relies;
-runs that differ in their learning rate alone share batches and initial weights.
+All runs share the number of steps, the learning rate and the noise on a mean gradient,
+hence the total amount of noise (``accounting.planning.tan``).  Every run has its own
+batches, initial weights and noise, as the interval of ``extrapolation`` requires; runs
+that differ only in their learning rate share batches and initial weights.
 
 Formal guarantees:
-  - Batches and runs are made as those of a comparison; a simulation that was stopped
-    goes on with the same settings, as a comparison does.
-  - Batches that are found are taken only if they are of the plan that is asked for.
-  - The record of every run but the reference says what the run stands for.
+  - Batches and runs are made as in a comparison; a stopped simulation resumes with the
+    same settings, as a comparison does.
+  - Existing batches are used only if they have the plan that is asked for.
+  - The record of every run except the reference names the configuration it simulates.
   - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
     which is the accountant's.
 
@@ -43,20 +43,20 @@ from trainer.model.metrics import metric_names
 from trainer.settings.comparison_settings import LAST, SimulationSettings
 from trainer.settings.train_settings import TrainSettings
 
-#: Held-out metrics of which less is better; of all others more is.
+#: Held-out metrics for which smaller is better; larger is better for all others.
 LOWER_IS_BETTER = ("log_loss", "loss")
-#: Below this p-value the points are said to bend.
+#: Below this p-value the report says that the points deviate from a line.
 BENDS_BELOW = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What is simulated, and how.  All public.
+    """What to simulate, and how.  Public.
 
     Attributes:
-      settings: What was asked for.
-      reference: What is to be predicted.
-      epsilon: Of the reference; the caps of all batches are safe for it.
+      settings: Settings of the simulation.
+      reference: The configuration to predict.
+      epsilon: Epsilon of the reference; the caps of all batches are safe for it.
     """
 
     settings: SimulationSettings
@@ -65,12 +65,12 @@ class Protocol:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Of the simulated runs, in ascending order."""
+        """Batch sizes of the simulated runs, in ascending order."""
         return sorted(self.settings.small_batch_sizes)
 
     @property
     def configurations(self) -> list[Configuration]:
-        """One for each small batch size."""
+        """The configuration of each small batch size."""
         return [
             self.reference.simulated(
                 size, epsilon=self.epsilon, delta=self.settings.delta
@@ -80,19 +80,19 @@ class Protocol:
 
     @property
     def cost(self) -> float:
-        """Examples that all simulated runs expect, over those of one reference run."""
+        """Expected examples of all simulated runs over those of one reference run."""
         runs = len(self.settings.learning_rates) * self.settings.seeds
         return runs * sum(self.batch_sizes) / self.reference.plan.expected_batch_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-      batch_size: Expected examples of a step.
-      noise_multiplier: Of the runs.
-      values: The metric of each seed.
+      batch_size: Expected batch size.
+      noise_multiplier: Noise multiplier of the runs.
+      values: Metric of each seed.
     """
 
     batch_size: int
@@ -101,7 +101,7 @@ class Point:
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return statistics.fmean(self.values)
 
     @property
@@ -112,14 +112,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What came out for one learning rate.
+    """Results for one learning rate.
 
     Attributes:
-      learning_rate: Of all runs.
+      learning_rate: Learning rate of all runs.
       points: One for each small batch size.
-      line: Through all their runs.
-      prediction: Of one run of the reference.
-      actual: The metric of that run, if it was made.
+      line: Line through all their runs.
+      prediction: Prediction for one run of the reference.
+      actual: Metric of that run, if it was made.
     """
 
     learning_rate: float
@@ -130,12 +130,12 @@ class Simulation:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the interval holds the reference run; None if that was not made."""
+        """Whether the interval contains the reference run; None if there is none."""
         return None if self.actual is None else self.actual in self.prediction
 
     @property
     def bends(self) -> bool:
-        """Whether the points speak against a line."""
+        """Whether the points deviate significantly from a line."""
         found = self.line.lack_of_fit
         return found is not None and found < BENDS_BELOW
 
@@ -145,21 +145,21 @@ def best(simulations: Sequence[Simulation], metric: str) -> Simulation:
 
     Args:
       simulations: One for each learning rate.
-      metric: Its name, which says whether more or less is better.
+      metric: Name of the metric, which decides whether larger or smaller is better.
     """
     sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.prediction.mean)
 
 
 def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation:
-    """Returns the simulation whose runs with the largest of the small sizes are best.
+    """Returns the simulation that is best at the largest of the small sizes.
 
-    Where the metric bends away from its line, ``best`` may choose the learning rate
-    that is worst at small sizes; this does not extrapolate.
+    If the metric deviates from a line, ``best`` may choose the learning rate that is
+    worst at small sizes; this function does not extrapolate.
 
     Args:
       simulations: One for each learning rate.
-      metric: Its name, which says whether more or less is better.
+      metric: Name of the metric, which decides whether larger or smaller is better.
     """
     sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.points[-1].mean)
@@ -170,11 +170,11 @@ def _sign(metric: str) -> int:
 
 
 def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
-    """Returns those whose interval overlaps with that of the best.
+    """Returns the simulations whose interval overlaps with that of the best.
 
     Args:
       simulations: One for each learning rate.
-      metric: Its name, which says whether more or less is better.
+      metric: Name of the metric, which decides whether larger or smaller is better.
     """
     chosen = best(simulations, metric)
     found = chosen.prediction
@@ -188,11 +188,11 @@ def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation
 
 
 class Simulator:
-    """Carries out a protocol.
+    """Runs the simulations of a protocol.
 
     Args:
-      protocol: What to do.
-      say: Takes a line of progress.
+      protocol: What to simulate.
+      say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
     """
 
@@ -209,7 +209,7 @@ class Simulator:
         """Makes the small runs of one learning rate, unless they are done.
 
         Raises:
-          InputError: batches or runs were refused, or made before with other settings.
+          InputError: batches or runs are refused, or exist with other settings.
         """
         protocol = self._protocol
         points = []
@@ -268,7 +268,7 @@ class Simulator:
             target_epsilon=None,
             noise_multiplier=one.noise_multiplier,
             learning_rate=learning_rate,
-            # Of its own for each size and seed: a size is at most the reference's.
+            # Distinct for each size and seed, since no size exceeds the reference's.
             init_seed=init_seed(one, large, seed),
             simulates="" if one == large else stands_for(large),
         )
@@ -309,19 +309,19 @@ def _fit(points: Sequence[Point]) -> Line:
 
 
 def init_seed(one: Configuration, reference: Configuration, seed: int) -> int:
-    """Returns the seed of the initial weights: no two sizes or repetitions share it.
+    """Returns the seed of the initial weights, distinct for each size and repetition.
 
     Args:
-      one: Whose runs it is for; of a batch size at most that of the reference.
-      reference: The run that is predicted.
-      seed: Which repetition.
+      one: Configuration of the run; its batch size is at most the reference's.
+      reference: Configuration of the predicted run.
+      seed: Index of the repetition.
     """
     large = reference.plan.expected_batch_size
     return one.plan.expected_batch_size + seed * large
 
 
 def stands_for(reference: Configuration) -> str:
-    """Returns what the record of a small run says.
+    """Returns the text that the record of a small run has as ``simulates``.
 
     Example:
       >>> from accounting.plan import DpSgdPlan

@@ -1,4 +1,4 @@
-"""A simulation as JSON, as a table for the terminal, as Markdown, and as a plot."""
+"""A simulation as JSON, as a table, as Markdown and as a plot."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _HEURISTIC = (
 
 
 class Report:
-    """What is said of a protocol and what came out.
+    """The report of a simulation.
 
     Args:
-      protocol: What was done.
+      protocol: What was simulated.
       simulations: One for each learning rate.
       statement: The privacy statement of the reference.
     """
@@ -51,7 +51,7 @@ class Report:
         self._best_simulated = best_simulated(simulations, self._settings.metric)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict; of small runs it has no epsilon."""
+        """Returns a JSON-serialisable dict, without an epsilon of small runs."""
         protocol = self._protocol
         return {
             "reference": {
@@ -76,7 +76,7 @@ class Report:
         }
 
     def notes(self) -> list[str]:
-        """Returns what must be known to read the table, loudest first."""
+        """Returns the notes that explain the table, most important first."""
         return [
             NOT_PRIVATE,
             self._reference_note(),
@@ -101,8 +101,8 @@ class Report:
     def _interval_note(self) -> str:
         sure = 100 * self._settings.confidence
         return (
-            f"Rate: learning rate. Predicted: on the line through the simulated runs, "
-            f"with the {sure:g} % interval of one more run, if that line goes on."
+            f"Rate: learning rate. Predicted: value of the line through the simulated "
+            f"runs, with the {sure:g} % interval of one more run, if the line holds."
         )
 
     def _cost_note(self) -> str:
@@ -114,9 +114,8 @@ class Report:
 
     def _bend_notes(self) -> list[str]:
         return [
-            f"At learning rate {one.learning_rate:g} the points bend (p = "
-            f"{one.line.lack_of_fit:.2g} under a line): prediction and interval are "
-            "in doubt."
+            f"At learning rate {one.learning_rate:g} the points deviate from a line (p "
+            f"= {one.line.lack_of_fit:.2g}): prediction and interval are in doubt."
             for one in self._simulations
             if one.bends
         ]
@@ -203,14 +202,14 @@ class Report:
     # -- plot ----------------------------------------------------------------------
 
     def plot(self, path: pathlib.Path) -> None:
-        """Draws runs, lines, intervals and, hollow, the reference run.
+        """Draws runs, lines, intervals and the reference run as a hollow marker.
 
         Args:
-          path: Of the PNG.
+          path: Path of the PNG.
         """
         figure, axes = new_figure(7.5, 5)
         for index, one in enumerate(self._simulations):
-            # A little apart, so that equal runs and intervals do not hide each other.
+            # Shifted slightly, so that runs and intervals do not hide each other.
             shift = 1.04 ** (index - (len(self._simulations) - 1) / 2)
             self._draw(axes, one, f"C{index}", shift)
         large = self._protocol.reference.plan.expected_batch_size
@@ -259,7 +258,7 @@ def prediction_text(one: Simulation) -> str:
 
 
 def actual_text(one: Simulation) -> str:
-    """Returns the metric of the reference run, and whether the interval holds it."""
+    """Returns the metric of the reference run, and whether the interval contains it."""
     where = "inside" if one.holds else "OUTSIDE"
     return f"{one.actual:.4f} trained: {where} the interval"
 

@@ -1,27 +1,27 @@
-"""The spread of one run's iterates against the spread of independent runs.
+"""Compares the spread of one run's iterates with the spread of independent runs.
 
-    s_x     standard deviation over R runs of what the last weights predict for x
-    S_rx    standard deviation of one of the k kept iterates of run r; see
-            ``averaging.uncertainty``
+    s_x     standard deviation over R runs of the last weights' prediction for x
+    S_rx    standard deviation of the prediction for x over the k kept iterates of run
+            r; see ``averaging.uncertainty``
 
-One run gives S_rx at no cost; s_x takes R runs.  If both were estimates of one
-variance, from independent normal predictions, S^2 / s^2 would follow Fisher's F with
-k - 1 and R - 1 degrees of freedom.  The theory promises this as iterates are late and
-far apart.  Iterates too close together make S too small; those of a run that is still
-on its way make it too large.
+One run gives S_rx at no cost; s_x takes R runs.  If both estimated one variance from
+independent normal predictions, S^2 / s^2 would follow Fisher's F distribution with
+k - 1 and R - 1 degrees of freedom.  The theory predicts this for iterates that are late
+and far apart.  Iterates that are too close together make S too small; iterates of a run
+that has not converged make it too large.
 
     OUT/batches/, OUT/runs/     see ``compare``
-    OUT/variance.json, .md, .png, .parquet      the answer; the last one has both
+    OUT/variance.json, .md, .png, .parquet      the results; the Parquet file has both
                                                 standard deviations of every example
 
 Formal guarantees:
-  - Every run has batches and noise of its own; all begin at the same weights.
-  - Batches and runs are made as those of a comparison: what was stopped goes on with
-    the same settings, and what is found finished was asked for with them.
-  - The epsilon that is reported for all runs together is that of basic composition.
+  - Every run has its own batches and noise; all start from the same weights.
+  - Batches and runs are made as in a comparison: a stopped experiment resumes with the
+    same settings, and finished parts are used only if made with these settings.
+  - The epsilon reported for all runs together is that of basic composition.
 
-Public: what the runs publish, where the held-out examples need no protection.  Every
-run is a release of its own: all cost the sum of their epsilons, and of their deltas.
+Public: what the runs publish, if the held-out examples need no protection.  Every run
+is a separate release: together they cost the sum of their epsilons and of their deltas.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, section 5.
@@ -51,16 +51,16 @@ from trainer.run.run_record import UNCERTAINTY_NAME
 from trainer.settings.iterate_settings import VarianceSettings
 from trainer.settings.method_settings import NON_PRIVATE
 
-#: The paper finds widths of both kinds within this factor of each other.
+#: In the paper, both kinds of widths are within this factor of each other.
 FACTOR = 2.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Both standard deviations, of one output of the model.
+    """Both standard deviations for one output of the model.
 
     Attributes:
-      output: Its name.
+      output: Name of the output.
       over_runs: s, shape (examples, ...).
       of_iterates: S of every run, shape (runs, examples, ...).
       num_iterates: k.
@@ -73,14 +73,14 @@ class Spread:
 
     @property
     def ratios(self) -> np.ndarray:
-        """S / s of all runs and examples; what does not vary at all is left out."""
+        """S / s of all runs and examples, except examples without any variation."""
         varies = self.over_runs > 0
         ratios: np.ndarray = self.of_iterates[:, varies] / self.over_runs[varies]
         return ratios.ravel()
 
     @property
     def variance_ratios(self) -> list[float]:
-        """Of every run, the mean of S^2 over that of s^2, over all examples."""
+        """For every run, mean S^2 over mean s^2, where means are over the examples."""
         mean = float((self.over_runs**2).mean())
         return [float((one**2).mean()) / mean for one in self.of_iterates]
 
@@ -92,7 +92,7 @@ class Spread:
 
     @property
     def expected_share(self) -> float:
-        """What ``share_within`` would be for two exact estimates."""
+        """Expected ``share_within`` if both estimated one variance."""
         degrees = self.num_iterates - 1, len(self.of_iterates) - 1
         ends = fisher.cdf([FACTOR**-2, FACTOR**2], *degrees)
         return float(ends[1] - ends[0])
@@ -116,13 +116,13 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variances:
-    """What came out.
+    """Results of the experiment.
 
     Attributes:
-      settings: What was asked for.
+      settings: Settings of the experiment.
       spreads: One for each output of the model.
-      metrics: The held-out metric of every run.
-      privacy: The statement of one run, as JSON.
+      metrics: Held-out metric of every run.
+      privacy: Privacy statement of one run, as JSON.
     """
 
     settings: VarianceSettings
@@ -142,16 +142,16 @@ class Variances:
 def variance(
     settings: VarianceSettings, say: Say = silent, make_batches: str = MAKE_BATCHES
 ) -> Variances:
-    """Makes all batches and runs that are not done yet, and holds spreads together.
+    """Makes all batches and runs that are not done yet, and compares both spreads.
 
     Args:
-      settings: What is run.
-      say: Takes a line of progress.
+      settings: Settings of the experiment.
+      say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
 
     Raises:
-      InputError: before any batch is made, for what the trainer would refuse; later for
-        batches or runs that are of other settings.
+      InputError: before any batch is made, if the trainer would refuse a run; later, if
+        existing batches or runs have other settings.
     """
     settings = settled(settings)
     _check(settings)
@@ -190,9 +190,9 @@ def spreads(
     """Returns both standard deviations of every output.
 
     Args:
-      last: Of every run, output -> what its last weights predict, (examples, ...).
-      stddevs: Of every run, output -> standard deviation over its kept iterates.
-      num_iterates: Iterates that a run kept.
+      last: For every run, output -> prediction of its last weights, (examples, ...).
+      stddevs: For every run, output -> standard deviation over its kept iterates.
+      num_iterates: Number of iterates that each run kept.
     """
     return tuple(
         Spread(
@@ -210,7 +210,7 @@ def _num_examples(settings: VarianceSettings) -> int:
 
 
 def _check(settings: VarianceSettings) -> None:
-    """Accepts what every run will accept, as far as its plan and settings tell."""
+    """Refuses settings that every run would refuse, as far as known in advance."""
     training = settings.training
     plan = settings.batches.plan(_num_examples(settings))
     training.check_steps(plan.num_steps)
@@ -234,7 +234,7 @@ def _predictions(run: pathlib.Path, held_out: pathlib.Path) -> dict[str, np.ndar
 
 def _stddevs(path: pathlib.Path, outputs: list[str]) -> dict[str, np.ndarray]:
     found = _arrays(path)
-    # A single output has a name of its own among predictions.
+    # A single output has another name among predictions.
     names = column_names(outputs if len(outputs) > 1 else [PREDICTION])
     columns = [columns[1] for columns in names.values()]
     return {o: found[column] for o, column in zip(outputs, columns, strict=True)}

@@ -1,4 +1,4 @@
-"""Spreads as JSON, as a table for the terminal, as Markdown, and as a plot."""
+"""Results of ``variance`` as JSON, as a table, as Markdown and as a plot."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HEADINGS = (
     "output", "over runs", "of iterates", "variance ratio", f"within x{FACTOR:g}",
     "if exact",
 )  # fmt: skip
-#: Points of the plot; more would hide each other.
+#: Maximum number of points in the plot; more would hide each other.
 _POINTS = 4000
 
 
 def to_json(found: Variances) -> dict[str, Any]:
-    """Returns all but single examples, JSON-serialisable."""
+    """Returns all results except those of single examples, JSON-serialisable."""
     of_all = found.epsilon_of_all
     return {
         "num_runs": found.settings.seeds,
@@ -46,17 +46,18 @@ def to_json(found: Variances) -> dict[str, Any]:
 
 
 def notes(found: Variances) -> list[str]:
-    """Returns what must be known to read the table."""
+    """Returns the notes that explain the table."""
     runs, iterates = found.settings.seeds, found.spreads[0].num_iterates
     return [
-        f"Over runs: standard deviation of what the last weights of {runs} independent "
-        f"runs predict, mean over {len(found.spreads[0].over_runs):,} held-out "
-        f"examples; of iterates: over {iterates} kept iterates of one run, mean over "
-        "runs too. Variance ratio: mean variance of iterates over that of runs, mean "
-        f"and range over runs. Within x{FACTOR:g}: examples whose two standard "
-        "deviations are so near, and their share if both were exact estimates.",
-        "All runs begin at the same weights and see the same examples: only noise and "
-        "sampling differ.",
+        f"Over runs: standard deviation of the last weights' predictions over {runs} "
+        f"independent runs, mean over {len(found.spreads[0].over_runs):,} held-out "
+        f"examples. Of iterates: standard deviation over {iterates} kept iterates of "
+        "one run, mean over examples and runs. Variance ratio: mean variance of "
+        "iterates over mean variance of runs; mean and range over runs. Within "
+        f"x{FACTOR:g}: share of examples whose two standard deviations are within this "
+        "factor, and the share expected if both estimated one variance.",
+        "All runs start from the same weights and use the same examples: only noise "
+        "and sampling differ.",
         _metric_note(found),
         _privacy_note(found),
     ]
@@ -79,7 +80,7 @@ def _privacy_note(found: Variances) -> str:
         cost = f"together {epsilon:g} at delta {delta:.2g}, by basic composition"
     return (
         f"Each of the {runs} runs is a release and costs its own epsilon: {cost}. The "
-        "iterates of one run cost nothing beside it. Held-out examples are not "
+        "iterates of a run cost nothing in addition. Held-out examples are not "
         "protected."
     )
 
@@ -130,14 +131,14 @@ def _write_examples(found: Variances, path: pathlib.Path) -> None:
 
 
 def plot(found: Variances, path: pathlib.Path) -> None:
-    """Draws, for each output, one standard deviation over the other, by example.
+    """Plots S against s for each output, one point per example.
 
-    The line is equality, the band a factor of ``FACTOR``; iterates are of the first
-    run, as a user with one run has them.
+    The line marks equality, the band a factor of ``FACTOR``.  The iterates are those of
+    the first run, since a user would have one run.
 
     Args:
-      found: What came out.
-      path: Of the PNG.
+      found: Results of the experiment.
+      path: Path of the PNG.
     """
     columns = len(found.spreads)
     figure, panels = new_figure(4.8 * columns, 4.4, columns=columns)
@@ -152,7 +153,7 @@ def _draw(axes: Any, one: Spread) -> None:
     over_runs, of_iterates = one.over_runs.ravel(), one.of_iterates[0].ravel()
     known = (over_runs > 0) & (of_iterates > 0)
     x, y = over_runs[known], of_iterates[known]
-    # Evenly spaced: every part of the held-out examples is seen.
+    # Evenly spaced, so that every part of the held-out examples is shown.
     chosen = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int)
     axes.loglog(x[chosen], y[chosen], ".", ms=3, alpha=0.4, color="C0")
     ends = np.array([min(x.min(), y.min()), max(x.max(), y.max())])
