@@ -140,7 +140,8 @@ _USER_OPTIONS = (
         "--keep-users",
         is_flag=True,
         default=None,
-        help="With a column of kind user, in place of these: keeps all rows and the ids, for `dpsgd "
+        help="With a column of kind user, in place of these: keeps all rows and the "
+        "ids, for `dpsgd "
         "compare --user-column` and `dpsgd bound`.",
     ),
     click.option(

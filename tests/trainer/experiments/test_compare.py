@@ -117,7 +117,7 @@ def test_settings_that_a_name_does_not_tell_apart_are_refused_before_any_batch(
     make_settings: MakeSettings, work: Work
 ) -> None:
     other = dataclasses.replace(PRIVATE, hidden=(4,))
-    with pytest.raises(InputError, match="to be of one kind"):
+    with pytest.raises(InputError, match="to have the same settings"):
         library.compare(make_settings(trained=(PRIVATE, other)))
     assert not work.batches
 

@@ -60,11 +60,11 @@ def test_a_finished_run_is_not_made_again(
 def test_a_run_of_other_settings_is_refused(runs: Runs, tmp_path: pathlib.Path) -> None:
     runs.run(_trial())
     for changed in ({"noise_multiplier": 2.0}, {"hidden": (5,)}, {"init_seed": 1}):
-        with pytest.raises(InputError, match="settings that are asked for"):
+        with pytest.raises(InputError, match="to have the settings given now"):
             runs.run(_trial(**changed))
     path = tmp_path / "out" / "runs" / f"{_trial().name}.settings.json"
     path.unlink()
-    with pytest.raises(InputError, match="to say what the finished run"):
+    with pytest.raises(InputError, match="to hold the settings of the finished run"):
         runs.run(_trial())
 
 
@@ -82,7 +82,7 @@ def test_what_an_earlier_release_was_asked_in_flags_is_known(
     run.with_name(f"{run.name}.flags.json").write_text(json.dumps(arguments))
     experiment_body._take_over(out)
     assert runs.run(_trial()) == first
-    with pytest.raises(InputError, match="settings that are asked for"):
+    with pytest.raises(InputError, match="to have the settings given now"):
         runs.run(_trial(noise_multiplier=2.0))
 
 
@@ -114,5 +114,5 @@ def test_batches_of_another_plan_are_refused(
     assert work.batches == ["b"]
     for changed in ({"expected_batch_size": 40}, {"num_epochs": 2}, {"epsilon": 60.0}):
         other = dataclasses.replace(batches, **changed)
-        with pytest.raises(InputError, match="to be of the plan that is asked for"):
+        with pytest.raises(InputError, match="to have the plan asked for"):
             runs.make_batches("b", other, other.plan(NUM_EXAMPLES))

@@ -226,7 +226,7 @@ def test_slots_that_are_not_given_always_suffice() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"samplers": ("dynamic-shuffle",)}, "to draw each example by itself.*--samp"),
+        ({"samplers": ("dynamic-shuffle",)}, "to draw each example indep.*--samp"),
         ({"users": {"user_column": "who"}}, "--user-column who to be a column of"),
         ({"users": {"max_examples_per_user": (1, 51)}}, "max_examples_per_user=51 <= "),
         ({"held_out": "source"}, "no training examples"),
@@ -300,6 +300,6 @@ def test_a_line_of_each_level_is_drawn_against_the_rows_of_a_user(
     assert "epsilon 2, batch size 20, 1 epoch" in text
     assert "| sampled | k | batches | size | noise |" in text
     assert "| users | 5 | truncated-poisson | 4 |" in text
-    assert "eps is of a user" in text
+    assert "eps is for a user" in text
     fields = json.loads((tmp_path / "comparison.json").read_bytes())
     assert [each["sampled"] for each in fields] == ["rows", "rows", "users", "users"]

@@ -121,5 +121,5 @@ def test_settings_without_a_variance_are_refused(
 
 def test_batches_of_another_plan_are_refused(settings: VarianceSettings) -> None:
     object.__setattr__(settings.batches, "truncated_batch_size", 17)
-    with pytest.raises(InputError, match="they are of another"):
+    with pytest.raises(InputError, match="they have another"):
         variance(settings)

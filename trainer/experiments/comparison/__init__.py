@@ -1,1 +1,1 @@
-"""Runs compared at one noise or at one epsilon: cases, noise, runs, tables."""
+"""Comparison of runs at equal noise or equal epsilon: cases, noise, runs, tables."""

@@ -1,10 +1,10 @@
-"""What is compared, and the runs that it is repeated in.
+"""A case of a comparison, and its runs.
 
-A case is one line of the table: a way of making batches, settings of training, and why
-they have this noise.  Its runs differ in their seed alone.
+A case is one line of the table: how batches are made, the settings of training, and the
+rule that chose the noise.  Its runs differ only in their seed.
 
 Formal guarantees:
-  - Two cases have one name only if they are one case, or they are refused.
+  - Two different cases with one name are refused.
   - Cases that share sampler, batch size, epochs and seed share their batches.
 
 Public: everything.
@@ -22,7 +22,7 @@ from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import TrainSettings
 from trainer.settings.user_levels import Level
 
-#: Beside ``comparison_settings.NOISE_RULES``: the noise itself was asked for.
+#: In addition to ``comparison_settings.NOISE_RULES``: the noise multiplier was given.
 GIVEN = "given"
 
 
@@ -31,9 +31,9 @@ class Trial:
     """One run.
 
     Attributes:
-      name: Of its folder.
+      name: Name of its folder.
       batches: Name of the folder of its batches.
-      settings: Of its training.
+      settings: Settings of its training.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Runs that differ in their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
       batches: How batches are made.
-      settings: Of training, with the noise.
-      target_epsilon: What the noise was chosen for; None without a target.
+      settings: Settings of training, with the noise.
+      target_epsilon: Target that the noise was chosen for; None without a target.
       noise_rule: One of ``NOISE_RULES`` or ``GIVEN``; None without privacy.
       level: How users are bounded; None if the comparison does not vary it.
     """
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name of its runs, without the seed."""
+        """Name of the runs, without the seed."""
         settings = self.settings
         parts = [self._batches, settings.method]
         if self.target_epsilon is not None:
@@ -75,11 +75,11 @@ class Case:
             f"{name.replace('_', '-')}{value}"
             for name, value in settings.method_settings.items()
         ]
-        # Of a setting that is text, nothing may mean another folder.
+        # A setting that is text must not change the folder.
         return re.sub(r"[^\w.+-]", "_", "-".join(parts))
 
     def name_of_batches(self, seed: int) -> str:
-        """Returns the name of the folder of its batches."""
+        """Returns the name of the folder of the batches."""
         return f"{self._batches}-seed{seed}"
 
     @property
@@ -88,7 +88,7 @@ class Case:
         return level + name_of_batches(self.batches)
 
     def trial(self, seed: int) -> Trial:
-        """Returns one of its runs, with initial weights of its own."""
+        """Returns the run of one seed, with its own initial weights."""
         return Trial(
             name=f"{self.name}-seed{seed}",
             batches=self.name_of_batches(seed),
@@ -108,23 +108,23 @@ def name_of_batches(batches: BatchSettings) -> str:
 
 
 def without_repetition(cases: Iterable[Case]) -> list[Case]:
-    """Returns every case once, in the order they come.
+    """Returns every case once, in order of first occurrence.
 
     Raises:
-      InputError: two differ in nothing that a name tells.
+      InputError: two different cases have the same name.
     """
     found: dict[str, Case] = {}
     for case in cases:
         if found.setdefault(case.name, case) != case:
             raise InputError(
-                f"Expected runs {case.name} to be of one kind: settings of training "
-                "or batches differ in more than method, target, noise, learning rate, "
-                "clip norm, settings of the method, batch size and epochs. Compare "
-                "them in folders of their own."
+                f"Expected runs {case.name} to have the same settings: they differ in "
+                "more than method, target, noise, learning rate, clip norm, settings "
+                "of the method, batch size and epochs. Compare them in separate --out "
+                "folders."
             )
     return list(found.values())
 
 
 def is_private(settings: TrainSettings) -> bool:
-    """Whether a run has a clip and noise."""
+    """Returns whether a run clips and adds noise."""
     return settings.method != NON_PRIVATE

@@ -1,14 +1,14 @@
-"""Runs of a comparison: one after the other here, or several in processes of their own.
+"""Executes the runs of a comparison: one by one in this process, or several at once.
 
 Formal guarantees:
-  - A run in a process of its own is the run that this process would make: it has as
-    many threads, and the bits of its results do not depend on what runs beside it.
-  - Not more than ``jobs`` runs at once, and not more than fit into ``memory_limit`` if
-    each takes as much as the largest so far.  The first run is alone, and one run is
-    always let.
-  - A method from outside is known there, too, by the module that registers it.
+  - A run in a separate process gives the same bits as in this process: it uses as many
+    threads, and does not depend on what runs at the same time.
+  - At most ``jobs`` runs go on at once, and at most as many as fit into
+    ``memory_limit`` if each takes as much as the largest so far.  The first run is
+    alone, and one run is always allowed.
+  - A process imports the module that registers a method of the user.
   - If one run fails, or this process is stopped, the others stop at their next step and
-    keep a checkpoint: started again, they go on from there.
+    keep a checkpoint, from which they resume.
 
 Public: what the runs publish, and how much memory they took.
 """
@@ -30,16 +30,16 @@ from trainer.run.preflight import Request
 from trainer.settings import methods
 from trainer.settings.comparison_settings import ComparisonSettings
 
-#: For ``Process``: of a module and a request; trains and returns the memory it took.
+#: For ``Process``: takes a module and a request, trains, returns peak memory in bytes.
 TRAIN = "trainer.experiments.comparison.jobs:train_and_measure"
 
 
 def train_and_measure(module: str, request: Request) -> int:
-    """Trains, and returns the most bytes of memory that this process had.
+    """Trains, and returns the peak memory of this process in bytes.
 
     Args:
-      module: Registers the method.
-      request: What to train.
+      module: Module that registers the method.
+      request: The run.
     """
     importlib.import_module(module)
     compare_runs.train_here(request)
@@ -48,16 +48,16 @@ def train_and_measure(module: str, request: Request) -> int:
 
 
 def check_jobs(settings: ComparisonSettings) -> None:
-    """Accepts methods that other processes know, where there are to be any.
+    """Refuses methods that other processes would not know, if there will be any.
 
     Raises:
-      InputError: a method that the running script registers.
+      InputError: the running script itself registers a method.
     """
     for each in settings.trained:
         if settings.jobs > 1 and _home(each.method) == "__main__":
             raise InputError(
-                f"Expected jobs={settings.jobs} to be 1 for method={each.method!r}: "
-                "the script that runs here registers it, and runs in no other process. "
+                f"Expected jobs={settings.jobs} to be 1 for method={each.method!r}, "
+                "which the running script registers: other processes do not run it. "
                 "Give --jobs 1, or register it in a module that the script imports."
             )
 
@@ -72,10 +72,10 @@ def train_one_by_one(requests: Sequence[Request], say: Say) -> None:
 
     Args:
       requests: Runs that are not finished.
-      say: Takes a line of progress.
+      say: Called with each line of progress.
 
     Raises:
-      InputError: refused by the trainer.
+      InputError: the trainer refuses a run.
     """
     for number, request in enumerate(requests, start=1):
         say(f"[{number}/{len(requests)}] training: {request.run.name}")
@@ -90,15 +90,14 @@ def train_at_once(
     say: Say,
     train: str = TRAIN,
 ) -> None:
-    """Trains in processes of their own.
+    """Trains several runs at once, each in a separate process.
 
     Args:
-      requests: Runs that are not finished; the largest first, by which memory is
-        measured.
-      jobs: Runs at once, at most.
-      memory_limit: Bytes of all runs at once.
-      say: Takes a line of progress.
-      train: "module:function" of a module and a request, which returns bytes.
+      requests: Runs that are not finished, the largest first: its memory is measured.
+      jobs: Maximum number of runs at once.
+      memory_limit: Maximum memory of all runs together, in bytes.
+      say: Called with each line of progress.
+      train: "module:function" that takes a module and a request, and returns bytes.
 
     Raises:
       InputError: a run was refused, or its process ended without a result.
@@ -116,7 +115,7 @@ def train_at_once(
                 process = Process(train, home, request)
                 running[process.fileno()] = process, request
             for ended in connection.wait(running):
-                assert isinstance(ended, int)  # as all of them
+                assert isinstance(ended, int)  # the index of a request
                 taken = _result(*running.pop(ended))
                 if taken > most and _room(jobs, memory_limit, taken) < jobs:
                     say(_fewer(jobs, memory_limit, taken))
@@ -129,7 +128,7 @@ def train_at_once(
 
 
 def _room(jobs: int, memory_limit: int, most: int) -> int:
-    """Returns how many runs may go on at once; one while nothing was measured."""
+    """Returns how many runs may go on at once; one before memory was measured."""
     return max(1, min(jobs, memory_limit // most)) if most else 1
 
 
@@ -141,10 +140,10 @@ def _fewer(jobs: int, memory_limit: int, taken: int) -> str:
 
 
 def _result(process: Process, request: Request) -> int:
-    """Returns the bytes that a run took.
+    """Returns the memory that a run took, in bytes.
 
     Raises:
-      InputError: what the process raised, with the name of the run.
+      InputError: the error of the process, with the name of the run.
     """
     try:
         taken: int = process.result()

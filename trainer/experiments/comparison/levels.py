@@ -1,9 +1,9 @@
-"""Data sets that are compared on: the one given, or one for each way to bound users.
+"""The data sets of a comparison: the given one, or one for each way to bound users.
 
-    OUT/tables/rows-k5/, users-k5/        the table, bounded; runs of all seeds share it
+    OUT/tables/rows-k5/, users-k5/        the bounded table, which all seeds share
 
-At one k, rows and users are drawn with one probability, in as many steps.  Both then go
-through the rows that are kept equally often, and about as many gradients are computed.
+At one k, rows and users are sampled with the same probability in the same number of
+steps.  Both then use the kept rows equally often, and compute about as many gradients.
 
 Formal guarantees:
   - Nothing is made before the table, its columns and every sampler are checked; text,
@@ -38,12 +38,12 @@ from trainer.settings.user_levels import Level, UserLevels
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A data set, and what is compared on it.
+    """A data set, and the comparison on it.
 
     Attributes:
-      settings: With the batches of this data set, and its source.
-      num_examples: Its slots.
-      examples_per_user: Examples of one user at most; 1 if the unit is an example.
+      settings: Settings with the source and the batches of this data set.
+      num_examples: Number of slots.
+      examples_per_user: Maximum examples per user; 1 if the unit is an example.
       level: How users are bounded; None if the comparison does not vary it.
     """
 
@@ -72,13 +72,13 @@ def check_kind(settings: ComparisonSettings) -> None:
 
 
 def find_parts(settings: ComparisonSettings) -> list[Part]:
-    """Returns the data sets, of which those of users need not be there yet.
+    """Returns the data sets; tables of bounded users need not exist yet.
 
     Args:
-      settings: What is compared.
+      settings: What to compare.
 
     Raises:
-      InputError: a table or a sampler that cannot be used.
+      InputError: a table or a sampler cannot be used.
     """
     if settings.users is not None:
         return _parts_of_users(settings, settings.users)
@@ -118,14 +118,14 @@ def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) ->
 
 
 def _check_samplers(part: Part) -> None:
-    """Refuses what `dpsgd batches` refuses of bounded tables."""
+    """Refuses samplers that `dpsgd batches` refuses for bounded tables."""
     for sampler in part.settings.samplers:
         for batches in part.settings.batches_of(sampler):
             plan = batches.plan(part.num_examples)
             if plan.largest_batch_size is not None and not plan.truncated_batch_size:
                 raise InputError(
-                    f"Expected sampler={sampler!r} to draw each example by itself: it "
-                    "gives each of a public number of slots a place, and which slots "
+                    f"Expected sampler={sampler!r} to draw each example independently: "
+                    "it assigns steps to a public number of slots, and which slots "
                     f"have rows depends on the users. Give --sampler "
                     f"{TRUNCATED_POISSON}."
                 )
@@ -135,12 +135,12 @@ def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
     """Bounds the users of a table, unless that is done.
 
     Args:
-      settings: With the whole table.
-      part: What is asked for.
-      say: Takes a line of progress.
+      settings: Settings of the comparison, with the whole table.
+      part: The data set to make.
+      say: Called with each line of progress.
 
     Raises:
-      InputError: the table was refused, or the folder holds another one.
+      InputError: the table is refused, or the folder holds another one.
     """
     users, level = settings.users, part.level
     if users is None or level is None:
@@ -159,12 +159,12 @@ def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
     found = list_blocks(str(folder)).bounded
     if found != _note(asked, found):
         raise InputError(
-            f"Expected the table in {folder} to be bounded as is asked for now; it is "
-            "of other settings. Give the same command, or another --out."
+            f"Expected the table in {folder} to be bounded as asked for now; it has "
+            "other settings. Give the same command, or another --out."
         )
 
 
 def _note(asked: BoundSettings, found: Bounded | None) -> Bounded:
-    """Returns what a table says of itself that was bounded as asked."""
+    """Returns the note that a table bounded with these settings would have."""
     key = "" if found is None else found.key
     return Bounded(**dataclasses.asdict(asked), key=key)

@@ -1,22 +1,22 @@
-"""The noise of every run of a comparison, before any batch is made.
+"""Computes the noise of every run in a comparison, before any batch is made.
 
-A target (epsilon, delta) asks for different noise from different samplers: that is the
-question of Scalable DP-SGD.  Three rules answer it:
+One target (epsilon, delta) needs different noise with different samplers, which is the
+subject of Scalable DP-SGD.  There are three rules:
 
-    same         all samplers get what the first one needs; others may miss the target
-    own          each gets what is proven to suffice for it
-    optimistic   each gets what lower bounds allow: NO GUARANTEE of the target
+    same         all samplers use the noise of the first; others may miss the target
+    own          each uses the noise that is proven to suffice for it
+    optimistic   each uses the least noise that lower bounds allow: NO GUARANTEE
 
-Where a sampler's two bounds coincide, or only the proven one is known, as for Poisson
-batches, the optimistic noise is its own, which is a guarantee.  A method with a theorem
-of its own gets the noise of that theorem; on batches that the theorem does not cover it
-is left out, and a note says so.
+If a sampler's two bounds coincide, or only the proven one is known, as for Poisson
+batches, optimistic noise is the sampler's own noise, which has a guarantee.  A method
+with its own theorem gets the noise of that theorem; on batches that the theorem does
+not cover the method is left out, and a note says so.
 
 Formal guarantees:
   - ``own`` noise is what the accountant, or the theorem of the method, proves to
     suffice for that sampler's plan.
   - ``optimistic`` noise is never called ``own``, nor the other way round.
-  - A noise multiplier that is given is handed on as it is.
+  - A given noise multiplier is used unchanged.
 
 Public: everything.
 
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
 
 def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
-    """Accepts a comparison all of whose batches can be made.
+    """Refuses a comparison with an impossible plan.
 
     Args:
-      settings: What is compared.
-      num_examples: Slots of the data set.
+      settings: What to compare.
+      num_examples: Number of slots in the data set.
 
     Raises:
-      InputError: an impossible plan.
+      InputError: a plan is impossible.
     """
     for sampler in settings.samplers:
         for batches in settings.batches_of(sampler):
@@ -80,17 +80,17 @@ def find_cases(
     max_examples_per_user: int = 1,
     level: Level | None = None,
 ) -> tuple[list[Case], list[str]]:
-    """Returns all that is compared, with its noise, and notes on what is not.
+    """Returns all cases with their noise, and notes on those left out.
 
     Args:
-      settings: What is compared.
-      num_examples: Slots of the data set.
-      say: Takes a line of progress.
-      max_examples_per_user: k, if the data set is bounded; above 1 noise is for users.
-      level: How users are bounded, if that is compared.
+      settings: What to compare.
+      num_examples: Number of slots in the data set.
+      say: Called with each line of progress.
+      max_examples_per_user: k of a bounded data set; above 1, the noise protects users.
+      level: How users are bounded, if the comparison varies it.
 
     Raises:
-      InputError: a method without accounting, a target out of reach, or a theorem that
+      InputError: a method has no accounting, a target is out of reach, or a theorem
         covers none of the samplers.
     """
     cases, notes = list[Case](), dict[str, None]()
@@ -109,14 +109,14 @@ def find_cases(
 
 
 class _Answers:
-    """The noise that one way of training gets on the batches of each sampler.
+    """The noise that one training configuration gets with each sampler.
 
     Args:
-      training: With a target or a noise multiplier, or without privacy.
-      batches: Those of every sampler: of one size and number of epochs.
-      num_examples: Slots of the data set.
-      count: Examples that a user has at most.
-      level: Of the cases.
+      training: Settings with a target or a noise multiplier, or without privacy.
+      batches: Batches of every sampler, of one size and number of epochs.
+      num_examples: Number of slots in the data set.
+      count: Maximum number of examples per user.
+      level: How users are bounded in these cases.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _Answers:
                 yield sampler, error
 
     def left_out(self) -> list[str]:
-        """Returns a sentence for every sampler that the method's theorem refuses."""
+        """Returns a sentence for every sampler that the method's theorem excludes."""
         return [
             f"Left out: {self._training.method} on {sampler} batches, for which its "
             "theorem proves nothing."
@@ -155,7 +155,7 @@ class _Answers:
         ]
 
     def cases(self, rules: Sequence[str]) -> Iterator[Case]:
-        """Yields a case for every sampler and rule; some may come twice."""
+        """Yields a case for every sampler and rule, possibly with duplicates."""
         target = self._training.target_epsilon
         for batches in self._batches:
             given = Case(batches=batches, settings=self._training, level=self._level)
@@ -177,7 +177,7 @@ class _Answers:
         )
 
     def _noise(self, sampler: str, rule: str) -> tuple[str, float]:
-        """Returns the rule that the noise comes by in truth, and the noise."""
+        """Returns the rule that in effect determines the noise, and the noise."""
         if rule == SAME:
             first = self._batches[0].sampler
             return OWN if sampler == first else SAME, self._bounds(first).guarantee
@@ -209,5 +209,5 @@ def _bounds(
         )
     check_unit(theorem, count)
     found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
-    # What refutes DP-SGD at less noise does not refute another mechanism.
+    # A lower bound for DP-SGD does not hold for another mechanism.
     return dataclasses.replace(found, necessary=None, necessary_method=None)

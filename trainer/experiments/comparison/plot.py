@@ -1,10 +1,10 @@
-"""A picture of a comparison: how well models do over epsilon, batch size and the like.
+"""Plots of a comparison: the metric over epsilon, batch size and other variables.
 
-A question is one of these that varies.  It has a panel for every value of the others,
-and in each panel a line for every sampler, method, noise rule and setting that is
-tried, and for rows and for users.  Lines differ in colour, marker and dashes.  Points
-are hollow where the target epsilon is not proven.  Bars are one standard deviation over
-the seeds.
+There is one picture per variable that takes several values.  It has a panel for every
+combination of the other variables.  In each panel there is a line for every sampler,
+method, noise rule and setting, and for rows and users.  Lines differ in colour, marker
+and dashes.  Points are hollow if the target epsilon is not proven.  Error bars are one
+standard deviation over the seeds.
 
 Formal guarantees:
   - A line whose noise guarantees nothing says so in the legend, and its points are
@@ -32,7 +32,7 @@ from trainer.report.plots import write_png
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, SAME
 
-#: As many as have no divisor in common with colours and dashes.
+#: Their number is coprime to those of colours and dashes, so that all combine.
 _MARKERS = "osD^vP*X<>p"
 _DASHES = ("-", "--", "-.", ":")
 _RULES = {
@@ -41,19 +41,19 @@ _RULES = {
     OPTIMISTIC: "optimistic noise",
     GIVEN: "",
 }
-#: Inches of a letter of the legend, and of what stands before an entry.
+#: Widths in inches of a letter in the legend, and of the line before an entry.
 _LETTER, _HANDLE = 0.075, 0.9
-#: Panels in a row.
+#: Maximum number of panels in a row.
 _MOST_COLUMNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """What may vary between outcomes, in numbers.
+    """A numeric variable of outcomes.
 
     Attributes:
-      words: What it is called.
-      value: Of an outcome; None if it has none.
+      words: Name of the variable, in words.
+      value: Outcome -> value; None if the outcome has none.
     """
 
     words: str
@@ -70,7 +70,7 @@ BATCH_SIZE = Axis(
 )
 EPOCHS = Axis("epochs", lambda one: one.num_epochs)
 ROWS_KEPT = Axis("rows of a user at most", lambda one: one.max_examples_per_user)
-#: The first that varies has the first picture.
+#: In the order of their pictures.
 AXES = (ROWS_KEPT, EPSILON, NOISE, BATCH_SIZE, EPOCHS)
 
 
@@ -80,7 +80,7 @@ def _values(axis: Axis, outcomes: Sequence[Outcome]) -> list[float]:
 
 
 def pictures(outcomes: Sequence[Outcome]) -> dict[Axis, str]:
-    """Returns the questions, and the file name of each one's picture."""
+    """Returns the variables that get a picture, with the file name of each."""
     asked = [axis for axis in AXES if len(_values(axis, outcomes)) > 1]
     first, *others = asked or [a for a in AXES if _values(a, outcomes)][:1]
     names = {axis: f"comparison-{axis.words.replace(' ', '-')}.png" for axis in others}
@@ -88,7 +88,7 @@ def pictures(outcomes: Sequence[Outcome]) -> dict[Axis, str]:
 
 
 def in_common(outcomes: Sequence[Outcome]) -> list[str]:
-    """Returns epsilon, delta, batch size and epochs, where all private lines agree."""
+    """Returns those of epsilon, delta, batch size and epochs that all lines share."""
     found = []
     for axis in AXES:
         values = _values(axis, outcomes)
@@ -108,7 +108,7 @@ def _said(axis: Axis, value: float) -> str:
 
 
 def over_seeds(outcomes: Sequence[Outcome]) -> str:
-    """Returns what is shown of the seeds."""
+    """Returns what the table shows of the seeds, in words."""
     count = outcomes[0].num_seeds
     return "1 seed" if count == 1 else f"mean and standard deviation over {count} seeds"
 
@@ -116,18 +116,18 @@ def over_seeds(outcomes: Sequence[Outcome]) -> str:
 def plot(
     outcomes: Sequence[Outcome], axis: Axis, path: pathlib.Path, *, title: str
 ) -> None:
-    """Draws the held-out metric over one axis.
+    """Draws the held-out metric over one variable.
 
-    Runs without privacy have no epsilon: over epsilon they are lines across the panel.
-    Majority votes are in the table alone.
+    Runs without privacy have no epsilon: over epsilon they are horizontal lines.
+    Majority votes are only in the table.
 
     Args:
       outcomes: Lines of the table.
-      axis: Across; one of ``AXES``.
-      path: Of the PNG.
-      title: Above the picture.
+      axis: Variable on the horizontal axis, one of ``AXES``.
+      path: Path of the PNG.
+      title: Title of the picture.
     """
-    # Votes have few levels, and an AUC so low that it would flatten all other lines.
+    # Votes have few levels and a low AUC, which would compress all other lines.
     shown = [outcome for outcome in outcomes if outcome.weights != OMV]
     lines = _lines(shown)
     panels = _panels(shown, axis)
@@ -175,7 +175,7 @@ def _legend_columns(width: float, labels: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Panel:
-    """The outcomes at one value of all that is not asked about."""
+    """The outcomes at one combination of the other variables."""
 
     title: str
     outcomes: Sequence[Outcome]
@@ -195,7 +195,7 @@ def _panels(outcomes: Sequence[Outcome], axis: Axis) -> list[_Panel]:
 def _panel(
     outcomes: Sequence[Outcome], at: dict[Axis, float], weights: str, num_weights: int
 ) -> _Panel:
-    """Returns a panel; what has no value on an axis, as no epsilon, is in all."""
+    """Returns a panel; outcomes without a value, such as no epsilon, are in all."""
     inside = [
         one
         for one in outcomes
@@ -212,7 +212,7 @@ def _panel(
 
 @dataclasses.dataclass(frozen=True)
 class _Style:
-    """How a line is told from others, and how far it stands from the true place."""
+    """Colour, marker and dashes of a line, and its horizontal shift."""
 
     color: str
     marker: str
@@ -226,7 +226,7 @@ def _styles(count: int) -> list[_Style]:
             color=f"C{index % 10}",
             marker=_MARKERS[index % len(_MARKERS)],
             dashes=_DASHES[index % len(_DASHES)],
-            # A little apart, so that bars at one place do not hide each other.
+            # Shifted slightly, so that error bars do not hide each other.
             shift=1.015 ** (index - (count - 1) / 2),
         )
         for index in range(count)
@@ -234,7 +234,7 @@ def _styles(count: int) -> list[_Style]:
 
 
 def _lines(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Returns the outcomes of every line, by its entry in the legend."""
+    """Returns legend entry -> outcomes of the line."""
     told = _told_apart_by(outcomes)
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -244,7 +244,7 @@ def _lines(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def _told_apart_by(outcomes: Sequence[Outcome]) -> list[Callable[[Outcome], str]]:
-    """Returns what the entries of lines say: the sampler, and whatever differs."""
+    """Returns functions for the legend entries: the sampler, and whatever differs."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     others: list[Callable[[Outcome], str]] = [
         lambda one: "" if one.sampled is None else f"{one.sampled} sampled",
@@ -296,7 +296,7 @@ def _draw_line(axes: Any, axis: Axis, line: Sequence[Outcome], style: _Style) ->
 
 
 def _add_legend(figure: Any, axis: Axis, lines: dict[str, list[Outcome]]) -> None:
-    """Names every line, below the panels."""
+    """Adds a legend of all lines, below the panels."""
     handles = []
     for style, (label, line) in zip(_styles(len(lines)), lines.items(), strict=True):
         has_points = any(axis.value(one) is not None for one in line)

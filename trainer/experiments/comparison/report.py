@@ -1,9 +1,9 @@
-"""A comparison as a table for the terminal, in a notebook, and as Markdown.
+"""A comparison as a table for the terminal, for notebooks and as Markdown.
 
 Formal guarantees:
   - Upper bounds are rounded up, and lower bounds down.
   - A line whose target is not proven says "no guarantee".
-  - What differs between lines stands in a column, what all have in common above.
+  - Values that differ between lines are in columns; common values are above the table.
 
 Public: everything.
 """
@@ -27,15 +27,15 @@ COSTS = (
     "run covers."
 )
 _NO_GUARANTEE_NOTE = (
-    "no guarantee: the target is not proven at this noise, optimistic or that of "
-    "another sampler; eps ≤ says what is."
+    "no guarantee: the target is not proven at this noise, which is optimistic or that "
+    "of another sampler; eps ≤ is proven."
 )
 _LEVELS_NOTE = (
-    "eps is of a user, of whom at most k rows are kept. Steps draw users as often as "
-    "they draw rows."
+    "eps is for a user, of whom at most k rows are kept. Users and rows are sampled "
+    "with the same probability."
 )
 
-#: Heading, text of a line, and whether it is shown where all lines are alike.
+#: Heading, text of a line, and whether to show the column if all lines are equal.
 _Column = tuple[str, Callable[[Outcome], str], bool]
 
 
@@ -45,8 +45,8 @@ class Report:
 
     Attributes:
       outcomes: Lines of the table.
-      notes: What else must be known to read it.
-      title: Above it.
+      notes: Further notes that explain the table.
+      title: Title of the table.
     """
 
     outcomes: Sequence[Outcome]
@@ -66,11 +66,11 @@ class Report:
         return f"# {self.title}\n\n{_in_common(self.outcomes)}\n\n{table}\n\n{notes}\n"
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """Returns what a notebook shows."""
         return self.markdown()
 
     def write(self, out: pathlib.Path) -> None:
-        """Writes comparison.json, comparison.md, and a picture of each question."""
+        """Writes comparison.json, comparison.md, and a picture of each variable."""
         write_atomically(out / "comparison.json", pretty_json(self.to_json()))
         text = self.markdown()
         for axis, name in compare_plot.pictures(self.outcomes).items():
@@ -94,8 +94,8 @@ class Report:
     def _all_notes(self) -> list[str]:
         marked = any(one.guarantee == NO_GUARANTEE for one in self.outcomes)
         return [
-            "eps ≤ is proven for these batches at the noise multiplier in the column "
-            "noise; no proof can go below eps ≥. The last column is of held-out "
+            "eps ≤ is proven for these batches at the noise multiplier in column "
+            "noise; no proof can give less than eps ≥. The last column is for held-out "
             f"examples: {compare_plot.over_seeds(self.outcomes)}.",
             *([_LEVELS_NOTE] if any(one.sampled for one in self.outcomes) else []),
             *([_NO_GUARANTEE_NOTE] if marked else []),
@@ -105,7 +105,7 @@ class Report:
 
 
 def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
-    """Returns the columns that say something."""
+    """Returns the columns to show."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     every: list[_Column] = [
         ("sampled", lambda one: _or_dash(one.sampled), False),
@@ -137,12 +137,12 @@ def _own_setting(name: str) -> Callable[[Outcome], str]:
 
 
 def _in_common(outcomes: Sequence[Outcome]) -> str:
-    """Returns what all private lines have in common, but for their noise."""
+    """Returns the values that all private lines share, except their noise."""
     return ", ".join(compare_plot.in_common(outcomes))
 
 
 def noise_rule(outcome: Outcome) -> str:
-    """Returns how the noise was chosen, marked where it guarantees no target."""
+    """Returns how the noise was chosen, marked if it does not guarantee the target."""
     if outcome.noise_rule is None:
         return "-"
     marked = outcome.guarantee == NO_GUARANTEE

@@ -1,11 +1,10 @@
-"""What came out of a comparison: a line for each case and average of weights.
+"""Results of a comparison: one line for each case and average of weights.
 
 Formal guarantees:
   - ``summarise`` reports every case, with mean and sample standard deviation over its
-    seeds, whatever came out.
-  - A target is called proven only where the noise is what the accountant proves to
-    suffice, or the statement of every run is within the target.  All else says "no
-    guarantee".
+    seeds, whatever the result.
+  - A target is called proven only if the accountant proves that the noise suffices, or
+    the statement of every run is within the target.  All others say "no guarantee".
 
 Public: everything.
 """
@@ -28,33 +27,32 @@ NO_GUARANTEE = "no guarantee"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One line of the table: runs that differ in their seed alone.
+    """One line of the table: runs that differ only in their seed.
 
     Attributes:
-      sampler: How the batches were made.
-      expected_batch_size: Examples of a step.
-      num_epochs: Of the batches; None if their steps were given.
+      sampler: Sampler of the batches.
+      expected_batch_size: Expected batch size.
+      num_epochs: Epochs of the batches; None if their steps were given.
       method: The training method.
-      method_settings: Its own.
-      learning_rate: Of its optimizer.
+      method_settings: Settings of the method alone.
+      learning_rate: Learning rate of the optimizer.
       l2_norm_clip: Bound on the norm of one example's gradient; None without privacy.
       weights: "last", or the average of iterates that was evaluated.
-      target_epsilon: What the noise was chosen for; None without a target.
-      delta: Of every epsilon here; None without privacy.
+      target_epsilon: Target that the noise was chosen for; None without a target.
+      delta: Delta of every epsilon here; None without privacy.
       noise_rule: One of ``NOISE_RULES`` or "given"; None without privacy.
       guarantee: Whether the target is met: "proven" or "no guarantee"; None without a
         target.
-      noise_multiplier: Of the runs; None without noise.
-      epsilon: Proven for these batches and this noise; None if nothing is.
-      epsilon_lower_bound: No proof can go below; None if unknown.
+      noise_multiplier: Noise multiplier of the runs; None without noise.
+      epsilon: Proven for these batches and this noise; None if nothing is proven.
+      epsilon_lower_bound: Lower bound on any provable epsilon; None if unknown.
       metric: Name of the metric.
-      mean: Over the seeds.
+      mean: Mean over the seeds.
       stddev: Sample standard deviation over the seeds; None for one seed.
-      num_seeds: Runs of the case.
-      sampled: "rows" or "users"; None if the comparison does not vary it, as the next.
-      max_examples_per_user: Rows of a user that were kept at most.
-      rows_per_step: The batch size that was asked for, where users are sampled in place
-        of as many rows.
+      num_seeds: Number of runs of the case.
+      sampled: "rows" or "users"; None if the comparison does not vary it.
+      max_examples_per_user: Maximum rows kept per user; None as ``sampled``.
+      rows_per_step: The batch size asked for in rows, if users are sampled instead.
     """
 
     sampler: str
@@ -84,11 +82,11 @@ class Outcome:
 def summarise(
     results: Iterable[tuple[Case, dict[str, Any]]], *, metric: str
 ) -> list[Outcome]:
-    """Returns one outcome for each case and average, in the order they come.
+    """Returns one outcome for each case and average, in order of first occurrence.
 
     Args:
       results: For each run its case, and what ``Runs.result`` returned.
-      metric: Which of the held-out metrics, such as "auc".
+      metric: Name of the held-out metric, such as "auc".
 
     Raises:
       InputError: a run has no such metric.
@@ -148,13 +146,13 @@ def _outcome(
 
 
 def _level(case: Case) -> dict[str, Any]:
-    """Returns how users are bounded, if that is compared."""
+    """Returns how users are bounded, if the comparison varies it."""
     names = ("sampled", "max_examples_per_user", "rows_per_step")
     return {name: case.level and getattr(case.level, name) for name in names}
 
 
 def _epsilon(case: Case, found: list[tuple[float, dict[str, Any]]]) -> float | None:
-    """Returns what is proven of every run; None if it is not of one of them."""
+    """Returns the epsilon that is proven for all runs; None if one has none."""
     stated = [privacy.get("epsilon") for _, privacy in found]
     values = [value for value in stated if value is not None and math.isfinite(value)]
     if len(values) < len(stated):

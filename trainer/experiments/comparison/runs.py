@@ -2,18 +2,16 @@
 
     OUT/batches/BATCHES-seed0/            batches, which runs share
     OUT/runs/NAME-seed0/                  one training run per trial
-    OUT/runs/NAME-seed0.settings.json     what that run was asked to do
+    OUT/runs/NAME-seed0.settings.json     the request of that run
 
-Batches are made in a process of their own, since Beam and TensorFlow need not know each
-other.
+Batches are made in a separate process, so that Beam and TensorFlow do not share one.
 
 Formal guarantees:
-  - What is found finished is not made again, and an unfinished run continues where it
+  - Finished batches and runs are not made again; an unfinished run continues where it
     was.
-  - Batches that are found finished are taken only if they are of the plan that is asked
-    for.
-  - A run that is found finished is taken only if it was asked for with the settings
-    and folders of the trial, and trained by the user's code as it is now.
+  - Finished batches are used only if they have the plan that is asked for.
+  - A finished run is used only if it was made with the settings and folders of the
+    trial and with the current code of the user.
 
 Public: what the runs publish.
 """
@@ -55,12 +53,12 @@ from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
 _E = TypeVar("_E", bound=Experiment)
 
-#: Takes a line of progress.
+#: Called with each line of progress.
 Say = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Says nothing."""
+    """Ignores a line of progress."""
     del line
 
 
@@ -68,10 +66,10 @@ class Runs:
     """Makes batches and runs in the folder ``out``.
 
     Args:
-      experiment: Data, folders, and what else all runs have in common.
-      say: Takes a line of progress.
-      make_batches: "module:function" of source, folder and ``BatchSettings``, which
-        runs in a process of its own.
+      experiment: Data, folders, and everything else that all runs share.
+      say: Called with each line of progress.
+      make_batches: "module:function" that takes source, folder and ``BatchSettings``;
+        runs in a separate process.
     """
 
     def __init__(
@@ -87,23 +85,23 @@ class Runs:
         plan: DpSgdPlan,
         source: str | None = None,
     ) -> None:
-        """Makes batches, unless they are there.
+        """Makes batches, unless they exist.
 
         Args:
-          name: Of their folder.
+          name: Name of their folder.
           settings: How to sample.
-          plan: What is asked for.
-          source: Parquet; that of the experiment if None.
+          plan: The plan that the batches must have.
+          source: Parquet input; that of the experiment if None.
 
         Raises:
-          InputError: the batches were refused, or are of another plan, or the held-out
-            examples are sampled.
+          InputError: the batches are refused or have another plan, or held-out examples
+            would be sampled.
         """
         folder = self._batches(name)
         if not (folder / MANIFEST_NAME).exists():
             experiment = self._experiment
             source = experiment.source if source is None else source
-            # Training would refuse them, once the batches are made.
+            # Training would refuse them, but only after the batches are made.
             digests = list_blocks(source).footers.values()
             check_apart(experiment.held_out, digests)
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +109,8 @@ class Runs:
             separate_process.call(self._make_batches, source, str(folder), settings)
         if read_manifest(folder).plan != plan:
             raise InputError(
-                f"Expected the batches in {folder} to be of the plan that is asked for "
-                "now; they are of another. Give the same command, or another --out."
+                f"Expected the batches in {folder} to have the plan asked for now; "
+                "they have another. Give the same command, or another --out."
             )
 
     def _batches(self, name: str) -> pathlib.Path:
@@ -122,7 +120,7 @@ class Runs:
         """Trains a trial in this process, unless it is done; see `result`.
 
         Raises:
-          InputError: refused by the trainer, or done with other settings.
+          InputError: the trainer refuses it, or it was made with other settings.
         """
         request = self.unfinished(trial)
         if request is not None:
@@ -131,10 +129,10 @@ class Runs:
         return self.result(trial)
 
     def unfinished(self, trial: Trial) -> Request | None:
-        """Returns what is left to be trained; None if it is done.
+        """Returns the request of a run that is not finished; None if it is.
 
         Raises:
-          InputError: done, or begun, with other settings.
+          InputError: the run was made or begun with other settings.
         """
         request = self.request(trial)
         _check_same(request)
@@ -144,7 +142,7 @@ class Runs:
         return None
 
     def result(self, trial: Trial) -> dict[str, Any]:
-        """Returns the "metrics" and the "privacy" that a finished run published."""
+        """Returns the published "metrics" and "privacy" of a finished run."""
         run = self.request(trial).run
         return {
             name: json.loads((run / file).read_bytes())
@@ -152,10 +150,10 @@ class Runs:
         }
 
     def request(self, trial: Trial) -> Request:
-        """Returns what the trainer is asked to do.
+        """Returns the request of a trial to the trainer.
 
         Raises:
-          InputError: a folder that is not on this machine.
+          InputError: a folder is not on this machine.
         """
         experiment = self._experiment
         return Request(
@@ -169,12 +167,12 @@ class Runs:
 
 
 def settings_path(run: pathlib.Path) -> pathlib.Path:
-    """Returns the file that says what a run was asked to do."""
+    """Returns the file that holds the request of a run."""
     return run.with_name(f"{run.name}.settings.json")
 
 
 def describe(request: Request) -> dict[str, Any]:
-    """Returns all that a run is asked to do, JSON-serialisable."""
+    """Returns a request as a JSON-serialisable dict."""
     fields: dict[str, Any] = json.loads(
         json.dumps(dataclasses.asdict(request), default=str)
     )
@@ -182,37 +180,36 @@ def describe(request: Request) -> dict[str, Any]:
 
 
 def _check_same(request: Request) -> None:
-    """Refuses a run that was asked for otherwise."""
+    """Refuses a run that was made for another request."""
     path, asked = settings_path(request.run), describe(request)
     known = path.exists()
     if known and read_json(path) != asked:
         raise InputError(
-            f"Expected {request.run} to be of the settings that are asked for now; "
-            f"{path.name} beside it says otherwise. Give the same settings, or another "
-            "--out."
+            f"Expected {request.run} to have the settings given now; {path.name} "
+            "beside it has others. Give the same settings, or another --out."
         )
     if not known and _is_finished(request.run):
         raise InputError(
-            f"Expected {path} to say what the finished run beside it was asked to do. "
+            f"Expected {path} to hold the settings of the finished run beside it. "
             "Restore it, or give another --out."
         )
 
 
 def note(request: Request) -> None:
-    """Writes down what a run is asked to do, before it begins."""
+    """Writes the request of a run, before the run begins."""
     path = settings_path(request.run)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, pretty_json(describe(request)))
 
 
 def _check_code(run: pathlib.Path) -> None:
-    # Runs of an earlier release do not say.
+    # Runs of earlier releases lack it.
     began_under = origin.read(run)
     edited = began_under and origin.edited_files(began_under)
     if edited:
         raise InputError(
-            f"Expected {run} to be of the user's code as it is now; it was edited "
-            f"since: {', '.join(edited)}. Restore it, or give another --out."
+            f"Expected {run} to be a run of your current code, which was edited since: "
+            f"{', '.join(edited)}. Restore it, or give another --out."
         )
 
 
@@ -222,7 +219,7 @@ def _is_finished(run: pathlib.Path) -> bool:
 
 
 def train_here(request: Request) -> None:
-    """Trains in this process, and notes what is asked before."""
+    """Writes the request, and trains in this process."""
     note(request)
     # Imported here: it loads TensorFlow.
     from trainer.train import train
@@ -231,11 +228,11 @@ def train_here(request: Request) -> None:
 
 
 def settled(experiment: _E) -> _E:
-    """Returns an experiment whose loss and metric are the label's where it is "auto".
+    """Returns an experiment whose "auto" loss and metric are replaced by the label's.
 
     Raises:
-      InputError: before any batch is made: there is no such metric, no training data,
-        no held-out folder, or a folder that is not on this machine.
+      InputError: there is no such metric, no training data or no held-out folder, or a
+        folder is not on this machine.
     """
     _check(experiment)
     if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
@@ -269,9 +266,9 @@ def _check(experiment: Experiment) -> None:
 def _metrics(settings: TrainSettings) -> tuple[str, ...]:
     """Returns the names of the metrics that a run will have."""
     known = METRICS[settings.task]
-    if settings.loss == AUTO_LOSS:  # the data is not asked yet
+    if settings.loss == AUTO_LOSS:  # depends on the data
         known = tuple(dict.fromkeys(itertools.chain(*METRICS.values())))
     if settings.metric is None:
         return known
-    # What a metric of the user's own is called is known when it is loaded.
+    # The name of a user's metric is known once it is loaded.
     return (*known, name_of(load_function(settings.metric, "metric")))
