@@ -1,4 +1,4 @@
-"""What ``dpsgd account`` does, without TensorFlow.
+"""The work of ``dpsgd account``, without TensorFlow.
 
 Public: everything.
 """
@@ -25,12 +25,12 @@ Said = tuple[dict[str, Any], str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class More:
-    """What is said beside the statement.
+    """What to add to the statement.
 
     Attributes:
-      cross_check: The epsilon by others.
-      trade_off: What tests of membership can achieve, at many rates.
-      plot: Where it is drawn; None for nowhere.
+      cross_check: Whether to add the epsilon of other software.
+      trade_off: Whether to add error rates of membership tests.
+      plot: Where to draw the trade-off; None to draw nothing.
     """
 
     cross_check: bool = False
@@ -39,12 +39,12 @@ class More:
 
 
 def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
-    """Returns the statement of a run, as JSON and for people.
+    """Returns the statement of a run, as JSON and as text.
 
     Args:
       run: A folder that ``dpsgd train`` wrote.
-      flags: Of the command.
-      more: What is said beside the statement.
+      flags: Flags of the command.
+      more: What to add to the statement.
 
     Raises:
       InputError: the run is refused, or dp_accounting has no event for it.
@@ -69,17 +69,17 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
 
 
 def _asked(flags: dict[str, Any]) -> tuple[str, int]:
-    """Returns the relation and the examples of a user that epsilon is to be of."""
+    """Returns the neighbouring relation and k that epsilon is asked for."""
     count = flags["max_examples_per_user"]
     return flags["relation"] or REPLACE_SPECIAL, 1 if count is None else count
 
 
 def of_plan(flags: dict[str, Any], more: More) -> Said:
-    """Returns the statement of a plan, as JSON and for people.
+    """Returns the statement of a plan, as JSON and as text.
 
     Args:
-      flags: Of the command.
-      more: What is said beside the statement.
+      flags: Flags of the command.
+      more: What to add to the statement.
 
     Raises:
       InputError: flags are missing or describe no plan, or dp_accounting has no event
@@ -109,7 +109,7 @@ def of_plan(flags: dict[str, Any], more: More) -> Said:
 
 
 def _method(flags: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the method whose settings are given, complete; else DP-SGD."""
+    """Returns the method whose settings are given, with all settings; else DP-SGD."""
     given = method_flags.given(flags)
     if not given:
         return DP_SGD, {}
@@ -151,7 +151,7 @@ def _said(statement: PrivacyStatement, more: More) -> Said:
 
 def _trade_off(statement: PrivacyStatement) -> TradeOff:
     if statement.theorem is not None:
-        # Nothing but the claim is proven.
+        # Only the claim itself is proven.
         return statement.trade_off or TradeOff(())
     return bounds.trade_off(
         statement.plan,

@@ -1,4 +1,4 @@
-"""The flags of ``dpsgd train`` for averages of iterates, and its table of them."""
+"""Flags of ``dpsgd train`` for averages of iterates, and the table of their metrics."""
 
 from __future__ import annotations
 
@@ -20,59 +20,60 @@ _OPTIONS = (
     click.option(
         "--ema-decay",
         type=float,
-        help="Average the weights while training, as 0.999: an exponential moving "
-        "average with warm-up.  Free of privacy cost, as all averages here.",
+        help="Average the weights while training with this decay, such as 0.999: an "
+        "exponential moving average with warm-up.  Costs no privacy, like all averages "
+        "here.",
     ),
     click.option(
         "--tail",
         type=int,
         metavar="K",
-        help="Average the weights of the last K steps while training; takes K+2 copies "
+        help="Average the weights of the last K steps while training; needs K+2 copies "
         "of them in memory and in checkpoints.",
     ),
     click.option(
         "--aggregate",
         metavar="MODULE:FUNCTION",
-        help="An aggregate of your own, of the --tail last iterates while training and "
-        "of the --keep-last kept ones: it takes a list of iterates, oldest first, each "
-        "a list of NumPy arrays, and returns one.",
+        help="Your own aggregate, of the last --tail iterates while training and of "
+        "the --keep-last kept iterates: a function that takes a list of iterates, "
+        "oldest first, each a list of NumPy arrays, and returns one.",
     ),
     click.option(
         "--train-over",
         type=click.Choice(TRAINING_AVERAGES),
-        help="Start steps at this average instead of at the last weights.",
+        help="Start each step at this average instead of at the last weights.",
     ),
     click.option(
         "--aggregate-from",
         type=int,
         metavar="TAU",
-        help="First step that starts at the average.  Default: 0.",
+        help="First step that starts at the average.  [default: 0]",
     ),
     click.option(
         "--evaluate-averages",
         is_flag=True,
-        help="Evaluate these averages at every point of OUT/curve.json, too.",
+        help="Also evaluate these averages at every point of OUT/curve.json.",
     ),
     click.option(
         "--keep-last",
         type=int,
         metavar="K",
-        help="Keep K iterates in OUT/iterates, and report what averages of their "
-        "weights and of their predictions give.",
+        help="Keep K iterates in OUT/iterates, and evaluate averages of their weights "
+        "and of their predictions.",
     ),
     click.option(
         "--keep-every",
         type=int,
         metavar="S",
-        help="Steps between kept iterates; the last is the finished one.  Default: "
-        "spread over the second half of the run.",
+        help="Steps between kept iterates, of which the last is the final one.  "
+        "[default: spread over the second half of the run]",
     ),
     click.option(
         "--keep-decay",
         type=float,
         default=AggregationSettings.keep_decay,
         show_default=True,
-        help="Decay of the moving average over kept iterates, per iterate.",
+        help="Decay per iterate of the moving average over kept iterates.",
     ),
     click.option(
         "--export",
@@ -84,8 +85,9 @@ _OPTIONS = (
         "--uncertainty",
         type=float,
         metavar="LEVEL",
-        help="Write intervals of this level, as 0.95, for all held-out predictions, "
-        "from kept iterates: how much of them is the noise's doing.",
+        help="Write intervals of this level, such as 0.95, for all held-out "
+        "predictions, from kept iterates: how much the predictions vary with the "
+        "noise.",
     ),
 )
 
@@ -98,7 +100,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def metrics_text(metrics: dict[str, Any]) -> str:
-    """Returns the metrics of a run as lines for people: one, or a table.
+    """Returns the metrics of a run as text: one line, or a table.
 
     Example:
       >>> last = {"auc": 0.75, "log_loss": 0.5, "accuracy": 0.8}
@@ -143,7 +145,7 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
         width = _width(found["mean_width"])
         notes.append(
             f"Intervals of level {found['level']:g}: mean width {width}, in "
-            "uncertainty.parquet. They hold the noise's part alone: a lower bound on "
-            "the true uncertainty."
+            "uncertainty.parquet. They cover variation by noise alone: a lower bound "
+            "on the true uncertainty."
         )
     return notes

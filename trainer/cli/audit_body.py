@@ -1,4 +1,4 @@
-"""What ``dpsgd audit`` does.
+"""The work of ``dpsgd audit``.
 
 Public: everything.
 """
@@ -19,20 +19,20 @@ from trainer.auditing.audit_report import Report
 from trainer.cli import plan_flags
 from trainer.settings.audit_settings import AuditSettings, claimed_plan
 
-#: Flags that say how to audit, whether a run or a plan.
+#: Flags on how to audit, for a run or a plan.
 _HOW = ("claim", "level", "trials", "confidence", "canary_rows")
 
 
 def report(run: Path | None, flags: dict[str, Any], plot: Path | None) -> Report:
-    """Audits, with bars.
+    """Audits, with progress bars.
 
     Args:
       run: A folder that ``dpsgd train`` wrote; None for the plan of the flags.
-      flags: Of the command.
-      plot: Where to draw what was found; None for nowhere.
+      flags: Flags of the command.
+      plot: Where to draw the result; None to draw nothing.
 
     Raises:
-      InputError: what is asked for is refused, before any trial; or a small run was.
+      InputError: the request is refused before any trial, or a small run was refused.
     """
     if plot is not None:
         check_path(plot)

@@ -1,4 +1,4 @@
-"""``dpsgd train`` and ``dpsgd account``: their flags, and the former's request."""
+"""``dpsgd train`` and ``dpsgd account``: their flags, and the request of ``train``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.workers import agreement, launch
 from trainer.workers.base import Workers
 from trainer.workers.launch import DEFAULT_TIMEOUT
 
-if TYPE_CHECKING:  # it loads TensorFlow
+if TYPE_CHECKING:  # imports TensorFlow
     from trainer.train import Summary
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -38,12 +38,12 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     """Returns integers that are separated by commas; empty parts are skipped.
 
     Args:
-      name: Of the flag, for the error.
-      text: What was given.
-      example: A text that is accepted, for the error.
+      name: Name of the flag, for the error.
+      text: Value of the flag.
+      example: An accepted value, for the error.
 
     Raises:
-      InputError: name, value, and an example.
+      InputError: a part is not an integer.
     """
     try:
         return tuple(int(part) for part in text.split(",") if part)
@@ -67,19 +67,19 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=click.Path(path_type=Path),
     required=True,
     help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
-    "columns of the batches, such as a split of `dpsgd prepare`.  None may be "
-    "among the training examples: their metrics are public, and not protected.  Files "
-    "that were sampled from are refused; training rows in other files are not noticed.",
+    "columns of the batches, such as a split of `dpsgd prepare`.  Their metrics are "
+    "published without protection, so none may be a training example.  Files that the "
+    "batches were sampled from are refused; copies of training rows are not detected.",
 )
 @click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
 @click.option(
     "--non-private-diagnostics",
     is_flag=True,
-    help="Write the bias of clipping, which epsilon does NOT cover, into "
+    help="Write the bias of clipping, which epsilon does NOT cover, to "
     "OUT/private/non_private_clipping_bias.csv.  For public data.",
 )
-@shared_options.epsilon("Target; the noise follows from it.")
-@shared_options.delta("Well below one over the examples.")
+@shared_options.epsilon("Target epsilon, which determines the noise.")
+@shared_options.delta("Well below 1 / number of examples.")
 @shared_options.noise_multiplier("Instead of --epsilon.")
 @shared_options.l2_norm_clip(
     "Bound on the norm of one example's gradient.  [default: 2 for a cross-entropy, 1 "
@@ -97,44 +97,46 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=float,
     default=TrainSettings.learning_rate,
     show_default=True,
-    help="Suits momentum and the default clip norm; Adam wants about 0.01.",
+    help="The default suits momentum and the default clip norm; for Adam try 0.01.",
 )
 @click.option(
     "--learning-rate-schedule",
     type=click.Choice(SCHEDULES),
     default=TrainSettings.learning_rate_schedule,
     show_default=True,
-    help="How the learning rate falls over the run.",
+    help="Schedule by which the learning rate decays.",
 )
 @click.option(
     "--warmup-steps",
     type=int,
     default=0,
     show_default=True,
-    help="Steps in which the learning rate rises first.",
+    help="Steps of linear warm-up of the learning rate.",
 )
 @click.option(
     "--final-learning-rate-fraction",
     type=float,
     default=TrainSettings.final_learning_rate_fraction,
     show_default=True,
-    help="What is left of the learning rate at the end of a schedule that falls.",
+    help="Final learning rate of a decaying schedule, as a fraction of the initial "
+    "one.",
 )
 @click.option(
     "--model",
     default=TrainSettings.model,
     show_default=True,
-    help="default: made from the schema of any prepared table.  Or module:function, "
+    help="default: built from the schema of the prepared table.  Or module:function, "
     "which takes the manifest and returns a Keras model (of tf_keras, not keras) whose "
-    "inputs are named as columns of the batches.",
+    "inputs are named like columns of the batches.",
 )
 @click.option(
     "--views",
     type=int,
     default=TrainSettings.views,
     show_default=True,
-    help="Views of an example: the gradient of their mean loss is clipped, at the same "
-    "epsilon.  Columns of shape (VIEWS, ...), or made by --augment.",
+    help="Views per example (augmentation multiplicity): the gradient of their mean "
+    "loss is clipped, at the same epsilon.  Columns of shape (VIEWS, ...), or "
+    "--augment.",
 )
 @click.option(
     "--augment",
@@ -146,15 +148,15 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     default=AUTO_LOSS,
     show_default=True,
     help="auto: binary_crossentropy, sparse_categorical_crossentropy or "
-    "mean_squared_error, as the schema of the prepared table says of its label.  Or by "
-    f"its Keras name: {', '.join(LOSSES)}; cross-entropies take logits, of which the "
-    "model returns one, or one per class.  Labels are the column `label`.  Or "
-    "module:function (labels, outputs -> one number per example).",
+    "mean_squared_error, according to the label in the schema.  Or a Keras name: "
+    f"{', '.join(LOSSES)}; cross-entropies expect logits, one per example or one per "
+    "class.  Labels are the column `label`.  Or module:function (labels, outputs -> "
+    "one number per example).",
 )
 @click.option(
     "--metric",
-    help="One more for held-out examples: module:function (labels, predictions as "
-    "NumPy arrays -> a number).",
+    help="Additional metric of held-out examples: module:function (labels, predictions "
+    "as NumPy arrays -> a number).",
 )
 @click.option("--embedding-dim", type=int, default=8, show_default=True)
 @click.option(
@@ -169,19 +171,19 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=int,
     default=0,
     show_default=True,
-    help="Of the initial weights, which are public.",
+    help="Seed of the initial weights, which are public.",
 )
 @click.option(
     "--initial-weights",
     metavar="FILE",
-    help="Start at these weights: .npz of arrays in order, as a kept iterate, or "
-    ".keras of the same model, as ema_model.keras of a run on public data.",
+    help="Start at these weights: .npz of arrays in order, such as a kept iterate, or "
+    ".keras of the same model, such as ema_model.keras of a run on public data.",
 )
 @click.option(
     "--initial-weights-are-public",
     is_flag=True,
-    help="Declare that they owe nothing to the training examples.  Weights of another "
-    "run on the same examples do: its epsilon would add to this one's.",
+    help="Declare that the initial weights do not depend on the training examples.  "
+    "Weights of another run on these examples do: its epsilon would add to this one's.",
 )
 @aggregation_commands.options
 @click.option(
@@ -189,48 +191,49 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
     type=click.Choice(EMBEDDING_NOISES),
     default=TrainSettings.embedding_noise,
     show_default=True,
-    help="lazy: rows of embedding tables get their noise when they are read, which "
-    "large tables need; exact under --optimizer sgd alone.",
+    help="lazy: rows of embedding tables get their noise when they are read, for large "
+    "tables; exact only with --optimizer sgd.",
 )
-@plan_flags.noise_key_file("Made if missing.  Default: OUT/private/noise.key.")
+@plan_flags.noise_key_file(
+    "Secret noise key, made if missing.  [default: OUT/private/noise.key]"
+)
 @click.option(
-    "--eval-every", type=int, help="Steps between evaluations.  Default: a tenth."
+    "--eval-every", type=int, help="Steps between evaluations.  [default: 1/10]"
 )
-# Of `dpsgd simulate`.
+# Set by `dpsgd simulate`.
 @click.option("--simulates", default=TrainSettings.simulates, hidden=True)
 @click.option(
     "--checkpoint-every",
     type=int,
-    help="Steps between checkpoints.  Default: every minute.",
+    help="Steps between checkpoints.  [default: one per minute]",
 )
 @click.option(
-    "--tensorboard", type=_FOLDER, help="Folder for the held-out curve as events."
+    "--tensorboard", type=_FOLDER, help="Folder for TensorBoard events of the curve."
 )
-@click.option("--csv", type=_FILE, help="File for the held-out curve as a table.")
+@click.option("--csv", type=_FILE, help="CSV file for the held-out curve.")
 @click.option(
     "--worker-timeout",
     type=float,
     default=DEFAULT_TIMEOUT,
     show_default=True,
-    help="Seconds that a worker waits for the others, which `mpiexec` started; longer "
-    "than an evaluation.",
+    help="Seconds that a worker waits for the other workers of `mpiexec`; must exceed "
+    "the time of an evaluation.",
 )
 @shared_options.as_json
 def train_command(**flags: Any) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
 
-    A run that was interrupted goes on when the same command is given again.  Several
-    workers take each step together under `mpiexec -n 3 dpsgd train ...`, with the same
-    results as one.
+    To resume an interrupted run, give the same command again.  Under `mpiexec -n 3
+    dpsgd train ...`, three workers share each step, with the same results as one.
 
     \b
-    A model of your own (--model my_model:linear) is Keras 2, of the package tf_keras:
+    Your own model (--model my_model:linear) is a Keras 2 model, of package tf_keras:
       def linear(manifest):                           # in my_model.py, here
           x = tf_keras.Input((13,), name="integers")  # as the column of the batches
           return tf_keras.Model(x, tf_keras.layers.Dense(1)(x))  # a logit of `label`
 
     \b
-    Examples, of DP-SGD and of ModelMix:
+    Examples, for DP-SGD and for ModelMix:
       dpsgd train --batches batches --eval data/test --out run \\
           --epsilon 3 --delta 1e-7 --l2-norm-clip 10
       dpsgd train --batches batches --eval data/test --out mixed-run \\
@@ -260,7 +263,7 @@ def _train(request: Request, workers: Workers) -> Summary:
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
-        # TensorFlow takes seconds to load: what can be refused was refused before.
+        # TensorFlow takes seconds to load, so the request is checked before.
         reporter.say("loading TensorFlow")
         from trainer.train import run_checked
 
@@ -280,11 +283,11 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
     """Returns the request that ``dpsgd train`` makes.
 
     Args:
-      arguments: Of its command line.
+      arguments: Arguments of its command line.
       **set_here: Values of flags that are not among ``arguments``, by parameter.
 
     Raises:
-      InputError: what the command would refuse before it reads any file.
+      InputError: the command would refuse the flags before it reads any file.
     """
     try:
         flags = train_command.make_context(
@@ -312,20 +315,20 @@ def _request(flags: dict[str, Any]) -> Request:
 
 @click.command(name="account", cls=method_flags.AccountsForMethods)
 @plan_flags.options
-@shared_options.l2_norm_clip("Beside the settings of a method.")
-@shared_options.max_examples_per_user("Epsilon is of users with at most so many.")
-@shared_options.relation("Which data sets are neighbours, by default zero-out.")
+@shared_options.l2_norm_clip("Required with settings of a method.")
+@shared_options.max_examples_per_user("State epsilon for users with at most this many.")
+@shared_options.relation("Neighbouring relation.  [default: zero-out]")
 @click.option(
     "--cross-check",
     is_flag=True,
-    help="Also ask dp_accounting, or for balls and bins a simulation, and compare.",
+    help="Compare with dp_accounting, or for balls and bins with a simulation.",
 )
 @click.option(
     "--trade-off",
     is_flag=True,
-    help="Also say what tests of membership can achieve, from rare to frequent errors.",
+    help="Also bound the error rates of membership tests.",
 )
-@shared_options.plot("Also draw the trade-off, e.g. a.png.")
+@shared_options.plot("Also draw the trade-off, such as to a.png.")
 @shared_options.as_json
 @click.pass_context
 def account(
@@ -337,12 +340,12 @@ def account(
     plot: Path | None,
     **flags: Any,
 ) -> None:
-    """State the epsilon of a run from what it executed, or that of a plan.
+    """State the epsilon of a run from its record, or that of a plan.
 
     The exit code is 1 if a cross-check disagrees by more than its error.
 
     \b
-    Example, of a run, and of a plan that nobody has executed:
+    Examples, for a run, and for a plan:
       dpsgd account run
       dpsgd account --sampler poisson --num-examples 60000 --batch-size 600 \\
           --epochs 10 --noise-multiplier 1.1 --delta 1e-5 --cross-check

@@ -1,7 +1,7 @@
 """``dpsgd demo``: the whole path on synthetic data, by the commands a user would type.
 
-Every stage is printed and run as its own process, so that what the demo shows is what
-the command line does.  The report at the end is made of what the stages wrote.
+Every stage is printed and run as its own process, so the demo shows what the command
+line does.  The report at the end is made from the files that the stages wrote.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from accounting.validation import InputError, check_float, check_int
 from trainer.settings.aggregation_settings import MEANINGS
 
 _MODEL = ("--embedding-dim=4", "--hidden=32,16")
-#: With fewer, noise wins and the report shows a model that learned nothing.
+#: With fewer rows, the noise dominates and the model learns nothing.
 _LEAST_ROWS = 50_000
 
 
 def stages(
     out: pathlib.Path, rows: int, epsilon: float, flags: Mapping[str, Any]
 ) -> list[tuple[str, list[str]]]:
-    """Returns (what it does, arguments of ``dpsgd``) of every stage, in order.
+    """Returns (description, arguments of ``dpsgd``) of every stage, in order.
 
     Args:
       out: Folder of the demo.
-      rows: Synthetic rows.
-      epsilon: Target of training.
+      rows: Number of synthetic rows.
+      epsilon: Target epsilon of training.
       flags: Delta, and whether a large one is allowed.
     """
     num_train = rows * 8 // 10
@@ -48,15 +48,15 @@ def stages(
         ("turn them into numbers", [
             "prepare", f"--input={out}/text/*", f"--out={out}/data", "--buckets=1000",
         ]),
-        ("ask what each way of batching costs", [
+        ("compute the noise that each sampler needs", [
             "plan", *plan, f"--plot={out}/noise.png",
         ]),
         ("sample the batches", [
             "batches", f"--input={out}/data/train", f"--out={out}/batches",
             *sampling, *budget,
         ]),
-        ("hold them against their checksums", ["verify", f"{out}/batches"]),
-        ("train without privacy, to compare", [
+        ("verify their checksums", ["verify", f"{out}/batches"]),
+        ("train without privacy, for comparison", [
             "train", *train, f"--out={out}/non-private", "--method=non-private",
         ]),
         ("train with differential privacy", [
@@ -66,7 +66,7 @@ def stages(
         ("state the epsilon of what was executed", [
             "account", f"{out}/dp-sgd", *shared_options.allowance(flags),
         ]),
-        ("write a page about it, to show to others", [
+        ("write a report page to share", [
             "report", f"{out}/dp-sgd", f"--out={out}/report.html",
         ]),
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def _run(number: int, total: int, title: str, arguments: list[str]) -> None:
 
 
 def summary(out: pathlib.Path) -> dict[str, Any]:
-    """Returns what the finished stages say: both models and the privacy statement."""
+    """Returns the results of the stages: both models and the privacy statement."""
 
     def read(name: str) -> Any:
         return json.loads((out / name).read_bytes())
@@ -111,7 +111,7 @@ def aggregates_table(aggregates: dict[str, dict[str, Any]]) -> str:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Returns the report as Markdown, whose pictures stand beside it."""
+    """Returns the report as Markdown; its pictures are in the same folder."""
     private, plain = result["private"], result["non_private"]
     return f"""# Demo: a private click model, and its epsilon
 
@@ -128,7 +128,7 @@ Averages of the iterates of that private run, which cost no privacy:
 {result["statement"].strip()}
 ```
 
-Noise that each way of making batches needs for this budget:
+Noise multiplier that each sampler needs for this budget:
 
 ![noise multiplier of each sampler](noise.png)
 
@@ -161,14 +161,16 @@ def _show(result: dict[str, Any], out: pathlib.Path, seconds: float) -> None:
 
 @click.command()
 @click.option("--out", default="demo", show_default=True, help="New or empty folder.")
-@click.option("--rows", default=250_000, show_default=True, help="Synthetic rows.")
-@shared_options.epsilon("Target of training.", default=3.0, show_default=True)
+@click.option(
+    "--rows", default=250_000, show_default=True, help="Number of synthetic rows."
+)
+@shared_options.epsilon("Target epsilon of training.", default=3.0, show_default=True)
 @shared_options.delta("[default: 0.1 / training rows]")
 def demo(out: str, rows: int, epsilon: float, **flags: Any) -> None:
     """Runs the whole path on synthetic data: text, batches, models, epsilon, report.
 
-    Takes a minute or a few.  Each stage prints the command that it runs, and can be run
-    again by hand; the demo itself starts anew in a new folder.
+    Takes a few minutes.  Each stage prints its command, which you can also run
+    yourself.  The demo itself needs a new folder each time.
 
     \b
     Example:

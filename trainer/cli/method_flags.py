@@ -1,9 +1,9 @@
-"""The flags of training methods, from their settings: `trainer.settings.methods`.
+"""Flags of training methods, made from their settings: `trainer.settings.methods`.
 
 Formal guarantees:
   - every setting of every method that is registered when the command runs has its flag;
-    a flag of a method that is not trained by is refused.
-  - a flag has one meaning: a setting whose flag the command has already is refused.
+    a flag of a method that is not used is refused.
+  - a flag has one meaning: a setting whose flag the command already has is refused.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def method(text: str, *names: str, **more: Any) -> Callable[..., Any]:
     """Returns a decorator that adds ``--method``, without settings of methods.
 
     Args:
-      text: Its help.
-      *names: Of the parameter; ``method`` if none.
-      **more: What a command adds to the declaration.
+      text: Help text.
+      *names: Name of the parameter; ``method`` if none.
+      **more: Further arguments of the declaration.
     """
     declared = {"type": Registered(methods.names), "show_default": True, **more}
     return click.option("--method", *names, help=text, **declared)
 
 
 class TrainsByMethods(click.Command):
-    """A command that takes ``--method``, and the settings of every method."""
+    """A command with ``--method`` and the settings of every method."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods after the required ones."""
@@ -44,7 +44,7 @@ class TrainsByMethods(click.Command):
 
 
 class SettingsOfMethods(click.Command):
-    """A command that takes the settings of every method, for several methods."""
+    """A command with the settings of every method, for several methods at once."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods before ``--help``."""
@@ -54,7 +54,7 @@ class SettingsOfMethods(click.Command):
 
 
 class AccountsForMethods(click.Command):
-    """A command that takes the settings of methods with accounting of their own."""
+    """A command with the settings of methods that have their own accounting."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods before ``--help``."""
@@ -71,14 +71,14 @@ def _of_theorems() -> Iterator[tuple[str, Setting]]:
 
 
 def take(flags: dict[str, Any]) -> dict[str, Any]:
-    """Removes the settings of methods from ``flags``, and returns those given."""
+    """Removes the settings of methods from ``flags``, and returns the given ones."""
     owners = methods.owners()
     found = {name: flags.pop(name) for name in list(flags) if name in owners}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of methods that are given among ``flags``."""
+    """Returns the given settings of methods among ``flags``."""
     return take(dict(flags))
 
 
@@ -108,13 +108,13 @@ def _option(named: tuple[str, Setting]) -> click.Option:
 def _apart(
     own: list[click.Option], params: list[click.Parameter]
 ) -> list[click.Option]:
-    """Returns the options of methods, of which no other option has the flag."""
+    """Returns the options of methods; refuses flags that another option has."""
     taken = {flag: param for param in params for flag in (param.name, *param.opts)}
     for option in own:
         for flag in (option.name, *option.opts):
             if flag in taken:
                 raise InputError(
                     f"Expected no setting {option.name!r} of a method: "
-                    f"{option.opts[0]} means something else here. Rename the setting."
+                    f"{option.opts[0]} already has another meaning. Rename the setting."
                 )
     return own

@@ -1,4 +1,4 @@
-"""What `account` and `audit` take alike: a run, or the flags of a plan."""
+"""Arguments that `account` and `audit` share: a run, or the flags of a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.run.run_record import RunRecord
 
 
 def noise_key_file(text: str) -> Callable[..., Any]:
-    """Returns a decorator that adds ``--noise-key-file``, with its help."""
+    """Returns a decorator that adds ``--noise-key-file`` with a help text."""
     path = click.Path(dir_okay=False, path_type=Path)
     return click.option("--noise-key-file", type=path, help=text)
 
@@ -27,18 +27,18 @@ _OPTIONS = (
     click.argument(
         "run", type=click.Path(file_okay=False, path_type=Path), required=False
     ),
-    shared_options.delta("Default for a run: the one it was for."),
-    noise_key_file("If it is not in the run."),
-    registered.sampler("Of a plan."),
-    shared_options.num_examples("Slots of the data set."),
-    shared_options.batch_size("Expected examples of a step."),
+    shared_options.delta("For a run, by default the one it was trained for."),
+    noise_key_file("The noise key, if it is not in the run."),
+    registered.sampler("Sampler of a plan."),
+    shared_options.num_examples("Number of examples or slots in the data set."),
+    shared_options.batch_size("Expected batch size."),
     click.option("--truncated-batch-size", type=int, help="For truncated Poisson."),
-    shared_options.num_steps("Steps in all."),
-    shared_options.epochs("Instead of --num-steps: rounds of n/b steps."),
-    shared_options.noise_multiplier("Noise over the clip norm."),
+    shared_options.num_steps("Number of steps."),
+    shared_options.epochs("Instead of --num-steps: epochs of n/b steps."),
+    shared_options.noise_multiplier("Noise standard deviation over the clip norm."),
 )
 
-#: What a run takes: the record says the rest.
+#: Flags that are allowed beside a run, whose record has the rest.
 _BESIDE_A_RUN = ("delta", "allow_large_delta", "noise_key_file")
 
 
@@ -52,12 +52,12 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def read_run(
     run: Path, flags: dict[str, Any], *, allowed: Sequence[str] = ()
 ) -> tuple[RunRecord, Manifest]:
-    """Returns record and manifest of a finished run; notes if it is a simulation.
+    """Returns record and manifest of a finished run; prints if it is a simulation.
 
     Args:
       run: A folder that `dpsgd train` wrote.
-      flags: Of the command.
-      allowed: Those that may be given beside a run, with delta and the key file.
+      flags: Flags of the command.
+      allowed: Flags allowed beside a run, in addition to delta and the key file.
 
     Raises:
       InputError: other flags are given, or the run is unfinished or was edited.
@@ -73,7 +73,7 @@ def read_run(
     if found[0].simulates:
         click.echo(
             f"note: this run simulates {found[0].simulates} with smaller batches; "
-            "epsilon is of the run itself, not of what it stands for",
+            "epsilon is for the run itself, not for the simulated configuration",
             err=True,
         )
     return found
@@ -82,15 +82,15 @@ def read_run(
 def check_complete(
     flags: dict[str, Any], names: Sequence[str], *, command: str
 ) -> None:
-    """Accepts the flags of a plan.
+    """Refuses incomplete flags of a plan.
 
     Args:
-      flags: Of the command.
-      names: Of those that must be given.
-      command: Its name.
+      flags: Flags of the command.
+      names: Names of the required flags.
+      command: Name of the command.
 
     Raises:
-      InputError: one of them is missing, or there is a key without a run.
+      InputError: a required flag is missing, or a key is given without a run.
     """
     for name in names:
         if flags[name] is None:
@@ -106,7 +106,8 @@ def plan(flags: dict[str, Any]) -> DpSgdPlan:
     """Returns the plan that complete flags describe.
 
     Raises:
-      InputError: both or neither of steps and epochs, or an impossible plan.
+      InputError: both or neither of steps and epochs are given, or the plan is
+        impossible.
     """
     num_steps, num_epochs = plans.steps_and_epochs(
         flags["num_examples"],

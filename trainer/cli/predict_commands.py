@@ -19,40 +19,40 @@ from trainer.report.progress import Terminal
     "table",
     type=click.Path(path_type=Path),
     required=True,
-    help="File, folder or quoted glob: prepared as the batches were, or, where these "
-    "were made by a schema, a raw table (CSV, TSV, Parquet).  A label is not needed.",
+    help="File, folder or quoted glob, prepared like the batches.  If these were made "
+    "with a schema, also a raw table (CSV, TSV, Parquet).  A label is not needed.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="New Parquet file: one row for each of --input, in their order.",
+    help="New Parquet file, with one row for each row of --input, in order.",
 )
 @click.option(
     "--average",
     type=click.Choice(request.AVERAGES),
-    help="Weights to predict by: last; ema, uta or custom, averaged while training; "
-    "past_ema, upa, past_custom, opa or omv, of kept iterates.  Default: last, or opa "
-    "with --uncertainty.",
+    help="Weights to predict with: last; ema, uta or custom, averaged while training; "
+    "past_ema, upa, past_custom, opa or omv, of kept iterates.  [default: last; opa "
+    "with --uncertainty]",
 )
 @click.option(
     "--aggregate",
     metavar="MODULE:FUNCTION",
-    help="Predict by an aggregate of your own, from kept iterates (lists of NumPy "
-    "arrays, oldest first) to weights.",
+    help="Predict with your own aggregate, a function from kept iterates (lists of "
+    "NumPy arrays, oldest first) to weights.",
 )
 @click.option(
     "--uncertainty",
     type=float,
     metavar="LEVEL",
-    help="Also write intervals of this level, as 0.95, from kept iterates: how much of "
-    "a prediction is the noise's doing.",
+    help="Also write intervals of this level, such as 0.95, from kept iterates: how "
+    "much a prediction varies with the noise.",
 )
 @click.option(
     "--carry",
     multiple=True,
     metavar="COLUMN",
-    help="Column of --input that is copied to --out, such as an id; may be repeated.",
+    help="Column of --input to copy to --out, such as an id; may be repeated.",
 )
 @shared_options.as_json
 def predict_command(
@@ -65,9 +65,9 @@ def predict_command(
     carry: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Predict every row of a table by a finished run.
+    """Predict every row of a table with a finished run.
 
-    Predictions cost no privacy: they follow from the released weights.
+    Predictions cost no privacy: they are computed from the released weights.
 
     \b
     Examples, for a prepared and a raw table, and with intervals from kept iterates:

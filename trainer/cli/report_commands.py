@@ -23,19 +23,19 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
     show_default=True,
     help="The HTML file to write.",
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--audit",
     type=_FILE,
-    help="Show this audit of the run: what `dpsgd audit RUN --json` printed.",
+    help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
 )
 @click.option(
     "--comparison",
     type=click.Path(path_type=pathlib.Path),
-    help="Show the comparison that the run is of: a folder of `dpsgd compare`.",
+    help="Include the comparison that the run belongs to: a folder of `dpsgd compare`.",
 )
-@shared_options.delta("Default: the one the run was for.")
-@plan_flags.noise_key_file("If it is not in the run: the record is then verified.")
+@shared_options.delta("By default the one the run was trained for.")
+@plan_flags.noise_key_file("The noise key, which verifies the record.")
 @shared_options.as_json
 def report(
     run: pathlib.Path,
@@ -46,9 +46,9 @@ def report(
 ) -> None:
     """Write one HTML page about a run, to show to others.
 
-    It holds the privacy statement, in plain words and in full, what is not covered,
+    The page has the privacy statement in plain words and in full, what is not covered,
     plan, batches, model, held-out metrics, and how to verify all of it.  It is made
-    from the public files of RUN and needs no network: mail it, print it, publish it.
+    from the public files of RUN and needs no network, so you can mail or publish it.
 
     With --json the same facts go to standard output, and no page is written.
 
@@ -67,7 +67,7 @@ def report(
     found = write_report(run, out, overwrite=force, **options)
     if not found["run"]["record_verified"]:
         click.echo(
-            "note: the noise key is not at hand, so the record was not verified; the "
+            "note: the noise key was not found, so the record was not verified; the "
             "page says so. Give --noise-key-file.",
             err=True,
         )

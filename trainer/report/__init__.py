@@ -1,1 +1,1 @@
-"""What a person sees of a run: progress, curves, plots."""
+"""Output of a run for people: progress, curves, plots, tables."""

@@ -1,4 +1,4 @@
-"""Arrays as the columns of a table: numbers, or fixed-size lists of them."""
+"""Arrays as columns of an Arrow table: numbers, or fixed-size lists of them."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 
 Formal guarantees:
   - Only public numbers are written: steps, and metrics of held-out examples.
-  - Both hold the whole curve of a run, also of one that was killed: points that were
-    written before are not written twice.
+  - Both hold the whole curve of a run, also of a resumed one, and no point twice.
 
-TensorBoard's event files are records of protocol buffers that TensorFlow itself knows;
-the package ``tensorboard`` is needed to look at them alone.
+TensorBoard's event files are records of protocol buffers that TensorFlow defines; the
+package ``tensorboard`` is only needed to view them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pipelines.batches.manifest import write_atomically
 from trainer.model.metrics import metric_names
 from trainer.tf_compat import tf
 
-#: One file of a run, however often it is resumed: TensorBoard reads names like this.
+#: One file per run, however often it is resumed.  TensorBoard reads names like this.
 _EVENTS_NAME = "events.out.tfevents.0000000000.held-out"
 
 
@@ -31,7 +30,7 @@ def write_csv(points: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
 
     Args:
       points: Dicts with ``step`` and metrics; at least one.
-      path: New, or to be replaced.
+      path: Path of the file, which is replaced if it exists.
     """
     names = ["step", *metric_names(points[-1])]
     text = io.StringIO()
@@ -43,11 +42,11 @@ def write_csv(points: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
 
 
 def write_events(points: Sequence[dict[str, Any]], folder: pathlib.Path) -> None:
-    """Writes the event file of all points, in the place of an older.
+    """Writes the event file of all points, replacing an older one.
 
     Args:
       points: Dicts with ``step`` and metrics.
-      folder: Where TensorBoard looks.
+      folder: Log directory of TensorBoard.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{_EVENTS_NAME}"

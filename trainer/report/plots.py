@@ -1,4 +1,4 @@
-"""Images of a run, each whole or not there: the training curve, for one."""
+"""Images of a run, such as the training curve, each complete or absent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def write_png(figure: Any, path: pathlib.Path) -> None:
     """Writes a figure, complete or not at all.
 
     Args:
-      figure: Of Matplotlib.
-      path: New, or to be replaced.
+      figure: A Matplotlib figure.
+      path: Path of the PNG, which is replaced if it exists.
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
@@ -29,8 +29,8 @@ def plot_curve(points: list[dict[str, Any]], path: pathlib.Path, *, title: str) 
     """Draws the first two metrics of held-out examples over the steps, side by side.
 
     Args:
-      points: Dicts with ``step`` and the metrics of ``tasks.Scores``.
-      path: Where the PNG goes.
+      points: Dicts with ``step`` and metrics.
+      path: Path of the PNG.
       title: One line above the plot.
     """
     names = metric_names(points[-1])[:2]

@@ -1,7 +1,7 @@
-"""Progress of a run that a person can follow: steps, steps per second, time left.
+"""Progress of a run: steps, steps per second, time left.
 
-On a terminal a bar; elsewhere a line now and then.  Only public numbers pass: steps,
-times and metrics of held-out examples.
+On a terminal, a progress bar; elsewhere, a line at intervals.  Only public numbers are
+reported: steps, times and metrics of held-out examples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pipelines.files.progress_bars import Bars
 
 
 class Reporter(Protocol):
-    """What a run tells about its progress."""
+    """Receives the progress of a run."""
 
     def say(self, text: str) -> None:
         """Reports one line."""
@@ -22,8 +22,8 @@ class Reporter(Protocol):
         """Reports the start of the steps.
 
         Args:
-          num_steps: All steps of the run.
-          done: Those that were done before.
+          num_steps: Number of steps of the run.
+          done: Number of steps done before.
         """
 
     def advance(self, done: int) -> None:
@@ -53,8 +53,8 @@ class Terminal:
     """Reports to standard error.
 
     Args:
-      label: What is done.
-      unit: Singular, of what is counted.
+      label: Name of the activity.
+      unit: Name of the counted unit, in the singular.
 
     Example:
       >>> with Terminal() as reporter:

@@ -20,14 +20,14 @@ def show(
     left: Sequence[int],
     notes: Iterable[str] = (),
 ) -> None:
-    """Prints a table that no line of is wrapped, and notes below it.
+    """Prints a table without wrapping its lines, and notes below it.
 
     Args:
-      title: Above the table.
-      headings: Of the columns.
-      rows: A text for each column.
-      left: Columns whose texts begin at the left; those of others end at the right.
-      notes: Lines, wrapped as the terminal wants them.
+      title: Title of the table.
+      headings: Headings of the columns.
+      rows: Rows with one text per column.
+      left: Indices of left-aligned columns; the others are right-aligned.
+      notes: Lines, wrapped to the width of the terminal.
     """
     table = Table(
         title=title,
@@ -42,7 +42,7 @@ def show(
     for row in rows:
         table.add_row(*row)
     console = Console()
-    # On a narrow terminal lines are too long: a number that is cut is another number.
+    # Lines may exceed a narrow terminal: a number that is cut would be wrong.
     wide = Console(width=_WIDEST)
     needed = Measurement.get(wide, wide.options, table).maximum
     Console(width=max(console.width, needed)).print(table)
@@ -54,8 +54,8 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a table as Markdown.
 
     Args:
-      headings: Of the columns.
-      rows: A text for each column.
+      headings: Headings of the columns.
+      rows: Rows with one text per column.
 
     Example:
       >>> print(markdown(["batches", "noise"], [["poisson", "0.5"]]))

@@ -30,16 +30,18 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
 )
 @click.option(
     "--eval", "held_out", type=click.Path(path_type=Path), required=True,
-    help="Held-out examples, as of `dpsgd train`.",
+    help="Held-out examples, as for `dpsgd train`.",
 )  # fmt: skip
-@click.option("--out", type=_FOLDER, required=True, help="New, or of what was stopped.")
+@click.option(
+    "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
+)
 @click.option(
     "--data-is-public",
     is_flag=True,
-    help="Declares that nobody's privacy depends on the training examples. Required.",
+    help="Declare that the training examples need no protection.  Required.",
 )
 @method_flags.method(
-    "May be repeated.  Default: all that have the accounting of DP-SGD.",
+    "May be repeated.  [default: all methods accounted for as DP-SGD]",
     "trained_by",
     type=Registered(methods.names),
     multiple=True,
@@ -47,15 +49,14 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
 @shared_options.as_json
 @click.pass_context
 def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Measures how clipping biases each method.  NOT private: for public data alone.
+    """Measures the bias of clipping for each method.  NOT PRIVATE: for public data.
 
-    Trains by each method on the same batches, and at every step compares the sum of the
-    clipped gradients with that of the same gradients unclipped; of bam and dp-sat, also
-    the direction in which they move with the gradient (Knolle et al. 2023,
+    Trains with each method on the same batches, and at every step compares the sum of
+    clipped gradients with the sum of the same gradients unclipped.  For bam and dp-sat,
+    also compares the ascent direction with the gradient (Knolle et al. 2023,
     arXiv:2308.12018).
 
-    All other flags go to `dpsgd train`.  What was stopped goes on with the same
-    command.
+    All other flags go to `dpsgd train`.  To resume, give the same command again.
 
     \b
     Example:
@@ -64,9 +65,9 @@ def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --noise-multiplier 1 --l2-norm-clip 1
     """
     settings = _settings(flags, ctx.args)
-    from trainer.cli.experiments import bias_body
+    from trainer.cli.experiments import experiment_body
 
-    bias_body.bias(settings, as_json=as_json)
+    experiment_body.bias(settings, as_json=as_json)
 
 
 def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
@@ -83,7 +84,7 @@ def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
         if owners[name] not in trained_by:
             raise InputError(
                 f"Expected no --{name.replace('_', '-')}: --method {owners[name]} is "
-                "not among those that are measured. Add it, or omit the flag."
+                "not among the measured methods. Add it, or omit the flag."
             )
     trained = [
         train_request(

@@ -31,20 +31,20 @@ from trainer.settings.user_levels import UserLevels
 )
 @experiment_flags.options
 @registered.sampler(
-    "Ways of making batches.",
+    "Samplers.",
     "samplers",
     **listed(registered.SAMPLER),
-    show_default=f"{TRUNCATED_POISSON},{DYNAMIC_SHUFFLE}; the first of users",
+    show_default=f"{TRUNCATED_POISSON},{DYNAMIC_SHUFFLE}; with --user-column the first",
 )
 @method_flags.method(
-    "Ways of training.",
+    "Training methods.",
     "methods",
     **listed(Registered(methods.names)),
     default=(DP_SGD, NON_PRIVATE),
 )
-@shared_options.epsilon("Targets.", "epsilons", **listed(click.FLOAT))
+@shared_options.epsilon("Target epsilons.", "epsilons", **listed(click.FLOAT))
 @shared_options.noise_multiplier(
-    "Of all samplers, instead of --epsilon.", "noises", **listed(click.FLOAT)
+    "Noise for all samplers, instead of --epsilon.", "noises", **listed(click.FLOAT)
 )
 @click.option(
     "--noise",
@@ -52,24 +52,25 @@ from trainer.settings.user_levels import UserLevels
     **listed(click.Choice(NOISE_RULES)),
     default=(SAME,),
     show_default=True,
-    help="How a target chooses noise: what the first sampler needs, for all; each its "
-    "own, what is proven to suffice; or optimistic, what lower bounds allow, which "
-    "guarantees nothing.",
+    help="How a target determines noise.  same: the noise of the first sampler, for "
+    "all.  own: the noise proven to suffice for each.  optimistic: the least that "
+    "lower bounds allow for each, without any guarantee.",
 )
-@shared_options.delta("Of all targets.", required=True)
+@shared_options.delta("Delta of all targets.", required=True)
 @shared_options.batch_size(
     "Expected rows per step.", "batch_sizes", required=True, **listed(click.INT)
 )
-@shared_options.epochs("Of the batches.", required=True, **listed(click.INT))
+@shared_options.epochs("Epochs of the batches.", required=True, **listed(click.INT))
 @shared_options.l2_norm_clip(
-    "Of all private methods.", "clips", required=True, **listed(click.FLOAT)
+    "Clip norm of all private methods.", "clips", required=True, **listed(click.FLOAT)
 )
 @click.option(
     "--user-column",
-    help="Compare rows and users at one epsilon for a user: the column of their ids.",
+    help="Column of users' ids: compare sampling rows and users at one user-level "
+    "epsilon.",
 )
 @shared_options.max_examples_per_user(
-    "Rows of a user that are kept at most.", **listed(click.INT)
+    "Maximum number of rows kept per user.", **listed(click.INT)
 )
 @click.option(
     "--sample",
@@ -77,12 +78,12 @@ from trainer.settings.user_levels import UserLevels
     **listed(click.Choice(SAMPLED)),
     default=SAMPLED,
     show_default=True,
-    help="What a step draws, of users.",
+    help="With --user-column: what an example is.",
 )
-@click.option("--num-users", type=int, help="A public number, at least the users.")
+@click.option("--num-users", type=int, help="A public upper bound on the users.")
 @shared_options.num_examples(
-    "Public numbers, one for each k and at least the rows that are kept.  [default: "
-    "NUM_USERS times k, or the rows of the table where that is less]",
+    "Public upper bounds on the rows kept, one for each k.  [default: NUM_USERS times "
+    "k, or the rows of the table if fewer]",
     **listed(click.INT),
 )
 @click.option(
@@ -91,46 +92,46 @@ from trainer.settings.user_levels import UserLevels
     nargs=2,
     multiple=True,
     metavar="METHOD FLAGS",
-    help="Flags of `dpsgd train` for one method; may be repeated.",
+    help="Flags of `dpsgd train` for one method only; may be repeated.",
 )
 @click.option(
     "--jobs",
     type=int,
     default=ComparisonSettings.jobs,
     show_default=True,
-    help="Training runs at once, each in a process of its own.",
+    help="Maximum number of training runs at once, each in its own process.",
 )
 @click.option(
     "--memory-limit",
     type=ByteSize(),
     default="4GiB",
     show_default=True,
-    help="Of all runs at once: fewer than --jobs where they would need more.",
+    help="Memory of all runs at once, which may limit them to fewer than --jobs.",
 )
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Trains on shuffled and on Poisson batches, or on rows and users, and compares.
+    """Trains with several samplers, methods and settings, and compares the models.
 
-    Which model is better at one epsilon, with each way of batching given its own noise
-    (Scalable DP-SGD; Chua et al. 2024, arXiv:2411.04205)?  And, at the same noise,
-    which epsilon is proven for it, and which can no proof go below?
+    Answers two questions of Scalable DP-SGD (Chua et al. 2024, arXiv:2411.04205): which
+    sampler gives the better model at one epsilon, each with the noise it needs; and, at
+    one noise, which epsilon is proven for each sampler, and below which none can be.
 
-    Values may be lists, separated by commas: of samplers, methods, epsilon, noise,
-    batch size, epochs, and, to tune, of --l2-norm-clip, --learning-rate and numbers of
-    a method, as --mix-width.  All are combined.  Every line of the table is repeated
-    --seeds times, with other batches, noise and initial weights.  Runs share batches
-    where they can.  A comparison that was stopped goes on with the same command.
+    Values may be comma-separated lists: of samplers, methods, epsilon, noise, batch
+    size, epochs and, for tuning, of --l2-norm-clip, --learning-rate and numeric
+    settings of a method, such as --mix-width.  All combinations are trained, each
+    --seeds times with other batches, noise and initial weights.  Runs share batches
+    where possible.  To resume a stopped comparison, give the same command again.
 
-    With --user-column, epsilon is of a user, of whom at most k rows are kept.  Either
-    rows are drawn, with the noise that k rows of a user need, or users, each with the
-    mean loss of their rows: in as many steps, which go through as many rows.
+    With --user-column, epsilon is for a user, of whom at most k rows are kept.  Either
+    rows are sampled, with the noise that k rows per user need, or users are sampled,
+    each with the mean loss of their rows.  Both use as many steps and as many rows.
 
     Choosing among runs on the same data costs privacy that no statement of a single run
     covers.  All other flags go to `dpsgd train`, except those that are set for every
-    run, as --init-seed.
+    run, such as --init-seed.
 
     \b
-    Example, the question of the paper, and ModelMix beside DP-SGD:
+    Examples, the question of the paper, and ModelMix and DP-SGD:
       dpsgd compare --input data/train --eval data/test --out comparison \\
           --noise own,optimistic --epsilon 1,2,4 --delta 1e-7 \\
           --batch-size 1024 --epochs 1,5 --l2-norm-clip 10 --jobs 2
@@ -188,7 +189,7 @@ def _settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ComparisonSetting
 
 
 def _users(flags: dict[str, Any]) -> UserLevels | None:
-    """Returns which rows or users are compared, if they are."""
+    """Returns how users are bounded; None without --user-column."""
     needed, others = ("max_examples_per_user", "num_users"), ("num_examples",)
     if flags["user_column"] is None:
         for name in (*needed, *others):
@@ -220,8 +221,8 @@ def _flags_of_methods(flags: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     for method, text in flags["extra"]:
         if method not in flags["methods"]:
             raise InputError(
-                f"Expected --for {method} to name one of the methods that are "
-                f"compared: {', '.join(flags['methods'])}."
+                f"Expected --for {method} to name one of the methods compared: "
+                f"{', '.join(flags['methods'])}."
             )
         own[method] = (*own.get(method, ()), *_split(text))
     return own
@@ -232,7 +233,7 @@ def _split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise InputError(
-            f"Expected the flags {text!r} of --for as a shell takes them: {error}. "
+            f"Expected the flags {text!r} of --for in shell syntax: {error}. "
             "Close the quotation."
         ) from None
 
@@ -240,7 +241,7 @@ def _split(text: str) -> list[str]:
 def _requests(
     flags: dict[str, Any], method: str, rest: tuple[str, ...]
 ) -> list[Request]:
-    """Returns what `dpsgd train` would be asked to do for the first target."""
+    """Returns the requests to `dpsgd train` for the first target."""
     set_here: dict[str, Any] = {"method": method}
     if method != NON_PRIVATE:
         set_here |= {name: flags[name] for name in ("delta", "allow_large_delta")}

@@ -1,24 +1,32 @@
-"""What ``dpsgd compare`` and ``dpsgd simulate`` do.
+"""The work of ``dpsgd compare``, ``simulate``, ``bias``, ``variance`` and ``shift``.
 
-Public: everything.
+Public: what is printed, except by ``bias``.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from pipelines.batches.manifest import pretty_json, read_json, write_atomically
 from trainer.cli.commands import train_request
 from trainer.experiments import compare as comparing
+from trainer.experiments import shift as shifting
+from trainer.experiments import shift_report, variance_report
 from trainer.experiments import simulate as simulating
+from trainer.experiments import variance as varying
+from trainer.experiments.bias import measure_bias
 from trainer.experiments.comparison import runs as compare_runs
+from trainer.settings.bias_settings import BiasSettings
 from trainer.settings.comparison_settings import ComparisonSettings, SimulationSettings
+from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
 
-#: Makes batches, with bars, in a process of its own: Beam stays out of this one.
+#: Makes batches, with progress bars, in a separate process: this one needs no Beam.
 _MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
 
 
@@ -26,7 +34,7 @@ def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
     """Compares, and prints the table.
 
     Args:
-      settings: What is compared.
+      settings: What to compare.
       as_json: Whether to print JSON alone.
 
     Raises:
@@ -34,18 +42,14 @@ def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
     """
     report = comparing.compare(settings, _say, _MAKE_BATCHES)
     report.write(settings.out)
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
-        return
-    report.show()
-    click.echo(f"table and plot in {settings.out}/comparison.md")
+    _print(report.to_json(), report.show, settings.out / "comparison.md", as_json)
 
 
 def simulate(settings: SimulationSettings, *, as_json: bool) -> None:
     """Simulates, and prints the prediction.
 
     Args:
-      settings: What is simulated.
+      settings: Settings of the simulation.
       as_json: Whether to print JSON alone.
 
     Raises:
@@ -55,19 +59,76 @@ def simulate(settings: SimulationSettings, *, as_json: bool) -> None:
         _take_over(folder.parent)
     report = simulating.simulate(settings, _say, _MAKE_BATCHES)
     fields = report.write(settings.out)
-    if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
-    report.show()
-    click.echo(f"table and plot in {settings.out}/simulation.md")
+    _print(fields, report.show, settings.out / "simulation.md", as_json)
+
+
+def bias(settings: BiasSettings, *, as_json: bool) -> None:
+    """Measures the bias of clipping, and prints the table.  Not private.
+
+    Args:
+      settings: What to measure, on public data.
+      as_json: Whether to print JSON alone.
+
+    Raises:
+      InputError: as ``trainer.experiments.bias.measure_bias``.
+    """
+    report = measure_bias(settings, _say)
+    fields = report.write(settings.out)
+    _print(fields, report.show, settings.out / "non_private_bias.md", as_json)
+
+
+def variance(settings: VarianceSettings, *, as_json: bool) -> None:
+    """Compares the spread of iterates with that of runs, and prints the table.
+
+    Args:
+      settings: Settings of the experiment.
+      as_json: Whether to print JSON alone.
+
+    Raises:
+      InputError: as ``trainer.experiments.variance.variance``.
+    """
+    found = varying.variance(settings, _say, _MAKE_BATCHES)
+    fields = variance_report.write(found)
+    _print(
+        fields,
+        lambda: variance_report.show(found),
+        settings.out / "variance.md",
+        as_json,
+    )
+
+
+def shift(settings: ShiftSettings, *, as_json: bool) -> None:
+    """Trains on a stream that shifts, and prints how averages do.
+
+    Args:
+      settings: Settings of the experiment.
+      as_json: Whether to print JSON alone.
+
+    Raises:
+      InputError: as ``trainer.experiments.shift.shift``.
+    """
+    found = shifting.shift(settings, _say, _MAKE_BATCHES)
+    fields = shift_report.write(found)
+    _print(fields, lambda: shift_report.show(found), settings.out / "shift.md", as_json)
 
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
+def _print(
+    fields: Any, show: Callable[[], None], path: pathlib.Path, as_json: bool
+) -> None:
+    """Prints results as JSON, or as a table and the path of the page."""
+    if as_json:
+        click.echo(json.dumps(fields, indent=2))
+        return
+    show()
+    click.echo(f"table and plot in {path}")
+
+
 def _take_over(out: pathlib.Path) -> None:
-    """Says in settings what earlier releases said in flags of `dpsgd train`.
+    """Writes the settings of runs of earlier releases, which stored flags.
 
     Args:
       out: The folder with ``runs``.
@@ -78,6 +139,6 @@ def _take_over(out: pathlib.Path) -> None:
         if not new.exists():
             request = train_request(read_json(path))
             asked = compare_runs.describe(request)
-            if request.settings.loss == AUTO_LOSS:  # which meant that of 0 and 1
+            if request.settings.loss == AUTO_LOSS:  # then always the loss of 0 and 1
                 asked["settings"]["loss"] = TrainSettings.loss
             write_atomically(new, pretty_json(asked))

@@ -1,7 +1,7 @@
-"""Flags of `dpsgd train` that `compare` and `simulate` hand to all of their runs.
+"""Flags that experiments share, and flags of `dpsgd train` that they pass on.
 
 Formal guarantees:
-  - Every value of a list is parsed as the one value of that flag is.
+  - Every value of a list is parsed like a single value of that flag.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.settings import methods
 from trainer.settings.comparison_settings import Experiment
 from trainer.settings.request import Request
 
-#: Flags of `dpsgd train` that are set for every run; a second value would win.
+#: Flags of `dpsgd train` that every experiment sets; a second value would override.
 _SET_FOR_ALL = (
     "--batches", "--eval", "--out", "--method", "--epsilon", "--noise-multiplier",
     "--delta", "--init-seed", "--simulates", "--csv", "--tensorboard",
@@ -33,18 +33,20 @@ _OPTIONS = (
     ),
     click.option(
         "--eval", "held_out", type=click.Path(path_type=pathlib.Path), required=True,
-        help="Held-out Parquet: a folder, a file or a quoted glob, as the test split.",
+        help="Held-out Parquet, such as the test split: a folder, a file or a quoted "
+        "glob.",
     ),
     click.option(
-        "--out", type=_FOLDER, required=True, help="New, or of what was stopped."
+        "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
     ),
     click.option(
         "--seeds", type=int, default=Experiment.seeds, show_default=True,
-        help="Repetitions.",
+        help="Number of repetitions.",
     ),
     click.option(
         "--metric", default=Experiment.metric, show_default=True,
-        help="Held-out metric; auto: AUC, accuracy or the loss, as the label asks.",
+        help="Held-out metric; auto: AUC, accuracy or the loss, depending on the "
+        "label.",
     ),
     shared_options.as_json,
 )  # fmt: skip
@@ -54,7 +56,7 @@ class Listed(click.ParamType):
     """Values that are separated by commas.
 
     Args:
-      kind: Of each value.
+      kind: Type of each value.
     """
 
     def __init__(self, kind: click.ParamType) -> None:
@@ -62,7 +64,7 @@ class Listed(click.ParamType):
         self.name = f"{kind.name}s"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Returns how the help writes the values: see `click.ParamType.get_metavar`."""
+        """Returns the placeholder for the help: see `click.ParamType.get_metavar`."""
         one = self._kind.get_metavar(param, ctx) or self._kind.name.upper()
         return f"{one},..."
 
@@ -75,10 +77,10 @@ class Listed(click.ParamType):
 
 
 def listed(kind: click.ParamType) -> dict[str, Any]:
-    """Returns what makes a flag take lists, and may be repeated.
+    """Returns arguments of `click.option` for a flag of lists that may be repeated.
 
     Args:
-      kind: Of each value.
+      kind: Type of each value.
     """
     return {
         "type": Listed(kind),
@@ -90,7 +92,7 @@ def listed(kind: click.ParamType) -> dict[str, Any]:
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds data, folders and what else every run of an experiment has in common."""
+    """Adds the flags that all experiments share: data, folders, seeds and metric."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -103,17 +105,17 @@ def request(
     *,
     also_set: Sequence[str] = (),
 ) -> Request:
-    """Returns what `dpsgd train` is asked to do, except for the folder of batches.
+    """Returns the request to `dpsgd train`, except for the folder of batches.
 
     Args:
-      flags: Of the command, with ``held_out`` and ``out``.
+      flags: Flags of the command, with ``held_out`` and ``out``.
       set_here: Values of flags that the command sets, by parameter.
-      rest: What the user adds.
-      also_set: Names that this command sets for every run, too.
+      rest: Further arguments of the user, for `dpsgd train`.
+      also_set: Further flags that this command sets for every run.
 
     Raises:
-      InputError: a flag in ``rest`` that is set for every run, or what `dpsgd train`
-        would refuse before it reads a file.
+      InputError: ``rest`` has a flag that is set for every run, or `dpsgd train` would
+        refuse the flags before it reads a file.
     """
     for flag in rest:
         if flag.split("=")[0] in (*_SET_FOR_ALL, *also_set):
@@ -128,8 +130,8 @@ def request(
 def each_of_lists(arguments: Sequence[str]) -> list[tuple[str, ...]]:
     """Returns arguments of `dpsgd train` for every combination of listed values.
 
-    Lists may be given for the learning rate, the clip norm, and numbers that a method
-    has of its own.  Of a flag that is repeated, the last list is taken.
+    The learning rate, the clip norm and numeric settings of a method may be lists.  If
+    a flag is repeated, its last list counts.
 
     Args:
       arguments: Of `dpsgd train`, some of whose values are lists.
@@ -147,7 +149,7 @@ def each_of_lists(arguments: Sequence[str]) -> list[tuple[str, ...]]:
         elif equals or (value := next(words, "")):
             lists[flag] = value.split(",")
         else:
-            kept.append(word)  # without a value, which the command will say
+            kept.append(word)  # without a value: `dpsgd train` refuses it
     return [
         (*kept, *(f"{flag}={one}" for flag, one in zip(lists, values, strict=True)))
         for values in itertools.product(*lists.values())
@@ -165,6 +167,6 @@ def _tried() -> tuple[str, ...]:
 
 
 def beside(request: Request) -> dict[str, Any]:
-    """Returns what all runs have in common beside their settings."""
+    """Returns what all runs share in addition to their settings."""
     names = ("noise_key_file", "checkpoint_every")
     return {name: getattr(request, name) for name in names}

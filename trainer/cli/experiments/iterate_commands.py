@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
 from typing import Any
 
 import click
@@ -17,43 +15,42 @@ from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
 from trainer.settings.request import Request
 
-#: Makes batches, with bars, in a process of its own: Beam stays out of this one.
-_MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
-
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 @experiment_flags.options
 @shared_options.batch_size("Expected rows per step.", required=True)
-@shared_options.epochs("Of the batches.")
-@shared_options.num_steps("Instead of --epochs.")
-@shared_options.epsilon("Target of one run.")
+@shared_options.epochs("Epochs of the batches.")
+@shared_options.num_steps("Number of steps, instead of --epochs.")
+@shared_options.epsilon("Target epsilon of one run.")
 @shared_options.noise_multiplier("Instead of --epsilon.")
-@shared_options.delta("Of one run.", required=True)
-@shared_options.l2_norm_clip("Of all runs.", required=True)
+@shared_options.delta("Delta of one run.", required=True)
+@shared_options.l2_norm_clip("Clip norm of all runs.", required=True)
 @click.option(
     "--keep-last",
     type=int,
     default=10,
     show_default=True,
     metavar="K",
-    help="Iterates of a run whose spread is measured.",
+    help="Number of iterates per run whose spread is measured.",
 )
-@method_flags.method("Of all runs.", default=DP_SGD)
-@registered.sampler("Of all batches.", default=TRUNCATED_POISSON, show_default=True)
+@method_flags.method("Method of all runs.", default=DP_SGD)
+@registered.sampler(
+    "Sampler of all batches.", default=TRUNCATED_POISSON, show_default=True
+)
 @click.pass_context
 def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Holds the spread of one run's iterates against that of independent runs.
+    """Compares the spread of one run's iterates with that of independent runs.
 
-    The iterates of one private run say, at no further cost, how much its predictions
-    vary with the noise (Shejwalkar et al. 2025, arXiv:2210.01864).  This trains --seeds
-    runs, with batches and noise of their own, and says for every held-out example
-    whether that agrees.  EVERY RUN COSTS ITS EPSILON: on private data all of them cost
-    the sum.  What was stopped goes on with the same command.
+    The iterates of one private run estimate, at no further cost, how much its
+    predictions vary with the noise (Shejwalkar et al. 2025, arXiv:2210.01864).  This
+    command trains --seeds runs with independent batches and noise, and compares both
+    spreads for every held-out example.  EVERY RUN COSTS ITS EPSILON: on private data
+    they cost the sum.  To resume, give the same command again.
 
-    All other flags go to `dpsgd train`, except those that are set for every run, as
-    --init-seed.
+    All other flags go to `dpsgd train`, except those that are set for every run, such
+    as --init-seed.
 
     \b
     Example:
@@ -62,11 +59,9 @@ def variance(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --keep-last 10 --keep-every 10
     """
     settings = _variance_settings(flags, tuple(ctx.args))
-    from trainer.experiments import variance as varying
-    from trainer.experiments import variance_report
+    from trainer.cli.experiments import experiment_body
 
-    found = varying.variance(settings, _say, _MAKE_BATCHES)
-    _answer(variance_report, found, settings.out / "variance.md", as_json=as_json)
+    experiment_body.variance(settings, as_json=as_json)
 
 
 def _variance_settings(
@@ -106,34 +101,34 @@ def _variance_settings(
 @experiment_flags.options
 @shared_options.batch_size("Rows per step.", required=True)
 @click.option(
-    "--period", type=int, required=True, help="Steps after which the data is as before."
+    "--period", type=int, required=True, help="Period of the shift, in steps."
 )
 @click.option(
     "--shift-by",
     required=True,
     metavar="COLUMN[:INDEX]",
-    help="Rows with small and with large values of this column take turns.",
+    help="Column whose small and large values alternate.",
 )
 @click.option(
     "--data-is-public",
     is_flag=True,
-    help="Declare that --input needs no protection: no epsilon covers the order of its "
-    "rows, which is made from them.",
+    help="Declare that --input needs no protection.  Required: no epsilon covers the "
+    "order of the rows, which depends on all of them.",
 )
-@shared_options.noise_multiplier("Of all runs.")
-@shared_options.l2_norm_clip("Of all runs.")
-@method_flags.method("Of all runs.", default=DP_SGD)
+@shared_options.noise_multiplier("Noise multiplier of all runs.")
+@shared_options.l2_norm_clip("Clip norm of all runs.")
+@method_flags.method("Method of all runs.", default=DP_SGD)
 @click.pass_context
 def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
-    """Trains on a stream that shifts periodically: last weights against averages.
+    """Compares last weights with averages on a stream that shifts periodically.
 
-    Orders the rows in time, so that small and large values of a column alternate as day
-    and night, trains on them in that order, once, and judges the last weights and their
-    averages along the way (Shejwalkar et al. 2025, arXiv:2210.01864).  NOT PRIVATE: for
-    public or synthetic data.  What was stopped goes on with the same command.
+    Orders the rows in time, so that small and large values of a column alternate like
+    day and night; trains on them once, in that order; and evaluates the last weights
+    and their averages along the way (Shejwalkar et al. 2025, arXiv:2210.01864).  NOT
+    PRIVATE: for public or synthetic data.  To resume, give the same command again.
 
-    All other flags go to `dpsgd train`, except those that are set for every run, as
-    --init-seed; without --ema-decay and --tail both average over about a period.
+    All other flags go to `dpsgd train`, except those that are set for every run, such
+    as --init-seed.  Without --ema-decay and --tail, both average over about one period.
 
     \b
     Example:
@@ -142,11 +137,9 @@ def shift(ctx: click.Context, as_json: bool, **flags: Any) -> None:
           --l2-norm-clip 10
     """
     settings = _shift_settings(flags, tuple(ctx.args))
-    from trainer.experiments import shift as shifting
-    from trainer.experiments import shift_report
+    from trainer.cli.experiments import experiment_body
 
-    found = shifting.shift(settings, _say, _MAKE_BATCHES)
-    _answer(shift_report, found, settings.out / "shift.md", as_json=as_json)
+    experiment_body.shift(settings, as_json=as_json)
 
 
 def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettings:
@@ -166,17 +159,3 @@ def _shift_settings(flags: dict[str, Any], rest: tuple[str, ...]) -> ShiftSettin
         training=request.settings,
         expected_batch_size=flags["batch_size"],
     )
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _answer(report: Any, found: Any, path: pathlib.Path, *, as_json: bool) -> None:
-    """Writes what came out by a module of reports, and prints it."""
-    fields = report.write(found)
-    if as_json:
-        click.echo(json.dumps(fields, indent=2))
-        return
-    report.show(found)
-    click.echo(f"table and plot in {path}")

@@ -24,21 +24,21 @@ from trainer.settings.train_settings import TrainSettings
 )
 @experiment_flags.options
 @shared_options.batch_size(
-    "Expected rows per step of the reference: the run that is predicted.",
+    "Expected rows per step of the reference, the run to predict.",
     required=True,
 )
-@shared_options.epochs("Of the reference.")
-@shared_options.num_steps("Of all runs, instead of --epochs.")
+@shared_options.epochs("Epochs of the reference.")
+@shared_options.num_steps("Number of steps of all runs, instead of --epochs.")
 @click.option(
     "--small-batch-sizes",
     required=True,
     metavar="B1,B2,...",
-    help="Expected rows per step of the simulated runs: two sizes or more.",
+    help="Expected rows per step of the simulated runs: two or more sizes.",
 )
-@shared_options.epsilon("Target of the reference.")
+@shared_options.epsilon("Target epsilon of the reference.")
 @shared_options.noise_multiplier("Instead of --epsilon.")
-@shared_options.delta("Of the reference.", required=True)
-@shared_options.l2_norm_clip("Of all runs.", required=True)
+@shared_options.delta("Delta of the reference.", required=True)
+@shared_options.l2_norm_clip("Clip norm of all runs.", required=True)
 @click.option(
     "--learning-rate",
     "learning_rates",
@@ -46,40 +46,45 @@ from trainer.settings.train_settings import TrainSettings
     multiple=True,
     default=(TrainSettings.learning_rate,),
     show_default=True,
-    help="May be repeated: which one is predicted to be best?",
+    help="May be repeated, to find the one that is predicted to be best.",
 )
 @method_flags.method(
-    "Of all runs.", type=Registered(methods.with_dp_sgd_accounting), default=DP_SGD
-)
-@registered.sampler(
-    "Of all batches.",
+    "Method of all runs.",
+    type=Registered(methods.with_dp_sgd_accounting),
+    default=DP_SGD,
+) @ registered.sampler(
+    "Sampler of all batches.",
     type=click.Choice((plans.TRUNCATED_POISSON, plans.POISSON)),
     default=plans.TRUNCATED_POISSON,
     show_default=True,
 )
 @click.option(
-    "--weights", default="last", show_default=True, help="Or an average, as ema."
+    "--weights", default="last", show_default=True, help="Or an average, such as ema."
 )
 @click.option(
-    "--confidence", type=float, default=0.95, show_default=True, help="Of the interval."
+    "--confidence",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Level of the interval.",
 )
 @click.option(
     "--run-reference",
     is_flag=True,
-    help="Train it too, at the best learning rate: was the prediction right?",
+    help="Also train the reference at the best learning rate, to test the prediction.",
 )
 @click.pass_context
 def simulate(ctx: click.Context, as_json: bool, **flags: Any) -> None:
     """Predicts a costly private run from cheap ones, to choose a learning rate.
 
-    Keeps steps, learning rate and noise over batch size, and with them the total amount
-    of noise (TAN; Sander et al. 2023, arXiv:2210.03403), trains with small batches, and
-    extends a line through metric over log2(batch size) to the batch size that is meant.
-    The interval is for one run, if that line goes on.
+    Trains with small batches at the same number of steps, learning rate and ratio of
+    noise to batch size, hence the same total amount of noise (TAN; Sander et al. 2023,
+    arXiv:2210.03403).  Then extrapolates the metric, as a line in log2(batch size), to
+    the batch size of the reference.  The interval is for one run, if the line holds.
 
-    The simulated runs are NOT private: use public data of the same kind.  One that was
-    stopped goes on with the same command.  All other flags go to `dpsgd train`, except
-    those that are set for every run, as --init-seed.
+    The simulated runs are NOT private: use public data of the same kind.  To resume,
+    give the same command again.  All other flags go to `dpsgd train`, except those that
+    are set for every run, such as --init-seed.
 
     \b
     Example:
