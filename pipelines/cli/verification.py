@@ -37,7 +37,7 @@ def verify(
         is_batches = storage.exists(join(directory, manifest.MANIFEST_NAME))
         if is_prepared(above) and not is_batches:
             raise InputError(
-                f"Expected all of the prepared data, not one split. Run `dpsgd "
+                f"Expected all of the prepared data, not a part of it. Give `dpsgd "
                 f"verify {above}`."
             )
     total = len(manifest.read_manifest(directory).files)

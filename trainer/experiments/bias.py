@@ -76,7 +76,8 @@ def _check_same(settings: BiasSettings) -> None:
     if path.exists() and read_json(path) != asked:
         raise InputError(
             f"Expected {settings.out} to have the settings given now; its "
-            f"{_SETTINGS_NAME} has others. Give the same settings, or another --out."
+            f"{_SETTINGS_NAME} says otherwise. Give the same settings, or another "
+            "--out."
         )
     if not path.exists():
         settings.out.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,8 @@ from trainer.settings.train_settings import TrainSettings
     "Method of all runs.",
     type=Registered(methods.with_dp_sgd_accounting),
     default=DP_SGD,
-) @ registered.sampler(
+)
+@registered.sampler(
     "Sampler of all batches.",
     type=click.Choice((plans.TRUNCATED_POISSON, plans.POISSON)),
     default=plans.TRUNCATED_POISSON,
