@@ -6,9 +6,9 @@
     model.fit(epochs=2, validation_data=(x, y), callbacks=[...])
     print(model.privacy_statement().to_text())
 
-``fit`` has its own loop, which drives Keras's callbacks.  A ``train_step`` within
-Keras's loop could get any data set, repeated, cut short or shuffled, and would see one
-physical batch at a time, while noise belongs to a whole step.
+``fit`` has its own loop, which calls Keras's callbacks.  A ``train_step`` in Keras's
+loop could receive any data set, repeated, truncated or shuffled, and would see single
+physical batches, while noise is added per step.
 
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
 integer.  ``epochs`` and ``initial_epoch`` count as in Keras: every call of ``fit``
@@ -19,11 +19,11 @@ for callbacks, is a step of the plan.
 Formal guarantees:
   - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
     of the plan is consumed at most once and in order, however often ``fit`` is called.
-  - The record on disk counts all steps that were executed, also if ``fit`` ends early.
-  - A run that stopped early has a statement, of the epsilon of the whole plan, unless
+  - The record on disk counts all executed steps, also if ``fit`` ends early.
+  - A run that stopped early has a statement, with the epsilon of the whole plan, unless
     metrics of training examples may have stopped it.
-  - After an exception within a step the run cannot go on: the noise of that step may
-    have been released, and is not used a second time.  Between steps it can.
+  - After an exception within a step the run cannot continue: the noise of that step may
+    have been released, and is not used twice.  Between steps it can continue.
   - A run folder is used by one object: no noise is drawn twice from one run id.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only if
@@ -31,12 +31,12 @@ Formal guarantees:
     ``non_private_``, and no callback of Keras's may decide by them.
   - Weights of examples and classes enter the loss before its gradient is clipped.
 
-Noise is added to every row of an embedding table at every step; lazy noise, DP-SAT,
-ModelMix, averages and checkpoints that survive the process are for ``dpsgd train``.
+Noise is added to every row of an embedding table at every step.  Only ``dpsgd train``
+has lazy noise, DP-SAT, ModelMix, averages and checkpoints that survive the process.
 
 TensorBoard's callback needs the package ``tensorboard``.
 
-Public: weights; logs but for the non-private ones.  Sensitive: the rest.
+Public: weights, and logs except the non-private ones.  Sensitive: the rest.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from trainer.tf_compat import keras, tf
 
 _PREFIX = "non_private_"
 
-#: Arguments of Keras's ``fit`` that the plan decides.
+#: Arguments of Keras's ``fit`` that the plan determines.
 _OF_THE_PLAN = {
     "batch_size": "the plan has the batch size: give it to `dpsgd batches`",
     "shuffle": "the sampler has drawn the order: omit it",
@@ -106,29 +106,30 @@ def make_private(
     """Returns a Keras model that trains privately on ``batches``.
 
     Args:
-      model: A Keras 2 model (``tf_keras``) whose inputs are named as columns of the
-        batches; its weights are the ones that are trained.
+      model: A Keras 2 model (``tf_keras``) whose inputs are named like columns of the
+        batches; its weights are trained in place.
       batches: Folder that ``dpsgd batches`` wrote.
       run: New folder for the key, the record and the copy of the manifest.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``; or
-      epsilon: target of the whole plan, from which the noise follows; with
-      delta: which the statement is for, too.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``; give this or
+        ``epsilon``.
+      epsilon: Target for the whole plan, which determines the noise; needs ``delta``.
+      delta: Delta of the target and of the statement.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
       method: "dp-sgd", "bam", "non-private", or another that is registered and takes
         the optimizer of ``compile``.
-      views: Views of an example, of which the mean loss counts: columns (views, ...) of
-        the batches, or made by ``augment``.
+      views: Views per example, whose mean loss is used: columns (views, ...) of the
+        batches, or made by ``augment``.
       augment: A function (columns of one example, seed) -> columns of one view, or
         layers of tf_keras, such as a Sequential of RandomFlip.
-      noise_key_file: Where the noise key is, or is made; in ``run`` if None.
-      initial_weights: File of weights to start at, which the record and the statement
-        then name; those of ``model`` if None.
-      initial_weights_are_public: That you declare so; needed beside that file.
-      **method_settings: Of the method alone, as ``bam_radius=0.02``.
+      noise_key_file: File of the noise key, made if missing; in ``run`` if None.
+      initial_weights: File of weights to start at, which record and statement then
+        name; those of ``model`` if None.
+      initial_weights_are_public: Declares that file public; required with it.
+      **method_settings: Settings of the method alone, such as ``bam_radius=0.02``.
 
     Raises:
-      InputError: name, value, bound, remedy.
+      InputError: an argument is refused.
     """
     if registry.hooks_of(method).optimizer is not None:
         raise InputError(f"Expected no method={method!r}; `dpsgd train` has it.")
@@ -173,7 +174,7 @@ def make_private(
 
 
 def _check_clip(l2_norm_clip: float | None, method: str) -> None:
-    """Refuses no clip norm: the loss, which could say one, comes with ``compile``."""
+    """Requires a clip norm: the loss, which has a default, comes with ``compile``."""
     if l2_norm_clip is None and method != NON_PRIVATE:
         raise InputError(
             f"Expected l2_norm_clip for method={method!r}. Try 2 beside a "
@@ -182,7 +183,7 @@ def _check_clip(l2_norm_clip: float | None, method: str) -> None:
 
 
 class PrivateModel(keras.Model):
-    """What ``make_private`` returns.  ``network`` is the plain model with its weights.
+    """A private model; ``network`` is the plain model with its weights.
 
     ``save`` and ``save_weights`` write ``network``, which loads without this package.
     """
@@ -221,7 +222,7 @@ class PrivateModel(keras.Model):
             augment=augment,
             name=name if augment is not None else None,
         )
-        # Of one view, as evaluation, export and prediction see it.
+        # The model of one view, for evaluation, export and prediction.
         self._manifest = dataclasses.replace(
             manifest, columns=of_one_view(of_rows.columns, self.network, self._views)
         )
@@ -234,7 +235,7 @@ class PrivateModel(keras.Model):
             noise_key_file=noise_key_file,
         )
         self._within_step = False
-        # Not _trainable: that is Keras's word for whether weights are trained.
+        # Not named _trainable, which Keras uses for whether weights are trained.
         self._checked_model: TrainableModel | None = None
         self._trained_model: TrainableModel | None = None
         self.build(None)
@@ -250,7 +251,7 @@ class PrivateModel(keras.Model):
 
         Args:
           inputs: A tensor (batch, ...), or a dict of them by column.
-          training: As in Keras; in ``fit`` it is dropout alone that depends on it.
+          training: As in Keras; in ``fit`` only dropout depends on it.
         """
         return self.network(inputs, training=training)
 
@@ -259,11 +260,11 @@ class PrivateModel(keras.Model):
         self.network.save(*args, **more)
 
     def export(self, filepath: Any = None) -> None:
-        """Writes the model as a SavedModel of named columns, which gives predictions.
+        """Writes a SavedModel that takes named columns and returns predictions.
 
         Args:
-          filepath: New folder of the SavedModel.  If None, the folder of the run gets
-            all that ``dpsgd train`` exports, and ``dpsgd predict`` takes it.
+          filepath: New folder of the SavedModel.  If None, everything that ``dpsgd
+            train`` exports goes into the folder of the run, for ``dpsgd predict``.
 
         Raises:
           InputError: the model was not compiled, or the run has not begun.
@@ -285,7 +286,7 @@ class PrivateModel(keras.Model):
         return self.network.load_weights(*args, **more)
 
     def train_on_batch(self, *args: Any, **more: Any) -> None:
-        """Is refused: a step is of the plan, and is ``fit``'s."""
+        """Raises InputError: only ``fit`` trains, with steps of the plan."""
         raise InputError("Expected fit; train_on_batch would train without privacy.")
 
     def evaluate(self, *args: Any, **more: Any) -> Any:
@@ -312,18 +313,18 @@ class PrivateModel(keras.Model):
         metrics: Any = None,
         **more: Any,
     ) -> None:
-        """Takes a Keras optimizer, a loss that is one per example, and metrics.
+        """Sets a Keras optimizer, a per-example loss, and metrics.
 
         Args:
-          optimizer: Of tf_keras, or its name.
-          loss: Of tf_keras, its name, or a function (labels, outputs) -> one number
-            per example.
+          optimizer: Optimizer of tf_keras, or its name.
+          loss: Loss of tf_keras, its name, or a function (labels, outputs) -> one
+            number per example.
           metrics: As in Keras; ``evaluate`` and validation compute them.
           **more: Keras's other arguments, which must be None.
 
         Raises:
-          InputError: another argument, a model or loss that clipping cannot take, or
-            an optimizer that is not of tf_keras.
+          InputError: there is another argument, a model or loss that does not support
+            per-example clipping, or an optimizer that is not of tf_keras.
         """
         unknown = [name for name, value in more.items() if value is not None]
         if unknown:
@@ -345,7 +346,7 @@ class PrivateModel(keras.Model):
         self._train_by(trainable)
 
     def _train_by(self, trainable: TrainableModel) -> None:
-        """Makes the step of the compiled optimizer and of a loss, weighted or not."""
+        """Makes the step of the compiled optimizer and the loss, weighted or not."""
         manifest = self._session.manifest
         trained = models.make_trained(trainable, manifest, self._views)
         session, plan = self._session, manifest.plan
@@ -373,12 +374,12 @@ class PrivateModel(keras.Model):
 
     @property
     def num_steps_executed(self) -> int:
-        """Steps of the plan that are consumed."""
+        """Number of executed steps of the plan."""
         return self._session.num_steps_executed
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch; the last may have fewer."""
+        """Number of steps per epoch; the last epoch may have fewer."""
         plan = self._session.manifest.plan
         return steps_per_epoch(plan.num_examples, plan.expected_batch_size)
 
@@ -399,23 +400,23 @@ class PrivateModel(keras.Model):
         non_private_training_metrics: bool = False,
         **more: Any,
     ) -> Any:
-        """Trains for ``epochs - initial_epoch`` epochs from where training stands.
+        """Trains for ``epochs - initial_epoch`` epochs from the current step on.
 
         Args:
           x: Must be None: the batches were given to ``make_private``.
           y: Must be None, too.
-          epochs: Number of the epoch to end before; to the end of the plan if None.
-          initial_epoch: Number of the first epoch.
-          steps_per_epoch: Steps of the plan in an epoch; once over the examples if
-            None.
-          callbacks: Of tf_keras.  A batch is a step of the plan.  What they decide by
-            must be released, as metrics of validation data are.
+          epochs: Index of the epoch to end before; to the end of the plan if None.
+          initial_epoch: Index of the first epoch.
+          steps_per_epoch: Steps of the plan in an epoch; about one pass over the
+            examples if None.
+          callbacks: Callbacks of tf_keras.  A batch is a step of the plan.  Values that
+            they decide by must be released, as metrics of validation data are.
           verbose: As in Keras.
           validation_data: ``(x, y)``, ``(x, y, sample_weight)`` or a data set.  Whether
             it holds training examples is not checked; their metrics are not private.
-          validation_freq: Epochs between two validations.
-          class_weight: Class -> weight of its examples' losses, 1 for all others.
-            Public: no function of the training labels.
+          validation_freq: Epochs between validations.
+          class_weight: Class -> weight of its examples' losses, 1 for other classes.
+            Must be public, not computed from the training labels.
           sample_weight: Column of the batches that holds the weight of each example's
             loss.  Weights multiply the loss before its gradient is clipped.
           non_private_training_metrics: Also computes loss and metrics of the training
@@ -426,7 +427,7 @@ class PrivateModel(keras.Model):
           Keras's ``History``.
 
         Raises:
-          InputError: fewer steps are left, or an argument cannot be had.
+          InputError: fewer steps are left, or an argument is not supported.
         """
         self._check_fit(x, y, more)
         size = self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch
@@ -465,9 +466,9 @@ class PrivateModel(keras.Model):
         return self.history
 
     def privacy_statement(self) -> Any:
-        """Returns the statement of what was executed; ``to_text()`` is for people.
+        """Returns the statement of the executed steps; ``to_text()`` formats it.
 
-        That of a run which stopped early states the epsilon of the whole plan, which
+        For a run that stopped early, it states the epsilon of the whole plan, which
         bounds every prefix.
 
         Raises:
@@ -496,7 +497,7 @@ class PrivateModel(keras.Model):
         self._compiled()
 
     def _weigh(self, weights: ExampleWeights) -> None:
-        """Trains with these weights from here on."""
+        """Trains with these weights from now on."""
         if weights != self._weights_of(self._trained_model):
             self._train_by(weighted(self._compiled(), weights))
 
@@ -533,7 +534,7 @@ class PrivateModel(keras.Model):
         return {f"val_{name}": value for name, value in found.items()}
 
     def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:
-        """Adds the real rows of a physical batch to metrics, and sets ``logs``."""
+        """Adds the real rows of a physical batch to the metrics, and sets ``logs``."""
         real = np.asarray(batch["weight"]) > 0
         if not real.any():
             return
@@ -560,7 +561,7 @@ class PrivateModel(keras.Model):
         return self._checked_model
 
     def _open_run(self, weights: ExampleWeights, non_private: bool) -> None:
-        """Writes down what this call of ``fit`` is, before its first step."""
+        """Records this call of ``fit``, before its first step."""
         if not self._session.is_identified:
             self._begin_run()
         self._session.fits.append(
@@ -576,7 +577,7 @@ class PrivateModel(keras.Model):
         if preflight.check_run_folder(self._session.run):
             raise InputError(f"Expected run={self._session.run} to be new or empty.")
         self._session.open()
-        # Its id alone tells this run from all others: no process goes on with it.
+        # The id identifies the run: no other process continues it.
         identity = {
             "manifest": self._session.manifest.fingerprint,
             "batches": preflight.digest_of_batches(self._session.batches),
@@ -585,7 +586,7 @@ class PrivateModel(keras.Model):
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Writes the record of what was executed, also when that ends early."""
+        """Writes the record of the executed steps, also if ``fit`` ends early."""
         try:
             yield
         finally:

@@ -1,16 +1,15 @@
 """Models: the default one for prepared tables, and models that users bring.
 
-The default model is made from what the prepared data says of its columns: see
+The default model is built from the description of the prepared data: see
 ``table_model``.
 
-A model maps a dict of columns to outputs: for the default loss one logit per example,
-whose binary cross-entropy with the column ``label`` is minimised; see ``losses`` for
-others.  Preprocessing is part of the model, so that the exported model takes columns as
-they are.
+A model maps a dict of columns to outputs.  For the default loss it outputs one logit
+per example, whose binary cross-entropy with the column ``label`` is minimised; for
+others see ``losses``.  Preprocessing is part of the model, so that the exported model
+takes raw columns.
 
-A model of one's own is ``--model module:function``, where ``function(manifest)``
-returns such a Keras model, functional or subclassed (then of all columns but
-``label``):
+Your own model is ``--model module:function``, where ``function(manifest)`` returns such
+a Keras model.  A subclassed model takes all columns except ``label``:
 
     def small(manifest):
         integers = keras.Input((13,), name="integers")
@@ -54,7 +53,7 @@ from trainer.tf_compat import check_plain, keras
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
-    """Refuses a loss by name that the label of a table is not for."""
+    """Refuses a named loss that does not suit the label of the table."""
     suiting = LOSSES_OF_LABELS[table.task]
     if loss.ones_own or loss.name in suiting:
         return
@@ -87,15 +86,15 @@ def make_model(
     """Returns the model that ``model`` names, checked.
 
     Args:
-      manifest: What the batches hold.
-      model: "default", for the one of any prepared table, or "module:function".
-      embedding_dim: Size of an embedding of the default model.
-      hidden: Sizes of the hidden layers of the default model.
-      loss: What is minimised.
-      views: Of an example; the model is of one.
+      manifest: Manifest of the batches.
+      model: "default" or "module:function".
+      embedding_dim: Size of the default model's embeddings.
+      hidden: Sizes of the default model's hidden layers.
+      loss: The loss to minimise.
+      views: Views of an example; the model takes one view.
 
     Raises:
-      InputError: no such model, or one that cannot be trained privately.
+      InputError: there is no such model, or it does not support private training.
     """
     description: dict[str, Any] = {"name": model, "loss": loss.name}
     if model == DEFAULT_MODEL:
@@ -121,15 +120,15 @@ def make_model(
 def make_trained(
     model: TrainableModel, manifest: Manifest, views: Views
 ) -> TrainableModel:
-    """Returns the model of a step: of views or of users, and with dropout.
+    """Returns the model that a step trains: of views or users, and with dropout.
 
     Args:
       model: From ``make_model``, or one that ``check_model`` accepted.
-      manifest: Of the batches.
-      views: Of an example.
+      manifest: Manifest of the batches.
+      views: Views of an example.
 
     Raises:
-      InputError: no augmentation of single views, or gradients of single examples
+      InputError: the augmentation does not take single views, or per-example gradients
         cannot be computed.
     """
     of_row = trained_model(model, of_one_row(manifest).columns, views)
@@ -144,13 +143,13 @@ def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:
 
     Args:
       model: From ``make_model``.
-      manifest: Of the batches.
+      manifest: Manifest of the batches.
     """
     return dataclasses.replace(manifest, columns=model.columns)
 
 
 def _call(spec: str, manifest: Manifest) -> Any:
-    """Returns the model that a function of the user's makes, as a functional one."""
+    """Returns the model that the user's function makes, as a functional model."""
     function = load_function(spec)
     with one_line_errors(f"model={spec!r}"):
         network = function(manifest)
@@ -160,14 +159,14 @@ def _call(spec: str, manifest: Manifest) -> Any:
 
 
 def as_functional(network: Any, manifest: Manifest) -> Any:
-    """Returns a model with named inputs: itself, or what takes all but ``label``.
+    """Returns a model with named inputs; a subclassed one takes all but ``label``.
 
     Args:
       network: A Keras model, functional or subclassed.
-      manifest: Of the batches, for columns and their shapes.
+      manifest: Manifest of the batches, for columns and their shapes.
 
     Raises:
-      InputError: TF Privacy's own noise is part of it.
+      InputError: the model contains TF Privacy's own clip and noise.
     """
     check_plain(network)
     if network.inputs is not None:
@@ -181,9 +180,9 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
 
 
 def identity(model: TrainableModel) -> str:
-    """Returns a text that differs where sizes, weights or vocabularies do.
+    """Returns a text that differs if sizes, weights or vocabularies differ.
 
-    What layers compute is not looked at: ``origin`` has the traced step.
+    The computation of the layers is not covered; it is part of ``origin``.
     """
     shapes = [(v.dtype.name, tuple(v.shape)) for v in model.network.variables]
     weights = hashlib.sha256()

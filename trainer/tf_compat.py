@@ -1,7 +1,7 @@
-"""TensorFlow, Keras 2 and TF Privacy, imported in the one way that works.
+"""Imports TensorFlow, Keras 2 and TF Privacy with the settings that they need.
 
-Every module of this package that needs TensorFlow takes ``tf``, ``keras`` and the parts
-of TF Privacy from here, so that the settings below are made before the first import.
+Every module of this package that needs TensorFlow imports ``tf``, ``keras`` and the
+parts of TF Privacy from here, so that the settings precede the first import.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from accounting.validation import InputError
 
-#: Where clip and noise are given instead of to TF Privacy, in words.
+#: How users give clip and noise instead, in words.
 NOISE_PLACES = "to make_private, or as --l2-norm-clip and --noise-multiplier"
 
 
@@ -35,12 +35,12 @@ def _quiet_standard_error() -> Iterator[None]:
         os.close(null)
 
 
-# TF Privacy 0.9.0 is written for Keras 2, which TensorFlow 2.16 and later have only as
-# the package tf-keras, and only if this is set before TensorFlow is imported.
+# TF Privacy 0.9.0 needs Keras 2, which TensorFlow 2.16 and later provide only as the
+# package tf-keras, and only if this is set before TensorFlow is imported.
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# tensorflow_privacy/__init__.py imports estimators, which TensorFlow no longer has; it
-# looks for this attribute itself and then imports nothing.
+# tensorflow_privacy/__init__.py imports estimators, which TensorFlow no longer has,
+# unless this attribute is set.
 sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 
 with _quiet_standard_error():
@@ -61,23 +61,23 @@ if tf.keras.Model is not keras.Model:
         "first import of TensorFlow, or import trainer before it."
     )
 
-# Grappler's remapper now and then trips over a graph ("Node Relu_2 has an empty op
-# name"), prints that, and leaves the graph as it is: whether kernels are fused would
-# depend on chance, and a resumed run might differ in the last bits.
+# Grappler's remapper sometimes fails on a graph ("Node Relu_2 has an empty op name")
+# and leaves it unchanged.  Whether kernels are fused would depend on chance, and a
+# resumed run might differ in the last bits.
 tf.config.optimizer.set_experimental_options({"remapping": False})
 
-# AutoGraph warns of functions of Python itself whose source it cannot find.
+# AutoGraph warns about built-in Python functions whose source it cannot find.
 tf.get_logger().setLevel("ERROR")
 
 
 def is_of_tf_privacy(thing: Any) -> bool:
-    """Whether a model, layer or optimizer is one of TF Privacy's classes."""
+    """Returns whether a model, layer or optimizer is of a TF Privacy class."""
     modules = [kind.__module__ for kind in type(thing).__mro__]
     return any(name.partition(".")[0] == "tensorflow_privacy" for name in modules)
 
 
 def check_plain(network: Any) -> None:
-    """Accepts a model without TF Privacy's own clip and noise, which nothing would use.
+    """Refuses a model with TF Privacy's own clip and noise, which would not be used.
 
     Raises:
       InputError: the model, a part of it or its optimizer is TF Privacy's.

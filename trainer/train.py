@@ -1,25 +1,25 @@
-"""A training run from checked request to exported model, by one worker or several.
+"""A training run, from request to exported model, by one or several workers.
 
 Formal guarantees:
-  - Nothing is written before everything was checked; then only into the folder of the
-    run, except for a noise key that the request puts elsewhere.
+  - Nothing is written before everything is checked; then only the folder of the run is
+    written, and a noise key if the request puts it elsewhere.
   - The run consumes every step of the plan once and in order, or ends with an error.
-  - A run that is killed at any moment and started again with the same request goes on
+  - A run that is killed at any moment and started again with the same request resumes
     from its last checkpoint, and ends with bit-identical weights, metrics and
     statement.  Batches and noise are functions of their keys and the step, TensorFlow's
-    kernels are deterministic, and what else the bits follow from may not change (see
-    ``origin``).  A replayed step is the same release, not a second one.
-  - The noise of two runs is independent, also where they share a noise key and all
-    else: every run draws an id of its own before its first step.  A run that goes on
-    keeps its id; with other settings, batches, initial weights, code, software or kind
-    of machine it is refused.  (A copy of an unfinished run's folder is that same run.)
-  - Workers differ in no setting, batch, code, version, thread or key when the first
-    step begins, and in no bit of the weights at evaluations and at the end.
-  - The chief alone writes, and all workers stop after the same step.
+    kernels are deterministic, and everything else that affects the bits may not change
+    (see ``origin``).  A replayed step is the same release, not a second one.
+  - The noise of two runs is independent, even if they share a noise key and everything
+    else: every run draws its own id before its first step.  A resumed run keeps its
+    id; with other settings, batches, initial weights, code, software or kind of machine
+    it is refused.  (A copy of an unfinished run's folder is that same run.)
+  - Workers have equal settings, batches, code, versions, threads and keys when the
+    first step begins, and bit-identical weights at evaluations and at the end.
+  - Only the chief writes, and all workers stop after the same step.
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
-  - Losses of training examples, gradient norms and numbers of real rows are reported
-    nowhere, except by ``clipping_bias`` where a user asks for it.
+  - Losses of training examples, gradient norms and numbers of real rows are not
+    reported, except by ``clipping_bias`` if a user asks for it.
 
 Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
 """
@@ -82,13 +82,13 @@ NON_PRIVATE_DIAGNOSTICS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a finished run is.  Public, if the held-out examples need no protection.
+    """Results of a finished run.  Public, if the held-out examples need no protection.
 
     Attributes:
       run: The folder.
-      metrics: Of the held-out examples, at the end.
+      metrics: Final metrics of the held-out examples.
       statement: The privacy statement as JSON; without a delta, why there is none.
-      text: The same for people.
+      text: The privacy statement as text.
     """
 
     run: pathlib.Path
@@ -110,7 +110,7 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 
     Args:
       request: What to train, on which batches, and where results go.
-      reporter: Takes public progress; nobody if None.
+      reporter: Receives public progress; None for none.
 
     Raises:
       InputError: before any work if the request is refused; later if the batches are
@@ -123,13 +123,13 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 def run_checked(
     checked: Checked, reporter: Reporter, workers: Workers | None = None
 ) -> Summary:
-    """Does what ``train`` does, for a request that was checked already.
+    """Does what ``train`` does, for a request that is already checked.
 
     Args:
       checked: From ``preflight.check``.
-      reporter: Takes public progress.
-      workers: Who take the steps together, of which this is the chief; nobody else if
-        None.
+      reporter: Receives public progress.
+      workers: The workers that share the steps, of which this is the chief; None for
+        this process alone.
 
     Raises:
       InputError: the batches are not what their manifest says, or the model, the
@@ -143,16 +143,16 @@ def run_checked(
 
 
 def help_chief(checked: Checked, workers: Workers) -> None:
-    """Takes the steps of a run with the chief, which writes and says all of it.
+    """Executes the steps of a run as a worker; the chief writes and reports.
 
     Args:
       checked: From ``preflight.check`` of a worker that is not the chief.
-      workers: All of the run.
+      workers: All workers of the run.
 
     Raises:
-      InputError: as of ``run_checked``.
-      StoppedError: as of ``run_checked``.
-      SystemExit: the chief says why.
+      InputError: as ``run_checked``.
+      StoppedError: as ``run_checked``.
+      SystemExit: the chief failed, and reports why.
     """
     training = _prepare(checked, Silent(), workers)
     with _stop_signals() as stop:
@@ -160,7 +160,7 @@ def help_chief(checked: Checked, workers: Workers) -> None:
 
 
 def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Training:
-    # Before TensorFlow computes anything: then it is too late.
+    # Threads must be fixed before TensorFlow computes anything.
     began = checked.began_under and checked.began_under["threads"]
     sent = json.loads(agreement.chiefs(workers, json.dumps(began).encode()))
     agreement.together(workers, lambda: threads.fix(sent))
@@ -175,7 +175,7 @@ def _prepare(checked: Checked, reporter: Reporter, workers: Workers) -> _Trainin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What a run trains, and by what."""
+    """The model, optimizer and other parts that a run trains with."""
 
     model: models.TrainableModel
     trained: models.TrainableModel
@@ -249,7 +249,7 @@ def _describe(checked: Checked, model: models.TrainableModel) -> str:
 
 def _make_model(checked: Checked, views: Views) -> models.TrainableModel:
     settings = checked.request.settings
-    # Names of layers count up in a process; a resumed run must see the same ones.
+    # Names of layers contain counters; a resumed run must have the same names.
     keras.backend.clear_session()
     keras.utils.set_random_seed(settings.init_seed)
     tf.config.experimental.enable_op_determinism()
@@ -292,11 +292,11 @@ def _make_evaluator(checked: Checked, model: models.TrainableModel) -> Evaluator
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Collects a signal instead of dying of it between two steps."""
+    """Collects stop signals, so that the run can stop after a step."""
     received: list[int] = []
 
     def receive(number: int) -> None:
-        if received:  # a second signal means at once
+        if received:  # a second signal stops immediately
             raise StoppedError("Stopped. Give the same command to continue.", number)
         received.append(number)
 
@@ -345,7 +345,7 @@ class _Training:
             num_steps=self._plan.num_steps,
         )
         step = agreement.together(workers, lambda: self._make_step(made))
-        # What can be refused has been: nothing was written before.
+        # All checks passed; nothing was written before.
         self.session.open(resumes=checked.resumes)
         self._averages = TrainingAverages(self._model.variables, self._settings)
         run_key = self._identify(step, made.tables.flush_every)
@@ -390,7 +390,7 @@ class _Training:
         )
         self.session.compare(origin)
         agreement.together(self._workers, lambda: self._settle(origin))
-        # A flush draws noise: when there is one is part of what the run is.
+        # A flush draws noise, so its schedule identifies the run.
         identity = {"origin": origin, "flush_every": flush_every}
         return self.session.identify(identity, model=models.identity(model))
 
@@ -463,9 +463,9 @@ class _Training:
     # -- steps ---------------------------------------------------------------------
 
     def run_steps(self, stop: list[int]) -> None:
-        """Consumes the steps that are left."""
+        """Executes the remaining steps."""
         if not self._state.points:
-            # Also finds held-out rows that cannot be used before any step is done.
+            # Also refuses unusable held-out rows before the first step.
             self._evaluate()
         self._reporter.start(self._plan.num_steps, done=self._done)
         with self.session.steps(draw=self._hooks.draw) as steps:
@@ -478,7 +478,7 @@ class _Training:
         self._reporter.stop()
 
     def _before_step(self, drawn: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the noise among what was drawn."""
+        """Returns the noise among the draws of a step."""
         self._averages.before_step(self._done)
         num_variables = len(self._model.variables)
         if self._hooks.optimizer is not None:
@@ -490,12 +490,12 @@ class _Training:
             self._bias.add(batch["columns"], batch["weight"])
 
     def _flush(self) -> None:
-        """Completes the weights; nothing but a step may read them before."""
+        """Adds the outstanding lazy noise; before that only a step may read weights."""
         if self._lazy is not None:
             self._lazy.flush(self.session.later_noise().of_flush)
 
     def _after_step(self, stop: int | None) -> None:
-        """Does what is due; stops at a signal that any worker received."""
+        """Evaluates and saves if due; stops at a signal that any worker received."""
         self._stop = self._stop or stop
         if self._bias is not None:
             self._bias.finish(self._done)

@@ -115,6 +115,6 @@ def _apart(
             if flag in taken:
                 raise InputError(
                     f"Expected no setting {option.name!r} of a method: "
-                    f"{option.opts[0]} already has another meaning. Rename the setting."
+                    f"{option.opts[0]} means something else here. Rename the setting."
                 )
     return own

@@ -1,4 +1,4 @@
-"""Arrays in a file that is complete or absent, and refused once it was changed.
+"""Arrays in a file that is complete or absent, and authenticated against changes.
 
 The file is NumPy's ``.npz`` followed by a message authentication code, which NumPy
 ignores: ``numpy.load`` reads it without the key.
@@ -26,7 +26,7 @@ from pipelines.sampling.keys import KEY_BYTES, derive
 
 
 class DamagedError(Exception):
-    """The file is not what was written under this key and label."""
+    """The file was not written under this key and label, or was changed."""
 
 
 def write(
@@ -40,10 +40,10 @@ def write(
     """Replaces the file by ``arrays``.
 
     Args:
-      path: Where; the folder exists.
-      arrays: By name.
-      key: Authenticates.  Sensitive.
-      label: What the file is; no other label opens it.
+      path: Path of the file, in an existing folder.
+      arrays: Name -> array.
+      key: Key of the message authentication code.  Sensitive.
+      label: Purpose of the file; it can only be read under the same label.
       mode: Permissions, before the umask.
     """
     buffer = io.BytesIO()
@@ -61,8 +61,8 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
 
     Args:
       path: The file.
-      key: That it was written under.  Sensitive.
-      label: What the file is.
+      key: Key that the file was written under.  Sensitive.
+      label: Label that the file was written under.
 
     Raises:
       FileNotFoundError: there is no file.
@@ -76,8 +76,8 @@ def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
 
     Args:
       data: Contents of a file that ``write`` wrote.
-      key: That it was written under.  Sensitive.
-      label: What the file is.
+      key: Key that the file was written under.  Sensitive.
+      label: Label that the file was written under.
 
     Raises:
       DamagedError: it is not what was written.

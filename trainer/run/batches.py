@@ -1,10 +1,10 @@
 """The batches of a folder as tensors, in step order.
 
 Formal guarantees:
-  - Elements are exactly what ``pipelines.batches.reader`` yields, or for one of several
-    workers ``pipelines.batches.parts``, which check digests, steps and parts as they
-    pass; what they refuse raises their InputError, and no element comes before the
-    digest of its file, or of its record, was held against its checksum.
+  - Elements are exactly those of ``pipelines.batches.reader`` or, for one of several
+    workers, of ``pipelines.batches.parts``.  Both check digests, steps and parts, and
+    raise InputError; no element is yielded before the digest of its file, or of its
+    record, is compared with the checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
 Background threads read, hash and decode while a batch is trained on.
@@ -28,7 +28,7 @@ from pipelines.batches.share import ALL, Share
 from trainer.model.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
-#: Physical batches that are decoded while one is trained on.
+#: Number of physical batches that are decoded ahead of training.
 _PREFETCH = 4
 
 Element = dict[str, Any]
@@ -40,8 +40,8 @@ def element_spec(
     """Returns the ``tf.TensorSpec`` structure of one physical batch.
 
     Args:
-      manifest: Of the batches.
-      seeds: Shape of the seeds of an example; None for none.
+      manifest: Manifest of the batches.
+      seeds: Shape of an example's seeds; None for no seeds.
     """
     size = manifest.physical_batch_size
     columns = {
@@ -61,14 +61,14 @@ def element_spec(
 class BatchSource:
     """Iterates over batches as dicts of tensors.
 
-    They have ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding), and the
-    integers ``step`` and ``part``.  A step is one element or more, in a row.
+    A batch has ``columns`` (name -> tensor), ``weight`` (1 real, 0 padding), and the
+    integers ``step`` and ``part``.  A step is one or more consecutive elements.
 
     Args:
       directory: A folder that ``dpsgd batches`` wrote.
       manifest: Its manifest.
-      first_step: Where to start.
-      share: Of one of several workers; then a step may have no element.
+      first_step: Step to start at.
+      share: The parts of one of several workers; a step may then have no element.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class BatchSource:
         self._share = share
 
     def __iter__(self) -> Iterator[Element]:
-        # Not tf.data, which would copy each record to TensorFlow and parse it again:
-        # that costs more than everything here.
+        # tf.data would copy each record to TensorFlow and parse it again, which costs
+        # more than all of this.
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
@@ -96,7 +96,7 @@ class BatchSource:
 
     @property
     def dataset(self) -> Any:
-        """The same as a ``tf.data.Dataset``, for `fit`; slower, errors wrapped."""
+        """Returns the batches as a ``tf.data.Dataset``: slower, and it wraps errors."""
         return tf.data.Dataset.from_generator(
             lambda: iter(self), output_signature=element_spec(self._manifest)
         )

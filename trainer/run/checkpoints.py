@@ -30,13 +30,13 @@ _LABEL = "checkpoint"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """What a run needs to continue.
+    """The state from which a run continues.
 
     Attributes:
-      num_steps_executed: Steps that are done.
+      num_steps_executed: Number of executed steps.
       arrays: Weights and optimizer variables, in a fixed order.
       points: The curve so far.
-      held_out: Digest of the held-out examples that the curve is computed on.
+      held_out: Digest of the held-out examples of the curve.
     """
 
     num_steps_executed: int
@@ -51,7 +51,7 @@ class Checkpoints:
 
     Attributes:
       run: The folder of the run.
-      run_key: Sub-key of the noise key for this run; authenticates.  Sensitive.
+      run_key: Sub-key of the noise key that authenticates the checkpoint.  Sensitive.
     """
 
     run: pathlib.Path
@@ -59,7 +59,7 @@ class Checkpoints:
 
     @property
     def path(self) -> pathlib.Path:
-        """Where the checkpoint is."""
+        """Path of the checkpoint."""
         return self.run / PRIVATE_NAME / CHECKPOINT_NAME
 
     def save(self, state: State) -> None:
@@ -84,7 +84,7 @@ class Checkpoints:
         return self.parse(self.read())
 
     def read(self) -> bytes:
-        """Returns the contents of the checkpoint; nothing if there is none."""
+        """Returns the bytes of the checkpoint; empty if there is none."""
         return self.path.read_bytes() if self.path.exists() else b""
 
     def parse(self, data: bytes) -> State | None:

@@ -1,8 +1,8 @@
-"""A digest of what a traced TensorFlow function computes.
+"""A digest of the computation of a traced TensorFlow function.
 
-The digest of a node is one of its operation, its attributes and the digests of its
-inputs; so neither names, which count up in a process, nor the order of independent
-nodes enter.
+The digest of a node covers its operation, its attributes and the digests of its inputs.
+It depends neither on names, which contain counters of the process, nor on the order of
+independent nodes.
 
 Formal guarantees:
   - Functions of equal digest execute the same operations on the same constants and the
@@ -25,7 +25,7 @@ import numpy as np
 
 from trainer.tf_compat import tf
 
-#: Attributes that name something, differently in each process, and compute nothing.
+#: Attributes that hold names, which differ between processes, and compute nothing.
 _NAMES = (
     "api_implements", "config_proto", "container", "shared_name", "token",
     "_class", "_gradient_op_type",
@@ -33,7 +33,7 @@ _NAMES = (
 
 
 def digest(function: Any) -> str:
-    """Returns the SHA-256 of what a ``tf.types.experimental.ConcreteFunction`` does."""
+    """Returns the SHA-256 of a ``ConcreteFunction``'s computation."""
     graph = function.graph
     definition = graph.as_graph_def()
     inner = _Inner({one.signature.name: one for one in definition.library.function})
@@ -53,7 +53,7 @@ def _hash(*parts: Any) -> str:
 
 
 def _value(tensor: Any) -> str:
-    """Returns the bytes of a constant, but only the kind of a resource."""
+    """Returns the bytes of a constant; for a resource, only its kind."""
     if tensor.dtype in (tf.resource, tf.variant):
         return str(tensor.dtype.name)
     array = np.asarray(tensor.numpy())
@@ -70,7 +70,7 @@ class _Inner:
         self._known: dict[str, str] = {}
 
     def digest(self, name: str) -> str:
-        # A function that calls itself ends here; what it is called with is in its node.
+        # Ends the recursion of a function that calls itself.
         if name not in self._known:
             self._known[name] = "itself"
             self._known[name] = self._compute(self._definitions[name])
@@ -95,7 +95,7 @@ class _Nodes:
         self._known = {name: f"argument {i}" for name, i in arguments.items()}
 
     def all(self) -> list[str]:
-        """Returns the digests of all nodes: some have effects and no reader."""
+        """Returns the digests of all nodes, since some have only side effects."""
         return sorted(self._digest(name) for name in self._nodes)
 
     def of_input(self, text: str) -> str:
@@ -105,7 +105,7 @@ class _Nodes:
         return _hash(text[:1] == "^", self._digest(name), output or "0")
 
     def _digest(self, name: str) -> str:
-        # No recursion over nodes: a chain of them may be longer than Python's stack.
+        # No recursion: a chain of nodes may be longer than Python's stack.
         waiting = [name]
         while waiting:
             if waiting[-1] in self._known:

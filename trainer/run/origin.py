@@ -1,34 +1,33 @@
-"""What a run began under: settings, data, code and machine.
+"""The origin of a run: the settings, data, code and machine that it began with.
 
     RUN/private/origin.json
 
-A step that a run repeats after a kill gets the noise that it had.  If a single bit of
-its sum were another, the difference of the two releases would be free of noise.  So a
-run goes on only where each of these is what it was:
+A step that is repeated after a kill gets the same noise.  If a single bit of its sum
+changed, the difference of the two releases would be free of noise.  So a run resumes
+only if all of these are unchanged:
 
     settings    of the request
     batches     their manifest and their bytes
     release     the source of this project
-    versions    of TensorFlow and all else that computes, with the C library
+    versions    of TensorFlow and all other software that computes, and the C library
     variables   of the environment that TensorFlow and oneDNN read
-    processor   its kind, instructions and caches, by which kernels are chosen
+    processor   its kind, instructions and caches, which determine the kernels
     devices     names of the accelerators
-    threads     of TensorFlow, which split its sums; restored when a run goes on
-    code        the files of the user's functions and layers, and what they import
-    step        what the traced step computes, whatever its code reads elsewhere
+    threads     of TensorFlow, which split its sums; restored on resuming
+    code        the files of the user's functions and layers, and their imports
+    step        the computation of the traced step, whatever its code reads elsewhere
 
 Formal guarantees:
-  - A run whose origin differs in any of these is refused, in one line that says which.
-  - All of it enters the key of the run: under an edited record the checkpoint is
-    refused, and the noise is other noise.
-  - A run that goes on with fewer or more cores uses the threads that it began with.
+  - A run whose origin differs in any of these is refused, in one line that names it.
+  - The whole origin enters the key of the run: after an edit of the record the
+    checkpoint is refused, and the noise differs.
+  - A run that resumes with fewer or more cores uses the threads that it began with.
 
-Not covered: entries of lookup tables of one's own, what a ``tf.py_function`` reads from
-files, and packages that are installed beside those named above, unless the traced step
-shows it.
+Not covered, unless the traced step shows it: entries of the user's lookup tables, files
+that a ``tf.py_function`` reads, and packages other than those above.
 
-Public: all but the digest of the batches, which commits to the examples: the file stays
-in ``private``.
+Public: everything except the digest of the batches, which commits to the examples; the
+file stays in ``private``.
 """
 
 from __future__ import annotations
@@ -66,24 +65,24 @@ _PARTS = {
     "settings", "batches", "release", "versions", "variables", "processor", "devices",
     "threads", "code", "step",
 }  # fmt: skip
-#: Of the environment: what these begin, TensorFlow, oneDNN and XLA look at.
+#: Prefixes of the environment variables that TensorFlow, oneDNN and XLA read.
 _VARIABLES = ("TF_", "ONEDNN_", "DNNL_", "XLA_", "CUBLAS_", "NVIDIA_TF32_")
-#: Log levels, Keras's version, which is fixed, and what ``threads`` holds.
+#: Excluded: log levels, Keras's version, which is fixed, and the numbers of threads.
 _HARMLESS = ("TF_CPP_", "TF_USE_LEGACY_KERAS", "TF_NUM_INT")
-#: Of Linux's list of what a processor can do: sets of instructions that compute.
+#: Flags in Linux's processor description that name instruction sets for arithmetic.
 _COMPUTES = re.compile(r"sse|avx|fma|amx|f16c|bmi|sve|sme|asimd|fp|bf16|i8mm|dot")
 _PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 
 
 def here(settings: Any, *batches: str) -> Origin:
-    """Returns what of the origin is known before TensorFlow is loaded.
+    """Returns the parts of the origin that are known before TensorFlow is loaded.
 
     Args:
-      settings: Of the request; a dataclass.
-      batches: What tells batches apart.  Sensitive.
+      settings: Settings of the request; a dataclass.
+      batches: Texts that identify the batches.  Sensitive.
     """
     return {
-        # As JSON gives them back.
+        # As JSON returns them.
         "settings": json.loads(json.dumps(dataclasses.asdict(settings))),
         "batches": fingerprint(batches),
         "release": _release(),
@@ -115,7 +114,7 @@ def _versions() -> dict[str, str]:
 
 
 def _libc() -> str:
-    # Of the C library are the exponentials of the tails of normal noise.
+    # The C library computes the exponentials in the tails of normal noise.
     known = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
     return (known and os.confstr("CS_GNU_LIBC_VERSION")) or platform.libc_ver()[1]
 
@@ -136,7 +135,7 @@ def _processor() -> dict[str, str]:
 
 
 def _caches() -> dict[str, str]:
-    # Products of matrices are cut into blocks that fit them.
+    # Matrix products are split into blocks that fit the caches.
     found = pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     return {f"cache {path.parent.name}": path.read_text().strip() for path in found}
 
@@ -146,10 +145,10 @@ def _path(run: pathlib.Path) -> pathlib.Path:
 
 
 def read(run: pathlib.Path) -> Origin | None:
-    """Returns what a run began under; None if it drew no noise yet.
+    """Returns the recorded origin of a run; None if it drew no noise yet.
 
     Raises:
-      InputError: it did draw noise, and does not say; or it says it in another form.
+      InputError: the run drew noise but has no origin, or one of another format.
     """
     path = _path(run)
     if not path.exists():
@@ -169,25 +168,24 @@ def read(run: pathlib.Path) -> Origin | None:
 
 
 def write(run: pathlib.Path, origin: Origin) -> None:
-    """Writes what a run begins under, before it draws any noise.
+    """Writes the origin of a run, before the run draws any noise.
 
     Args:
       run: The folder of the run.
-      origin: All parts.
+      origin: All parts of the origin.
     """
     write_atomically(_path(run), pretty_json(origin), mode=0o600)
 
 
 def check_here(recorded: Origin, found: Origin) -> None:
-    """Accepts a run that began with what is found here.
+    """Refuses to resume a run whose origin differs from what is found here.
 
     Args:
-      recorded: What the run began under.
+      recorded: Recorded origin of the run.
       found: From ``here``.
 
     Raises:
-      InputError: settings, batches, code, software, environment or processor are
-        others.
+      InputError: settings, batches, code, software, environment or processor differ.
     """
     _check_request(recorded, found)
     edited = edited_files(recorded)
@@ -213,20 +211,20 @@ def check_here(recorded: Origin, found: Origin) -> None:
 
 
 def edited_files(recorded: Origin) -> list[str]:
-    """Returns the files of the user's code that are not as when the run began."""
+    """Returns the files of the user's code that changed since the run began."""
     names = user_sources.changed(recorded["code"])
     return [user_sources.file_of(name) or name for name in names]
 
 
 def check_traced(recorded: Origin, found: Origin) -> None:
-    """Accepts a run whose step and devices are what they were when the run began.
+    """Refuses to resume a run whose traced step or devices changed.
 
     Args:
-      recorded: What the run began under.
-      found: All parts, as they are now.
+      recorded: Recorded origin of the run.
+      found: All parts of the current origin.
 
     Raises:
-      InputError: the step computes something else, or elsewhere.
+      InputError: the step computes something else, or on other devices.
     """
     if found["devices"] != recorded["devices"]:
         _refuse(
@@ -293,7 +291,7 @@ def _check_variables(recorded: Mapping[str, str], found: Mapping[str, str]) -> N
 
 
 def _differences(recorded: Mapping[str, str], found: Mapping[str, str]) -> str:
-    """Names what differs, and of lists of words those that only one has."""
+    """Returns the names that differ, with the words that only one of both has."""
     return "; ".join(
         f"{name}: {' '.join(sorted({*then.split()} ^ {*now.split()}))}"
         for name in sorted({*recorded, *found})

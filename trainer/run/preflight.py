@@ -2,13 +2,13 @@
 
 Formal guarantees:
   - ``check`` writes nothing.
-  - What it returns is consistent: the manifest is as it was written, the batch files
-    are there, the held-out examples have its columns and are in none of the files that
-    the batches were sampled from, the noise multiplier meets the target for its plan,
-    and the output folder is new, or of an unfinished run that began with the same
-    user's code, software and processor.
+  - What it returns is consistent: the manifest is unchanged, the batch files exist, the
+    held-out examples have its columns and are in none of the files that the batches
+    were sampled from, the noise multiplier meets the target for its plan, and the
+    output folder is new, or that of an unfinished run that began with the same code of
+    the user, software and processor.
 
-Public: all but digests of the checksums, which commit to the examples.
+Public: everything except digests of the checksums, which commit to the examples.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from trainer.settings.train_settings import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A request that can be carried out.
+    """A request that passed all checks.
 
     Attributes:
-      request: What was checked.
-      manifest: Of the batches.
-      held_out: The held-out examples; None of a worker that does not evaluate.
+      request: The request.
+      manifest: Manifest of the batches.
+      held_out: The held-out examples; None for a worker that does not evaluate.
       noise_multiplier: Given, or computed from the target; None without noise.
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
       resumes: Whether the run folder holds this run, unfinished.
-      here: Of the run's origin, what is known without TensorFlow.  Sensitive.
-      began_under: The origin of a run that goes on; None if it begins now.
+      here: The part of the run's origin known without TensorFlow.  Sensitive.
+      began_under: The recorded origin of a resumed run; None for a new run.
     """
 
     request: Request
@@ -79,11 +79,11 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     """Returns the checked request.
 
     Args:
-      request: What to do.
-      chief: Whether this worker evaluates, and writes the folder of the run.
+      request: What to train, on which batches, and where results go.
+      chief: Whether this worker evaluates and writes the folder of the run.
 
     Raises:
-      InputError: name, value, bound, remedy.
+      InputError: the request is refused.
     """
     manifest = read_manifest(request.batches)
     request = dataclasses.replace(
@@ -126,24 +126,24 @@ def _held_out(request: Request, of_rows: Manifest) -> HeldOut:
 
 
 def with_loss(settings: TrainSettings, dataset: Mapping[str, Any]) -> TrainSettings:
-    """Returns settings with a loss, the label's where they say "auto".
+    """Returns settings whose "auto" loss is replaced by that of the label.
 
     Args:
-      settings: Of a run.
-      dataset: What the prepared data says of itself.
+      settings: Settings of a run.
+      dataset: The description of the prepared data.
 
     Raises:
       InputError: a setting does not suit the loss.
     """
     if settings.loss != AUTO_LOSS:
         return settings
-    # Data without a schema is taken for Criteo's, or a user's own, of 0 and 1.
+    # Data without a schema is Criteo's, or a user's own with labels 0 and 1.
     task = dataset["label"]["task"] if dataset.get("name") == DATASET_NAME else BINARY
     return dataclasses.replace(settings, loss=LOSSES_OF_LABELS[task][0])
 
 
 def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
-    """Accepts a plan for which the method's accounting is known."""
+    """Refuses a plan for which the method has no accounting."""
     if settings.method == NON_PRIVATE:
         return
     theorem = privacy.theorem_of_settings(settings)
@@ -152,7 +152,7 @@ def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
 
 
 def _check_functions(settings: TrainSettings) -> None:
-    """Accepts functions of the user's own whose modules are there."""
+    """Refuses functions of the user whose modules do not exist."""
     for option in ("model", "augment", "loss", "metric", "optimizer", "aggregate"):
         spec = getattr(settings, option)
         if spec and ":" in spec:
@@ -160,11 +160,11 @@ def _check_functions(settings: TrainSettings) -> None:
 
 
 def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
-    """Accepts initial weights that are a file on this machine, or none.
+    """Refuses initial weights that do not exist or come from the same batches.
 
     Args:
-      settings: May name the file.
-      manifest: Of the batches.
+      settings: Settings that may name the file.
+      manifest: Manifest of the batches.
 
     Raises:
       InputError: there is no such file, or it is of a run on the same batches.
@@ -178,7 +178,7 @@ def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
             f"Expected initial_weights={path} to be a file. Give one, or omit "
             "--initial-weights."
         )
-    # A run's folder has its models, and a folder below it its iterates.
+    # Models are in a run's folder, iterates in a folder below it.
     for folder in path.resolve().parents[:2]:
         if not (folder / MANIFEST_NAME).exists():
             continue
@@ -206,15 +206,15 @@ def _check_columns(manifest: Manifest, task: str) -> None:
 
 
 def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
-    """Accepts settings for examples that are users, or for others.
+    """Refuses views without augmentation if examples are users.
 
     Args:
-      settings: Of the run.
-      manifest: Of the batches.
-      augment: What makes views; None for nothing.
+      settings: Settings of the run.
+      manifest: Manifest of the batches.
+      augment: Function or layers that make views; None for none.
 
     Raises:
-      InputError: views of users.
+      InputError: views are asked for, and examples are users.
     """
     if has_users(manifest) and (settings.views > 1 or augment is not None):
         raise InputError(
@@ -225,13 +225,13 @@ def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) ->
 
 
 def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
-    """Accepts a folder whose batch files are all there and of their size.
+    """Refuses a folder in which a batch file is missing or has another size.
 
-    Digests are checked as the files are read; this finds a missing file at once.
+    Digests are checked later, as the files are read.
 
     Args:
-      directory: Of the batches.
-      manifest: Theirs.
+      directory: Folder of the batches.
+      manifest: Manifest of the batches.
 
     Raises:
       InputError: a file is missing, or of another size.
@@ -252,7 +252,7 @@ def check_run_folder(run: pathlib.Path) -> bool:
     """Returns whether the folder holds an unfinished run.
 
     Raises:
-      InputError: it holds something else.
+      InputError: the folder holds something else.
     """
     check_folder(run, "--out")
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
@@ -307,8 +307,8 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
     """Returns the given noise multiplier, or that of the target; None without noise.
 
     Args:
-      settings: Noise multiplier, or target epsilon and delta.
-      manifest: Of the batches; has the plan.
+      settings: Settings with a noise multiplier, or with target epsilon and delta.
+      manifest: Manifest of the batches, which has the plan.
 
     Raises:
       InputError: no noise reaches the target.

@@ -38,7 +38,7 @@ NO_DELTA = (
 
 
 def theorem_of_settings(settings: TrainSettings) -> Theorem | None:
-    """Returns the theorem of a run that is asked for; None if DP-SGD's holds.
+    """Returns the theorem for the settings of a run; None if DP-SGD's holds.
 
     Raises:
       InputError: the method does not say how it is accounted for.
@@ -53,7 +53,7 @@ def theorem_of_settings(settings: TrainSettings) -> Theorem | None:
 
 
 def theorem_of_run(record: RunRecord) -> Theorem | None:
-    """Returns the theorem of a private run that was executed; None if DP-SGD's holds.
+    """Returns the theorem for an executed private run; None if DP-SGD's holds.
 
     Raises:
       InputError: the method does not say how it is accounted for.
@@ -65,10 +65,10 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
 
 
 def unit_of(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns whose privacy batches can protect, as ``plan_statement`` takes it.
+    """Returns the privacy unit of batches, as arguments of ``plan_statement``.
 
     Args:
-      description: Of the data set, by itself; says whether `dpsgd bound` bounded users.
+      description: The data set's own description, with the note of `dpsgd bound`.
     """
     bounded = Bounded.of(description)
     if bounded is None:
@@ -77,10 +77,10 @@ def unit_of(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_of(description: dict[str, Any]) -> int:
-    """Returns how many examples a user has at most, 1 if the unit is an example.
+    """Returns the maximum number of examples per user, 1 if the unit is an example.
 
     Args:
-      description: As of ``unit_of``.
+      description: As in ``unit_of``.
     """
     count: int = unit_of(description).get("max_examples_per_user", 1)
     return count
@@ -97,10 +97,10 @@ def noise_multiplier(
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
     Args:
-      plan: What is to be executed.
+      plan: The plan to execute.
       epsilon: Target, above 0.
       delta: Target, in (0, 1).
-      theorem: Of a method with accounting of its own; None for DP-SGD's.
+      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
       max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
@@ -137,20 +137,20 @@ def plan_statement(
     Cached per argument tuple: a run asks before its first step and after its last.
 
     Args:
-      plan: What is executed.
+      plan: The executed plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not said.
-      delta: Of the claim, in (0, 1).
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unknown.
+      delta: Delta of the claim, in (0, 1).
       gradients: The method and what it clips, in words.
-      theorem: Of a method with accounting of its own; None for DP-SGD's.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: Whose presence is hidden, in words, where batches say it; else None.
+      unit: The privacy unit in words, if the batches state one; else None.
 
     Raises:
-      InputError: a value out of range, a relation that is not accounted for, or a
-        sampler without wording.
+      InputError: a value is out of range, a relation is not accounted for, or a sampler
+        has no wording.
     """
     return statement.privacy_statement(
         plan,
@@ -177,11 +177,11 @@ def check_run(
     """Returns noise multiplier and delta of a private run that executed its plan.
 
     Args:
-      record: What was executed.
-      manifest: Of the batches.
+      record: Record of the run.
+      manifest: Manifest of the batches.
       delta: The delta to state; the record's if None.
-      allow_large_delta: Whether one that protects next to nothing is meant.
-      allow_stopped: Whether the first steps of the plan are enough.
+      allow_large_delta: Whether to accept one that protects next to nothing.
+      allow_stopped: Whether to accept a run of the first steps of the plan.
 
     Raises:
       InputError: the run is not private, not complete, or of other batches, or there
@@ -213,15 +213,16 @@ def run_statement(
     """Returns the privacy statement of a run.
 
     Args:
-      record: What was executed.
-      manifest: Of the batches.
+      record: Record of the run.
+      manifest: Manifest of the batches.
       delta: The delta to state; the record's if None.
-      allow_large_delta: Whether one that protects next to nothing is meant.
+      allow_large_delta: Whether to accept one that protects next to nothing.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Returns:
-      Of a run of ``make_private`` that stopped early, a ``StoppedStatement``.
+      The statement; for a run of ``make_private`` that stopped early, a
+      ``StoppedStatement``.
 
     Raises:
       InputError: ``check_run`` or ``stopped.check`` refuses the run.
@@ -257,7 +258,7 @@ def run_statement(
 
 
 def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str, Any]:
-    """Returns the unit of the batches or, if they have none, the one that is asked for.
+    """Returns the unit of the batches or, if they state none, the one asked for.
 
     Raises:
       InputError: the batches have another one.
@@ -273,7 +274,7 @@ def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str,
 
 
 def _learned_before(record: RunRecord, manifest: Manifest) -> tuple[str, ...]:
-    """Returns what the claim takes for public, though it may be of the examples."""
+    """Returns what the claim assumes public, though examples may have influenced it."""
     found = []
     schema = manifest.dataset.get("schema")
     num_rows = schema.get("looked_at_rows") if isinstance(schema, dict) else None
@@ -302,12 +303,12 @@ def write_statement(
 
     Args:
       run: The folder.
-      record: What was executed.
-      manifest: Of the batches.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
 
     Returns:
-      What was written: for people, and as JSON.
+      The statement as text and as JSON.
 
     Raises:
       InputError: ``check_run`` refuses the run.

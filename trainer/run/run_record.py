@@ -1,9 +1,9 @@
-"""What a training run executed, beside the manifest of the batches it consumed.
+"""The record of what a training run executed, with the manifest of its batches.
 
     RUN/manifest.json           copy of the manifest of the batches; public
     RUN/run_record.json         what was executed; public
     RUN/private/noise.key       the key of the noise, unless it is kept elsewhere
-    RUN/private/run.id          random name of the run, from which its noise follows too
+    RUN/private/run.id          random id of the run, which its noise also depends on
     RUN/private/origin.json     code and machine that the run began with
     RUN/private/run_record.mac  message authentication code of the two files above
 
@@ -16,9 +16,9 @@ Formal guarantees:
   - ``read_run`` refuses a record or a manifest that differs in one byte from what
     ``write_run`` wrote, unless the editor knows the noise key.
   - ``check_execution`` accepts a record only if the run consumed every step of the
-    manifest's plan once and in order; of ``make_private``, also the first steps of it.
-  - ``StepLedger`` lets steps pass in the order 0, 1, 2, ... and no other, and of each
-    step the parts 0, 1, 2, ...
+    manifest's plan once and in order; for ``make_private``, also a prefix of the steps.
+  - ``StepLedger`` accepts steps only in the order 0, 1, 2, ..., and the parts of each
+    step only in the order 0, 1, 2, ...
   - ``read_or_create_run_id`` gives a folder one id of 128 random bits, on disk before
     it is returned.
 
@@ -95,7 +95,7 @@ def exported_names(average: str | None = None) -> tuple[str, str]:
     return prefix + KERAS_MODEL_NAME, prefix + SAVED_MODEL_NAME
 
 
-#: All that a run may write into its folder.
+#: All files that a run may write into its folder.
 RUN_NAMES = (
     RECORD_NAME,
     MANIFEST_NAME,
@@ -119,9 +119,9 @@ class RunRecord:
 
     Attributes:
       method: One of ``methods.names()``.
-      method_settings: What belongs to the method alone, as its radius.
+      method_settings: Settings of the method alone, such as its radius.
       num_steps_executed: Steps consumed, from step 0 on, each once and in order.
-      complete: Whether these were all steps of the plan.
+      complete: Whether these are all steps of the plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
         noise.
       l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unclipped.
@@ -132,11 +132,11 @@ class RunRecord:
       optimizer: Its name and settings.
       model: Its name and sizes; of make_private also ``fits``, see ``Session``.
       versions: Name and version of the software that trained.
-      simulates: The configuration that a run of `dpsgd simulate` stands for, in words;
-        empty of all others.
+      simulates: The configuration that a run of `dpsgd simulate` simulates, in words;
+        empty for all others.
 
     Raises:
-      InputError: name, value, bound.
+      InputError: a value is out of range or of another type.
     """
 
     method: str
@@ -187,7 +187,7 @@ class RunRecord:
 
     @property
     def fits(self) -> list[dict[str, Any]]:
-        """The calls of ``fit`` of a run of ``make_private``; none of other runs."""
+        """The calls of ``fit`` of a run of ``make_private``; empty for other runs."""
         found: list[dict[str, Any]] = self.model.get("fits", [])
         return found
 
@@ -203,7 +203,8 @@ class RunRecord:
         """Returns the record that ``to_json`` wrote.
 
         Raises:
-          InputError: unknown or missing fields, ill-typed values, another version.
+          InputError: there are unknown or missing fields, ill-typed values, or another
+            version.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**read_fields(fields, names, kind="run record", **_HEADER))
@@ -218,9 +219,9 @@ def versions() -> dict[str, str]:
 
 
 class StepLedger:
-    """Lets the batches of a plan pass: each step once and in order, with its parts.
+    """Checks that the batches of a plan pass once and in order, step by step.
 
-    One of several workers lets its own parts pass, and may have none of a step.
+    One of several workers checks its own parts, and may have no part of a step.
 
     Example:
       >>> ledger = StepLedger(num_steps=2)
@@ -237,23 +238,23 @@ class StepLedger:
         self._num_steps = num_steps
         self._next_step = first_step
         self._share = share
-        # No part continues a step that another process began.
+        # No process continues a step that another process began.
         self._next_part = -1
 
     @property
     def num_executed(self) -> int:
-        """Steps that have begun, those before ``first_step`` included."""
+        """Number of begun steps, including those before ``first_step``."""
         return self._next_step
 
     def enter(self, step: int, *, part: int) -> None:
-        """Lets a physical batch pass.
+        """Checks the next physical batch.
 
         Args:
-          step: That it belongs to.
-          part: Its place among the batches of that step, from 0.
+          step: Step that the batch belongs to.
+          part: Its index among the batches of that step, from 0.
 
         Raises:
-          InputError: it is neither the next part of its step nor the next step.
+          InputError: the batch is neither the next part of its step nor the next step.
         """
         if step == self._next_step - 1 and part == self._next_part:
             self._next_part += self._share.count
@@ -272,21 +273,21 @@ class StepLedger:
 
     @property
     def is_shared(self) -> bool:
-        """Whether a step may have parts of other workers alone."""
+        """Whether all parts of a step may be those of other workers."""
         return self._share.count > 1
 
     def skip(self) -> None:
-        """Lets a step pass of which all parts are other workers'.
+        """Skips a step whose parts are all those of other workers.
 
         Raises:
-          InputError: there are no others.
+          InputError: there are no other workers.
         """
         if not self.is_shared:
             self.finish()
         self._next_step, self._next_part = self._next_step + 1, -1
 
     def finish(self) -> None:
-        """Accepts the end of the batches.
+        """Checks that the batches end with the plan.
 
         Raises:
           InputError: steps of the plan are missing.
@@ -299,10 +300,10 @@ class StepLedger:
 
 
 def read_finished(run: pathlib.Path) -> RunRecord:
-    """Returns the record of a run that `dpsgd train` cannot go on with; needs no key.
+    """Returns the record of a finished run, without verifying it by the key.
 
     Raises:
-      InputError: no record, or an incomplete one.
+      InputError: there is no record, or the run is incomplete.
     """
     remedy = "Name a folder that `dpsgd train` wrote."
     record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=remedy))
@@ -317,15 +318,15 @@ def read_finished(run: pathlib.Path) -> RunRecord:
 def check_execution(
     record: RunRecord, manifest: Manifest, *, allow_stopped: bool = False
 ) -> None:
-    """Accepts a record that executed exactly the plan of ``manifest``.
+    """Refuses a record that did not execute exactly the plan of ``manifest``.
 
     Args:
-      record: What was executed.
-      manifest: Of the batches.
-      allow_stopped: Whether the first steps of the plan are enough.
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      allow_stopped: Whether to accept a run of the first steps of the plan.
 
     Raises:
-      InputError: other batches, fewer or more steps, or another divisor.
+      InputError: the run used other batches, fewer or more steps, or another divisor.
     """
     plan: DpSgdPlan = manifest.plan
     for name in ("manifest_fingerprint", "batches_id"):
@@ -364,9 +365,9 @@ def write_run(
 
     Args:
       run: The folder.
-      record: What was executed.
-      manifest: Of the batches.
-      noise_key: Authenticates both.  Sensitive.
+      record: Record of the run.
+      manifest: Manifest of the batches.
+      noise_key: Key that authenticates both.  Sensitive.
     """
     root = pathlib.Path(run)
     files = [pretty_json(part.to_json()) for part in (record, manifest)]
@@ -387,10 +388,10 @@ def read_run(
 
     Args:
       run: A folder that ``dpsgd train`` wrote.
-      noise_key_file: Where the noise key is, if not in the run's ``private``.
+      noise_key_file: File of the noise key, if not in the run's ``private``.
 
     Raises:
-      InputError: missing, damaged, edited, or of another run or key.
+      InputError: a file is missing, damaged, edited, or of another run or key.
     """
     root = pathlib.Path(run)
     remedy = "Name a folder that `dpsgd train` wrote."
@@ -417,15 +418,15 @@ def read_run(
 def open_run(
     run: pathlib.Path, noise_key_file: pathlib.Path | None, *, resumes: bool = False
 ) -> bytes:
-    """Makes the folder of a run, or tidies it, and returns the noise key.
+    """Makes the folder of a run, or cleans an existing one; returns the noise key.
 
     Args:
       run: The folder.
-      noise_key_file: Where the noise key is, or is made; in the folder if None.
-      resumes: Whether the folder is of a run that goes on.
+      noise_key_file: File of the noise key, made if missing; in the folder if None.
+      resumes: Whether the run is resumed.
 
     Raises:
-      FileExistsError: another process made a run of this folder meanwhile.
+      FileExistsError: another process made a run in this folder in the meantime.
       InputError: the key is refused.
     """
     if resumes:
@@ -437,7 +438,7 @@ def open_run(
 
 
 def _remove_leftovers(run: pathlib.Path) -> None:
-    """Removes what a run that was killed was writing: names that start with a dot."""
+    """Removes unfinished files of a killed run, whose names start with a dot."""
     for path in [*run.glob(".*"), *(run / PRIVATE_NAME).glob(".*")]:
         if path.is_dir():
             shutil.rmtree(path)
@@ -448,11 +449,11 @@ def _remove_leftovers(run: pathlib.Path) -> None:
 def noise_key_path(
     run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
 ) -> pathlib.Path:
-    """Returns where the noise key of a run is, or is to be.
+    """Returns the path of the noise key of a run.
 
     Args:
       run: Folder of the run.
-      noise_key_file: The user's; None for the run's own.
+      noise_key_file: The user's file; None for the run's own.
     """
     if noise_key_file is not None:
         return pathlib.Path(noise_key_file)
@@ -463,13 +464,13 @@ def read_or_create_run_id(run: pathlib.Path) -> str:
     """Returns the random id of the run in the folder ``run``.
 
     Raises:
-      InputError: the file does not hold one.
+      InputError: the file does not hold an id.
     """
     path = run / PRIVATE_NAME / RUN_ID_NAME
     try:
         found = path.read_bytes()
     except FileNotFoundError:
-        # Of a run that was killed before this nothing was drawn.
+        # A run that was killed before this point has drawn nothing.
         found = secrets.token_hex(_RUN_ID_BYTES).encode() + b"\n"
         write_atomically(path, found, mode=0o600)
     if not re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * _RUN_ID_BYTES), found):
@@ -487,10 +488,10 @@ def read_noise_key(
 
     Args:
       run: Folder of the run.
-      noise_key_file: The user's; None for the run's own.
+      noise_key_file: The user's file; None for the run's own.
 
     Raises:
-      InputError: there is none, or it is refused.
+      InputError: there is no key, or it is refused.
     """
     path = noise_key_path(run, noise_key_file)
     if not path.exists():

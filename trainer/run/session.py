@@ -11,16 +11,17 @@
     session.write_record(complete=True)
 
 Formal guarantees:
-  - ``steps`` yields every step of the plan that is left, once and in order, or raises.
-  - The key of a run follows from the noise key, the noise multiplier, the model, the
-    random id of the run and all else that its caller names; so two runs share no noise.
-  - The noise of a step follows from the key of the run and the number of the step.
-  - The seeds of its rows follow from the key of the run, the step, its physical batch
-    and the place of the row in it.
-  - A step counts as executed, also in the record, once the weights have it.
-  - The workers of a run have one run key, and each physical batch of a step is one
-    worker's.
-  - The chief alone writes.
+  - ``steps`` yields every remaining step of the plan, once and in order, or raises.
+  - The key of a run is derived from the noise key, the noise multiplier, the model, the
+    random id of the run and everything else that its caller names, so that no two runs
+    share noise.
+  - The noise of a step is derived from the key of the run and the number of the step.
+  - The seeds of its rows are derived from the key of the run, the step, its physical
+    batch and the position of the row in it.
+  - A step counts as executed, also in the record, once the weights include it.
+  - The workers of a run share one run key, and each physical batch of a step belongs to
+    one worker.
+  - Only the chief writes.
   - No error of a step quotes an example.
 
 Public: the record.  Sensitive: keys, noise and batches.
@@ -56,24 +57,24 @@ from trainer.workers import agreement
 from trainer.workers.base import Alone, Workers
 from trainer.workers.launch import check_alone
 
-#: What is drawn for a step, and its physical batches.  Sensitive.
+#: The random draws of a step, and its physical batches.  Sensitive.
 StepInputs = tuple[list[np.ndarray], Iterator[Element]]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Session:
-    """One run, as one of its workers sees it.
+    """One run, from the point of view of one worker.
 
     Attributes:
       settings: What to train, and how.
-      manifest: Of the batches.
+      manifest: Manifest of the batches.
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
       batches: Folder of the batches.
       run: Folder of the run.
-      noise_key_file: Where the noise key is, or is made; in ``run`` if None.
-      num_steps_executed: Steps that the weights have; a run that goes on sets it.
-      workers: Who take each step together.
-      fits: Of every call of ``fit``, its first step, weights and metrics, as JSON.
+      noise_key_file: File of the noise key, made if missing; in ``run`` if None.
+      num_steps_executed: Number of steps in the weights; set on resuming.
+      workers: The workers that share each step.
+      fits: For every call of ``fit``, its first step, weights and metrics, as JSON.
     """
 
     settings: TrainSettings
@@ -95,17 +96,17 @@ class Session:
     # -- identity ------------------------------------------------------------------
 
     def open(self, *, resumes: bool = False) -> None:
-        """Makes the folder of the run, or tidies that of one that goes on.
+        """Makes the folder of the run, or cleans that of a resumed run.
 
         Raises:
-          FileExistsError: another process made a run of this folder meanwhile.
+          FileExistsError: another process made a run in this folder in the meantime.
           InputError: the noise key is refused, a worker has none, or a launcher started
             other processes, which nobody asks.
         """
         if self.workers.count == 1:
             check_alone(os.environ)
         chief = agreement.is_chief(self.workers)
-        # The key does not travel: the chief makes it, and the others read its file.
+        # The key is never sent: the chief makes it, and the others read its file.
         agreement.together(self.workers, lambda: self._open(resumes) if chief else None)
         agreement.together(self.workers, lambda: None if chief else self._open(resumes))
 
@@ -124,11 +125,11 @@ class Session:
         self._noise_key = run_record.read_noise_key(self.run, self.noise_key_file)
 
     def identify(self, identity: Mapping[str, Any], *, model: str) -> bytes:
-        """Returns the key of the run, from which all of its noise follows.  Sensitive.
+        """Returns the key of the run, from which all of its noise derives.  Sensitive.
 
         Args:
-          identity: What else the run is, as JSON.  A run that may go on in another
-            process names all that its steps follow from.
+          identity: Everything else that identifies the run, as JSON.  A run that may
+            resume in another process names everything that its steps depend on.
           model: ``models.identity`` of its model.
 
         Raises:
@@ -156,10 +157,10 @@ class Session:
         return agreement.chiefs(self.workers, found.encode()).decode()
 
     def compare(self, values: Mapping[str, Any]) -> None:
-        """Accepts workers with the same values, and the same noise key.
+        """Checks that all workers have the same values and the same noise key.
 
         Raises:
-          InputError: who differs, and in what.
+          InputError: a worker differs; the error names it and the value.
         """
         agreement.compare(self.workers, values, self._noise_key)
 
@@ -178,31 +179,31 @@ class Session:
         model: dict[str, Any],
         seeds: tuple[int, ...] | None = None,
     ) -> None:
-        """Sets what executes the steps from here on.
+        """Sets what executes the steps from now on.
 
         Args:
-          step: Executes them.
+          step: Executes the steps.
           optimizer: Name and settings of its optimizer, for the record.
           model: Name and sizes of its model, for the record.
-          seeds: Shape of the seeds of an example; None for none.
+          seeds: Shape of an example's seeds; None for no seeds.
         """
         self._step, self._optimizer, self._model = step, optimizer, model
         self._seeds = seeds
 
     @property
     def num_steps(self) -> int:
-        """Steps of the plan."""
+        """Number of steps in the plan."""
         return self.manifest.plan.num_steps
 
     @contextlib.contextmanager
     def steps(
         self, *, end: int | None = None, draw: DrawStep | None = None
     ) -> Iterator[Iterator[StepInputs]]:
-        """Gives an iterator over the steps that are left, each for ``execute``.
+        """Provides an iterator over the remaining steps, each for ``execute``.
 
         Args:
-          end: Steps after which it ends; all of the plan if None.
-          draw: What is drawn for a step beside the noise of its variables.
+          end: Number of steps after which it ends; the whole plan if None.
+          draw: Makes further draws for a step, in addition to its noise.
         """
         assert self._run_key is not None
         end = self.num_steps if end is None else end
@@ -226,7 +227,7 @@ class Session:
         source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
         steps = _Steps(source, ledger)
         for step in range(first, end):
-            # A step that is refused is refused before anything is done for it.
+            # A step is checked before anything is done for it.
             yield next(noise), steps.parts(step)
         if end == self.num_steps:
             steps.finish()
@@ -239,19 +240,19 @@ class Session:
         observe: Callable[[Element], None] | None = None,
         stop: int | None = None,
     ) -> int | None:
-        """Takes a step.
+        """Executes a step.
 
         Args:
           noise: An array for each variable of the step.
           parts: The physical batches of the step.
-          observe: Sees every one, at the weights from before the step.
-          stop: Number of a signal to stop that this worker received; None for none.
+          observe: Called with every batch, at the weights before the step.
+          stop: Number of a stop signal that this worker received; None for none.
 
         Returns:
-          The number of such a signal that any worker received; None for none.
+          Number of a stop signal that any worker received; None for none.
 
         Raises:
-          InputError: the workers do not have all parts of the step together.
+          InputError: the workers together do not have all parts of the step.
         """
         self._step.begin(noise, self.later_noise())
         numbers = []
@@ -289,7 +290,7 @@ class Session:
         return row_seeds(self._run_key, step, part, shape)
 
     def later_noise(self) -> LaterNoise:
-        """Returns the noise of lazy tables beside that of ``steps``.  Sensitive."""
+        """Returns the later noise of lazy tables.  Sensitive."""
         assert self._run_key is not None
         return LaterNoise(
             noise_key=self._run_key,
@@ -309,7 +310,7 @@ class Session:
     # -- record --------------------------------------------------------------------
 
     def record(self, *, complete: bool) -> RunRecord:
-        """Returns what was executed; ``complete`` if that is all of the run."""
+        """Returns the record of the executed steps; ``complete`` if these are all."""
         settings, manifest = self.settings, self.manifest
         private = settings.method != NON_PRIVATE
         return RunRecord(
@@ -339,7 +340,7 @@ class Session:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Keeps the record of a run that is not complete, also when it ends early."""
+        """Writes the record of an incomplete run, also if it ends early."""
         self.write_record(complete=False)
         try:
             yield
@@ -349,7 +350,7 @@ class Session:
 
 
 class _Steps:
-    """The physical batches of a worker, step by step, as a ledger lets them pass."""
+    """The physical batches of a worker, step by step, checked by a ledger."""
 
     def __init__(self, source: Iterable[Element], ledger: StepLedger) -> None:
         self._steps = itertools.groupby(source, lambda batch: int(batch["step"]))
@@ -357,7 +358,7 @@ class _Steps:
         self._next = next(self._steps, None)
 
     def parts(self, step: int) -> Iterator[Element]:
-        """Returns those of the next step; none where all are other workers'."""
+        """Returns those of the next step; none if all belong to other workers."""
         if self._next is None or (self._next[0] > step and self._ledger.is_shared):
             self._ledger.skip()
             return iter(())
@@ -371,7 +372,7 @@ class _Steps:
         self._next = next(self._steps, None)
 
     def finish(self) -> None:
-        """Accepts the end of the plan, which is that of the batches."""
+        """Checks that the batches end with the plan."""
         if self._next is not None:
             next(self._entered(self._next[1]))
         self._ledger.finish()

@@ -1,11 +1,11 @@
-"""What changes while a run trains: saved in checkpoints, restored from the last.
+"""The state of a run that changes in training, saved in and restored from checkpoints.
 
 Formal guarantees:
   - After ``restore``, variables, steps done and curve are bit for bit those of the last
     finished ``save``.
-  - A run goes on only with the held-out examples that it began with.
+  - A run resumes only with the held-out examples that it began with.
   - Variables are saved and restored in the order in which they were given.
-  - All workers restore the chief's checkpoint; nobody else saves one.
+  - All workers restore the chief's checkpoint; only the chief saves one.
 
 Public: steps and curve.  The variables follow from released noisy sums.
 """
@@ -21,7 +21,7 @@ from trainer.run.checkpoints import Checkpoints, State
 from trainer.workers import agreement
 from trainer.workers.base import Alone, Workers
 
-#: Seconds between checkpoints where no number of steps is given.
+#: Seconds between checkpoints if no number of steps is given.
 _CHECKPOINT_SECONDS = 60.0
 
 
@@ -29,12 +29,12 @@ class SessionState:
     """The state of one run between two steps.
 
     Args:
-      checkpoints: Where it is saved.
-      variables: All that a later step or a result depends on, in a fixed order.
+      checkpoints: Where to save the state.
+      variables: All variables that later steps or results depend on, in a fixed order.
       every: Steps between checkpoints; by time if None.
-      held_out: Digest of the held-out examples: a curve is of one set of them; None of
-        a worker that does not evaluate.
-      workers: Who have the same state.
+      held_out: Digest of the held-out examples of the curve; None for a worker that
+        does not evaluate.
+      workers: All workers of the run.
 
     Attributes:
       points: The curve so far: dicts with ``step`` and metrics.
@@ -58,14 +58,14 @@ class SessionState:
         self.points: list[dict[str, Any]] = []
 
     def restore(self) -> int | None:
-        """Goes back to the checkpoint; saves the first one where there is none.
+        """Restores the checkpoint; saves the first one if there is none.
 
         Returns:
-          The steps that it has; None if there was none.
+          Number of executed steps in the checkpoint; None if there was none.
 
         Raises:
-          InputError: it is damaged, of another run, or its curve is of other held-out
-            examples.
+          InputError: the checkpoint is damaged, of another run, or its curve is of
+            other held-out examples.
         """
         chief = agreement.is_chief(self._workers)
         sent = agreement.chiefs(
@@ -92,7 +92,7 @@ class SessionState:
         return state
 
     def save(self, num_steps_executed: int) -> None:
-        """Replaces the checkpoint by the state after so many steps."""
+        """Replaces the checkpoint by the current state."""
         if not agreement.is_chief(self._workers):
             return
         assert self._held_out is not None  # the chief evaluates
@@ -107,7 +107,7 @@ class SessionState:
         self._saved_at = time.monotonic()
 
     def save_is_due(self, num_steps_executed: int) -> bool:
-        """Whether a checkpoint is to be saved after so many steps."""
+        """Returns whether a checkpoint is due after this number of steps."""
         if self._every is not None:
             return num_steps_executed % self._every == 0
         return time.monotonic() - self._saved_at >= _CHECKPOINT_SECONDS

@@ -1,9 +1,9 @@
 """The statement of a run of ``make_private`` that stopped before its plan ended.
 
-The weights after k of T steps are a function of those after 1, ..., T steps.  So the
-epsilon of the whole plan bounds what was released, also where released iterates, such
-as by their metrics on validation data, decided when to stop.  The epsilon of k steps
-does not: it is for a k that was fixed beforehand.
+The weights after k of T steps are a function of the iterates after 1, ..., T steps.  So
+the epsilon of the whole plan bounds the release, even if released iterates, for example
+their validation metrics, decided when to stop.  The epsilon of k steps does not: it is
+for a k that is fixed in advance.
 
 Formal guarantees:
   - ``check`` refuses a run that metrics of training examples may have stopped, and a
@@ -26,17 +26,17 @@ from trainer.settings import methods
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoppedStatement(PrivacyStatement):
-    """A privacy claim of the first steps of a plan.
+    """A privacy claim for the first steps of a plan.
 
     Attributes:
-      num_steps_executed: How many.
+      num_steps_executed: Number of executed steps.
     """
 
     num_steps_executed: int
 
     @property
     def stopped(self) -> str:
-        """What was executed, and why epsilon is that of the whole plan."""
+        """The number of executed steps, and why epsilon is that of the whole plan."""
         return (
             f"after {self.num_steps_executed:,} of T={self.plan.num_steps:,} steps; "
             "epsilon is of all T, which bounds every prefix, also where released "
@@ -53,16 +53,16 @@ class StoppedStatement(PrivacyStatement):
         }
 
     def to_text(self) -> str:
-        """Returns the statement for people, a few lines."""
+        """Returns the statement as a few lines of text."""
         claim, newline, rest = super().to_text().partition("\n")
         return f"{claim}{newline}  stopped     {self.stopped}.\n{rest}"
 
 
 def check(record: RunRecord) -> None:
-    """Accepts an incomplete run whose first steps have a statement.
+    """Refuses an incomplete run whose first steps have no statement.
 
     Raises:
-      InputError: why they have none.
+      InputError: the first steps have no statement; says why.
     """
     done = f"the run stopped after step {record.num_steps_executed}"
     if not methods.get(record.method).has_dp_sgd_accounting:
@@ -83,8 +83,8 @@ def statement_of(whole: PrivacyStatement, record: RunRecord) -> StoppedStatement
     """Returns the statement of the first steps of a plan.
 
     Args:
-      whole: Of the whole plan.
-      record: Accepted by ``check``.
+      whole: Statement of the whole plan.
+      record: A record that ``check`` accepted.
     """
     fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
     return StoppedStatement(**fields, num_steps_executed=record.num_steps_executed)

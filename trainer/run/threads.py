@@ -1,14 +1,14 @@
-"""The number of threads of TensorFlow, which a sum's last bits depend on.
+"""The number of TensorFlow's threads, on which the last bits of a sum depend.
 
-TensorFlow splits a large sum into one part per thread, and has one thread per core by
-default.  With a fixed number of threads it gives the same bits on any number of cores.
+TensorFlow splits a large sum into one part per thread, with one thread per core by
+default.  A fixed number of threads gives the same bits on any number of cores.
 
 Formal guarantees:
   - After ``fix`` the numbers of threads are fixed to those asked for, or it raises.
-  - A run that begins gets as many threads as TensorFlow would have taken.
+  - A new run gets as many threads as TensorFlow would use by default.
 
-If TensorFlow has started already and nobody set a number, the cores that the process
-may use now are assumed to be those that it started with.
+If TensorFlow started already with default numbers, the cores available now are assumed
+to be those that it started with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accounting.validation import InputError
 from pipelines.files.threads import num_cores
 from trainer.tf_compat import tf
 
-#: Within an operation, and of operations at a time.
+#: Threads within one operation, and operations that run concurrently.
 _KINDS = ("intra_op", "inter_op")
 
 
@@ -30,10 +30,10 @@ def fix(recorded: Mapping[str, int] | None) -> None:
     """Sets the numbers of threads.
 
     Args:
-      recorded: What a run began with; None for a run that begins.
+      recorded: The numbers that a run began with; None for a new run.
 
     Raises:
-      InputError: TensorFlow runs in this process already, with other numbers.
+      InputError: TensorFlow already runs in this process with other numbers.
     """
     for kind in _KINDS:
         wanted = recorded[kind] if recorded else _number(kind)
@@ -60,7 +60,7 @@ def _of(kind: str, what: str) -> Any:
 
 
 def _number(kind: str) -> int:
-    """Returns what was set, or what TensorFlow takes by itself."""
+    """Returns the number that was set, or TensorFlow's default."""
     variable = f"TF_NUM_{kind.replace('_', '').upper()}_THREADS"
     given = os.environ.get(variable, "")
     default = int(given) if given.isdigit() else 0

@@ -1,11 +1,11 @@
 """The parts of a run's origin (see ``origin``) that need the traced step.
 
 Formal guarantees:
-  - ``settle`` writes the origin of a run that begins, and accepts that of a run that
-    goes on only where all parts are as they were.
-  - The step whose digest is taken is the one that is executed: it is traced once.
+  - ``settle`` writes the origin of a new run, and refuses to resume a run of which any
+    part of the origin changed.
+  - The digest is that of the executed step, which is traced once.
 
-Public: what ``origin`` says.
+Public: as in ``origin``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from trainer.tf_compat import tf
 
 
 def find(checked: Checked, model: TrainableModel, optimizer: Any, step: Step) -> Origin:
-    """Returns the origin of a run, as it is here and now.
+    """Returns the current origin of a run.
 
     Args:
       checked: The request.
-      model: What is trained.
+      model: The trained model.
       optimizer: A Keras optimizer.
-      step: Of the model and the optimizer.
+      step: The step of the model and the optimizer.
     """
     spec = element_spec(checked.manifest, model.seeds)
     traced = step.traced(spec["columns"], spec["weight"])
@@ -51,14 +51,14 @@ def find(checked: Checked, model: TrainableModel, optimizer: Any, step: Step) ->
 
 
 def settle(checked: Checked, found: Origin) -> None:
-    """Writes the origin of a run down, or holds it against what was.
+    """Writes the origin of a new run, or compares it with that of a resumed run.
 
     Args:
       checked: The request; its run has a folder.
       found: From ``find``.
 
     Raises:
-      InputError: the run began under another origin.
+      InputError: the run began with another origin.
     """
     if checked.began_under is None:
         origin.write(checked.request.run, found)
@@ -75,7 +75,7 @@ def _devices() -> list[str]:
 
 
 def _named(settings: TrainSettings) -> Iterator[str]:
-    """Yields the modules of the functions that settings name."""
+    """Yields the modules of the functions named in settings."""
     of_model = (settings.model, settings.augment, settings.loss)
     of_training = (settings.metric, settings.optimizer, settings.aggregate)
     for spec in (*of_model, *of_training):

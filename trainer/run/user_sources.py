@@ -1,17 +1,17 @@
-"""The files of the user's code that a run is made of.
+"""The files of the user's code that a run depends on.
 
 Formal guarantees:
-  - ``digests`` covers the modules it is given, and whatever those import, at any depth:
-    at their top or within a function, absolute or relative, by a statement or by
-    ``import_module`` of a literal name.  It follows the source and runs none of it.
-  - It leaves out the standard library, installed packages and this project, which
+  - ``digests`` covers the given modules and everything they import, at any depth: at
+    their top or within a function, absolute or relative, by a statement or by
+    ``import_module`` of a literal name.  It reads the source and runs none of it.
+  - It omits the standard library, installed packages and this project, which
     ``origin`` covers by their versions.
-  - ``check_function`` refuses a module that is not there, and one whose source does not
-    parse or has no such word; it imports nothing.
-  - ``changed`` names every file of ``digests`` whose bytes differ now, or that is gone.
+  - ``check_function`` refuses a module that does not exist, and one whose source does
+    not parse or does not contain the name; it imports nothing.
+  - ``changed`` names every file of ``digests`` whose bytes changed, or that is gone.
 
-What code imports under a computed name, or reads, is not covered; ``graph_digest``
-covers its effect on the step.
+Imports under a computed name and files that code reads are not covered;
+``graph_digest`` covers their effect on the step.
 
 Public: names and digests.
 """
@@ -36,13 +36,13 @@ from trainer.model.user_code import (
     remedy_of,
 )
 
-#: With these a module may have names that its source does not show.
+#: Names that let a module define names that its source does not contain.
 _BINDS_UNSEEN = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 _IMPORTERS = ("import_module", "__import__")
 
 
 def digests(modules: Iterable[str]) -> dict[str, str]:
-    """Returns the SHA-256 of each module of the user's, and of those they import.
+    """Returns the SHA-256 of each module of the user, and of those they import.
 
     Example:
       >>> digests(["json", "trainer.settings.train_settings"])
@@ -65,7 +65,7 @@ def digests(modules: Iterable[str]) -> dict[str, str]:
 
 
 def changed(recorded: Mapping[str, str]) -> list[str]:
-    """Returns the modules of ``recorded`` that are no longer what they were."""
+    """Returns the modules of ``recorded`` whose files changed or are gone."""
     import_from_here()
     return [name for name, digest in recorded.items() if _digest(name) != digest]
 
@@ -79,17 +79,17 @@ def _digest(name: str) -> str | None:
 
 
 def check_function(spec: str, option: str) -> None:
-    """Accepts ``module:function`` whose module is found and speaks of the function.
+    """Refuses ``module:function`` if the module's source does not contain the name.
 
-    Looks at the source and runs none of it, so that a wrong name is found before
-    TensorFlow loads; ``load_function`` says the rest.
+    Reads the source and runs none of it, so that a wrong name is found before
+    TensorFlow loads; ``load_function`` checks the rest.
 
     Args:
-      spec: What the user wrote.
+      spec: "module:function", as the user wrote it.
       option: Name of the flag.
 
     Raises:
-      InputError: no such module, one that is not Python, or the name is not in it.
+      InputError: there is no such module, it is not Python, or it lacks the name.
     """
     name, function = check_name(spec, option)
     import_from_here()
@@ -130,7 +130,7 @@ def file_of(name: str) -> str | None:
 
 
 def _spec(name: str) -> Any:
-    """As ``importlib.util.find_spec``, which would import the parents."""
+    """Does what ``importlib.util.find_spec`` does, without importing the parents."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     parent, _, _ = name.rpartition(".")
@@ -147,7 +147,7 @@ def _spec(name: str) -> Any:
 
 
 def _folder_spec(name: str, path: Any) -> Any:
-    """Returns the spec of folders without ``__init__.py``, which Python makes later."""
+    """Returns the spec of a namespace package, a folder without ``__init__.py``."""
     folders = [os.path.join(each, name.rpartition(".")[2]) for each in path or ()]
     spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = list(filter(os.path.isdir, folders))
@@ -155,7 +155,7 @@ def _folder_spec(name: str, path: Any) -> Any:
 
 
 def _read(name: str, file: str) -> bytes:
-    # The loader knows files in archives too.
+    # The loader also reads files in archives.
     loader = getattr(_spec(name), "loader", None)
     try:
         if loader is not None and hasattr(loader, "get_data"):
@@ -194,7 +194,7 @@ def _targets(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         base = "." * node.level + (node.module or "")
         yield base
-        # What is imported from a package may be a module of it.
+        # A name imported from a package may be a module.
         dot = "" if base.endswith(".") else "."
         yield from (f"{base}{dot}{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Call) and node.args:
