@@ -139,12 +139,13 @@ def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
     )
 
 
-def check_table(pattern: str, user_column: str) -> RowGroups:
+def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
     """Returns a table that can be bounded, and whose examples batches can hold.
 
     Args:
       pattern: Parquet: a file, a folder or a glob.
       user_column: Holds the ids.
+      most: Rows of a record at most.
 
     Raises:
       InputError: as for `open_job`, or a column that batches cannot hold.
@@ -156,7 +157,7 @@ def check_table(pattern: str, user_column: str) -> RowGroups:
     _check_columns(groups, settings, pattern)
     names = _kept_names(groups.schema, settings)
     fields = [groups.schema.field(name) for name in names]
-    records_schema(pa.schema(fields, groups.schema.metadata), most=1)
+    records_schema(pa.schema(fields, groups.schema.metadata), most)
     return groups
 
 

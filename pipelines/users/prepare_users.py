@@ -35,6 +35,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.folders import make_private_folder
 from pipelines.files.storage import write_atomically
+from pipelines.inputs.bounded import USERS
 from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.tables.convert import SPLITS, PrepareSummary
 from pipelines.tables.prepared_files import file_record, open_writer, write_record
@@ -82,7 +83,8 @@ def prepare_users(
         malformed rows, files that change, or too few slots.
     """
     schema = prepared_schema(options.schema)
-    records_schema(schema, settings.max_examples_per_user)  # refuses names
+    most = settings.max_examples_per_user if settings.sampled == USERS else 1
+    records_schema(schema, most)  # refuses names, and records that are too large
     options = dataclasses.replace(options, with_users=True)
     files = [dataclasses.asdict(each) for each in list_files(pattern, partitions=True)]
     final, work = open_work(out)

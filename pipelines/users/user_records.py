@@ -7,6 +7,7 @@ Formal guarantees:
   - one record of each user: all rows of a user that are kept are in one record, and no
     other user's.
   - the rest is zero, in every column, and has weight 0.
+  - a record fits a row group: a k for which it would not is refused before any work.
   - pure function: files are the same bytes on every engine.
 
 Sensitive: rows and weights, which tell how many rows a user has.
@@ -19,7 +20,7 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.validation import InputError, check_int
 from pipelines.batches.columns import Column
 from pipelines.inputs.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
@@ -47,7 +48,8 @@ def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
       most: Rows of a record.
 
     Raises:
-      InputError: a column that batches cannot hold, or one called ``ROW_WEIGHTS``.
+      InputError: a column that batches cannot hold, one called ``ROW_WEIGHTS``, or more
+        rows than fit a row group.
     """
     columns = numeric_columns(rows)
     if ROW_WEIGHTS in rows.names:
@@ -56,8 +58,15 @@ def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
             "Rename it."
         )
     weights = Column(name=ROW_WEIGHTS, dtype="float32", shape=())
-    fields = [_field(column, most) for column in (*columns, weights)]
-    return pa.schema(fields, rows.metadata)
+    columns = (*columns, weights)
+    row_bytes = sum(column.numpy_dtype.itemsize for column in columns)
+    check_int(
+        "max_examples_per_user",
+        most,
+        at_most=max(1, _ROW_GROUP_BYTES // row_bytes),
+        remedy="One record holds so many rows of a user. Keep fewer, or sample rows.",
+    )
+    return pa.schema([_field(column, most) for column in columns], rows.metadata)
 
 
 def _field(column: Column, most: int) -> pa.Field:

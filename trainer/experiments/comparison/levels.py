@@ -22,7 +22,7 @@ import shlex
 
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.inputs.bounded import Bounded
+from pipelines.inputs.bounded import USERS, Bounded
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.users.bound import bound
@@ -94,7 +94,8 @@ def find_parts(settings: ComparisonSettings) -> list[Part]:
 
 
 def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Part]:
-    groups = check_table(settings.source, users.user_column)
+    most = max(users.max_examples_per_user) if USERS in users.sampled else 1
+    groups = check_table(settings.source, users.user_column, most)
     check_apart(settings.held_out, groups.footers.values())
     num_rows = sum(groups.files.values())
     parts = [
