@@ -6,7 +6,9 @@ row, a key, or a realised batch size.
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -14,6 +16,41 @@ Number = TypeVar("Number", int, float)
 
 class InputError(ValueError):
     """A value or a file that the user can fix.  One line; safe to print."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Returns the choice that was probably meant by ``name``; empty if none is near.
+
+    It is spelled alike, or other tools call it so: by its first letters, as lr and mse,
+    or by one of its words, as clip and noise.
+
+    Args:
+      name: What was written.
+      choices: What could have been meant.
+    """
+    plain = {_plain(each): each for each in choices}
+    wanted = _plain(name)
+    found = difflib.get_close_matches(wanted, plain, n=1)
+    for each in plain:
+        words = each.split("-")
+        if wanted in words or wanted == "".join(word[:1] for word in words):
+            found.append(each)
+    return plain[found[0]] if found else ""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Returns a question for the choice that was probably meant; empty if none is near.
+
+    Args:
+      name: What was written.
+      choices: What could have been meant.
+    """
+    meant = nearest(name, choices)
+    return f" Did you mean {meant}?" if meant else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").strip("-")
 
 
 def _fail(name: str, value: object, bound: str, remedy: str) -> None:
@@ -106,5 +143,8 @@ def check_choice(
       InputError: name, value, the choices, remedy.
     """
     if value not in choices:
-        _fail(name, value, f"to be one of {', '.join(choices)}", remedy)
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        _fail(
+            name, value, f"to be one of {', '.join(choices)}", f"{remedy}{hint}".strip()
+        )
     return value

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
 
-from accounting.validation import InputError
+from accounting.cli import misspelt
+from accounting.validation import InputError, did_you_mean
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 
@@ -119,7 +119,9 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        raise click.UsageError(f"No such command {name!r}.{_meant(name, COMMANDS)}")
+        raise click.UsageError(
+            f"No such command {name!r}.{did_you_mean(name, COMMANDS)}"
+        )
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -153,19 +155,19 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line; an error that the user can fix is one line."""
+    given = sys.argv[1:] or ["--help"]  # the name alone shows what there is
     try:
         with stoppable():
-            # The name alone shows what there is.
             # The name is what completion goes by, also of `python -m dpsgd`.
-            given = sys.argv[1:] or ["--help"]
             sys.exit(cli(given, prog_name="dpsgd", standalone_mode=False))
     except StoppedError as error:
         _fail(str(error), error.exit_status)
     except InputError as error:
         _fail(str(error), 2)
     except click.NoSuchOption as error:
-        meant = _meant(error.option_name, error.possibilities or ())
-        _fail(f"No such option {error.option_name!r}.{meant} See --help.", 2)
+        _fail(_no_such_option(error.option_name, error.ctx), 2)
+    except click.MissingParameter as error:
+        _fail(_missing(error, given), error.exit_code)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See --help.", error.exit_code)
     except (click.Abort, KeyboardInterrupt):  # before there was a handler
@@ -182,13 +184,16 @@ def main() -> None:
         )
 
 
-def _meant(name: str, names: Iterable[str]) -> str:
-    """Returns a question for the one of ``names`` that is most like ``name``."""
-    # Without the dashes, which all options share.
-    bare = {other.lstrip("-"): other for other in names}
-    spelled = name.lower().replace("_", "-").lstrip("-")
-    close = difflib.get_close_matches(spelled, bare, n=1)
-    return f" Did you mean {bare[close[0]]!r}?" if close else ""
+def _no_such_option(name: str, context: click.Context | None) -> str:
+    return f"No such option {name!r}.{misspelt.meant(name, context)} See --help."
+
+
+def _missing(error: click.MissingParameter, given: Sequence[str]) -> str:
+    """Returns what is missing, or the misspelt option that was given for it."""
+    names = error.param.opts if error.param else ()
+    if error.ctx and (name := misspelt.instead_of(names, given, error.ctx)):
+        return _no_such_option(name, error.ctx)
+    return f"{error.format_message()} See --help."
 
 
 def _system_error(error: OSError) -> str:

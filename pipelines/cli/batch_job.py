@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
-from accounting.cli import shared_options
+from accounting.cli import misspelt, shared_options
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.cli.console import show
@@ -60,7 +60,7 @@ def beam_options(arguments: list[str]) -> PipelineOptions:
     if unknown:
         raise InputError(
             f"Expected {unknown[0]} to be an option of dpsgd batches or of Beam. "
-            "See `dpsgd batches --help`."
+            f"See `dpsgd batches --help`.{misspelt.meant(unknown[0])}"
         )
     return PipelineOptions(arguments)
 

@@ -6,6 +6,7 @@ import functools
 import time
 from typing import Any
 
+from accounting.cli import misspelt
 from accounting.validation import InputError
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
@@ -52,6 +53,7 @@ def bound(
         raise InputError(
             f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those of "
             "Beam go with --runner. See `dpsgd bound --help`."
+            f"{misspelt.meant(others[0])}"
         )
     began = time.perf_counter()
     with stoppable(STOPPED), Bars(STEPS) as bars:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from accounting.cli import misspelt
 from accounting.validation import InputError
 from pipelines.cli import user_work
 from pipelines.cli.console import show
@@ -137,6 +138,7 @@ def prepare(
         raise InputError(
             f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and those "
             "of Beam go with --runner. See `dpsgd prepare --help`."
+            f"{misspelt.meant(others[0])}"
         )
     num_threads = options.pop("threads", None)
     if runner is not None and num_threads is not None:

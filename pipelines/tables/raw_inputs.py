@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from accounting.validation import InputError
+from accounting.validation import InputError, did_you_mean
 from pipelines.tables.columns import convert
 from pipelines.tables.raw_files import InputFile, list_files
-from pipelines.tables.schema.fields import did_you_mean
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_files import PARQUET, RawBlock, table_columns, table_kind
 from pipelines.tables.table_format import (

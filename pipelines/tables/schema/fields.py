@@ -6,25 +6,13 @@ Everything here is public, so that messages may quote it.
 from __future__ import annotations
 
 import datetime
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.validation import InputError, did_you_mean
 
 _WORDS = {int: "an integer", str: "a text", bool: "true or false"}
-
-
-def did_you_mean(name: str, choices: Collection[str]) -> str:
-    """Returns a sentence that names the choice nearest to ``name``; empty if none is.
-
-    Args:
-      name: What was written.
-      choices: What could have been meant.
-    """
-    close = difflib.get_close_matches(name, choices, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 class Fields:

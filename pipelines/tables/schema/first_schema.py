@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from accounting.validation import InputError, check_int
+from accounting.validation import InputError, check_int, did_you_mean
 from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.inputs.type_kinds import kind_of_type
 from pipelines.tables.cells import Cells, cast, is_list, is_text
@@ -37,7 +37,6 @@ from pipelines.tables.schema.column_kinds import (
     USER,
     usable_name,
 )
-from pipelines.tables.schema.fields import did_you_mean
 from pipelines.tables.schema.schema import (
     UNCHOSEN,
     VERSION,

@@ -40,7 +40,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accounting.validation import InputError
+from accounting.validation import InputError, did_you_mean
 from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.tables.convert import check_shares
 from pipelines.tables.hashing import HASH_NAME
@@ -56,7 +56,7 @@ from pipelines.tables.schema.column_kinds import (
     is_usable,
     usable_name,
 )
-from pipelines.tables.schema.fields import Fields, did_you_mean
+from pipelines.tables.schema.fields import Fields
 
 if sys.version_info >= (3, 11):
     import tomllib
