@@ -40,6 +40,7 @@ from pipelines.tables.cells import (
 from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables.schema import column_kinds as kinds
+from pipelines.tables.schema.fields import TRUTHS, WHOLE_NUMBER
 from pipelines.tables.schema.schema import HASH, Schema
 
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
@@ -249,7 +250,7 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
 def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
     """Returns 0, 1 or, if missing, NaN, and which of them are none of these."""
     if is_text(cells.array.type):
-        word = pc.utf8_lower(cells.array)
+        word = pc.utf8_lower(_one_text(cells.array))
         true = pc.is_in(word, value_set=pa.array(_TRUE, word.type))
         false = pc.is_in(word, value_set=pa.array(_FALSE, word.type))
         true, false = (each.to_numpy(zero_copy_only=False) for each in (true, false))
@@ -265,16 +266,26 @@ def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
 def _texts(cells: Cells) -> tuple[pa.Array, np.ndarray]:
     """Returns values as texts, and which of them have none.
 
-    Whole numbers have one text, whether they are stored as integers or, as pandas does
-    with integers of which some are missing, as floating-point numbers.
+    Whole numbers and booleans have one text each, also in texts: pandas stores, and
+    writes to CSV, integers of which some are missing as floating-point numbers.
     """
     array, bad = cells.array, np.zeros(len(cells), bool)
     if is_text(array.type):
-        return array, bad
+        return _one_text(array), bad
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
         array, bad = cast(array, pa.int64())
     return array.cast(pa.large_string()), bad
+
+
+def _one_text(texts: pa.Array) -> pa.Array:
+    """Returns texts with 5 for 5.0 and true for True, as pandas writes them."""
+    if pc.any(pc.ends_with(texts, ".0")).as_py():
+        texts = pc.replace_substring_regex(texts, WHOLE_NUMBER, r"\1")
+    truths = pc.is_in(texts, value_set=pa.array(TRUTHS, texts.type))
+    if pc.any(truths).as_py():
+        texts = pc.if_else(truths, pc.ascii_lower(texts), texts)
+    return texts
 
 
 @functools.cache

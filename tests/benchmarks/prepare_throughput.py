@@ -31,7 +31,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from pipelines.tables import convert, criteo, synthetic
 
-TARGET_ROWS_PER_SECOND = 150_000
+TARGET_ROWS_PER_SECOND = 250_000
 
 
 def read_text(paths: list[pathlib.Path]) -> None:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from accounting.validation import InputError, did_you_mean
 
 _WORDS = {int: "an integer", str: "a text", bool: "true or false"}
+
+#: Texts of a whole number and of booleans as pandas writes them: read as 5 and true.
+WHOLE_NUMBER = r"^(-?[0-9]+)\.0$"
+TRUTHS = ("True", "False")
 
 
 class Fields:
@@ -170,9 +175,7 @@ class Fields:
             raise self.wrong(name, "a list with a value or more", example)
         if not all(isinstance(each, str | int) for each in value):
             raise self.wrong(name, "a list of texts or integers", example)
-        words = tuple(
-            str(each).lower() if isinstance(each, bool) else str(each) for each in value
-        )
+        words = tuple(_word(each) for each in value)
         if len(set(words)) < len(words):
             raise self.wrong(name, "a list of different values", example)
         return words
@@ -205,3 +208,9 @@ def to_moment(value: Any) -> datetime.datetime | None:
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value)
+
+
+def _word(value: str | int) -> str:
+    """Returns the text of a category or class, as `columns` reads it in cells."""
+    text = re.sub(WHOLE_NUMBER, r"\1", str(value))
+    return text.lower() if text in TRUTHS else text

@@ -115,6 +115,7 @@ def test_missing_numbers_are_what_the_schema_says() -> None:
         pa.array(["1", "2", "?"], pa.string_view()),
         pa.array([b"1", b"2", None], pa.binary()),
         pa.array(["1", "2", None]).dictionary_encode(),
+        pa.array(["1.0", "2.0", None]),
         pa.array([1, 2, None], pa.int8()),
         pa.array([1, 2, None], pa.uint64()),
         pa.array([1.0, 2.0, None], pa.float32()),
@@ -132,6 +133,18 @@ def test_equal_cells_give_equal_numbers_whatever_their_type(array: pa.Array) -> 
     hashed = numbers(array, {"kind": "category", "buckets": 1000}, **missing)["x"]
     assert hashed[:2] == [bucket("x", "1", 1000), bucket("x", "2", 1000)]
     assert hashed[2] == 0
+
+
+def test_booleans_are_equal_categories_in_text_and_as_booleans() -> None:
+    written = [pa.array([True, False]), pa.array(["True", "False"])]
+    hashed = [numbers(each, {"kind": "category"})["x"] for each in written]
+    assert (
+        hashed[0]
+        == hashed[1]
+        == [bucket("x", word, 1024) for word in ("true", "false")]
+    )
+    listed = {"kind": "category", "vocabulary": ["True", "False"]}
+    assert [numbers(each, listed)["x"] for each in written] == [[2, 3], [2, 3]]
 
 
 # --- The hash, one byte string at a time --------------------------------------------
@@ -287,6 +300,8 @@ def test_booleans_are_0_and_1(array: pa.Array) -> None:
         ({"task": "binary"}, [0, 1, 1], [0, 1, 1]),
         ({"task": "binary"}, [False, True, True], [0, 1, 1]),
         ({"task": "binary"}, ["0", "true", "1"], [0, 1, 1]),
+        ({"task": "binary"}, ["0.0", "True", "1.0"], [0, 1, 1]),
+        ({"task": "classes", "classes": ["7.0", "9"]}, ["9.0", "7"], [1, 0]),
         ({"task": "binary", "classes": ["no", "yes"]}, ["yes", "no"], [1, 0]),
         ({"task": "classes", "classes": [7, 9, 8]}, [8, 7], [2, 0]),
         ({"task": "classes", "classes": 4}, ["3", "0"], [3, 0]),
