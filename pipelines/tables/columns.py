@@ -403,7 +403,10 @@ def _labels(
     last = kind.num_classes - 1
     with np.errstate(invalid="ignore"):
         good = (values >= 0) & (values <= last) & (np.floor(values) == values) & ~bad
-    reason = f"is no integer from 0 to {last}; for others write classes in the schema"
+    reason = (
+        f"is no integer from 0 to {last}; list all values in the schema, as "
+        'classes = [1, 2, 3], or write task = "regression"'
+    )
     cells.fault(~good, reason)
     return [np.where(good, values, 0).astype(dtype)]
 

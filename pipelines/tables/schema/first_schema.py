@@ -186,7 +186,10 @@ def _column(
         chosen = _kind_of_texts(cells)
     if chosen is None:
         chosen = UNCHOSEN if table != PARQUET else kind_of_type(kind)
-    return _Column(name=name, type=kind, kind=chosen, lines=_LINES[chosen](kind))
+    lines = _LINES[chosen](kind)
+    if chosen == "numeric" and not told and re.search("(^|_)id$", name.lower()):
+        lines += ('# of ids: kind = "drop", "category" or "user"',)
+    return _Column(name=name, type=kind, kind=chosen, lines=lines)
 
 
 def _length(kind: pa.DataType) -> list[str]:
@@ -256,7 +259,7 @@ def _label(
     if pa.types.is_boolean(kind):
         return of(BINARY)
     if pa.types.is_integer(kind):
-        hint = '# 0 or 1; or task = "classes" and classes = 10, or "regression"'
+        hint = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
         return of(BINARY, hint)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return of(REGRESSION, "range = []  # to be chosen: the least and the largest")
