@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError, check_int
+from trainer.gradients import tensor_memory
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
@@ -144,10 +145,10 @@ class Step:
 
         Args:
           noise: An array of ``shapes`` for each variable, float32, or int64 in
-            ``units``; of several workers, this one's share.
+            ``units``; of several workers, this one's share.  Not to be changed.
           later: Where lazy tables get theirs from.
         """
-        self._noise, self._later = list(noise), later
+        self._noise, self._later = [*map(tensor_memory.tensor, noise)], later
         self._batches.clear()
         self._num_added = 0
         self._held: tuple[dict[str, Any], Any] | None = None
@@ -285,7 +286,7 @@ class _DenseTotal:
     def __init__(self, variable: Any, dtype: Any) -> None:
         self._total = tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)
 
-    def start(self, noise: np.ndarray) -> None:
+    def start(self, noise: Any) -> None:
         self._total.assign(noise)
 
     def add(self, gradient: Any) -> None:

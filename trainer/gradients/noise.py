@@ -35,6 +35,7 @@ import numpy as np
 from randomgen import AESCounter
 
 from pipelines.sampling.keys import derive
+from trainer.gradients import tensor_memory
 
 _AES_KEY_BYTES = 16
 
@@ -102,13 +103,15 @@ def grid_normal(
     """
     if stddev > _MOST_ROUNDED / 16:  # no value of the sampler is above 13 deviations
         raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
-    values = np.zeros(int(np.prod(shape, dtype=np.int64)), np.int64)
     first, every = share
-    for block in range(first, -(-len(values) // _BLOCK) if stddev else 0, every):
-        part = values[block * _BLOCK : (block + 1) * _BLOCK]
+    whole = stddev and every == 1
+    values = tensor_memory.aligned(shape, np.empty if whole else np.zeros)
+    flat = values.reshape(-1)
+    for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
+        part = flat[block * _BLOCK : (block + 1) * _BLOCK]
         label = derive(noise_key, "grid-noise", step, variable, block)
         _fill_rounded(part, _generator(label), stddev)
-    return values.reshape(shape)
+    return values
 
 
 def _fill_rounded(
@@ -116,12 +119,30 @@ def _fill_rounded(
 ) -> None:
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        doubles = generator.standard_normal(len(part))
+        doubles = part.view(np.float64)
+        generator.standard_normal(out=doubles)
         doubles *= stddev
-        # Doubles of this size are integers apart, so that adding rounds to the nearest,
-        # and their bits count up: vectorized, as a cast to integers is not.
-        doubles += _TO_INTEGERS
-        np.subtract(doubles.view(np.int64), _BITS_OF_ZERO, out=part)
+        _round_small(doubles)
+
+
+def _round_small(values: np.ndarray) -> np.ndarray:
+    # Doubles of this size are integers apart, so that adding rounds to the nearest, and
+    # their bits count up: vectorized, as a cast to integers is not.
+    values += _TO_INTEGERS
+    units = values.view(np.int64)
+    units -= _BITS_OF_ZERO
+    return units
+
+
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Returns values rounded to the nearest integers, in their memory if they fit.
+
+    Args:
+      values: float64, at least one, below 2^63.
+    """
+    if max(values.max(), -values.min()) < _MOST_ROUNDED:
+        return _round_small(values)
+    return np.rint(values).astype(np.int64)
 
 
 def uniform(

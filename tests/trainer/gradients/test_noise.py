@@ -18,6 +18,7 @@ from trainer.gradients.noise import (
     grid_normal,
     mixing_coefficients,
     normal,
+    rounded,
     step_noise,
     uniform,
 )
@@ -203,3 +204,9 @@ def test_noise_on_a_grid_is_rounded_to_the_nearest_integer() -> None:
         assert (found == np.rint(doubles)).all()
     with pytest.raises(ValueError, match="at most 2\\^47 units"):
         grid_normal(KEY, 5, 2, (1,), stddev=2.0**48)
+
+
+@pytest.mark.parametrize("scale", [0.6, 2.0**40, 2.0**60])
+def test_values_of_any_size_are_rounded_to_the_nearest_integer(scale: float) -> None:
+    values = np.array([0.5, 1.5, -2.5, 3.2, -3.7]) * scale
+    assert rounded(values.copy()).tolist() == [round(one) for one in values.tolist()]
