@@ -33,7 +33,8 @@ class Worker:
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         assert values.dtype == np.int64
-        total = np.sum(self._together.exchange(self.rank, values), axis=0)
+        # A copy: who has the sum goes on, and may change what it gave.
+        total = np.sum(self._together.exchange(self.rank, values.copy()), axis=0)
         return np.asarray(total)
 
     def gather(self, value: bytes) -> list[bytes]:

@@ -47,6 +47,8 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
+from trainer.gradients import tensor_memory
+from trainer.gradients.noise import rounded
 from trainer.gradients.traced_model import TableReads
 from trainer.tf_compat import tf
 from trainer.workers.base import Alone, Workers
@@ -55,11 +57,17 @@ from trainer.workers.grid import Grid
 #: Values of a block of noise, of whole rows, which one worker draws.
 _BLOCK = 1 << 15
 
+#: Values that are rounded at a time, in the nearest cache.
+_CHUNK = 1 << 12
+
 #: Blocks that a flush completes at a time.
 _FLUSH_BLOCKS = 1 << 5
 
 #: Blocks that are drawn at a time; NumPy draws without holding the interpreter.
 _DRAW_THREADS = 2
+
+#: Where fewer than one row in so many is read, a sort is faster than a look at all.
+_SPARSE = 1 << 5
 
 #: Of the noise of all steps between two flushes, over the least rate in between: with
 #: the bound of `grid` on the noise of a step, no integer overflows.
@@ -95,34 +103,30 @@ class LazyNoise:
     ) -> None:
         self.tables = reads.tables
         self._workers: Workers = workers or Alone()
-        self._step_size = grid.unit / expected_batch_size
+        self._step_size = np.float32(grid.unit / expected_batch_size)
         self._unit = grid.unit
         # Sums of squared learning rates since the last flush: of all steps, and of
         # those whose noise a row has.  Float64, since their differences matter.
-        self._total = _zeros((), tf.float64)
-        self._reached = [_zeros(t.shape[:1], tf.float64) for t in self.tables]
-        # Integers of this worker, and the rate of the step that they are of.
-        self._sums = [_zeros(table.shape, tf.int64) for table in self.tables]
-        self._rates = [_zeros(t.shape[:1], tf.float32) for t in self.tables]
-        self._last_rate = _zeros((), tf.float32)
+        self._total = 0.0
+        self._reached = [np.zeros(table.shape[0]) for table in self.tables]
+        # Integers of this worker, and the rate of the step that they are of; where that
+        # is 0, no integers wait.
+        self._sums = [tensor_memory.aligned(t.shape, np.zeros) for t in self.tables]
+        self._rates = [np.zeros(table.shape[0], np.float32) for table in self.tables]
+        self._last_rate = np.float32(0)
         self._least_rate = math.inf
+        # The rows that this step reads, the place of each among them, and its integers.
         self._just_read = self._no_rows()
-        rows = [tf.TensorSpec((None,), tf.int64) for _ in self.tables]
-        units = [tf.TensorSpec((None, t.shape[1]), tf.int64) for t in self.tables]
-        make = lambda act, *signature: tf.function(  # noqa: E731
-            act, input_signature=signature, autograph=False
-        )
+        self._places = [_variable((t.shape[0],), tf.int32) for t in self.tables]
+        self._new = [_variable((None, t.shape[1]), tf.int64) for t in self.tables]
         self._ids = tf.function(reads.ids, autograph=autograph)
-        self._look_up = make(self._waiting, rows)
-        self._update = make(self._apply, rows, units)
-        self._count = make(self._count_rows, rows, tf.TensorSpec((), tf.float32))
+        self._updates = [_update_of(table) for table in self.tables]
 
     @property
     def num_pending(self) -> int:
         """Rows that lack noise.  Sensitive."""
         return sum(
-            int(tf.math.count_nonzero(reached != self._total))
-            for reached in self._reached
+            int(np.count_nonzero(reached != self._total)) for reached in self._reached
         )
 
     def complete_reads(self, batches: Sequence[Batch], draw: DrawBlock) -> None:
@@ -135,18 +139,24 @@ class LazyNoise:
         rows = self._rows_of_all(batches)
         self._complete(rows, draw, first_blocks=[0] * len(rows))
         self._just_read = rows
+        for ids, places, new in zip(rows, self._places, self._new, strict=True):
+            places.scatter_update(
+                tf.IndexedSlices(np.arange(len(ids), dtype="i4"), ids)
+            )
+            new.assign(tf.zeros((len(ids), new.shape[1]), tf.int64))
 
     def add(self, index: int, sums: Any) -> None:
-        """Lets rows wait with a physical batch's integers; for a ``tf.function``.
+        """Adds a physical batch's integers to those of the step; for a ``tf.function``.
 
         Args:
           index: Of the table.
-          sums: ``tf.IndexedSlices`` of int64.
+          sums: ``tf.IndexedSlices`` of int64, of rows that the step reads.
         """
-        self._sums[index].scatter_add(sums)
+        places = tf.gather(self._places[index], sums.indices)
+        self._new[index].scatter_add(tf.IndexedSlices(sums.values, places))
 
     def count_step(self, learning_rate: Any) -> None:
-        """Lets all rows lack the noise of one more step.
+        """Lets the step's integers wait, and all rows lack the noise of one more step.
 
         Args:
           learning_rate: Of the step.
@@ -154,10 +164,17 @@ class LazyNoise:
         Raises:
           InputError: rates since the last flush differ too much for integers.
         """
-        self._count(self._just_read, tf.cast(learning_rate, tf.float32))
+        rate = np.float32(learning_rate)
+        self._total += float(rate) ** 2
+        if rate > 0:  # else the step moves nothing
+            self._last_rate = rate
+            self._least_rate = min(self._least_rate, float(rate))
+            for index, ids in enumerate(self._just_read):
+                new = self._new[index].read_value()
+                self._sums[index][ids] = tensor_memory.array(new)
+                self._rates[index][ids] = rate
         self._just_read = self._no_rows()
-        self._least_rate = min(self._least_rate, float(learning_rate) or math.inf)
-        if math.sqrt(float(self._total)) > _MOST_RATIO * self._least_rate:
+        if math.sqrt(self._total) > _MOST_RATIO * self._least_rate:
             raise InputError(
                 f"Expected learning rates that differ by less than {_MOST_RATIO:,} "
                 "times between two evaluations or checkpoints, for lazy noise. Take "
@@ -170,18 +187,17 @@ class LazyNoise:
         Args:
           draw: Gives the noise of a block of a table, keyed by the step of this flush.
         """
-        if not float(self._total):
+        if not self._total:
             return
         for index, start, stop in self._chunks():
             rows, firsts = self._no_rows(), [0] * len(self.tables)
             rows[index] = np.arange(start, stop)
             firsts[index] = start // self._block_rows(index)
             self._complete(rows, draw, firsts)
-        self._total.assign(0.0)
-        self._last_rate.assign(0.0)
+        self._total, self._last_rate = 0.0, np.float32(0)
         self._least_rate = math.inf
         for reached in self._reached:
-            reached.assign(tf.zeros_like(reached))
+            reached[:] = 0
 
     def _chunks(self) -> Iterator[tuple[int, int, int]]:
         """Yields (table, first row, row after the last) of whole blocks of rows."""
@@ -198,17 +214,26 @@ class LazyNoise:
 
     def _rows_of_all(self, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns the sorted rows of each table that any worker reads in a step."""
-        read = [np.zeros(table.shape[0], bool) for table in self.tables]
-        for batch in batches:
-            for mask, ids in zip(read, self._ids(*batch), strict=True):
-                mask[ids.numpy()] = True
-        packed = [np.packbits(mask) for mask in read]
+        of_batches = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
+        read = [
+            _distinct([ids[index] for ids in of_batches], table.shape[0])
+            for index, table in enumerate(self.tables)
+        ]
+        return read if self._workers.count == 1 else self._union(read)
+
+    def _union(self, read: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sorted rows of each table that any worker has in ``read``."""
+        sizes = [table.shape[0] for table in self.tables]
+        masks = [np.zeros(size, bool) for size in sizes]
+        for mask, ids in zip(masks, read, strict=True):
+            mask[ids] = True
+        packed = [np.packbits(mask) for mask in masks]
         of_all = self._workers.gather(b"".join(bits.tobytes() for bits in packed))
         together = np.bitwise_or.reduce([np.frombuffer(one, "u1") for one in of_all])
         parts = np.split(together, np.cumsum([bits.size for bits in packed])[:-1])
         return [
-            np.flatnonzero(np.unpackbits(bits, count=mask.size))
-            for bits, mask in zip(parts, read, strict=True)
+            np.flatnonzero(np.unpackbits(bits, count=size))
+            for bits, size in zip(parts, sizes, strict=True)
         ]
 
     def _complete(
@@ -221,13 +246,37 @@ class LazyNoise:
           draw: Of the step, or of the flush.
           first_blocks: Of each table, the number of its first block of noise.
         """
-        sums, deviations = self._look_up(rows)
-        units = [np.array(one) for one in sums]
-        self._add_noise(units, [one.numpy() for one in deviations], draw, first_blocks)
+        units, sizes, deviations = [], [], []
+        for index, ids in enumerate(rows):
+            waits = self._rates[index][ids]
+            # Where no integers wait, any rate does, if all workers take the same.
+            rates = np.where(waits > 0, waits, self._last_rate)
+            sizes.append(rates * self._step_size)
+            deviations.append(self._deviations(index, ids, rates))
+            units.append(_taken(self._sums[index], ids))
+            units[-1][waits == 0] = 0
+        self._add_noise(units, deviations, draw, first_blocks)
+        units = self._summed(units)
+        for index, ids in enumerate(rows):
+            summed = tensor_memory.tensor(units[index])
+            self._updates[index](ids, summed, sizes[index])
+            self._reached[index][ids] = self._total
+            self._rates[index][ids] = 0
+
+    def _deviations(self, index: int, ids: np.ndarray, rates: np.ndarray) -> np.ndarray:
+        """Returns what to multiply the noise of a step by, for what rows lack."""
+        lacked = np.sqrt(self._total - self._reached[index][ids])
+        of_unit = rates.astype(np.float64) * self._unit
+        return np.divide(lacked, of_unit, out=np.zeros(len(ids)), where=rates > 0)
+
+    def _summed(self, units: list[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums over the workers of integers of rows of each table."""
+        if self._workers.count == 1:
+            return units
+        # One vector: every exchange has its own cost.
         flat = self._workers.sum(np.concatenate([one.ravel() for one in units]))
         parts = np.split(flat, np.cumsum([one.size for one in units])[:-1])
-        shaped = [p.reshape(one.shape) for p, one in zip(parts, units, strict=True)]
-        self._update(rows, shaped)
+        return [p.reshape(one.shape) for p, one in zip(parts, units, strict=True)]
 
     def _add_noise(
         self,
@@ -243,8 +292,7 @@ class LazyNoise:
             of_block = slice(block * size, (block + 1) * size)
             part = units[index][of_block]
             noise = draw(index, first_blocks[index] + block, part.shape)
-            noise *= deviations[index][of_block, None]
-            part += np.rint(noise, out=noise).astype(np.int64)
+            _add_rounded(part, noise, deviations[index][of_block])
 
         blocks = [
             (index, block)
@@ -255,47 +303,49 @@ class LazyNoise:
             for _ in pool.map(lambda block: add(*block), blocks):
                 pass  # what a thread raised is raised here
 
-    # -- compiled ------------------------------------------------------------------
 
-    def _waiting(self, rows: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns of rows their integers, and deviations of a step's unit of noise."""
-        sums, deviations = [], []
-        for index, ids in enumerate(rows):
-            lacked = tf.sqrt(self._total - tf.gather(self._reached[index], ids))
-            rates = tf.cast(self._rates_of(index, ids), tf.float64)
-            sums.append(tf.gather(self._sums[index], ids))
-            deviations.append(tf.math.divide_no_nan(lacked, rates * self._unit))
-        return sums, deviations
-
-    def _rates_of(self, index: int, ids: Any) -> Any:
-        # Where no integers wait, any rate does, if only all workers take the same.
-        rates = tf.gather(self._rates[index], ids)
-        return tf.where(rates > 0, rates, tf.identity(self._last_rate))
-
-    def _apply(self, rows: list[Any], units: list[Any]) -> None:
-        total = tf.identity(self._total)
-        for index, (ids, values) in enumerate(zip(rows, units, strict=True)):
-            table = self.tables[index]
-            sizes = self._rates_of(index, ids) * self._step_size
-            change = tf.cast(values, tf.float32) * tf.expand_dims(sizes, 1)
-            _put(table, ids, tf.gather(table, ids) - change)
-            _put(self._sums[index], ids, tf.zeros_like(values))
-            _put(self._reached[index], ids, tf.fill(tf.shape(ids), total))
-            _put(self._rates[index], ids, tf.zeros_like(sizes))
-
-    def _count_rows(self, rows: list[Any], rate: Any) -> None:
-        self._total.assign_add(tf.cast(rate, tf.float64) ** 2)
-        self._last_rate.assign(tf.where(rate > 0, rate, self._last_rate))
-        for index, ids in enumerate(rows):
-            _put(self._rates[index], ids, tf.fill(tf.shape(ids), rate))
-            # A step of rate 0 moves nothing, at whatever rate its rows are completed.
-            sums = tf.gather(self._sums[index], ids)
-            _put(self._sums[index], ids, tf.where(rate > 0, sums, 0))
+def _variable(shape: Sequence[int | None], dtype: Any) -> Any:
+    start = tf.zeros([size or 0 for size in shape], dtype)
+    return tf.Variable(start, trainable=False, shape=shape)
 
 
-def _zeros(shape: Any, dtype: Any) -> Any:
-    return tf.Variable(tf.zeros(shape, dtype), trainable=False)
+def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+    """Returns the sorted distinct values of arrays, each in [0, num_rows)."""
+    together = np.concatenate([np.zeros(0, np.int64), *ids])
+    if len(together) < num_rows // _SPARSE:
+        return np.unique(together)
+    mask = np.zeros(num_rows, bool)
+    mask[together] = True
+    return np.flatnonzero(mask)
 
 
-def _put(variable: Any, rows: Any, values: Any) -> None:
-    variable.scatter_update(tf.IndexedSlices(values, rows))
+def _taken(sums: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns a copy of rows."""
+    out = tensor_memory.aligned((len(ids), sums.shape[1]))
+    # With another mode, NumPy copies what it takes once more.
+    return np.take(sums, ids, axis=0, out=out, mode="clip")
+
+
+def _add_rounded(units: np.ndarray, noise: np.ndarray, deviations: np.ndarray) -> None:
+    """Adds noise, each row's times its deviation, to integers; uses its memory."""
+    size = max(1, _CHUNK // noise.shape[1])
+    for start in range(0, len(units), size):
+        rows = slice(start, start + size)
+        noise[rows] *= deviations[rows, None]
+        units[rows] += rounded(noise[rows])
+
+
+def _update_of(table: Any) -> Any:
+    """Returns what takes integers, each row's times its size, from rows of a table."""
+
+    def update(ids: Any, units: Any, sizes: Any) -> None:
+        change = tf.cast(units, tf.float32) * tf.expand_dims(sizes, 1)
+        rows = tf.gather(table, ids) - change
+        table.scatter_update(tf.IndexedSlices(rows, ids))
+
+    signature = [
+        tf.TensorSpec((None,), tf.int64),
+        tf.TensorSpec((None, table.shape[1]), tf.int64),
+        tf.TensorSpec((None,), tf.float32),
+    ]
+    return tf.function(update, input_signature=signature, autograph=False)

@@ -29,7 +29,7 @@ from trainer.tf_compat import keras
 _ROWS_PER_READ = 2
 
 #: Values that steps draw between two flushes, for each value that a flush draws.
-_DRAWS_PER_FLUSH_DRAW = 4
+_DRAWS_PER_FLUSH_DRAW = 16
 
 
 def is_plain_sgd(optimizer: Any) -> bool:

@@ -426,8 +426,8 @@ def test_large_tables_are_lazy_by_themselves_and_small_ones_are_not(
     assert chosen.reads is not None
     assert [table.shape[0] for table in chosen.reads.tables] == [832]
     assert "lazy for 1,664 values" in chosen.message
-    # 4 flushes' worth: 4 * 832 * 2 / (416 * 2 + 53 dense values).
-    assert chosen.flush_every == math.ceil(4 * 1664 / (832 + 53))
+    # 16 flushes' worth: 16 * 832 * 2 / (416 * 2 + 53 dense values).
+    assert chosen.flush_every == math.ceil(16 * 1664 / (832 + 53))
     forced = _choose(_model(831), manifest, embedding_noise="lazy")
     assert forced.reads is not None
     assert (
