@@ -1,11 +1,11 @@
-"""What users call: every public name of this project, imported when it is used.
+"""The public names of this project, each imported when it is first used.
 
     from dpsgd import DpSgdPlan, accountant, read_batches
 
 Formal guarantees:
-  - ``import dpsgd`` loads neither NumPy nor a framework; a name loads what it needs
-    itself (``read_batches`` neither Beam nor TensorFlow).
-  - What a type checker sees under a name is what the name gives at run time.
+  - ``import dpsgd`` loads neither NumPy nor a framework; a name loads only what it
+    needs (``read_batches`` neither Beam nor TensorFlow).
+  - A type checker sees under each name the object that the name has at run time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# `as` tells type checkers that the name is handed on.
+# `as` tells type checkers that the name is re-exported.
 if TYPE_CHECKING:
     from accounting import accountant as accountant
     from accounting.intervals import Bounds as Bounds
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Public name -> the module that has it.
+#: Public name -> the module that defines it.
 _HOMES = {
     "AggregationSettings": "trainer.settings.aggregation_settings",
     "AuditSettings": "trainer.settings.audit_settings",
@@ -151,7 +151,7 @@ _HOMES = {
     "write_batches": "pipelines.job.poisson_batching",
     "write_report": "trainer.html_report.page",
 }
-#: Part of this project -> the extra that installs what it needs.
+#: Top-level package -> the extra that installs its dependencies.
 _EXTRAS = {
     "accounting": "accounting",
     "dpsgd": "train",
@@ -163,18 +163,18 @@ __all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name from its home, once.
+    """Imports a public name at its first use.
 
     Raises:
-      AttributeError: no public name.
-      ModuleNotFoundError: a package that it needs is not installed.
+      AttributeError: there is no such public name.
+      ModuleNotFoundError: a package that the name needs is not installed.
     """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES[name]
     try:
         module = importlib.import_module(home)
-        # "accountant" is a module itself.
+        # The public name may be a module, such as "accountant".
         if not hasattr(module, name):
             importlib.import_module(f"{home}.{name}")
     except ModuleNotFoundError as error:
@@ -188,5 +188,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, those not imported yet among them."""
+    """Returns all public names, imported or not."""
     return sorted(__all__)

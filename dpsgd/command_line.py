@@ -1,4 +1,4 @@
-"""The command line: one command, whose parts are imported when they are used."""
+"""The ``dpsgd`` command, whose subcommands are imported when they are used."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from accounting.validation import InputError, did_you_mean
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 
-#: name -> (where the click command lives, its one line in the list of commands).
+#: Name -> (module and name of the click command, its line in the list of commands).
 COMMANDS = {
     "demo": (
         "trainer.cli.demo:demo",
-        "All of it on synthetic data, with a report and plots.",
+        "Run everything on synthetic data, with a report and plots.",
     ),
     "synth": (
         "pipelines.cli.data_commands:synth",
@@ -36,19 +36,19 @@ COMMANDS = {
         "pipelines.cli.bound_commands:bound",
         "Keep at most k rows of each user.",
     ),
-    "plan": ("accounting.cli.commands:plan_command", "Noise for each way of batching."),
+    "plan": ("accounting.cli.commands:plan_command", "Noise that each sampler needs."),
     "batches": (
         "pipelines.cli.batch_commands:batches",
         "Sample and write batches with Beam.",
     ),
     "verify": (
         "pipelines.cli.batch_commands:verify",
-        "Hold batches or prepared data against their checksums.",
+        "Check batches or prepared data against their checksums.",
     ),
     "train": ("trainer.cli.commands:train_command", "Train on batches, with DP-SGD."),
     "predict": (
         "trainer.cli.predict_commands:predict_command",
-        "Predict the rows of a table by a finished run.",
+        "Predict the rows of a table with a finished run.",
     ),
     "simulate": (
         "trainer.cli.experiments.simulate_commands:simulate",
@@ -56,28 +56,28 @@ COMMANDS = {
     ),
     "variance": (
         "trainer.cli.experiments.iterate_commands:variance",
-        "Spread of a run's iterates against that of runs.",
+        "Compare the spread of iterates and of whole runs.",
     ),
     "shift": (
         "trainer.cli.experiments.iterate_commands:shift",
-        "Last weights and averages on data that shifts.",
+        "Compare last and averaged weights on shifting data.",
     ),
     "compare": (
         "trainer.cli.experiments.compare_commands:compare",
-        "Ways of batching and training at one epsilon, or noise.",
+        "Compare samplers and methods at one epsilon or noise.",
     ),
     "bias": (
         "trainer.cli.experiments.bias_commands:bias",
-        "How clipping biases each method: public data.",
+        "Measure the clipping bias of methods, on public data.",
     ),
-    "account": ("trainer.cli.commands:account", "The epsilon of a run, or of a plan."),
+    "account": ("trainer.cli.commands:account", "The epsilon of a run or a plan."),
     "audit": (
         "trainer.cli.audit_commands:audit_command",
-        "Attack a run's mechanism: epsilon from below.",
+        "Attack a run's mechanism: lower bounds on epsilon.",
     ),
     "report": (
         "trainer.cli.report_commands:report",
-        "One HTML page about a run, to show to others.",
+        "Write one HTML page about a run, to show to others.",
     ),
 }
 
@@ -85,7 +85,7 @@ _OWN = ("accounting", "dpsgd", "pipelines", "trainer")
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands without importing them."""
+    """A group that lists its subcommands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx  # the list does not depend on it
@@ -95,8 +95,8 @@ class LazyGroup(click.Group):
         """Imports the module of a command.
 
         Args:
-          ctx: Of the group.
-          cmd_name: As in ``COMMANDS``; None is returned for another one.
+          ctx: Context of the group.
+          cmd_name: A name in ``COMMANDS``; for any other, None is returned.
         """
         del ctx
         if cmd_name not in COMMANDS:
@@ -107,10 +107,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds a command, or says which one is nearly written so.
+        """Finds a command; for an unknown name the error suggests a similar one.
 
         Args:
-          ctx: Of the group.
+          ctx: Context of the group.
           args: The command and its arguments.
 
         Raises:
@@ -129,8 +129,8 @@ class LazyGroup(click.Group):
         """Writes the list from ``COMMANDS``, so that ``--help`` imports nothing.
 
         Args:
-          ctx: Of the group.
-          formatter: Takes the list.
+          ctx: Context of the group.
+          formatter: Receives the list.
         """
         del ctx
         with formatter.section("Commands"):
@@ -140,7 +140,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup)
 @click.version_option(__version__, prog_name="dpsgd")
 def cli() -> None:
-    """Private training on Poisson batches of any data set, and an honest epsilon.
+    """DP-SGD on true Poisson batches of large data sets, with the epsilon of what ran.
 
     \b
     Example, from raw text to a private model:
@@ -154,11 +154,11 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error that the user can fix is one line."""
+    """Runs the command line; prints an error that the user can fix as one line."""
     given = sys.argv[1:] or ["--help"]  # the name alone shows what there is
     try:
         with stoppable():
-            # The name is what completion goes by, also of `python -m dpsgd`.
+            # Shell completion needs this program name, also for `python -m dpsgd`.
             sys.exit(cli(given, prog_name="dpsgd", standalone_mode=False))
     except StoppedError as error:
         _fail(str(error), error.exit_status)
@@ -170,13 +170,13 @@ def main() -> None:
         _fail(_missing(error, given), error.exit_code)
     except click.ClickException as error:
         _fail(f"{error.format_message()} See --help.", error.exit_code)
-    except (click.Abort, KeyboardInterrupt):  # before there was a handler
+    except (click.Abort, KeyboardInterrupt):  # before the signal handlers are set
         _fail("Stopped. Give the same command again.", 130)
     except OSError as error:
         _fail(_system_error(error), 2)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in _OWN:
-            raise  # a fault of this project
+            raise  # a bug of this project
         _fail(
             f"Expected the package {error.name} to be installed, which this command "
             "needs. Run, in a clone of the project: pip install '.[train]'",
@@ -197,12 +197,12 @@ def _missing(error: click.MissingParameter, given: Sequence[str]) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """Returns what the system said, and of which file; never a library's own words."""
+    """Returns the system's reason and the file; never a library's own message."""
     reason = error.strerror if error.errno else None
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return (
-        f"Expected files to be written and read: {reason or type(error).__name__}"
-        f"{where}. Fix that, then give the same command again."
+        f"Expected to read and write files: {reason or type(error).__name__}{where}. "
+        "Fix that, then give the same command again."
     )
 
 
