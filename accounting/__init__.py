@@ -1,4 +1,4 @@
-"""Privacy accounting for the ways in which batches are really made.
+"""Privacy accounting for the samplers that batches are actually made with.
 
 Modules are imported by name (``from accounting import plan``); this package imports
 nothing, so that the command line starts fast.

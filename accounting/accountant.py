@@ -1,10 +1,10 @@
-"""The one entry for every question about the privacy of a plan.
+"""The accountant: epsilon, delta and noise multiplier of a `DpSgdPlan`.
 
-Epsilon, delta and noise multiplier of a `DpSgdPlan`, for the worse of both directions
-of the zero-out relation (an example is replaced by a ghost that contributes zero;
-`REPLACE_SPECIAL` in dp_accounting) unless ``neighboring_relation`` says otherwise;
-`accounting.neighboring_relation` says what else there is, and refuses the rest.
-Answers are intervals whose type says what is a guarantee; see `accounting.intervals`.
+Every answer is for the worse of both directions of a neighbouring relation.  The
+default is zero-out: an example is replaced by a ghost that contributes zero
+(`REPLACE_SPECIAL` in dp_accounting).  `accounting.neighboring_relation` lists the
+others.  Answers are intervals whose type tells a guarantee from a lower bound; see
+`accounting.intervals`.
 
 Example:
   >>> from accounting.plan import DpSgdPlan
@@ -41,13 +41,8 @@ __all__ = [
     "smallest_truncated_batch_size",
 ]
 
-#: More steps than this are not accounted for: rounding would add up.
+#: More steps are refused, since rounding errors would add up.
 MOST_STEPS = 10**9
-
-
-def samplers() -> tuple[str, ...]:
-    """Returns the samplers that can be accounted for."""
-    return sampler_registry.names()
 
 
 def _sampler(
@@ -99,8 +94,8 @@ def epsilon(
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      both: Also compute a lower bound where it takes seconds, as for Poisson and
-        truncated Poisson; it shows the slack of the upper one.
+      both: Also compute a lower bound that takes seconds, as for Poisson and truncated
+        Poisson batches.  It shows how tight the upper bound is.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
 
@@ -129,7 +124,7 @@ def delta(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> Bounds:
-    """Returns bounds on delta at ``epsilon``; a point of the privacy profile.
+    """Returns bounds on delta at ``epsilon``: a point of the privacy profile.
 
     Args:
       plan: How batches are made.
@@ -160,10 +155,11 @@ def delta_by_direction(
     epsilon: float,
     neighboring_relation: str = REPLACE_SPECIAL,
 ) -> ByDirection:
-    """Returns bounds on delta when an example is removed, and when one is added.
+    """Returns bounds on delta for removing an example, and for adding one.
 
-    The larger one is the guarantee, as `delta` returns it: for Poisson sampling that of
-    removing, at any epsilon.  For deterministic batches they are equal.
+    The larger one is the guarantee, which `delta` returns.  For Poisson sampling it is
+    that of removing an example, at every epsilon.  For deterministic batches both are
+    equal.
 
     Args:
       plan: How batches are made.
@@ -173,7 +169,7 @@ def delta_by_direction(
 
     Raises:
       InputError: a value out of range; a relation that is not accounted for; or a
-        sampler that brings one upper bound for both directions, as shuffles do.
+        sampler with a single upper bound for both directions, as shuffles have.
     """
     sampler = _sampler(plan, neighboring_relation)
     noise = check_noise_multiplier(noise_multiplier)
@@ -183,7 +179,7 @@ def delta_by_direction(
         sampler_registry.refuse(
             plan.sampler,
             "bounds for each direction",
-            "It gives one upper bound for both, and no dominating pair: use delta.",
+            "It has one upper bound for both directions: use accountant.delta.",
         )
     return by_direction(plan, noise, target)
 
@@ -259,8 +255,8 @@ def noise_multiplier(
 ) -> NoiseBounds:
     """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
 
-    ``sufficient`` is at most 0.01 % above what the bounds used here can prove, rounded
-    up, and verified to meet the target before it is returned.
+    ``sufficient`` is at most 0.01 % above the least noise multiplier that the bounds
+    used here prove.  It is rounded up and verified to meet the target.
 
     Args:
       plan: How batches are made.
@@ -285,13 +281,12 @@ def noise_multiplier(
 def _verified(
     sampler: sampler_registry.Sampler, plan: DpSgdPlan, epsilon: float, delta: float
 ) -> NoiseBounds:
-    # The search may use a coarser grid than the answers to other questions: what it
-    # returns must hold there too.
+    # The search may use a coarser grid than `delta` does: its result must hold there.
     result = sampler.noise_multiplier(plan, epsilon, delta)
     value = result.sufficient
     if value is None or not 0 < value < math.inf:
         return result
-    # A closed form is off by roundings alone.
+    # Only rounding separates a closed form from its target: no digits are cut.
     value = value if sampler.closed_form else round_up(value, 6)
     for _ in range(1000):
         answer = sampler.delta(plan, value, epsilon)
@@ -308,7 +303,7 @@ def _out_of_reach(plan: DpSgdPlan, epsilon: float, delta: float) -> str:
     truncation = sampler_registry.get(plan.sampler).truncation
     if truncation is None:
         return (
-            f"Expected epsilon={epsilon!r}, delta={delta!r} to be within reach of some "
+            f"Expected epsilon={epsilon!r}, delta={delta!r} to be reachable with some "
             "noise multiplier. Raise epsilon or delta."
         )
     least = truncation.smallest_cap(truncation.without(plan), epsilon, delta)
@@ -327,22 +322,22 @@ def smallest_truncated_batch_size(
     delta: float,
     sampler: str = TRUNCATED_POISSON,
 ) -> int:
-    """Returns the least cap on a step's examples that costs next to nothing.
+    """Returns the least cap on the examples of a step with a negligible privacy cost.
 
-    For truncated Poisson the least B with
-    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  The cost of a smaller cap is
-    in ``epsilon(plan, ...)`` of a plan with that cap.
+    For truncated Poisson it is the least B with
+    ``(1 + e^epsilon) T Pr[Bin(n, q) > B] <= 1e-5 delta``.  For a smaller cap,
+    ``epsilon(plan, ...)`` of a plan with that cap includes the cost.
 
     Args:
       num_examples: n, slots of the data set.
-      expected_batch_size: Examples per step in expectation; q is this over n.
+      expected_batch_size: Expected examples per step, q n.
       num_steps: T.
       epsilon: Target, at least 0.
       delta: Target, in (0, 1).
-      sampler: One whose plans have a cap.
+      sampler: A sampler whose plans have a cap.
 
     Raises:
-      InputError: a value out of range, or a sampler that brings no truncation.
+      InputError: a value out of range, or a sampler without a cap.
     """
     check_epsilon(epsilon)
     check_delta(delta)
@@ -358,10 +353,10 @@ def smallest_truncated_batch_size(
 
 
 def truncation_of(sampler: str) -> sampler_registry.Truncation:
-    """Returns what caps the steps of a sampler.
+    """Returns the truncation of a sampler.
 
     Raises:
-      InputError: it brings none.
+      InputError: the sampler has none.
     """
     found = sampler_registry.get(sampler).truncation
     if found is None:

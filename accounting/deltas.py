@@ -1,8 +1,8 @@
-"""Checks of delta: large values are refused, values from 1/n on are warned of.
+"""Checks of delta: 0.01 or more is refused, 1/n or more gives a warning.
 
 A mechanism that publishes each example in the clear with probability delta satisfies
-(0, delta)-differential privacy.  With n examples it publishes n * delta of them on
-average, so that delta has to be well below 1/n.
+(0, delta)-differential privacy.  Of n examples it publishes n * delta on average, so
+delta must be well below 1/n.
 
 Formal guarantees:
   - Every command that takes a delta, the settings of a run, and the privacy statement
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from accounting.validation import InputError, check_float
 
-#: From here on a delta is refused: one example in a hundred may be published.
+#: The least delta that is refused: one example in a hundred could be published.
 LARGEST_DELTA = 0.01
-#: For data sets of up to ten million examples.
+#: A remedy for data sets of up to ten million examples.
 _USUAL_DELTA = 1e-8
 
 
@@ -44,10 +44,10 @@ def check(delta: float, *, allow_large: bool = False) -> float:
 
 
 def weakness(delta: float, num_examples: int) -> str | None:
-    """Returns why a claim at ``delta`` protects next to nothing; None if it protects.
+    """Returns a warning if ``delta`` is at least ``1 / num_examples``, else None.
 
     Args:
-      delta: Of the claim.
+      delta: The delta of the claim.
       num_examples: Slots of the data set.
 
     Example:
@@ -64,16 +64,16 @@ def weakness(delta: float, num_examples: int) -> str | None:
 
 
 def remedy(num_examples: int) -> str:
-    """Returns the advice for n examples: a power of ten, at most a tenth of 1/n."""
+    """Returns advice for n examples: a power of ten that is at most 1/(10 n)."""
     delta = float(f"1e-{max(3, len(str(10 * num_examples)))}")
     return f"Use --delta {delta!r} or less."
 
 
 def warning(delta: float | None, num_examples: int) -> str | None:
-    """Returns the line for people where a claim protects next to nothing, or None.
+    """Returns the warning of `weakness` with its remedy, as a line to print, or None.
 
     Args:
-      delta: Of the claim; None if there is none.
+      delta: The delta of the claim; None without a claim.
       num_examples: Slots of the data set.
     """
     text = None if delta is None else weakness(delta, num_examples)

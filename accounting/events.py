@@ -1,10 +1,11 @@
-"""The events of dp_accounting that describe a plan.
+"""Builds the ``DpEvent`` of a plan.
 
-No claim rests on them: they are what `accounting.cross_check` asks dp_accounting about.
+`accounting.cross_check` asks dp_accounting about these events.  No privacy claim
+depends on them.
 
 Formal guarantees:
   - ``dp_event`` returns the event of the plan's own mechanism, or refuses the plan.
-  - ``ask`` leaves every privacy loss to dp_accounting; only the probability of
+  - ``ask`` leaves every privacy loss to dp_accounting.  Only the probability of
     truncation is ours, where the installed dp_accounting has no truncated event.
 
 References:
@@ -37,11 +38,11 @@ class Question:
 
     Attributes:
       event: A ``DpEvent``.
-      relation: dp_accounting's, under which its pairs are those of the plan.
-      cost: Epsilon -> what must be added to its delta; None for nothing.
-      tight: Whether the truth is the limit of its answers.
-      looseness: By how much our epsilon may be above theirs, relatively.
-      slow: Whether dp_accounting takes long for each point of its grid.
+      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
+      cost: Epsilon -> what truncation adds to dp_accounting's delta; None for nothing.
+      tight: Whether dp_accounting's answers on finer grids converge to the truth.
+      looseness: Largest relative excess of our epsilon over dp_accounting's.
+      slow: Whether each point of dp_accounting's grid is costly to compute.
     """
 
     event: Any
@@ -53,16 +54,17 @@ class Question:
 
     @property
     def text(self) -> str:
-        """The question for people."""
+        """The question in words."""
         return f"{self.event}{'' if self.cost is None else _TRUNCATED}"
 
 
 def dp_event(plan: DpSgdPlan, *, noise_multiplier: float) -> Any:
     """Returns the ``DpEvent`` of a whole run.
 
-    For the zero-out relation, and at most as private: the sampling probability is
-    rounded up.  dp_accounting's add-or-remove relation, with this probability held
-    fixed, has the same dominating pairs for all but truncated Poisson sampling.
+    The event is for the zero-out relation.  Its sampling probability is rounded up, so
+    that it is at most as private as the plan.  dp_accounting's add-or-remove relation,
+    with this probability held fixed, has the same dominating pairs, except for
+    truncated Poisson sampling.
 
     Args:
       plan: How batches are made.
@@ -84,7 +86,7 @@ def ask(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> Question:
-    """Returns the question whose answer is the epsilon of a plan.
+    """Returns the question to which dp_accounting's answer is the epsilon of a plan.
 
     Args:
       plan: How batches are made.
@@ -93,7 +95,8 @@ def ask(
       max_examples_per_user: k; above 1 the question is about a user.
 
     Raises:
-      InputError: dp_accounting has no event for the plan; or the installed one has not.
+      InputError: no release of dp_accounting, or not the installed one, has an event
+        for the plan.
     """
     asked = neighboring_relation, max_examples_per_user
     truncation = sampler_registry.get(plan.sampler).truncation
@@ -147,8 +150,8 @@ def _no_event(
 
 def _not_installed(plan: DpSgdPlan) -> str:
     return (
-        f"Expected sampler={plan.sampler!r} to be one that the installed dp-accounting "
-        f"{metadata.version('dp-accounting')} has an event for, as it was asked. "
+        f"Expected the installed dp-accounting {metadata.version('dp-accounting')} to "
+        f"have an event for sampler={plan.sampler!r} with this relation and unit. "
         "Install dp-accounting==0.6.0 beside dpsgd in an environment without "
         "TensorFlow, or omit --cross-check."
     )

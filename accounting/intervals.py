@@ -1,8 +1,8 @@
-"""What an accountant answers: an interval whose type says what is a guarantee.
+"""Answers of the accountant: intervals whose type tells a guarantee from a lower bound.
 
-A number that bounds a privacy loss from below shows what is impossible, and proves no
-privacy.  Here it has another name than the number that does, and asking an answer for
-its guarantee raises if it has none: a lower bound can never be printed as a promise.
+A lower bound on a privacy loss shows what is impossible and proves no privacy.  It has
+another name than the guarantee, and ``guarantee`` raises where only a lower bound is
+known, so that a lower bound is never printed as a promise.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ EXACT = "exact"
 UPPER = "upper bound"
 LOWER = "lower bound only"
 BOTH = "upper and lower bound"
-#: Bounds that differ by less, relatively, say the same.
+#: Bounds with a smaller relative difference are equal up to rounding.
 _ROUNDING = 1e-8
 
 
 def below(lower: float, upper: float) -> float:
-    """Returns ``lower``, cut to ``upper`` where they differ by rounding alone.
+    """Returns ``lower``, or ``upper`` if rounding alone puts ``lower`` above it.
 
     Args:
       lower: A lower bound.
       upper: An upper bound on the same value, at least 0.
 
     Raises:
-      ArithmeticError: they cross, so that one of them is wrong: nothing may be claimed.
+      ArithmeticError: the bounds cross, so that one is wrong and no claim is made.
     """
     # Below 1e-250 either may have underflowed.
     if lower > upper * (1 + 1e-6) + 1e-250:
@@ -44,12 +44,12 @@ def _kind(guarantee: float | None, impossibility: float | None) -> str:
         return UPPER
     if guarantee == impossibility:
         return EXACT
-    # A closed form, rounded up and down.
+    # A closed form that is rounded up and down is exact, too.
     return EXACT if impossibility >= guarantee * (1 - _ROUNDING) else BOTH
 
 
 def _to_json(result: Any, kind: str) -> dict[str, Any]:
-    # JSON has no infinity: null, as for a bound that is not there.
+    # JSON has no infinity: null, as for a missing bound.
     fields = dataclasses.asdict(result)
     for name, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -62,11 +62,11 @@ class Bounds:
     """Bounds on epsilon or on delta.
 
     Attributes:
-      upper: The mechanism is private with this value: the guarantee.  None if nothing
+      upper: The guarantee: the mechanism is private with this value.  None if nothing
         is proven; infinite if the proof gives no finite value.
-      lower: No proof can give less than this value.  None if not computed.
-      method: How ``upper`` was found, or ``lower`` where there is only that.
-      lower_method: How ``lower`` was found, if it was.
+      lower: No proof can give a smaller value.  None if not computed.
+      method: The theorem behind ``upper``, or behind ``lower`` if ``upper`` is None.
+      lower_method: The theorem behind ``lower``, if it was computed.
     """
 
     upper: float | None
@@ -76,10 +76,10 @@ class Bounds:
 
     @property
     def guarantee(self) -> float:
-        """The value that is proven.
+        """The proven value.
 
         Raises:
-          InputError: there is only a lower bound.
+          InputError: only a lower bound is known.
         """
         if self.upper is None:
             raise InputError(
@@ -99,10 +99,10 @@ class Bounds:
 
 
 def least(*options: tuple[float, str]) -> Bounds:
-    """Returns the smallest of several upper bounds, the first among equals.
+    """Returns the smallest of several upper bounds; of equal ones, the first.
 
     Args:
-      options: Each an upper bound and its method.
+      options: Pairs of an upper bound and its method.
     """
     value, method = min(options, key=lambda option: option[0])
     return Bounds(upper=value, method=method)
@@ -127,11 +127,12 @@ class NoiseBounds:
     """Bounds on the noise multiplier that a target needs.
 
     Attributes:
-      sufficient: With this much noise the target is proven: the guarantee.  None if
-        nothing is proven.
+      sufficient: The guarantee: with this noise multiplier the target is proven.  None
+        if nothing is proven.
       necessary: With less noise the target is false.  None if not computed.
-      method: How ``sufficient`` was found, or ``necessary`` where there is only that.
-      necessary_method: How ``necessary`` was found, if it was.
+      method: The theorem behind ``sufficient``, or behind ``necessary`` if
+        ``sufficient`` is None.
+      necessary_method: The theorem behind ``necessary``, if it was computed.
     """
 
     sufficient: float | None
@@ -144,7 +145,7 @@ class NoiseBounds:
         """The noise multiplier that is proven to suffice.
 
         Raises:
-          InputError: it is only known how much is necessary.
+          InputError: only a necessary noise multiplier is known.
         """
         if self.sufficient is None:
             raise InputError(

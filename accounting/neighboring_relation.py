@@ -1,17 +1,17 @@
-"""Neighbouring relations: which is accounted for, and why the others are refused.
+"""Neighbouring relations: which are accounted for, and why the others are refused.
 
 Zero-out (``REPLACE_SPECIAL``): an example is replaced by a ghost that keeps its slot
 and contributes zero.  The number of slots is public.  Every sampler of this package is
 accounted for.
 
 Add-or-remove (``ADD_OR_REMOVE_ONE``): an example is added or removed.  The sampling
-probability is fixed beforehand: it must not be computed anew from the size of each data
-set.  Accounted for: Poisson sampling, whose pairs are those of zero-out, and truncated
-Poisson sampling, of at most ``num_examples`` examples.
+probability is fixed beforehand: it must not be computed from the size of the data set.
+Accounted for: Poisson sampling, whose dominating pairs are those of zero-out, and
+truncated Poisson sampling of at most ``num_examples`` examples.
 
 Replace-one (``REPLACE_ONE``): an example is replaced by any other.  Accounted for:
-Poisson sampling and deterministic batches.  Elsewhere it is a group of two for the
-other relations; see `budget.group_epsilon`.
+Poisson sampling and deterministic batches.  For the other samplers, group privacy
+applies to a group of two under zero-out; see `budget.group_epsilon`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ REPLACE_SPECIAL = "REPLACE_SPECIAL"
 ADD_OR_REMOVE_ONE = "ADD_OR_REMOVE_ONE"
 REPLACE_ONE = "REPLACE_ONE"
 RELATIONS = (REPLACE_SPECIAL, ADD_OR_REMOVE_ONE, REPLACE_ONE)
-#: Names for people.
+#: Names in words.
 NAMES = {
     REPLACE_SPECIAL: "zero-out",
     ADD_OR_REMOVE_ONE: "add-or-remove",
     REPLACE_ONE: "replace-one",
 }
-#: What they say, without what must be true of the number of examples.
+#: Definitions, without the condition on the number of examples.
 TEXTS = {
     REPLACE_SPECIAL: (
         "zero-out: one example is replaced by a ghost that keeps its slot and "
@@ -41,15 +41,15 @@ TEXTS = {
     ),
     REPLACE_ONE: "replace-one: one example is replaced by any other",
 }
-#: The first of them, of a user.
+#: Zero-out for users.
 ZERO_OUT_OF_USER = (
     "zero-out: all examples of one user are replaced by ghosts that keep their slots "
     "and contribute zero"
 )
-#: What a sampler's wording says under replace-one.
+#: The condition on the number of examples under replace-one.
 SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
 
-#: More are left to group privacy: the loss is a sum of as many terms.
+#: Largest k with bounds of its own, since their cost grows with k.
 MOST_EXAMPLES_PER_USER = 50
 _GROUP = "budget.user_epsilon bounds it by groups, under zero-out."
 _NO_REPLACE_ONE = (
@@ -59,7 +59,7 @@ _NO_REPLACE_ONE = (
 
 
 def _reason(sampler: str, neighboring_relation: str) -> str | None:
-    """Returns why the relation is refused; None if it is accounted for."""
+    """Returns why the relation is refused, or None if it is accounted for."""
     brought = sampler_registry.get(sampler)
     if neighboring_relation in brought.relations:
         return None
@@ -76,9 +76,9 @@ def is_supported(
     """Whether a sampler is accounted for under a relation.
 
     Args:
-      sampler: A registered one.
+      sampler: Name of a registered sampler.
       neighboring_relation: One of ``RELATIONS``.
-      max_examples_per_user: k, at least 1.
+      max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
     """
     if max_examples_per_user > 1 and (
         neighboring_relation != REPLACE_SPECIAL
@@ -92,11 +92,11 @@ def check_relation(sampler: str, neighboring_relation: str) -> str:
     """Returns ``neighboring_relation`` if ``sampler`` is accounted for under it.
 
     Args:
-      sampler: A registered one.
+      sampler: Name of a registered sampler.
       neighboring_relation: One of ``RELATIONS``.
 
     Raises:
-      InputError: it is not; the message gives the reason.
+      InputError: the relation is not accounted for; the message says why.
     """
     check_choice("neighboring_relation", neighboring_relation, RELATIONS)
     reason = _reason(sampler, neighboring_relation)
@@ -116,15 +116,15 @@ def brought(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> sampler_registry.Sampler:
-    """Returns what ``sampler`` brings under a relation.
+    """Returns what ``sampler`` provides under a relation.
 
     Args:
-      sampler: A registered one.
+      sampler: Name of a registered sampler.
       neighboring_relation: One of ``RELATIONS``.
-      max_examples_per_user: k, at least 1; above 1 the unit is a user.
+      max_examples_per_user: k, at least 1; above 1 the privacy unit is a user.
 
     Raises:
-      InputError: it is not accounted for under it, or for users.
+      InputError: the sampler is not accounted for under the relation, or for users.
     """
     check_relation(sampler, neighboring_relation)
     count = check_int(

@@ -1,4 +1,4 @@
-"""The plan: a public, frozen, serialisable description of how batches are made.
+"""The plan: a public, frozen, serialisable description of how batches are sampled.
 
 A plan says everything about sampling that an accountant needs, and nothing that an
 adversary may not know.  The pipeline writes it into the manifest beside the batches,
@@ -41,7 +41,7 @@ SAMPLERS = sampler_registry.BUILT_IN
 
 
 def canonical_json(value: Any) -> bytes:
-    """Returns the one JSON encoding of ``value`` that fingerprints are taken of."""
+    """Returns the canonical JSON encoding of ``value``, for fingerprints."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8")
 
@@ -59,12 +59,12 @@ class DpSgdPlan:
       sampler: One of ``SAMPLERS``, or registered with `accounting.sampler_registry`.
       num_examples: Slots of the data set, real or ghost; public under the zero-out
         relation.  At least 1.
-      expected_batch_size: Examples per step in expectation, and the constant that
-        gradients are divided by.  In [1, num_examples].
+      expected_batch_size: Expected examples per step; gradients are divided by it.  In
+        [1, num_examples].
       num_steps: Noisy updates in the whole run.  At least 1.
-      num_epochs: Rounds of ``num_steps / num_epochs`` steps each; a dynamic shuffle and
-        balls-and-bins draw anew each round, Poisson sampling does not depend on it.
-        Divides ``num_steps``.
+      num_epochs: Rounds of ``num_steps / num_epochs`` steps each.  Divides
+        ``num_steps``.  Dynamic shuffling and balls-and-bins draw anew in each epoch;
+        Poisson sampling does not depend on it.
       truncated_batch_size: For truncated Poisson, the cap on the examples of one step;
         in [expected_batch_size, num_examples].  None for all other samplers.
 
@@ -133,17 +133,17 @@ class DpSgdPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one round of ``num_epochs``."""
+        """Steps of one epoch."""
         return self.num_steps // self.num_epochs
 
     @property
     def largest_batch_size(self) -> int | None:
-        """Most examples of any step; None where chance alone limits it."""
+        """Largest possible number of examples in a step; None if it has no bound."""
         return sampler_registry.rules(self.sampler).largest_batch_size(self)
 
     @property
     def num_shuffles(self) -> int:
-        """Uniformly random orders of all rows that a run draws; 0 if none."""
+        """Number of uniformly random orders of all rows that a run draws."""
         return sampler_registry.rules(self.sampler).num_shuffles(self)
 
     @property
@@ -172,10 +172,10 @@ def goes_through_epochs(sampler: str) -> bool:
 
 
 def check_epochs(plan: DpSgdPlan) -> None:
-    """Refuses a plan whose steps its sampler cannot fill.
+    """Refuses a plan whose epochs cannot use every example once, where they have to.
 
     Raises:
-      InputError: the steps of an epoch do not use every example once.
+      InputError: the number of steps of an epoch is not n/b to the nearest integer.
     """
     if not goes_through_epochs(plan.sampler):
         return
@@ -206,7 +206,7 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
 
     Args:
       num_examples: Slots of the data set.
-      expected_batch_size: Examples per step in expectation.
+      expected_batch_size: Expected examples per step.
 
     Raises:
       InputError: a value out of range.
@@ -227,16 +227,16 @@ def steps_and_epochs(
     epochs: int | None,
     num_steps: int | None,
 ) -> tuple[int, int]:
-    """Returns ``num_steps`` and ``num_epochs`` of what the flags of a command ask for.
+    """Returns ``num_steps`` and ``num_epochs``, given one of epochs and steps.
 
-    Steps that are no whole number of epochs count as one epoch, which the samplers that
-    go through the data refuse.
+    A number of steps that is not a multiple of an epoch's counts as one epoch, which
+    samplers that use every example once per epoch refuse.
 
     Args:
       num_examples: Slots of the data set.
-      expected_batch_size: Examples per step in expectation.
-      epochs: Rounds over the data; None if steps are given.
-      num_steps: Steps in all; None if epochs are given.
+      expected_batch_size: Expected examples per step.
+      epochs: Passes over the data; None if ``num_steps`` is given.
+      num_steps: Steps in all; None if ``epochs`` is given.
 
     Example:
       >>> steps_and_epochs(1000, 10, epochs=3, num_steps=None)
@@ -247,7 +247,8 @@ def steps_and_epochs(
       (250, 1)
 
     Raises:
-      InputError: not exactly one of the two is given, or a value is out of range.
+      InputError: not exactly one of ``epochs`` and ``num_steps`` is given, or a value
+        is out of range.
     """
     if (epochs is None) == (num_steps is None):
         raise InputError("Expected exactly one of --epochs and --num-steps.")

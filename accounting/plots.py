@@ -1,4 +1,4 @@
-"""Figures without a global state, and where they may be written."""
+"""Matplotlib figures without pyplot's global state, and checks of their paths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from accounting.validation import InputError
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """Returns a figure and its axes, or an array of them.
+    """Returns a figure and its axes; an array of axes if there are several.
 
     Args:
-      width: In inches.
-      height: In inches.
-      columns: Axes beside each other.
+      width: Width in inches.
+      height: Height in inches.
+      columns: Number of axes, side by side.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -25,14 +25,14 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]
 
 
 def check_path(path: Path) -> None:
-    """Refuses a path that ``save`` would refuse, before there is a figure.
+    """Refuses a path that ``save`` cannot write to, before a figure is drawn.
 
     Raises:
       InputError: the folder does not exist, or the format is unknown.
     """
     if not path.parent.is_dir():
         raise InputError(
-            f"Expected the folder of plot={str(path)!r} to exist. Make it first."
+            f"Expected the folder of plot={str(path)!r} to exist. Create it first."
         )
     formats = FigureCanvasAgg.get_supported_filetypes()
     if path.suffix.lstrip(".") not in formats:
@@ -41,11 +41,11 @@ def check_path(path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes ``figure``; the suffix says the format.
+    """Writes ``figure`` in the format of the path's suffix.
 
     Args:
-      figure: From `new_figure`.
-      path: New or to be replaced.
+      figure: A result of `new_figure`.
+      path: Where to write; an existing file is replaced.
 
     Raises:
       InputError: the folder does not exist, or the format is unknown.

@@ -1,12 +1,13 @@
-"""What a sampler brings to be planned, accounted for, stated and audited.
+"""The registry of samplers, and the interface that each of them implements.
 
-A sampler is registered under a name with two things: the `PlanRules` that every plan
-needs, and a `Sampler`, or where it is, loaded at the first question.  The rest of the
+A sampler is registered under a name with its `PlanRules`, which every plan needs, and
+with a `Sampler`: its bounds, its words in a privacy statement and its audit.  The
+`Sampler` may be given as a place to import from at the first use.  The rest of the
 project asks for these capabilities and never for a name.  The function that assigns
 rows to steps is registered with `pipelines.sampling.samplers.register`.
 
 Formal guarantees:
-  - nothing by default: what a sampler does not bring is refused.
+  - nothing by default: what a sampler does not provide is refused.
   - one meaning per name: a name cannot be registered twice.
   - a plan loads the standard library alone: registering loads no sampler's module.
 
@@ -33,17 +34,17 @@ if TYPE_CHECKING:
 
 
 def by_chance(plan: DpSgdPlan) -> None:
-    """The largest batch size of samplers that choose rows independently: none."""
+    """Returns None: rows are chosen independently, and batch sizes are unbounded."""
     del plan
 
 
 def equal_batches(plan: DpSgdPlan) -> int:
-    """Returns the largest of an epoch's batches, whose sizes differ by at most one."""
+    """Returns the largest batch of an epoch cut into steps of nearly equal sizes."""
     return -(-plan.num_examples // plan.steps_per_epoch)
 
 
 def truncated_batches(plan: DpSgdPlan) -> int | None:
-    """Returns the plan's cap."""
+    """Returns the plan's cap on the examples of a step."""
     return plan.truncated_batch_size
 
 
@@ -55,15 +56,16 @@ def no_shuffle(plan: DpSgdPlan) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanRules:
-    """What a plan asks of its sampler.
+    """Properties of a sampler that its plans depend on.
 
     Attributes:
       once_per_epoch: Whether every example is in exactly one step of each epoch.
-      largest_batch_size: Plan -> most examples of any step; None where chance alone
-        limits it.
+      largest_batch_size: Plan -> largest possible number of examples in a step; None
+        if it has no bound.
       truncates: Whether the plan must have a ``truncated_batch_size``.
-      num_shuffles: Plan -> uniformly random orders of all rows that a run draws, each
-        cut into steps; epoch e has order ``e % num_shuffles``.  0 without shuffling.
+      num_shuffles: Plan -> number of uniformly random orders of all rows that a run
+        draws and cuts into steps; epoch e uses order ``e % num_shuffles``.  0 without
+        shuffling.
     """
 
     once_per_epoch: bool
@@ -77,9 +79,10 @@ class Wording:
     """How a privacy statement describes a sampler.
 
     Attributes:
-      sampling: How batches are made, half a sentence.
-      discretization: How the bounds are computed, half a sentence.
-      num_examples: What the plan's number of examples must be, half a sentence.
+      sampling: How batches are sampled, as part of a sentence.
+      discretization: How the bounds are computed, as part of a sentence.
+      num_examples: The condition on the plan's number of examples, as part of a
+        sentence.
     """
 
     sampling: str
@@ -93,7 +96,7 @@ class LowerBound:
 
     Attributes:
       delta: (plan, noise multiplier, epsilon) -> a lower bound on delta.
-      method: Its source.
+      method: The theorem behind it.
     """
 
     delta: Callable[[DpSgdPlan, float, float], float]
@@ -102,13 +105,13 @@ class LowerBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truncation:
-    """A cap on the examples of a step, and its price for any mechanism.
+    """A cap on the examples of a step, and its privacy cost for any mechanism.
 
     Attributes:
-      untruncated: The sampler without the cap.
-      delta: (plan, epsilon) -> what the cap adds to delta at most.
-      smallest_cap: (untruncated plan, epsilon, delta) -> the least cap that adds next
-        to nothing to ``delta``.
+      untruncated: Name of the sampler without the cap.
+      delta: (plan, epsilon) -> an upper bound on what the cap adds to delta.
+      smallest_cap: (untruncated plan, epsilon, delta) -> the least cap that adds a
+        negligible part of ``delta``.
     """
 
     untruncated: str
@@ -129,11 +132,11 @@ class Event:
     Attributes:
       build: (the package dp_accounting, plan, noise multiplier) -> the ``DpEvent`` of
         the run; None if the installed release has none.
-      relation: dp_accounting's neighbouring relation whose dominating pairs are those
-        of the plan's.
-      tight: Whether its pairs are attained, so that no epsilon below theirs holds.
-      looseness: By how much our epsilon may be above theirs, relatively, as ours holds
-        for more data sets.
+      relation: dp_accounting's neighbouring relation with the plan's dominating pairs.
+      tight: Whether neighbouring data sets attain the pairs, so that no smaller epsilon
+        holds.
+      looseness: Largest relative excess of our epsilon over dp_accounting's, where ours
+        holds for more data sets.
     """
 
     build: Callable[[Any, DpSgdPlan, float], Any]
@@ -144,12 +147,12 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation:
-    """One example in one uniformly random step of each of several independent epochs.
+    """Each example is in one uniformly random step of each of several epochs.
 
     Attributes:
-      num_steps: Of an epoch.
-      num_epochs: Of the run.
-      noise_multiplier: Of a step.
+      num_steps: Steps of an epoch.
+      num_epochs: Independent epochs of the run.
+      noise_multiplier: Noise standard deviation of a step over the clip norm.
     """
 
     num_steps: int
@@ -159,35 +162,33 @@ class RandomAllocation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """What a sampler brings.  Whatever is None is refused when it is asked for.
+    """What a sampler provides.  A capability that is None is refused.
 
-    Bounds are functions of (plan, noise multiplier, point), all checked by
-    `accounting.accountant`; they hold for the worse of both directions.
+    Bounds are functions of (plan, noise multiplier, epsilon or delta), which
+    `accounting.accountant` has checked.  They hold for the worse of both directions.
 
     Attributes:
       epsilon: Bounds on epsilon at a delta.
       delta: Bounds on delta at an epsilon.
-      noise_multiplier: (plan, epsilon, delta) -> bounds on the noise that is needed.
-      closed_form: Whether the noise that suffices is off by roundings alone.
+      noise_multiplier: (plan, epsilon, delta) -> bounds on the noise multiplier.
+      closed_form: Whether the noise multiplier is exact up to rounding.
       relations: The neighbouring relations under which the bounds are proven.
-      refusals: Why other relations are refused, by relation.
-      under: What is brought instead under some of ``relations``.
-      users: k -> what is brought for all examples of a user, of which there are at most
-        k, under zero-out.
-      delta_by_direction: Bounds on delta when an example is removed, and added.
-      lower_bound: For bounds that come without a lower one.
-      guarantee_of: The sampler whose guarantee this one has, where no better one is
-        proven.
-      poisson_rate: Plan -> q, rounded up, where each example is in each step
-        independently with probability q before truncation: theorems on Poisson
-        subsampling apply.
-      truncation: Of samplers whose plans have a cap.
-      gaussian_dp: (plan, noise multiplier) -> the mu of which the mechanism is mu-GDP.
-      event: For `accounting.events`.
-      allocation: (plan, noise multiplier) -> the random allocation that the plan is:
-        `accounting.cross_check` simulates it.
-      wording: For the privacy statement.
-      audit: The worst case, and its score, for `dpsgd audit`.
+      refusals: Relation -> why it is refused.
+      under: Relation -> the `Sampler` that replaces this one under it.
+      users: k -> the `Sampler` for users with at most k examples, under zero-out.
+      delta_by_direction: Bounds on delta for removing an example, and for adding one.
+      lower_bound: A slow lower bound, if ``epsilon`` and ``delta`` return none.
+      guarantee_of: Name of the sampler whose guarantee is stated, where no better one
+        is proven for this sampler.
+      poisson_rate: Plan -> q, rounded up, if each example is in each step independently
+        with probability q before truncation.  Theorems on Poisson subsampling apply.
+      truncation: The cap, for samplers whose plans have one.
+      gaussian_dp: (plan, noise multiplier) -> a mu for which the mechanism is mu-GDP.
+      event: dp_accounting's event, for `accounting.events`.
+      allocation: (plan, noise multiplier) -> the plan as random allocation, which
+        `accounting.cross_check` simulates.
+      wording: Words of the privacy statement.
+      audit: The worst case and its score, for `dpsgd audit`.
     """
 
     epsilon: Callable[[DpSgdPlan, float, float], Bounds]
@@ -220,13 +221,13 @@ _ENTRIES: dict[str, _Entry] = {}
 
 
 def register(name: str, rules: PlanRules, sampler: Sampler | str) -> None:
-    """Makes a sampler known, in this process, to plans and to the accountant.
+    """Registers a sampler, in this process, with plans and the accountant.
 
     Args:
-      name: As plans will say it; it must not be taken.
+      name: Name in plans; it must not be taken.
       rules: What a plan must satisfy.
-      sampler: The rest, or its place ``module:attribute``, imported when it is asked
-        for.
+      sampler: The sampler, or its place ``module:attribute``, which is imported at the
+        first use.
 
     Raises:
       InputError: the name is taken.
@@ -257,7 +258,7 @@ def rules(name: str) -> PlanRules:
 
 
 def get(name: str) -> Sampler:
-    """Returns what a sampler brings.
+    """Returns a sampler.
 
     Raises:
       InputError: no such sampler.
@@ -266,7 +267,7 @@ def get(name: str) -> Sampler:
     if isinstance(sampler, Sampler):
         return sampler
     module, attribute = sampler.split(":")
-    # By name: an import, also one in a function, would tie plans to numpy.
+    # By name: an import statement would make every plan depend on numpy.
     found: Sampler = getattr(importlib.import_module(module), attribute)
     return found
 
@@ -280,14 +281,14 @@ def refuse(name: str, need: str, remedy: str) -> NoReturn:
     """Refuses a question that a sampler does not answer.
 
     Args:
-      name: Of the sampler.
-      need: What it would have to bring.
+      name: Name of the sampler.
+      need: The missing capability.
       remedy: What to do instead.
 
     Raises:
       InputError: always.
     """
-    raise InputError(f"Expected sampler={name!r} to bring {need}. {remedy}")
+    raise InputError(f"Expected sampler={name!r} to provide {need}. {remedy}")
 
 
 def _once_per_run(plan: DpSgdPlan) -> int:

@@ -1,8 +1,8 @@
 """The privacy statement of a run: the claim, its theorem, and what it does not cover.
 
-Epsilon never travels alone: the statement carries delta, neighbouring relation,
-sampler, noise, the kind of bound, its source, the accountant and its version, how it
-discretises and on which side it errs, and the list of outputs that it does not cover.
+Epsilon is never stated alone.  A statement has delta, the neighbouring relation, the
+sampler, the noise, the kind of bound and its theorem, the accountant with its version,
+discretisation and direction of error, and the outputs that the claim does not cover.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from accounting.theorem import Wording as TheoremWording
 
 STATEMENT_VERSION = 1
-#: What the tests hold the accountant against, whichever dp-accounting is installed: the
-#: version of each lock.
+#: The versions in the lock files, against which the tests compare the accountant; the
+#: installed version may be another.
 REFERENCE_ACCOUNTANT = "dp-accounting 0.4.3 and 0.6.0"
 
 _PESSIMISM = (
@@ -35,10 +35,10 @@ _PESSIMISM = (
     "the upper bound"
 )
 
-#: What is clipped and summed by default.
+#: The default of ``gradients``.
 DP_SGD_GRADIENTS = "DP-SGD: per-example gradients"
 
-#: Outputs of a training run that no statement of this kind covers.
+#: Outputs of a training run that no privacy statement covers.
 NOT_COVERED = (
     "training losses and metrics, clip fractions and batch statistics",
     "gradient norms",
@@ -69,23 +69,23 @@ def _wording(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """A privacy claim with everything that is needed to check it.
+    """A privacy claim, with everything that a reader needs to check it.
 
     Attributes:
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
       l2_norm_clip: Bound on the L2 norm of one example's gradient; None if not stated.
-      delta: Of the claim.
-      epsilon: Bounds at ``delta``.
-      gradients: The method and what it clips; functions of one example and of what was
-        released before.
-      theorem: Of a method with accounting of its own; None of DP-SGD's.
+      delta: The delta of the claim.
+      epsilon: Bounds on epsilon at ``delta``.
+      gradients: The method and what it clips, in words.  It clips a function of one
+        example and of earlier releases.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
       learned_before: What was learned from the examples before training, without
         privacy.
-      neighboring_relation: Of the claim, one of `neighboring_relation.RELATIONS`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: Whose presence is hidden, in words, where batches say it: a user, whom
-        `dpsgd bound` left k examples; else None.
+      unit: The privacy unit in words, if the batches record it: a user with at most k
+        examples after `dpsgd bound`.  Else None.
     """
 
     plan: DpSgdPlan
@@ -102,7 +102,7 @@ class PrivacyStatement:
 
     @property
     def relation_text(self) -> str:
-        """Which data sets are neighbours, and what the number of examples must be."""
+        """Definition of neighbouring data sets, and the condition on their size."""
         number = self._wording.num_examples
         text = relations.TEXTS[self.neighboring_relation]
         if self._is_for_users and self.neighboring_relation == REPLACE_SPECIAL:
@@ -111,7 +111,7 @@ class PrivacyStatement:
 
     @property
     def privacy_unit(self) -> str:
-        """Whose presence is hidden."""
+        """The privacy unit: the example or user whose presence is hidden."""
         if self.unit is not None:
             return self.unit
         if not self._is_for_users:
@@ -137,7 +137,7 @@ class PrivacyStatement:
 
     @property
     def weakness(self) -> str | None:
-        """Why the claim protects next to nothing at ``delta``; None if it does not."""
+        """A warning if ``delta`` is at least ``1 / num_examples``, else None."""
         return deltas.weakness(self.delta, self.plan.num_examples)
 
     @property
@@ -160,7 +160,7 @@ class PrivacyStatement:
 
     @property
     def discretization(self) -> str:
-        """How the numbers come about."""
+        """How the bounds are computed."""
         words = self._own_words
         own = words.discretization if words else None
         return self._wording.discretization if own is None else own
@@ -171,11 +171,11 @@ class PrivacyStatement:
 
     @property
     def trade_off(self) -> TradeOff | None:
-        """Bounds on tests of membership; None where there is no guarantee."""
+        """Bounds on membership tests; None without a guarantee."""
         if not self.is_guarantee:
             return None
         epsilon = self.epsilon.guarantee
-        # A theorem has its claim alone.
+        # A theorem is asked for its claim alone, not for a privacy profile.
         if self.theorem is not None:
             return TradeOff(((epsilon, self.delta),))
         return trade_off_bounds.of_claim(
@@ -189,7 +189,7 @@ class PrivacyStatement:
 
     @property
     def claim(self) -> str:
-        """The claim in one sentence; says so if there is none."""
+        """The claim in one sentence, or that there is none."""
         if self.is_guarantee:
             weakness = self.weakness
             return (
@@ -257,7 +257,7 @@ class PrivacyStatement:
         }
 
     def to_text(self) -> str:
-        """Returns the statement for people, a few lines."""
+        """Returns the statement as lines of text."""
         fields = self.to_json()
         plan = self.plan
         lines = [
@@ -311,14 +311,14 @@ def _down(value: float | None) -> str:
 
 
 def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:
-    """Accepts a method whose theorem is proven for a unit of privacy.
+    """Refuses a theorem that is not proven for the privacy unit.
 
     Args:
-      theorem: Of the method.
+      theorem: The theorem of the training method.
       max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
-      InputError: it is proven for one example alone.
+      InputError: the unit is a user, and the theorem is for one example.
     """
     if max_examples_per_user > 1:
         raise InputError(
@@ -346,30 +346,29 @@ def privacy_statement(
     Args:
       plan: What was executed.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      delta: Of the claim.
-      l2_norm_clip: Bound on the norm of one example's gradient, if it is to be said;
-        with a theorem it has to be, and is that of ``theorem``.
-      gradients: The method and what it clips, in words: it must be a function of one
-        example and of what was released before.
-      theorem: Of a method with accounting of its own; None for DP-SGD's.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`; a theorem is for
-        zero-out alone.
+      delta: The delta of the claim, in (0, 1).
+      l2_norm_clip: Bound on the L2 norm of one example's gradient; None to leave it
+        out.  With ``theorem`` it must be the theorem's.
+      gradients: The method and what it clips, in words.  It must clip a function of one
+        example and of earlier releases.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
+      allow_large_delta: Whether to accept `deltas.LARGEST_DELTA` or more.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`; with ``theorem``
+        only zero-out.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: Whose presence is hidden, in words, where batches say it: a user, whom
-        `dpsgd bound` left k examples; else None.
+      unit: The privacy unit in words, if the batches record it: a user with at most k
+        examples after `dpsgd bound`.  Else None.
 
     Raises:
-      InputError: a value out of range, two clip norms, a relation that is not accounted
-        for, or a sampler without wording.
+      InputError: a value out of range, a clip norm other than the theorem's, a relation
+        that is not accounted for, or a sampler without wording.
     """
-    _wording(
-        plan, neighboring_relation, max_examples_per_user
-    )  # before epsilon is computed
+    # Refused before epsilon is computed, which may take seconds.
+    _wording(plan, neighboring_relation, max_examples_per_user)
     deltas.check(delta, allow_large=allow_large_delta)
     if l2_norm_clip is not None:
         check_float("l2_norm_clip", l2_norm_clip, above=0.0)
-    # A theorem's parameters are in clip norms: its epsilon is of that clip norm alone.
+    # A theorem's parameters have the clip norm as their unit.
     if theorem is not None and theorem.l2_norm_clip != l2_norm_clip:
         raise InputError(
             f"Expected l2_norm_clip={l2_norm_clip!r} to be that of {theorem.name}, "

@@ -1,7 +1,7 @@
-"""The contract of a mechanism with accounting of its own, and its words.
+"""The interface of a mechanism that has a privacy theorem of its own.
 
-Most training methods release noisy sums of clipped gradients: `accounting.accountant`
-bounds their epsilon.  A method that releases something else brings a `Theorem`, which
+Most training methods release noisy sums of clipped gradients; `accounting.accountant`
+bounds their epsilon.  A method that releases something else implements `Theorem`, which
 answers the same questions.  ModelMix's is `accounting.model_mix.theorem.Mixing`.
 
 Public: everything.
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wording:
-    """What a privacy statement says of a mechanism beside DP-SGD's.
+    """Words of a privacy statement where the mechanism differs from DP-SGD.
 
     Attributes:
-      clipped: What else is clipped before gradients are summed; empty for nothing.
-      released: What becomes of the noisy mean.
-      discretization: How epsilon is computed; None if it is DP-SGD's.
+      clipped: A second clip, applied before gradients are summed; empty for none.
+      released: How the noisy mean is used in what is released.
+      discretization: How epsilon is computed; None if as for DP-SGD.
       not_covered: Further outputs that the claim does not cover.
     """
 
@@ -35,10 +35,10 @@ class Wording:
 
 
 class Theorem(Protocol):
-    """A mechanism, with its parameters, that has bounds of its own.  Hashable.
+    """A mechanism and its parameters, with privacy bounds of its own.  Hashable.
 
     Every bound holds for both directions of the zero-out relation and errs on the
-    private side.  All raise InputError for a value out of range.
+    private side.  Every method raises InputError for a value out of range.
     """
 
     def __hash__(self) -> int:
@@ -46,17 +46,17 @@ class Theorem(Protocol):
 
     @property
     def name(self) -> str:
-        """What the mechanism is called."""
+        """Name of the mechanism, for messages."""
 
     @property
     def l2_norm_clip(self) -> float:
         """Bound on the L2 norm of one example's gradient."""
 
     def check_plan(self, plan: DpSgdPlan) -> None:
-        """Accepts a plan that the theorem is about.
+        """Refuses a plan that the theorem does not cover.
 
         Raises:
-          InputError: nothing is proven for its sampler.
+          InputError: nothing is proven for the plan's sampler.
         """
 
     def epsilon(
@@ -93,4 +93,4 @@ class Theorem(Protocol):
         """
 
     def wording(self, bounds: Bounds) -> Wording:
-        """Returns the words for a statement of ``bounds``, which ``epsilon`` gave."""
+        """Returns the words for a statement of ``bounds``, a result of ``epsilon``."""

@@ -1,4 +1,4 @@
-"""Checks of values before any work, and the one error that a user sees.
+"""Checks of values before any work starts, and the error that a user sees.
 
 Messages name the parameter, its value, the bound and the remedy.  They never hold a
 row, a key, or a realised batch size.
@@ -9,13 +9,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import TypeVar
-
-Number = TypeVar("Number", int, float)
 
 
 class InputError(ValueError):
-    """A value or a file that the user can fix.  One line; safe to print."""
+    """A value or a file that the user can correct.  One line; safe to print."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -69,11 +66,11 @@ def check_int(
     """Returns ``value`` if it is an int (not a bool) within the closed bounds.
 
     Args:
-      name: Of the parameter, for the message.
-      value: What was given.
+      name: Name of the parameter, for the message.
+      value: The value to check.
       at_least: Lower bound, if any.
       at_most: Upper bound, if any.
-      remedy: Sentence that ends the message.
+      remedy: Last sentence of the message.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -101,14 +98,14 @@ def check_float(
     """Returns ``float(value)`` if it is a number within the bounds; refuses NaN.
 
     Args:
-      name: Of the parameter, for the message.
-      value: What was given.
+      name: Name of the parameter, for the message.
+      value: The value to check.
       above: Strict lower bound, if any.
       at_least: Lower bound, if any.
       below: Strict upper bound, if any.
       at_most: Upper bound, if any.
       finite: Whether infinity is refused.
-      remedy: Sentence that ends the message.
+      remedy: Last sentence of the message.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -134,10 +131,10 @@ def check_choice(
     """Returns ``value`` if it is one of ``choices``.
 
     Args:
-      name: Of the parameter, for the message.
-      value: What was given.
-      choices: What is accepted.
-      remedy: Sentence that ends the message.
+      name: Name of the parameter, for the message.
+      value: The value to check.
+      choices: The accepted values.
+      remedy: Last sentence of the message.
 
     Raises:
       InputError: name, value, the choices, remedy.

@@ -1,4 +1,4 @@
-"""Objects in JSON files, each with its version: plans, manifests and run records.
+"""Versioned JSON objects: plans, manifests and run records.
 
 Formal guarantees:
   - JSON of another format or version, or with unknown or missing fields, is refused.
@@ -14,11 +14,11 @@ from accounting.validation import InputError
 
 
 def header(version: int, format_name: str | None = None) -> dict[str, Any]:
-    """Returns the fields that say what a JSON object is.
+    """Returns the fields that identify the format of a JSON object.
 
     Args:
-      version: Of the format.
-      format_name: Of the object, where files of several formats may be confused.
+      version: Version of the format.
+      format_name: Name of the format, where files of several formats may be confused.
     """
     named = {} if format_name is None else {"format": format_name}
     return {**named, "version": version}
@@ -44,12 +44,12 @@ def read_fields(
     """Returns the fields of a JSON object, without its `header`.
 
     Args:
-      value: What the file holds.
-      names: Of the fields.
-      kind: What it should be, for messages: "plan".
-      version: That this release writes.
+      value: The parsed JSON.
+      names: Names of the expected fields, without those of the header.
+      kind: What the object should be, for messages, such as "plan".
+      version: The version that this release writes.
       format_name: As in `header`.
-      remedy: For an object of another version.
+      remedy: Last sentence of the message about another version.
 
     Raises:
       InputError: another format or version, or unknown or missing fields.

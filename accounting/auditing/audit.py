@@ -1,10 +1,10 @@
 """Tests a claimed epsilon on many trials: consistent, or violated.
 
-A claim is an epsilon at delta, and with it the whole privacy profile that the
-accountant has for the same noise: (epsilon_j, delta_j) for many j.  Half of the trials
-choose three thresholds: for the bound on epsilon at delta, for the profile, and for the
-bound of Gaussians.  The other half decide.  Breaking any point of the profile refutes
-the claim, also where far more trials were needed to see it at the one small delta.
+A claim is an epsilon at delta together with the accountant's whole privacy profile for
+the same noise: (epsilon_j, delta_j) for many j.  One half of the trials chooses three
+thresholds: for the bound on epsilon at delta, for the profile, and for the Gaussian
+bound.  The other half decides.  A violated point of the profile refutes the claim,
+often with far fewer trials than a violation at the small delta would take.
 
 Formal guarantees, for independent trials, whatever the mechanism and the score are:
   - no cherry picking: the trials that choose a threshold are not those that count.
@@ -13,8 +13,8 @@ Formal guarantees, for independent trials, whatever the mechanism and the score 
     ``epsilon_lower_bound`` above the true epsilon.
   - the Gaussian bound never enters the verdict.
 
-"Consistent" is no proof of privacy: this canary, this score and this number of trials
-found nothing.
+"Consistent" does not prove privacy: it says that this canary, this score and this
+number of trials found nothing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from accounting.auditing.lower_bounds import ClaimedProfile, Errors
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
 
-#: Fewer trials in all than this bound nothing.
+#: Least number of trials: fewer give no bound.
 LEAST_TRIALS = 40
-#: Shown beside the confidence that decides.
+#: Confidence of the findings that are shown beside the deciding ones.
 USUAL_CONFIDENCE = 0.95
 _PROFILE_POINTS = 17
-#: Thresholds are chosen by bounds that err this many times more rarely: where few
-#: trials pass, the best of several thresholds is otherwise the luckiest.
+#: Thresholds are chosen by bounds with an error probability this many times smaller.
+#: Otherwise, where few trials pass, the best of several thresholds is the luckiest.
 _CAUTION = 100
 
 
 def percent(confidence: float) -> str:
-    """Returns a confidence for people.
+    """Returns a confidence in percent, as text.
 
     Example:
       >>> percent(0.999)
@@ -56,12 +56,12 @@ class Claim:
     """What is claimed of the audited mechanism.
 
     Attributes:
-      plan: How its batches are said to be made.
-      noise_multiplier: Its noise.
-      delta: Of the claim.
-      max_examples_per_user: Of whom the claim is; 1 of an example.
-      epsilon: Proven for ``plan`` at ``delta``.
-      profile: Proven for ``plan`` at other epsilons.
+      plan: The claimed sampling.
+      noise_multiplier: The claimed noise multiplier.
+      delta: The delta of the claim.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
+      epsilon: The epsilon that is proven for ``plan`` at ``delta``.
+      profile: The privacy profile that is proven for ``plan``.
     """
 
     plan: DpSgdPlan
@@ -73,16 +73,16 @@ class Claim:
 
 
 def check(noise_multiplier: float, delta: float) -> None:
-    """Refuses noise or delta for which no epsilon can be claimed.
+    """Refuses a noise multiplier or delta without a claim to audit.
 
     Args:
-      noise_multiplier: Noise standard deviation over the clip norm.
-      delta: Of the claim.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      delta: The delta of the claim, in (0, 1).
 
     Raises:
       InputError: a value out of range.
     """
-    remedy = "Without noise no epsilon is claimed, and there is nothing to audit."
+    remedy = "Without noise there is nothing to audit."
     check_float("noise_multiplier", noise_multiplier, above=0.0, remedy=remedy)
     accountant.check_delta(delta)
 
@@ -97,9 +97,9 @@ def claim(
 
     Args:
       plan: How batches are made.
-      noise_multiplier: Noise standard deviation over the clip norm.
-      delta: Of the claim.
-      max_examples_per_user: k; above 1 the claim is of a user.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      delta: The delta of the claim, in (0, 1).
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
@@ -113,8 +113,8 @@ def claim(
     if not np.isfinite(epsilon):
         raise InputError(
             f"Expected a finite epsilon for noise_multiplier={noise_multiplier!r}, "
-            f"delta={delta!r}: nothing is claimed, and there is nothing to audit. Add "
-            "noise, or raise delta."
+            f"delta={delta!r}: without one there is nothing to audit. Add noise, or "
+            "raise delta."
         )
     epsilons = np.linspace(0.0, epsilon, _PROFILE_POINTS)[:-1]
     answers = accountant.delta_curve(plan, epsilons=map(float, epsilons), **asked)
@@ -133,19 +133,18 @@ def claim(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What holds with one confidence.
+    """What the trials show at one confidence.
 
     Attributes:
-      confidence: Probability, over the trials, that nothing here is wrong.
-      epsilon_lower_bound: No mechanism with a smaller epsilon at the claim's delta
-        gives such errors.
-      gaussian_epsilon: The same if the trade-off curve is Gaussian, which is assumed.
-      other_epsilon: Where the errors break the profile most, or come closest to it.
-      other_delta_claimed: What is claimed there.
-      other_delta: The least delta there, with any mechanism of such errors.
+      confidence: Probability, over the trials, with which all bounds here hold.
+      epsilon_lower_bound: Lower bound on epsilon at the claim's delta.
+      gaussian_epsilon: Lower bound on epsilon, if the trade-off curve is Gaussian.
+      other_epsilon: The point of the profile that is violated most, or nearly.
+      other_delta_claimed: Delta that is claimed at ``other_epsilon``.
+      other_delta: Lower bound on delta at ``other_epsilon``.
       violated: Whether the claim is refuted.
-      rates: Bounds on the false positive and false negative rate of each threshold;
-        all of them hold jointly.
+      rates: Upper bounds on the false positive and false negative rate of each
+        threshold, which hold jointly.
     """
 
     confidence: float
@@ -160,7 +159,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorRates:
-    """Errors at one threshold, with 95 % intervals of each rate: for plots alone."""
+    """Error rates at one threshold, as (low, rate, high) of 95 %.  For plots alone."""
 
     fpr: tuple[float, float, float]
     fnr: tuple[float, float, float]
@@ -168,13 +167,13 @@ class ErrorRates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Everything that the trials say of a claim.
+    """The result of the trials.
 
     Attributes:
-      claim: What was tested.
-      trials: In all, with and without the example, for both uses.
+      claim: The tested claim.
+      trials: Number of trials, with and without the example, of both halves.
       findings: One per confidence; the last one decides.
-      points: Error rates at many thresholds, from low to high, of the deciding half.
+      points: Error rates of the deciding half at increasing thresholds.
     """
 
     claim: Claim
@@ -184,7 +183,7 @@ class Verdict:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim is refuted at the confidence that decides."""
+        """Whether the claim is refuted at the deciding confidence."""
         return self.findings[-1].violated
 
     @property
@@ -206,7 +205,7 @@ class Verdict:
         return self.not_violated(found.confidence)
 
     def not_violated(self, confidence: float) -> str:
-        """Returns the verdict in one sentence, where ``confidence`` refutes nothing."""
+        """Returns the verdict on a claim that ``confidence`` does not refute."""
         sure = f"with confidence {percent(confidence)}"
         if any(finding.violated for finding in self.findings):
             return f"not refuted {sure}, but with less: audit again, with more trials."
@@ -227,16 +226,16 @@ def judge(
     confidence: float,
     slack: float = 0.0,
 ) -> Verdict:
-    """Returns what the scores of independent trials say of the claim.
+    """Returns the verdict of the scores of independent trials on the claim.
 
     Args:
-      claim: What is tested.
-      real: Scores of trials with the example, in any order that does not depend on
-        them.
-      ghost: Scores of trials with a ghost in its place.
-      confidence: Of the verdict, in (0, 1).
-      slack: By how much any probability of the trials may differ from that of the
-        mechanism that the claim is about.
+      claim: The claim to test.
+      real: Scores of trials with the example, shape (trials,), in an order that does
+        not depend on the scores.
+      ghost: Scores of trials with a ghost in its place, shape (trials,), likewise.
+      confidence: Confidence of the verdict, in (0, 1).
+      slack: Largest difference of any probability of the trials from that of the
+        claimed mechanism.
 
     Raises:
       InputError: too few trials, or a confidence outside (0, 1).
@@ -309,7 +308,7 @@ def _finding(
 def _rates(
     tests: list[Errors], confidence: float, slack: float
 ) -> list[tuple[float, float]]:
-    """Returns bounds on the rates of all tests, which hold jointly."""
+    """Returns joint upper bounds on the rates of all tests."""
     error = (1 - confidence) / len(tests)
     return [
         (min(fpr + slack, 1.0), min(fnr + slack, 1.0))
@@ -320,7 +319,7 @@ def _rates(
 def _closest(
     profile: ClaimedProfile, rates: list[tuple[float, float]]
 ) -> tuple[int, int]:
-    """Returns which test, and which claim of the profile it breaks most or nearly."""
+    """Returns the test, and the claim of the profile, with the largest excess."""
     excesses = [float(profile.excess(*pair)) for pair in rates]
     test = int(np.argmax(excesses))
     return test, profile.worst(*rates[test])
@@ -331,20 +330,21 @@ def _points(
 ) -> tuple[ErrorRates, ...]:
     thresholds = lower_bounds.candidates(real, ghost)
     thresholds = thresholds[:: max(1, len(thresholds) // 40)]
-    error = (1 - USUAL_CONFIDENCE) / 2
-
-    def interval(count: int, trials: int) -> tuple[float, float, float]:
-        return (
-            float(lower_bounds.lower_rate(count, trials, error)),
-            count / trials,
-            float(lower_bounds.upper_rate(count, trials, error)),
-        )
-
     found = [lower_bounds.count_errors(real, ghost, float(t)) for t in thresholds]
     return tuple(
         ErrorRates(
-            fpr=interval(errors.false_positives, errors.ghosts),
-            fnr=interval(errors.false_negatives, errors.reals),
+            fpr=_interval(errors.false_positives, errors.ghosts),
+            fnr=_interval(errors.false_negatives, errors.reals),
         )
         for errors in found
+    )
+
+
+def _interval(count: int, trials: int) -> tuple[float, float, float]:
+    """Returns a rate between the ends of its interval of ``USUAL_CONFIDENCE``."""
+    error = (1 - USUAL_CONFIDENCE) / 2
+    return (
+        float(lower_bounds.lower_rate(count, trials, error)),
+        count / trials,
+        float(lower_bounds.upper_rate(count, trials, error)),
     )

@@ -1,4 +1,4 @@
-"""The picture of an audit: error rates found, and those that the claim allows."""
+"""Plots an audit: the error rates found, and those that the claim allows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CLAIMED, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"
 
 
 def draw(verdict: Verdict, title: str, path: Path) -> None:
-    """Draws the errors twice: as a trade-off, and where false positives are rare.
+    """Draws the error rates twice: all of them, and where false positives are rare.
 
-    No test may have errors in the shaded regions if the claim is true.
+    If the claim is true, no test has error rates in the shaded regions.
 
     Args:
-      verdict: What the trials say.
-      title: Above the picture.
-      path: Of the picture; the suffix says the format.
+      verdict: A result of `audit.judge`.
+      title: Title of the figure.
+      path: Where to write; the suffix gives the format.
 
     Raises:
       InputError: the folder does not exist, or the format is unknown.
@@ -41,11 +41,11 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
     false = np.array([point.fpr for point in verdict.points])
     missed = np.array([point.fnr for point in verdict.points])
     _add_points(left, false, missed)
-    # Of the rate of what is found, bounds are in the opposite order.
+    # The true positive rate is 1 - FNR: its bounds are in the opposite order.
     _add_points(right, np.maximum(false, least), np.maximum(1 - missed[:, ::-1], least))
     left.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), title="all errors")
     left.set_ylabel("the example taken for a ghost")
-    # No error at all stands at half of one in all trials.
+    # On a logarithmic axis, no error is drawn as half an error in all trials.
     ends = (least * 0.7, 1.4)
     right.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title="rare errors")
     right.set_ylabel("the example recognised")
@@ -61,7 +61,7 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
 
 
 def _claimed(verdict: Verdict) -> str:
-    # Rounded up, as in the table: the printed number is still claimed.
+    # Rounded up, as in the table, so that the printed number is proven, too.
     epsilon = math.ceil(verdict.claim.epsilon * 1e4) / 1e4
     return f"claimed: epsilon ≤ {epsilon:.4f} at delta {verdict.claim.delta:.3g}"
 

@@ -1,7 +1,7 @@
-"""One verdict on several kinds of runs, each of which is judged by itself.
+"""One verdict on several kinds of runs, each of which is judged separately.
 
-The trials of one kind must not dilute a fault of another: each kind has a verdict and
-checks of its own, which share the probability of a false alarm equally.
+A kind without a fault must not hide the fault of another.  So each kind has its own
+verdict and checks, which share the probability of a false alarm equally.
 
 Formal guarantees, for trials that are independent within each kind:
   - If the claim is true of every kind, and the residuals of every kind are noise as
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What runs of one kind gave.
+    """The results of runs of one kind.
 
     Attributes:
-      name: Of the kind.
-      real: Scores of trials with the example; empty if the kind has no trials.
-      ghost: Scores of trials with a ghost in its place.
-      slack: As ``audit.judge`` takes it.
-      checks: Of what was released; empty for none.
+      name: Name of the kind.
+      real: Scores of trials with the example, shape (trials,); empty if the kind has
+        no trials.
+      ghost: Scores of trials with a ghost in its place, shape (trials,).
+      slack: As for `audit.judge`.
+      checks: Checks of what was released; empty for none.
     """
 
     name: str
@@ -46,19 +47,19 @@ class Evidence:
 
     @property
     def has_trials(self) -> bool:
-        """Whether there are scores of both sorts to judge."""
+        """Whether there are scores to judge."""
         return bool(len(self.real) or len(self.ghost))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What is said of one kind of run.
+    """The verdict on runs of one kind.
 
     Attributes:
-      name: Of the kind.
-      verdict: Of its trials; None if it has none.
-      checks: All that were made.
-      contradicted: Those that the claimed mechanism would not have failed.
+      name: Name of the kind.
+      verdict: Verdict on its trials; None if it has none.
+      checks: All checks.
+      contradicted: The checks that failed.
     """
 
     name: str
@@ -85,11 +86,11 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointVerdict:
-    """Everything that is said of a claim.
+    """The verdict on a claim, over all kinds of runs.
 
     Attributes:
-      claim: What was tested.
-      confidence: Of all that is said, together.
+      claim: The tested claim.
+      confidence: Joint confidence of all verdicts and checks.
       judged: One for each kind of run.
     """
 
@@ -99,12 +100,12 @@ class JointVerdict:
 
     @property
     def violated(self) -> bool:
-        """Whether the claim, or the mechanism it is about, is refuted."""
+        """Whether the claim, or that its mechanism was executed, is refuted."""
         return any(one.violated for one in self.judged)
 
     @property
     def trials(self) -> int:
-        """In all."""
+        """Number of trials of all kinds."""
         return sum(v.trials for v in self._verdicts)
 
     @property
@@ -155,12 +156,12 @@ class JointVerdict:
 def judge(
     claim: Claim, evidence: Sequence[Evidence], *, confidence: float
 ) -> JointVerdict:
-    """Returns what runs of several kinds say of the claim.
+    """Returns the verdict of several kinds of runs on the claim.
 
     Args:
-      claim: What is tested.
-      evidence: Of each kind of run; one has trials, at least.
-      confidence: Of all that is said, together, in (0, 1).
+      claim: The claim to test.
+      evidence: Results of each kind of run; at least one has trials.
+      confidence: Joint confidence of all verdicts and checks, in (0, 1).
 
     Raises:
       InputError: no or too few trials, or a confidence outside (0, 1).

@@ -1,13 +1,13 @@
 """Lower bounds on epsilon from the error rates of a membership test.
 
-The test says "real" where a score of the mechanism's output exceeds a threshold, and
+The test says "real" if a score of the mechanism's output exceeds a threshold, and
 "ghost" otherwise.  If the mechanism is (epsilon, delta)-private, its error rates obey
 
     1 - FNR <= e^epsilon FPR + delta,       1 - FPR <= e^epsilon FNR + delta,
 
-so small error rates prove a large epsilon.  The rates are bounded from above by Clopper
-and Pearson's exact interval over independent trials.  The threshold is chosen on other
-trials than those that count.
+so that small error rates prove a large epsilon.  The Clopper-Pearson interval over
+independent trials bounds the rates from above.  The threshold is chosen on one half of
+the trials, and the other half is counted.
 
 Formal guarantees, for independent trials, whatever the mechanism and the score are:
   - coverage of a rate: ``upper_rate`` is below the true rate with probability at most
@@ -16,8 +16,8 @@ Formal guarantees, for independent trials, whatever the mechanism and the score 
     ``epsilon_bound`` exceeds the true epsilon with probability at most ``error``.
   - ``ClaimedProfile.excess`` is above 0 only for rates that contradict one of its
     claims (epsilon_j, delta_j).
-  - ``gaussian_bound`` is a bound on epsilon only of mechanisms whose trade-off curve is
-    Gaussian; it proves nothing of others.
+  - ``gaussian_bound`` bounds epsilon only for mechanisms whose trade-off curve is
+    Gaussian; it proves nothing about others.
 
 References:
   Clopper and Pearson (1934); Jagielski, Ullman and Oprea (2020), arXiv:2006.07709;
@@ -37,22 +37,22 @@ from scipy import special
 
 from accounting.pld.gaussian import gaussian_epsilon
 
-#: Ranks, from each end, whose scores are tried as thresholds: few, and none that lets
-#: only a handful pass, since the best of many is often best by luck.
+#: Ranks, from each end, whose scores are tried as thresholds.  They are few, and none
+#: is exceeded by only a handful of scores: the best of many thresholds is often luck.
 _NUM_RANKS = 20
 _LEAST_RANK = 5
 
-#: (false positive rates, false negative rates) -> what a threshold is chosen for.
+#: (false positive rates, false negative rates) -> what a threshold maximises.
 Gain = Callable[[Any, Any], Any]
 
 
 def upper_rate(successes: Any, trials: int, error: float) -> Any:
-    """Returns Clopper and Pearson's upper bound on a probability.
+    """Returns the Clopper-Pearson upper bound on a probability.
 
     Args:
-      successes: How often it happened; a number or an array.
-      trials: Out of how many independent trials.
-      error: Probability that the bound may be too low.
+      successes: Number of successes; a number or an array.
+      trials: Number of independent trials.
+      error: Probability with which the bound may be too low.
 
     Example:
       >>> bool(abs(upper_rate(0, 100, 0.05) - (1 - 0.05**0.01)) < 1e-12)
@@ -67,19 +67,25 @@ def upper_rate(successes: Any, trials: int, error: float) -> Any:
 
 
 def lower_rate(successes: Any, trials: int, error: float) -> Any:
-    """Returns the lower bound that goes with `upper_rate`; arguments as there."""
+    """Returns the Clopper-Pearson lower bound on a probability.
+
+    Args:
+      successes: Number of successes; a number or an array.
+      trials: Number of independent trials.
+      error: Probability with which the bound may be too high.
+    """
     return 1 - upper_rate(trials - np.asarray(successes), trials, error)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How often a test was wrong.
+    """Error counts of a test.
 
     Attributes:
-      false_positives: Trials without the example that were taken for one with it.
-      ghosts: Trials without the example.
-      false_negatives: Trials with the example that were taken for one without it.
-      reals: Trials with the example.
+      false_positives: Number of trials without the example that were called "real".
+      ghosts: Number of trials without the example.
+      false_negatives: Number of trials with the example that were called "ghost".
+      reals: Number of trials with the example.
     """
 
     false_positives: int
@@ -88,7 +94,7 @@ class Errors:
     reals: int
 
     def upper(self, error: float) -> tuple[float, float]:
-        """Returns bounds on both rates, both right with probability 1 - ``error``."""
+        """Returns upper bounds on FPR and FNR; ``error`` is their joint error."""
         return (
             upper_rate(self.false_positives, self.ghosts, error / 2),
             upper_rate(self.false_negatives, self.reals, error / 2),
@@ -98,12 +104,12 @@ class Errors:
 def count_errors(
     real: NDArray[np.float64], ghost: NDArray[np.float64], threshold: float
 ) -> Errors:
-    """Returns the errors of "real where the score is above the threshold".
+    """Returns the errors of the test "real if the score is above the threshold".
 
     Args:
       real: Scores of trials with the example, shape (trials,).
       ghost: Scores of trials without it, shape (trials,).
-      threshold: A score.
+      threshold: The threshold, in the unit of the scores.
     """
     return Errors(
         false_positives=int(np.sum(ghost > threshold)),
@@ -116,7 +122,7 @@ def count_errors(
 def candidates(
     real: NDArray[np.float64], ghost: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns thresholds to choose from: ranks of both kinds, densest at the ends.
+    """Returns candidate thresholds: scores at ranks of both kinds, denser at the ends.
 
     Args:
       real: Scores of trials with the example, shape (trials,).
@@ -138,13 +144,16 @@ def rates_at(
     thresholds: NDArray[np.float64],
     error: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns, at each threshold, bounds on both rates as ``Errors.upper`` has them.
+    """Returns the bounds of ``Errors.upper`` at each threshold.
 
     Args:
       real: Scores of trials with the example, shape (trials,).
       ghost: Scores of trials without it, shape (trials,).
-      thresholds: Scores.
+      thresholds: Shape (thresholds,).
       error: Probability that a bound of one threshold is too low.
+
+    Returns:
+      Bounds on FPR and on FNR, each of shape (thresholds,).
     """
     positives = len(ghost) - np.searchsorted(np.sort(ghost), thresholds, side="right")
     negatives = np.searchsorted(np.sort(real), thresholds, side="right")
@@ -157,7 +166,7 @@ def rates_at(
 def choose_threshold(
     real: NDArray[np.float64], ghost: NDArray[np.float64], gain: Gain, error: float
 ) -> float:
-    """Returns the threshold with the most gain; for use on trials of their own.
+    """Returns the threshold with the largest gain, for use on other trials.
 
     Args:
       real: Scores of trials with the example, shape (trials,).
@@ -171,12 +180,12 @@ def choose_threshold(
 
 
 def epsilon_bound(fpr: Any, fnr: Any, delta: float) -> Any:
-    """Returns the largest epsilon that error rates of at most these refute; >= 0.
+    """Returns the lower bound on epsilon from upper bounds on error rates; >= 0.
 
     Args:
-      fpr: False positive rate; a number or an array.
-      fnr: False negative rate, of the same shape.
-      delta: At which epsilon is bounded.
+      fpr: Upper bound on the false positive rate; a number or an array.
+      fnr: Upper bound on the false negative rate, of the same shape.
+      delta: The delta at which epsilon is bounded.
 
     Example:
       >>> round(float(epsilon_bound(0.01, 0.5, 0.0)), 4)
@@ -186,14 +195,14 @@ def epsilon_bound(fpr: Any, fnr: Any, delta: float) -> Any:
     with np.errstate(divide="ignore", invalid="ignore"):
         removed = np.log(np.maximum(1 - fnr - delta, 0.0)) - np.log(fpr)
         added = np.log(np.maximum(1 - fpr - delta, 0.0)) - np.log(fnr)
-    # Of rates 0 and 1 one direction says nothing: -inf, or no number.
+    # At rates 0 and 1 one direction is -inf or NaN, and gives no bound.
     return np.fmax(np.fmax(removed, added), 0.0)
 
 
 def gaussian_distance(fpr: Any, fnr: Any) -> Any:
-    """Returns the least mu for which N(0, 1) and N(mu, 1) allow such errors.
+    """Returns the least mu for which a test of N(0, 1) and N(mu, 1) has these rates.
 
-    Any test of the two has FNR >= Phi(Phi^-1(1 - FPR) - mu).
+    Any such test has FNR >= Phi(Phi^-1(1 - FPR) - mu).
 
     Args:
       fpr: False positive rate; a number or an array.
@@ -203,12 +212,12 @@ def gaussian_distance(fpr: Any, fnr: Any) -> Any:
 
 
 def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
-    """Returns the epsilon of the nearest Gaussians that allow such errors; >= 0.
+    """Returns the epsilon of the Gaussian pair of `gaussian_distance`; >= 0.
 
     Args:
-      fpr: False positive rate.
-      fnr: False negative rate.
-      delta: At which epsilon is bounded.
+      fpr: Upper bound on the false positive rate.
+      fnr: Upper bound on the false negative rate.
+      delta: The delta at which epsilon is bounded.
     """
     distance = float(gaussian_distance(fpr, fnr))
     if not 0 < distance < math.inf:
@@ -218,22 +227,22 @@ def gaussian_bound(fpr: float, fnr: float, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClaimedProfile:
-    """What an accountant claims at once: (epsilon_j, delta_j)-privacy for every j.
+    """A claimed privacy profile: (epsilon_j, delta_j)-privacy for every j.
 
     Attributes:
       epsilons: Increasing, at least 0.
-      deltas: Parallel to them.
+      deltas: One for each of ``epsilons``.
     """
 
     epsilons: tuple[float, ...]
     deltas: tuple[float, ...]
 
     def found_deltas(self, fpr: Any, fnr: Any) -> Any:
-        """Returns the least delta at each epsilon, shape (..., epsilons).
+        """Returns lower bounds on delta at each epsilon, shape (..., epsilons).
 
         Args:
-          fpr: Bound on the false positive rate; a number or an array.
-          fnr: Bound on the false negative rate, of the same shape.
+          fpr: Upper bound on the false positive rate; a number or an array.
+          fnr: Upper bound on the false negative rate, of the same shape.
         """
         fpr = np.asarray(fpr, np.float64)[..., None]
         fnr = np.asarray(fnr, np.float64)[..., None]
@@ -241,18 +250,28 @@ class ClaimedProfile:
         return np.maximum(1 - fnr - factor * fpr, 1 - fpr - factor * fnr)
 
     def excess(self, fpr: Any, fnr: Any) -> Any:
-        """Returns by how much errors break the worst claim; see `found_deltas`."""
+        """Returns the largest excess of a delta found over the delta claimed.
+
+        Args:
+          fpr: Upper bound on the false positive rate; a number or an array.
+          fnr: Upper bound on the false negative rate, of the same shape.
+        """
         return np.max(self._excesses(fpr, fnr), axis=-1)
 
     def _excesses(self, fpr: Any, fnr: Any) -> Any:
         return self.found_deltas(fpr, fnr) - np.asarray(self.deltas)
 
     def worst(self, fpr: float, fnr: float) -> int:
-        """Returns the index of the claim that errors break most; see `found_deltas`."""
+        """Returns the index of the claim with the largest excess; see `excess`.
+
+        Args:
+          fpr: Upper bound on the false positive rate.
+          fnr: Upper bound on the false negative rate.
+        """
         return int(np.argmax(self._excesses(fpr, fnr)))
 
     def least_fnr(self, fpr: Any) -> Any:
-        """Returns the trade-off curve: no test has a lower FNR at this FPR."""
+        """Returns the trade-off curve: the least FNR of any test with this FPR."""
         fpr = np.asarray(fpr, np.float64)[..., None]
         factor = np.exp(np.minimum(self.epsilons, 700.0))
         one = 1 - np.asarray(self.deltas) - factor * fpr

@@ -1,19 +1,20 @@
-"""An upper bound on the noise multiplier, if batches are made as claimed.
+"""An upper bound on the noise multiplier, if batches are sampled as claimed.
 
-Without assumptions, a lower bound on epsilon at a small delta rests on rare errors and
-is far from tight.  If the mechanism is the claimed one with another noise multiplier,
-its whole privacy profile depends on that number, which common errors determine.  This
-is sharper and shows how small a fault of the noise is detected.  As it rests on an
-assumption, it is no part of a verdict.
+Without assumptions, a lower bound on epsilon at a small delta depends on rare errors
+and is far from tight.  If the mechanism is the claimed one with another noise
+multiplier, that number determines its whole privacy profile, so that common errors
+bound it.  This bound is sharper and shows how small a fault of the noise the audit
+detects.  Since it depends on an assumption, no verdict uses it.
 
-Formal guarantees, if the batches are made as claimed, and the noise is of any size:
-  - the noise exceeds ``noise_multiplier`` with a probability of at most one minus the
-    confidence of the finding; more confidence never gives a smaller bound.
-  - ``epsilon`` exceeds what the accountant has for the true noise as rarely.
+Formal guarantees, if batches are sampled as claimed, with noise of any size:
+  - the noise multiplier exceeds ``noise_multiplier`` with probability at most one minus
+    the confidence of the finding; more confidence never gives a smaller bound.
+  - ``epsilon`` exceeds the accountant's epsilon for the true noise with at most the
+    same probability.
 
 References:
   Nasr et al. (2023), arXiv:2302.07956, section 4: audits by the trade-off curve of the
-  mechanism that is claimed.
+  claimed mechanism.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ _POINTS = 9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EffectiveNoise:
-    """The most noise that found errors allow.
+    """The largest noise multiplier that the error rates allow.
 
     Attributes:
-      confidence: Of both.
-      noise_multiplier: An upper bound; None if there is none up to 16 times the claim.
-      epsilon: A lower bound, at the claim's delta.
+      confidence: Confidence of both bounds.
+      noise_multiplier: An upper bound; None if there is none up to 16 times the claimed
+        noise multiplier.
+      epsilon: A lower bound on epsilon at the claim's delta.
     """
 
     confidence: float
@@ -53,20 +55,20 @@ class EffectiveNoise:
 def effective_noise(
     claim: Claim, findings: tuple[Finding, ...]
 ) -> list[EffectiveNoise]:
-    """Returns the most noise that the errors of each finding allow.
+    """Returns the largest noise multiplier that the error rates of each finding allow.
 
     Args:
-      claim: What was tested.
-      findings: Of `audit.judge`, one per confidence.
+      claim: The tested claim.
+      findings: Findings of `audit.judge`, one per confidence.
     """
     family = _Family(claim)
     return [_effective_noise(family, finding) for finding in findings]
 
 
 class _Family:
-    """The claimed mechanism with other noise multipliers, by their place on the grid.
+    """The claimed mechanism with other noise multipliers, by place on a grid.
 
-    Findings of several confidences ask for the same profiles: each is kept.
+    Profiles are cached, since findings of several confidences ask for the same ones.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -76,11 +78,11 @@ class _Family:
         self._profile = functools.cache(self._make_profile)
 
     def noise(self, place: int) -> float:
-        """Returns the noise multiplier at ``place``; that of the claim at 0."""
+        """Returns the noise multiplier at ``place``; the claimed one is at 0."""
         return self._claim.noise_multiplier * 2.0 ** (place / _STEPS_PER_DOUBLING)
 
     def epsilon(self, place: int) -> float:
-        """Returns what the accountant has there; 0 if it has nothing finite."""
+        """Returns the accountant's epsilon at ``place``; 0 if it is infinite."""
         answer = accountant.epsilon(
             self._claim.plan,
             noise_multiplier=self.noise(place),
@@ -90,7 +92,12 @@ class _Family:
         return answer.guarantee if math.isfinite(answer.guarantee) else 0.0
 
     def refutes(self, finding: Finding, place: int) -> bool:
-        """Whether the error rates are too small for this noise, hence for any more."""
+        """Whether the error rates are too small for this noise, and hence for more.
+
+        Args:
+          finding: Bounds on the error rates of the tests.
+          place: Place of the noise multiplier on the grid.
+        """
         profile = self._profile(place)
         return any(profile.excess(*pair) > 0 for pair in finding.rates)
 
@@ -100,7 +107,7 @@ class _Family:
         truncation = sampler_registry.get(plan.sampler).truncation
         costs = [0.0] * len(epsilons)
         if truncation is not None:
-            # The better of two theorems would take seconds per point.
+            # The tighter of the two theorems on truncation takes seconds per point.
             costs = [truncation.delta(plan, epsilon) for epsilon in epsilons]
             plan = truncation.without(plan)
         answers = accountant.delta_curve(

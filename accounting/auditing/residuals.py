@@ -1,19 +1,20 @@
-"""Whether the residuals of a release are the noise of the claimed mechanism.
+"""Tests whether the residuals of a release are the noise of the claimed mechanism.
 
-An audit that knows what every batch held can subtract it from what was released.  What
-remains should be independent standard normal values, in units of the claimed noise.
-Each function here tests one property of them and returns a ``Check``.
+An audit that knows the contents of every batch can subtract their contributions from
+the released weights.  The residuals should be independent standard normal values, in
+units of the claimed noise.  Each function here tests one property of them and returns a
+``Check``.
 
-These checks find far smaller faults than a bound on epsilon does: they average over all
-weights, where a bound must tell a single example from none.  They can refute that what
-runs is the mechanism whose epsilon was proven; they bound no epsilon themselves.
+These checks find far smaller faults than a lower bound on epsilon does, since they
+average over all weights, while a bound tests for a single example.  They can refute
+that the executed mechanism is the claimed one; they bound no epsilon themselves.
 
 Formal guarantees, for independent standard normal residuals:
   - a check's ``p_value`` is at most ``p`` with probability at most ``p``, over all of
     its groups together (Bonferroni's bound).
   - ``contradicted`` names a check with probability at most ``error``, over all checks.
-  - A mean contribution within ``TOLERANCE`` clip norms of the expected one is never
-    held against the mechanism: clipping rounds, on the private side.
+  - A mean contribution within ``TOLERANCE`` clip norms of the expected one never
+    counts against the mechanism: clipping rounds, on the private side.
 
 References:
   Cochran (1934) for sums of squares; Dunn (1961) for Bonferroni's bound.
@@ -29,18 +30,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, special
 
-#: Clip norms by which a contribution may differ: far above the rounding of float32.
+#: Allowed error of a contribution, in clip norms: far above float32's rounding.
 TOLERANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One property of the residuals.
+    """The test of one property of the residuals.
 
     Attributes:
       name: What is checked.
-      expected: Of the claimed mechanism.
-      worst: Found in the group that differs most; ``expected`` if there is no group.
+      expected: Value under the claimed mechanism.
+      worst: Value of the group that differs most; ``expected`` if there is no group.
       p_value: Upper bound on the probability of so large a difference in any group.
 
     Example:
@@ -56,11 +57,12 @@ class Check:
 
 
 def contradicted(checks: Sequence[Check], error: float) -> list[Check]:
-    """Returns the checks that the claimed mechanism fails with at most ``error``.
+    """Returns the checks that failed.
 
     Args:
-      checks: All that were made of a release.
-      error: Probability, over all of them, that one is named wrongly.
+      checks: All checks of a release.
+      error: Upper bound on the probability that any check of the claimed mechanism
+        fails.
     """
     return [check for check in checks if check.p_value < error / len(checks)]
 
@@ -70,8 +72,8 @@ def deviations(name: str, squares: Any, counts: Any) -> Check:
 
     Args:
       name: What is checked.
-      squares: Sum of the squared residuals of each group.
-      counts: Residuals of each group; groups of 0 are left out.
+      squares: Sum of the squared residuals of each group, any shape.
+      counts: Number of residuals of each group, same shape; groups of 0 are left out.
     """
     squares, counts = _groups(squares, counts)
     below = special.chdtr(counts, squares)
@@ -81,12 +83,12 @@ def deviations(name: str, squares: Any, counts: Any) -> Check:
 
 
 def contributions(name: str, totals: Any, counts: Any, noise: float) -> Check:
-    """Checks that residuals of each group have mean 0, up to ``TOLERANCE``.
+    """Checks that the residuals of each group have mean 0, up to ``TOLERANCE``.
 
     Args:
       name: What is checked.
-      totals: Sum of the residuals of each group.
-      counts: Residuals of each group; groups of 0 are left out.
+      totals: Sum of the residuals of each group, any shape.
+      counts: Number of residuals of each group, same shape; groups of 0 are left out.
       noise: Standard deviation of the claimed noise of a residual, in clip norms.
     """
     totals, counts = _groups(totals, counts)
@@ -101,18 +103,19 @@ def largest(name: str, value: float, count: int) -> Check:
     Args:
       name: What is checked.
       value: The largest absolute value.
-      count: Of how many residuals.
+      count: Number of residuals.
     """
     p_value = min(1.0, count * float(_two_sided(value)))
     return Check(name=name, expected=0.0, worst=value, p_value=p_value)
 
 
 def correlations(name: str, groups: Sequence[Sequence[NDArray[np.float64]]]) -> Check:
-    """Checks that no two vectors of a group share values at the same places.
+    """Checks that no two vectors of a group are correlated, place by place.
 
     Args:
       name: What is checked.
-      groups: Residuals, of any lengths; pairs are compared up to the shorter length.
+      groups: Vectors of residuals, of any lengths; pairs are compared up to the shorter
+        length.
     """
     found = [_products(vectors) for vectors in groups if len(vectors) > 1]
     nothing = (np.zeros(0), np.zeros(0))
@@ -134,16 +137,16 @@ def _products(vectors: Sequence[NDArray[np.float64]]) -> tuple[Any, Any]:
 def repetitions(
     name: str, left: NDArray[np.float64], right: NDArray[np.float64]
 ) -> Check:
-    """Checks that two vectors share values at no distance at all.
+    """Checks that two vectors are uncorrelated at every offset.
 
     Args:
       name: What is checked.
-      left: Residuals.
-      right: Other residuals.
+      left: Residuals, shape (n,).
+      right: Other residuals, shape (m,).
     """
     products = signal.correlate(right, left, method="fft")
     squares = signal.correlate(right**2, np.ones_like(left), method="fft")
-    # A few values at the far ends tell nothing, and lie below the rounding of the FFT.
+    # At the largest offsets few values overlap; their sums drown in the FFT's rounding.
     near = squares > len(left) / 100
     return _of_products(name, products[near], squares[near])
 
@@ -168,7 +171,7 @@ def _two_sided(z: Any) -> Any:
 def _worst(name: str, expected: float, found: Any, p_values: Any) -> Check:
     if not len(found):
         return Check(name=name, expected=expected, worst=expected, p_value=1.0)
-    # Of p-values that are 0 in double precision, the group that is farthest away.
+    # Several p-values may be 0 in double precision: take the largest difference.
     least = np.flatnonzero(p_values == np.min(p_values))
     far = least[np.argmax(np.abs(found - expected)[least])]
     p_value = min(1.0, len(found) * float(p_values[far]))

@@ -1,4 +1,4 @@
-"""``dpsgd plan``: what each way of making batches costs, before any work starts."""
+"""``dpsgd plan``: the noise or epsilon of each sampler, before any work starts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from accounting.cli.number_lists import NumberList
 @click.command(name="plan")
 @shared_options.num_examples("Slots of the data set.", required=True)
 @shared_options.batch_size(
-    "Expected examples of a step; gradients are divided by it.", required=True
+    "Expected examples per step; gradients are divided by it.", required=True
 )
-@shared_options.epochs("Rounds over the data.")
-@shared_options.num_steps("Steps in all, instead of whole epochs of n/b steps.")
-@shared_options.epsilon("Target; the answer is the noise.")
-@shared_options.noise_multiplier("Given noise; the answer is epsilon.")
-@shared_options.delta("Well below 1/num-examples.", required=True)
-@registered.sampler("One or more; all by default.", "samplers", multiple=True)
+@shared_options.epochs("Passes over the data.")
+@shared_options.num_steps("Steps in all, in place of --epochs.")
+@shared_options.epsilon("Target; the answer is the noise multiplier.")
+@shared_options.noise_multiplier(
+    "Noise standard deviation over the clip norm; the answer is epsilon."
+)
+@shared_options.delta("Should be well below 1/num-examples.", required=True)
+@registered.sampler("May be repeated; all by default.", "samplers", multiple=True)
 @shared_options.relation(
-    "Which data sets are neighbours; the default is zero-out.",
+    "Neighbouring relation; REPLACE_SPECIAL is zero-out.",
     default=neighboring_relation.REPLACE_SPECIAL,
     show_default=True,
 )
 @shared_options.max_examples_per_user(
-    "Answer for users with at most so many examples; of several numbers, for each.",
+    "Largest number of examples of a user; several numbers are swept over.",
     type=NumberList(int, example="1,2,5"),
     metavar="K1,K2,...",
     default=(1,),
     show_default="1",
 )
 @shared_options.truncated_batch_size(
-    "Cap on the examples of a step, or the least that costs nothing."
+    "Cap on the examples of a step; auto: the least of negligible privacy cost."
 )
 @click.option(
     "--sweep",
@@ -45,42 +47,42 @@ from accounting.cli.number_lists import NumberList
             "num-steps", "num-examples", "max-examples-per-user",
         )
     ),
-    help="Vary one thing, and show where the order of two samplers flips.  Of a given "
-    "noise the answer is epsilon, or delta if epsilon is varied.",
+    help="Vary one parameter, and show where the order of two samplers flips.  At "
+    "given noise the answer is epsilon, or delta in a sweep over epsilon.",
 )  # fmt: skip
 @click.option(
     "--values",
     type=NumberList(float, example="1,2,4"),
     metavar="V1,V2,...",
-    help="Of what is varied.",
+    help="Values of the swept parameter.",
 )
 @click.option(
     "--tan",
     is_flag=True,
-    help="Show TAN's closed form of epsilon in a sweep at given noise.  A sweep over "
-    "noise-multiplier then holds the total noise: batch sizes grow with the noise.",
+    help="Also show TAN's closed form of epsilon in a sweep at given noise.  A sweep "
+    "over noise-multiplier then holds the total noise: batches grow with the noise.",
 )
 @click.option(
     "--also-num-steps",
     type=NumberList(int, example="1000,10000"),
     metavar="T1,T2,...",
-    help="Further lines of such a sweep: other numbers of steps, the same total noise.",
+    help="Also show such a sweep at other numbers of steps, with the same total noise.",
 )
 @model_mix.options
 @shared_options.as_json
-@shared_options.plot("Also draw it, e.g. a.png.")
+@shared_options.plot("Also draw the answers, e.g. a.png.")
 def plan_command(**flags: Any) -> None:
-    """Noise (or epsilon) of each way of making batches, side by side.
+    """Noise (or epsilon) of each sampler, side by side.
 
-    Answers are for the zero-out relation: an example is replaced by a ghost that
-    contributes zero.  For others, samplers that are not accounted for are left out, or
-    refused if asked for.  A lower bound is no guarantee and is never shown as one.
+    The default relation is zero-out: an example is replaced by a ghost that contributes
+    zero.  Under another relation, samplers that are not accounted for are left out, or
+    refused if named.  A lower bound is no guarantee and is never shown as one.
 
     \b
     Example, one epoch of 36.8 million examples at epsilon 5:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8
-    The same against the batch size, as a picture:
+    The same as a plot against the batch size:
       dpsgd plan --num-examples 36800000 --batch-size 65536 --epochs 1 \\
           --epsilon 5 --delta 2.7e-8 --sweep batch-size --plot noise.png
     The noise that users with up to 10 examples need:

@@ -1,4 +1,4 @@
-"""ModelMix beside DP-SGD in ``dpsgd plan``: its flags, and the theorems they ask for.
+"""The flags of ``dpsgd plan`` that show ModelMix beside DP-SGD, and their theorems.
 
 Public: everything.
 """
@@ -22,16 +22,16 @@ _OPTIONS = (
         "--mix-width",
         type=NumberList(float, example="0.075,0.15"),
         metavar="TAU1,TAU2,...",
-        help="Also show ModelMix with such mixing widths over the learning rate.",
+        help="Also show ModelMix, with these mixing widths over the learning rate.",
     ),
     click.option(
         "--linf-factor",
         type=NumberList(int, example="1,100"),
         metavar="P1,P2,...",
-        help="Of ModelMix: coordinates are clipped to the clip norm over the root "
-        "of P; 1 by default.",
+        help="Clip of ModelMix's coordinates: the clip norm over the square root of P; "
+        "1 by default.",
     ),
-    shared_options.l2_norm_clip("Of ModelMix: its widths have this unit."),
+    shared_options.l2_norm_clip("Clip norm of ModelMix, the unit of its widths."),
 )
 
 
@@ -43,10 +43,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def theorems(flags: Mapping[str, Any]) -> dict[str, Theorem]:
-    """Returns a theorem for each width and factor, by what distinguishes it.
+    """Returns label -> theorem, for each width and factor.
 
     Raises:
-      InputError: a value out of range, or a flag without those it belongs to.
+      InputError: a value out of range, or a flag without another that it needs.
     """
     widths, factors = flags["mix_width"], flags["linf_factor"]
     clip = flags["l2_norm_clip"]

@@ -14,8 +14,8 @@ class NumberList(click.ParamType):
     """Numbers separated by commas, as a tuple.
 
     Args:
-      number: Of one number: int or float.
-      example: A text that is accepted, for the error.
+      number: Type of one number: int or float.
+      example: A valid text, for the error message.
     """
 
     name = "numbers"
@@ -34,4 +34,5 @@ class NumberList(click.ParamType):
             return tuple(self._number(part) for part in value.split(","))
         except ValueError:
             kind = "integers" if self._number is int else "numbers"
-            self.fail(f"{value!r} is no list of {kind} as {self._example}.", param, ctx)
+            text = f"{value!r} is no list of {kind} such as {self._example}."
+            self.fail(text, param, ctx)

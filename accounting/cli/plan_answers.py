@@ -1,4 +1,4 @@
-"""What ``dpsgd plan`` does with its flags: asks, and prints or draws the answers."""
+"""The body of ``dpsgd plan``: asks the accountant, and prints or draws the answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from accounting.validation import InputError
 
 
 def print_answers(flags: dict[str, Any]) -> None:
-    """Answers one command.
+    """Prints the answers to a ``dpsgd plan`` command, and draws them if asked to.
 
     Raises:
       InputError: flags that contradict each other, or a value out of range.
@@ -56,7 +56,7 @@ def print_answers(flags: dict[str, Any]) -> None:
 def _lines(
     questions: list[Question], flags: dict[str, Any], samplers: tuple[str, ...]
 ) -> tuple[SweepLine, ...]:
-    """Returns DP-SGD with each sampler, and what the flags ask for beside it."""
+    """Returns the lines to answer: samplers, and what other flags ask for."""
     chosen, theorems = flags["samplers"], model_mix.theorems(flags)
     if not chosen and (theorems or flags["tan"]):
         chosen = (plans.POISSON,)
@@ -71,7 +71,7 @@ def _lines(
     plain = tuple(
         line for name in chosen for line in _for_users(name, _several_counts(flags))
     )
-    # If there is none that is analysed, the first says so.
+    # If no sampler has such a theorem, the first one is kept for its error.
     analysed = set(sampler_registry.poisson_samplers())
     mixed = [name for name in chosen if name in analysed] or chosen[:1]
     return plain + tuple(
@@ -82,13 +82,13 @@ def _lines(
 
 
 def _several_counts(flags: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the numbers of examples of a user, if there are several; else none."""
+    """Returns the values of ``--max-examples-per-user``; none if there is only one."""
     counts = tuple(dict.fromkeys(flags["max_examples_per_user"]))
     return counts if len(counts) > 1 else ()
 
 
 def _for_users(sampler: str, counts: tuple[int, ...]) -> list[SweepLine]:
-    """Returns a line for each number of examples of a user, or one for all."""
+    """Returns a line for each number of examples per user; one if there are none."""
     return [
         SweepLine(sampler=sampler, label=f"k={count}", max_examples_per_user=count)
         for count in counts
@@ -96,14 +96,14 @@ def _for_users(sampler: str, counts: tuple[int, ...]) -> list[SweepLine]:
 
 
 def _over_users(flags: dict[str, Any]) -> dict[str, Any]:
-    """Returns flags that sweep over several numbers of examples, or have one."""
+    """Returns flags with several numbers of examples per user turned into a sweep."""
     counts = _several_counts(flags)
     if not counts or flags["sweep"] not in (None, USERS_AXIS):
         return flags
     if flags["values"] is not None:
         raise InputError(
             f"Expected no --values beside {len(counts)} values of "
-            "--max-examples-per-user, which is what varies. Omit --values."
+            "--max-examples-per-user, which are swept over. Omit --values."
         )
     values = tuple(map(float, counts))
     swept = {"sweep": USERS_AXIS, "values": values, "max_examples_per_user": (1,)}
@@ -111,18 +111,18 @@ def _over_users(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _supported(questions: list[Question], samplers: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the samplers that can answer all questions."""
+    """Returns the samplers that are accounted for in all questions."""
     supported = [
         name
         for name in samplers
         if all(_is_supported(question, name) for question in questions)
     ]
-    # If there are none, the first says why not.
+    # If there are none, the first one is kept for its error.
     return tuple(supported) or samplers[:1]
 
 
 def _is_supported(question: Question, sampler: str) -> bool:
-    # Steps that are no whole epochs are for the samplers that know none.
+    # Samplers that use every example once per epoch need whole epochs.
     steps = plans.steps_per_epoch(question.num_examples, question.expected_batch_size)
     whole = question.num_steps == question.num_epochs * steps
     return neighboring_relation.is_supported(
@@ -181,10 +181,10 @@ def _point_json(sweep: Sweep, point: Point) -> dict[str, Any]:
 
 
 def _check_flags(flags: dict[str, Any]) -> None:
-    """Refuses flags that contradict each other, or are without the one they belong to.
+    """Refuses flags that contradict each other, or lack a flag that they need.
 
     Raises:
-      InputError: which, and what to do.
+      InputError: there are such flags.
     """
     needs = (
         ("values", "sweep", "--sweep"),
@@ -193,7 +193,7 @@ def _check_flags(flags: dict[str, Any]) -> None:
         ("also_num_steps", "tan", "--tan"),
     )
     for flag, needed, name in needs:
-        # Not by equality, of which 0.0 and False are an example.
+        # By identity, since 0.0 equals False.
         given, beside = flags[flag], flags[needed]
         if given not in (None, False) and (beside is None or beside is False):
             raise InputError(
@@ -202,21 +202,24 @@ def _check_flags(flags: dict[str, Any]) -> None:
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
         raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
     if flags["tan"] and model_mix.theorems(flags):
-        raise InputError("Expected --tan or --mix-width, not both: TAN is of DP-SGD.")
+        raise InputError(
+            "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."
+        )
     if flags["tan"] and _is_of_users(flags):
         raise InputError(
-            "Expected --tan or users with several examples, not both: TAN is of one "
+            "Expected --tan or users with several examples, not both: TAN is for one "
             "example. Omit --max-examples-per-user."
         )
     if flags["tan"] and flags["sweep"] == "epsilon":
         raise InputError(
-            "Expected --tan beside a sweep that answers epsilon, not --sweep epsilon: "
-            "vary something else, as noise-multiplier."
+            "Expected --tan beside a sweep that answers epsilon, not --sweep epsilon. "
+            "Sweep over something else, such as --sweep noise-multiplier."
         )
     if flags["also_num_steps"] and flags["sweep"] != TOTAL_NOISE_AXIS:
         raise InputError(
             f"Expected --sweep {TOTAL_NOISE_AXIS} beside --also-num-steps, not "
-            f"{flags['sweep']}: total noise is held there alone."
+            f"{flags['sweep']}: only that sweep holds the total noise. Use it, or omit "
+            "--also-num-steps."
         )
 
 
@@ -232,7 +235,7 @@ def _question(flags: dict[str, Any]) -> Question:
     if given is not None and samplers and not set(capped) & set(samplers):
         raise InputError(
             f"Expected no truncated_batch_size={given} beside --sampler "
-            f"{samplers[0]}: it caps {' and '.join(capped)} alone. Omit it."
+            f"{samplers[0]}: only {' and '.join(capped)} has a cap. Omit it."
         )
     if flags["epsilon"] is not None:
         accountant.check_epsilon(flags["epsilon"])
@@ -256,7 +259,7 @@ def _question(flags: dict[str, Any]) -> Question:
         holds_steps=flags["num_steps"] is not None,
         truncated_batch_size=given,
         neighboring_relation=flags["relation"],
-        # Of several each line has its own.
+        # Of several, each line has its own.
         max_examples_per_user=(
             1 if _several_counts(flags) else flags["max_examples_per_user"][0]
         ),

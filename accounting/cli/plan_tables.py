@@ -1,7 +1,7 @@
 """The tables of ``dpsgd plan``.
 
 Formal guarantees:
-  - What is proven is rounded up and what is known from below is rounded down.
+  - What is proven is rounded up, and lower bounds are rounded down.
   - A lower bound alone is printed as no guarantee.
   - A crossover that is not proven is called possible.
 """
@@ -18,16 +18,16 @@ from accounting.planning.comparison import NOISE, Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Sweep
 
-#: Columns beside each other in a terminal of eighty characters.
+#: Columns that fit side by side in a terminal of eighty characters.
 _COLUMNS = 5
 
 
 def print_table(question: Question, rows: list[Answer]) -> None:
-    """Prints the question and one row per line.
+    """Prints the question, and a table with a row for each answer.
 
     Args:
-      question: What was asked.
-      rows: The answers.
+      question: The question.
+      rows: Its answers, one for each line of the table.
     """
     noise = question.asks_for == NOISE
     target = (
@@ -84,11 +84,11 @@ def _range(row: Answer, between: str = " .. ") -> str:
 
 
 def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
-    """Prints the bounds of each line at each value, and where orders flip.
+    """Prints the bounds of each line at each value, and the crossovers.
 
     Args:
-      sweep: What was found.
-      found: Crossovers of its lines.
+      sweep: The bounds.
+      found: The crossovers of the sweep's lines.
     """
     click.echo(sweep.title)
     for first in range(0, len(sweep.lines), _COLUMNS):
@@ -96,7 +96,7 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
-            f"noise multiplier {tan.LEAST_NOISE:g} epsilon may be far above it."
+            f"noise multiplier {tan.LEAST_NOISE:g} the true epsilon may be far larger."
         )
     for group in crossovers.grouped(found):
         click.echo(group.sentence(sweep.axis))
@@ -108,7 +108,7 @@ def _sweep_table(sweep: Sweep, first: int) -> Table:
     table = Table()
     table.add_column(sweep.axis, justify="right")
     for line in sweep.lines[chosen]:
-        # Broken where it may be.
+        # Line breaks where rich would not put any.
         name = line.name.replace("-", "-\n").replace(", ", ",\n")
         table.add_column(name, justify="right")
     if estimated:

@@ -1,4 +1,4 @@
-"""Flags whose values are what is registered when the command runs.
+"""Flags whose values are the names in a registry when the command runs.
 
 Public: everything.
 """
@@ -14,10 +14,10 @@ from accounting import sampler_registry
 
 
 class Registered(click.ParamType):
-    """One of the names in a registry, those from outside included.
+    """A name in a registry, which users may have extended.
 
     Args:
-      names: Returns the names, at any time.
+      names: Returns the current names.
     """
 
     name = "choice"
@@ -43,8 +43,8 @@ def sampler(text: str, *names: str, **more: Any) -> Callable[..., Any]:
     """Returns a decorator that adds ``--sampler``.
 
     Args:
-      text: Its help.
-      *names: Of the parameter; ``sampler`` if none.
-      **more: What a command adds to the declaration.
+      text: Help of the flag.
+      *names: Names of the parameter; ``sampler`` if none.
+      **more: Further arguments of `click.option`.
     """
     return click.option("--sampler", *names, help=text, **{"type": SAMPLER, **more})

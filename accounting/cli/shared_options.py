@@ -1,11 +1,11 @@
-"""Flags that several commands take, each declared once.
+"""Flags that several commands share, each declared once.
 
-A command gives a flag its help; name and type are the same everywhere.  Flags of all
-runs of an experiment are in ``trainer.cli.experiments.experiment_flags``.
+A command gives a flag its help; name and type are the same everywhere.  The flags that
+all experiments share are in ``trainer.cli.experiments.experiment_flags``.
 
 Formal guarantees:
   - A delta out of range is refused while flags are parsed, before any work.
-  - A warning goes to standard error, so that a pipe gets results alone.
+  - A warning goes to standard error, so that a pipe gets only results.
 
 Public: everything.
 """
@@ -28,7 +28,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _declared(flag: str, **declaration: Any) -> Callable[..., Decorator]:
-    """Returns a function that gives a flag its help and what a command adds."""
+    """Returns a function that declares a flag with a command's help and additions."""
 
     def option(text: str, *names: str, **more: Any) -> Decorator:
         return click.option(flag, *names, help=text, **{**declaration, **more})
@@ -37,13 +37,14 @@ def _declared(flag: str, **declaration: Any) -> Callable[..., Decorator]:
 
 
 def _cap(ctx: click.Context, parameter: click.Parameter, text: str) -> int | None:
-    """Returns the cap on truncated steps; None for the smallest safe one."""
+    """Returns the cap on the examples of a step; None for "auto"."""
     del ctx
     try:
         return None if text == "auto" else int(text)
     except ValueError:
         raise InputError(
-            f"Expected {parameter.name}={text!r} to be 'auto' or an integer."
+            f"Expected {parameter.name}={text!r} to be 'auto' or an integer. Use "
+            "auto for the least cap of negligible privacy cost."
         ) from None
 
 
@@ -69,11 +70,11 @@ as_json = click.option(
 
 
 def delta(text: str, *, required: bool = False) -> Decorator:
-    """Returns a decorator that adds ``--delta`` and the flag that allows a large one.
+    """Returns a decorator that adds ``--delta`` and ``--allow-large-delta``.
 
     Args:
       text: Help of ``--delta``.
-      required: Whether the command needs it.
+      required: Whether the command requires ``--delta``.
     """
     option = click.option(
         "--delta", type=float, required=required, callback=_check, help=text
@@ -90,7 +91,7 @@ def delta(text: str, *, required: bool = False) -> Decorator:
 
 
 def arguments(flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the arguments that pass the delta of a command on to another command."""
+    """Returns the arguments that pass a command's delta on to another command."""
     if flags["delta"] is None:
         return ()
     return (f"--delta={flags['delta']!r}", *allowance(flags))
@@ -102,10 +103,10 @@ def allowance(flags: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def warn(delta: float | None, num_examples: int) -> None:
-    """Prints a line where a claim at ``delta`` protects next to nothing.
+    """Prints a warning if ``delta`` is at least ``1 / num_examples``.
 
     Args:
-      delta: Of the claim; None if the user gave none.
+      delta: The delta of the claim; None if the user gave none.
       num_examples: Slots of the data set.
     """
     if line := deltas.warning(delta, num_examples):

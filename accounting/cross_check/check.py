@@ -2,8 +2,8 @@
 
 Formal guarantees:
   - a plan that nobody else can judge is refused, before any work.
-  - ``disagreements`` is empty exactly where every opinion agrees with ours within the
-    error that it states.
+  - ``disagreements`` is empty exactly if every opinion agrees with our epsilon within
+    the error that it states.
 
 Public: everything.
 """
@@ -23,23 +23,23 @@ from accounting.plan import DpSgdPlan
 from accounting.theorem import Theorem
 from accounting.validation import InputError
 
-#: By how much our delta of random allocation exceeds the truth at most, relatively.
+#: Largest relative excess of our delta of random allocation over the truth.
 _LOOSENESS = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossCheck:
-    """Opinions beside our epsilon.
+    """What others say of our epsilon.
 
     Attributes:
-      opinions: None where our epsilon is infinite and there is nothing to check.
+      opinions: Empty if our epsilon is infinite and there is nothing to check.
     """
 
     opinions: tuple[Opinion, ...]
 
     @property
     def disagreements(self) -> tuple[str, ...]:
-        """What is wrong with ours, if the others are right."""
+        """Errors of ours, if the others are right."""
         found = (opinion.disagreement for opinion in self.opinions)
         return tuple(text for text in found if text is not None)
 
@@ -51,12 +51,12 @@ class CrossCheck:
         }
 
     def to_text(self) -> str:
-        """Returns the lines for people."""
+        """Returns the opinions as lines of text."""
         lines = [opinion.to_text() for opinion in self.opinions]
         if not lines:
             lines = ["  cross-check: no finite epsilon is stated; nothing to check."]
         lines += [
-            f"  ERROR of ours: {text}, beyond the error of the cross-check. Do not "
+            f"  ERROR of ours: {text}, by more than the cross-check's error. Do not "
             "publish this epsilon; please report the command."
             for text in self.disagreements
         ]
@@ -69,16 +69,16 @@ def check_plan(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> None:
-    """Accepts a plan that somebody else can judge.
+    """Refuses a plan that nobody else can judge.
 
     Args:
       plan: How batches are made.
-      theorem: Of a method with accounting of its own; None for DP-SGD's.
+      theorem: The theorem of a method with accounting of its own; None for DP-SGD's.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the question is about a user.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
-      InputError: nobody can; the message gives the reason.
+      InputError: nobody else can judge the plan; the message says why.
     """
     if theorem is not None:
         raise InputError(
@@ -110,9 +110,9 @@ def cross_check(
       plan: Accepted by ``check_plan``.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
-      ours: The bounds on epsilon that are stated at ``delta``.
+      ours: Our bounds on epsilon at ``delta``.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the epsilon is of a user.
+      max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
       InputError: nobody else can judge the plan.
@@ -141,7 +141,8 @@ def _simulated(
     both = accountant.delta_by_direction(
         plan, noise_multiplier=noise_multiplier, epsilon=epsilon
     )
-    # What is claimed is delta; it is that of removing where that is the worse.
+    # The claim is ``delta``.  Where removing an example is the worse direction, the
+    # simulation of removing has to confirm it.
     upper = delta if both.remove.guarantee >= both.add.guarantee else both.remove.upper
     opinion = Opinion(
         source=f"simulation, seed {found.seed}",

@@ -1,8 +1,9 @@
-"""dp_accounting's opinions: its privacy loss distributions, and its Renyi divergences.
+"""dp_accounting's opinions: its privacy loss distributions and its Renyi divergences.
 
-The first is an upper bound on a grid.  How much it moves when the grid is twice as
-coarse says how far it is from its limit, which is the truth where the event is tightly
-dominated.  The second is an upper bound without an error: ours must be below it.
+The privacy loss distribution gives an upper bound on a grid.  Its change on a grid
+twice as coarse estimates its distance from the limit, which is the true epsilon if the
+event's dominating pair is attained.  The Renyi divergences give an upper bound, which
+our epsilon must not exceed.
 
 Public: everything.
 """
@@ -20,23 +21,23 @@ from accounting.events import Question
 from accounting.intervals import Bounds
 from accounting.numerics.calibration import epsilon_after_cost
 
-#: The grid of privacy losses, relative to epsilon above 10.  A grid much finer than
-#: epsilon takes minutes.
+#: Spacing of the grid of privacy losses, relative to epsilon above 10: a grid that is
+#: much finer than epsilon takes minutes.
 _INTERVAL = 1e-4
 _SLOW_INTERVAL = 5e-4
-#: Relative rounding of both accountants together.
+#: Relative rounding error of both accountants together.
 _ROUNDING = 1e-3
-#: Probability that dp_accounting may leave out of a composition.
+#: Probability mass that dp_accounting may truncate in a composition.
 _TAIL = 1e-14
 
 
 def opinions(question: Question, delta: float, ours: Bounds) -> list[Opinion]:
-    """Returns what dp_accounting says.
+    """Returns dp_accounting's opinions on epsilon at ``delta``.
 
     Args:
-      question: From `events.ask`.
+      question: A result of `events.ask`.
       delta: In (0, 1).
-      ours: On epsilon at ``delta``.
+      ours: Our bounds on epsilon at ``delta``.
     """
     found = [_distribution(question, delta, ours)]
     renyi = rdp.RdpAccountant(neighboring_relation=question.relation)

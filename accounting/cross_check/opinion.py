@@ -1,9 +1,9 @@
-"""What another accountant says of our answer, with its error.
+"""The answer of another accountant beside ours, with its error.
 
 Formal guarantees:
-  - an opinion disagrees where no value is within both: ours is too small, or our lower
-    bound too large, beyond the error that is stated.
-  - it also disagrees where ours is larger than it has to be, beyond both errors.
+  - an opinion disagrees if no value is within both answers: ours is too small, or our
+    lower bound too large, by more than the stated error.
+  - it also disagrees if ours is larger than necessary by more than both errors.
 
 Public: everything.
 """
@@ -22,16 +22,16 @@ class Opinion:
     """One answer beside ours.
 
     Attributes:
-      source: Who answered, with its version or its seed.
-      about: What was asked.
+      source: Name of the source, with its version or seed.
+      about: What the source was asked about.
       quantity: ``epsilon`` or ``delta``.
       at: The delta, or the epsilon, of the question.
       value: The answer; infinite if nothing is proven.
-      low: The truth is at least this, by the source and its error.
-      high: It is at most this.
-      ours: Our bounds on the same.
-      looseness: By how much our upper bound may exceed the truth, relatively.
-      note: How ``low`` and ``high`` came about.
+      low: Lower end of the truth, by the source and its error.
+      high: Upper end of the truth.
+      ours: Our bounds on the same quantity.
+      looseness: Largest relative excess of our upper bound over the truth.
+      note: How ``low`` and ``high`` were found.
     """
 
     source: str
@@ -47,7 +47,7 @@ class Opinion:
 
     @property
     def disagreement(self) -> str | None:
-        """What is wrong with ours, if the source is right; None if nothing is."""
+        """The error of our answer, if the source is right; None if they agree."""
         ours, lower = self.ours.guarantee, self.ours.lower
         if ours < self.low:
             return f"our {self.quantity} is too small"
@@ -72,7 +72,7 @@ class Opinion:
         }
 
     def to_text(self) -> str:
-        """Returns the line for people."""
+        """Returns the opinion as a line of text."""
         known = "delta" if self.quantity == "epsilon" else "epsilon"
         verdict = self.disagreement or "agrees"
         return (

@@ -1,6 +1,6 @@
-"""Random allocation by simulation: delta of removing an example, with error bars.
+"""Simulates random allocation: delta of removing an example, with error bars.
 
-One example is in one uniformly random step of each of E epochs of t steps.  With R the
+Each example is in one uniformly random step of each of E epochs of t steps.  With R the
 likelihood ratio of one epoch (``mean of exp((2 x_k - 1) / (2 s^2))``, x ~ N(0, s^2 I)),
 
     delta(epsilon) = E[(R_1 ... R_E - e^epsilon)+].
@@ -18,17 +18,17 @@ and the error is relative to delta.
 
 Formal guarantees:
   - the estimate is unbiased, whatever the order.
-  - the interval holds delta, but for a probability of at most ``ERROR_PROBABILITY``
+  - the interval contains delta, except with probability at most ``ERROR_PROBABILITY``
     over ideal random numbers.
   - equal questions have equal answers: the seed is fixed, and part of the answer.
 
-Nothing here is used for a claim.  Public: everything.
+No privacy claim depends on this module.  Public: everything.
 
 References:
   Feldman and Shenfeld (2025), arXiv:2502.08202, for integer moments of random
   allocation; Maurer and Pontil (2009), arXiv:0907.3740, Theorem 4, for the interval.
-  Chua et al. (2025), arXiv:2412.16802, sample the largest of the values instead, which
-  serves one epoch.
+  Chua et al. (2025), arXiv:2412.16802, sample the largest value instead, which works
+  for one epoch.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from scipy import special
 
 from accounting.sampler_registry import RandomAllocation
 
-#: Of every simulation; public.
+#: Seed of every simulation; public.
 SEED = 20_250_219
-#: That an interval does not hold delta.
+#: Probability that an interval does not contain delta.
 ERROR_PROBABILITY = 1e-6
-#: Normal values that are drawn in all, and at a time: a few seconds, some megabytes.
+#: Normal values drawn in all, and at a time: a few seconds, some megabytes.
 _NUM_VALUES = 80_000_000
 _CHUNK = 1 << 21
 _MOST_SAMPLES = 400_000
@@ -59,12 +59,12 @@ class Estimate:
     """A simulated delta of removing an example.
 
     Attributes:
-      epsilon: At which.
-      mean: Unbiased.
+      epsilon: Where delta was estimated.
+      mean: Unbiased estimate of delta.
       low: Lower end of the interval, at least 0.
-      high: Upper end.
-      num_samples: Drawn.
-      seed: Of the random numbers.
+      high: Upper end of the interval.
+      num_samples: Number of samples.
+      seed: Seed of the random numbers.
     """
 
     epsilon: float
@@ -83,7 +83,7 @@ def estimate(
     Args:
       allocation: Steps, epochs and noise multiplier; the noise is above 0.
       epsilon: At least 0.
-      num_values: Normal values to draw in all; they decide the error.
+      num_values: Normal values to draw in all: more give a smaller error.
     """
     order = _best_order(allocation, epsilon)
     tuples = _tuples(allocation.noise_multiplier, allocation.num_steps, order)
@@ -97,7 +97,7 @@ def estimate(
         for start in range(0, count, rows)
     ]
     excess = np.maximum(np.concatenate(losses) - epsilon, 0.0)
-    # Over the Chernoff bound, and then over the largest value.
+    # Values over the Chernoff bound, and then over the largest possible value.
     shares = -np.expm1(-excess) * np.exp(-(order - 1) * excess)
     share = (1 - 1 / order) ** (order - 1) / order
     largest = math.exp(_log_chernoff(allocation, order, epsilon)) * share
@@ -107,7 +107,7 @@ def estimate(
 def _bounded(shares: NDArray[np.float64], largest: float, epsilon: float) -> Estimate:
     """Returns the estimate of values ``shares * largest``, with shares in [0, 1]."""
     count, mean = len(shares), float(shares.mean())
-    # Each side with half of the error.
+    # Each end of the interval fails with half of the error probability.
     needed = math.log(4 / ERROR_PROBABILITY)
     width = math.sqrt(2 * float(shares.var(ddof=1)) * needed / count)
     width += 7 * needed / (3 * (count - 1))
@@ -127,9 +127,10 @@ class _Tuples:
 
     Attributes:
       order: a, length of a tuple.
-      log_sums: Entry [i, j]: logarithm of the sum of weights of all j-tuples of the
-        steps that are left when i of them were used up, over j!.
-      log_weights: Entry b: of a step that was drawn b times, over b!.
+      log_sums: Shape (a + 1, a + 1).  Entry [i, j]: logarithm of the sum of weights of
+        all j-tuples of the steps without i of them, over j!.
+      log_weights: Shape (a + 1,).  Entry b: logarithm of the weight of a step that was
+        drawn b times, over b!.
     """
 
     order: int
@@ -138,7 +139,7 @@ class _Tuples:
 
 
 def _best_order(allocation: RandomAllocation, epsilon: float) -> int:
-    """Returns the order with the least Chernoff bound: a choice of the error alone."""
+    """Returns the order with the least Chernoff bound; it affects only the error."""
     return min(
         range(1, _MOST_ORDER + 1),
         key=lambda order: _log_chernoff(allocation, order, epsilon),
@@ -171,7 +172,7 @@ def _tuples(noise: float, num_steps: int, order: int) -> _Tuples:
 
 
 def _power(log_series: NDArray[np.float64], exponent: int) -> NDArray[np.float64]:
-    """Returns a power of a series with given logarithms of its coefficients."""
+    """Returns the log-coefficients of a power of a series, given its own."""
     result = np.full(len(log_series), -np.inf)
     result[0] = 0.0
     base = log_series
@@ -199,7 +200,7 @@ def _losses(
     noise, steps = allocation.noise_multiplier, allocation.num_steps
     total = np.zeros(count)
     for _ in range(allocation.num_epochs):
-        # All steps are alike: the drawn ones may stand first.
+        # The steps are exchangeable, so the drawn ones may come first.
         drawn = _occupation(rng, tuples, count)[:, :steps]
         values = rng.standard_normal((count, steps))
         values *= 1 / noise

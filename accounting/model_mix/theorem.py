@@ -5,8 +5,8 @@ One step releases, coordinate by coordinate,
     w_k = alpha w_{k-1} + (1 - alpha) w_{k-2} - (eta / b) (sum of gradients + noise)
 
 where w_{k-1} and w_{k-2} were first moved at least tau apart, alpha is uniform in
-[0, 1] and hidden, and nothing but iterates is released.  In units of ``eta C / b``, and
-given all earlier iterates, w_k is ``N(0, sigma^2) * U`` around a point that one example
+[0, 1] and hidden, and only iterates are released.  In units of ``eta C / b``, and given
+all earlier iterates, w_k is ``N(0, sigma^2) * U`` around a point that one example
 moves by a vector of L2 norm at most 1 and, where coordinates are clipped to
 ``C / sqrt(p)``, of coordinates at most ``1 / sqrt(p)``; each uniform has a width of at
 least ``W = (tau / eta) b / C``.  So the Renyi divergence of order k of T steps is
@@ -24,13 +24,14 @@ Formal guarantees:
     (up to the margins for rounding).
   - Width 0 gives the Renyi divergences of the Poisson-subsampled Gaussian.
 
-What is proven here, and not taken from the paper, which asserts it or leaves it out:
+The following is proven here, since the paper asserts it or leaves it out:
 
-  - Zero-out.  A ghost contributes zero and is sampled with the same q; so the pair is
+  - Zero-out.  A ghost contributes zero and is sampled with the same q, so the pair is
     that of the paper's add-or-remove relation with q fixed.
-  - No gradient within the clip bounds loses more than one of p equal coordinates, but
-    for a factor of ``1 + SLACK`` in ln A_j: see `worst_case_gradient`, for the very
-    parameters of a question.  Where its cover fails, the bounds without mixing answer.
+  - Of all gradients within the clip bounds, one of p equal coordinates has the largest
+    A_j, up to a factor of ``1 + SLACK`` in ln A_j.  `worst_case_gradient` proves this
+    for the parameters of each question.  Where its cover fails, the bounds without
+    mixing are returned.
   - Wider is more private, also where widths differ between coordinates: see
     `accounting.pld.uniform_gaussian`.
   - Removing is the worse direction.  Let L be the likelihood ratio of the shifted to
@@ -42,7 +43,7 @@ What is proven here, and not taken from the paper, which asserts it or leaves it
     a is further from 1 than b where L > 1, and nearer where L < 1.
 
 Truncation adds ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, as in
-`accounting.samplers.truncated_poisson`: that coupling does not ask what a step does.
+`accounting.samplers.truncated_poisson`: that coupling holds for any step.
 
 References:
   Xiao, Wan and Devadas (2023), arXiv:2210.03843, Theorem 4.1 and Corollary 4.1;
@@ -72,18 +73,18 @@ from accounting.validation import InputError, check_float, check_int
 
 METHOD = "ModelMix (Xiao et al. 2023, Corollary 4.1)"
 _TRUNCATED = ", plus truncation (Chua et al. 2024, Theorem 3.3)"
-#: How numbers by this theorem come about.
+#: How numbers by this theorem are computed.
 DISCRETIZATION = (
     "Rényi moments of integer orders, by quadrature refined until two agree to 1e-9; "
     "that equal coordinates lose most, up to 1 %, by a finite cover for this run"
 )
 #: Further outputs that a statement by this theorem does not cover.
 NOT_COVERED = "noisy gradients and mixing coefficients: iterates alone are released"
-#: Orders are tried up to the first of these, and further only if the best is the last.
+#: Orders are tried up to the first of these; if the last is the best, up to the next.
 _ORDERS = (32, 128, 512)
-#: Noise multipliers that are verified, each a little larger, before mixing is given up.
+#: Increasing noise multipliers that are verified before mixing is given up.
 _MOST_TRIES = 5
-#: What log-factorials and sums add to a logarithm.
+#: Rounding error of a logarithm from log-factorials and sums.
 _ROUNDING = 1e-12
 
 
@@ -92,8 +93,8 @@ class Mixing:
     """How iterates are mixed.  All public.
 
     Attributes:
-      mix_width: Least distance of the two states that are mixed, in each coordinate,
-        over the learning rate (tau / eta): in the unit of a mean gradient, the sum over
+      mix_width: Least distance of the two mixed states in each coordinate, over the
+        learning rate (tau / eta).  Its unit is that of a mean gradient, the sum over
         ``expected_batch_size``.  At least 0; the same in every step.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
       linf_factor: p: the coordinates of one example's gradient are at most
@@ -113,9 +114,9 @@ class Mixing:
         check_int("linf_factor", self.linf_factor, at_least=1)
 
     def width(self, plan: DpSgdPlan) -> float:
-        """Returns W: the width in clip norms, on the sum of gradients.
+        """Returns W: the width in the sum of gradients, in clip norms.
 
-        A millionth less, for what a trainer loses in float32.
+        It is reduced by a millionth, for rounding of a trainer in float32.
         """
         width = self.mix_width * plan.expected_batch_size / self.l2_norm_clip
         return width * (1 - 1e-6)
@@ -124,11 +125,11 @@ class Mixing:
 
     @property
     def name(self) -> str:
-        """What the mechanism is called."""
+        """Name of the mechanism, for messages."""
         return "ModelMix"
 
     def check_plan(self, plan: DpSgdPlan) -> None:
-        """As `check_sampler`."""
+        """Refuses other than Poisson batches; see `check_sampler`."""
         check_sampler(plan)
 
     def epsilon(
@@ -150,7 +151,7 @@ class Mixing:
         return noise_multiplier(plan, self, epsilon=epsilon, delta=delta)
 
     def wording(self, bounds: Bounds) -> Wording:
-        """Returns the words for a statement, also where mixing does not help."""
+        """Returns the words for a statement of ``bounds``, with or without mixing."""
         bound = f"l2_norm_clip / sqrt({self.linf_factor})"
         by_mixing = METHOD in bounds.method
         return Wording(
@@ -200,8 +201,11 @@ def renyi_divergences(
       noise_multiplier: sigma, above 0.
       width: W, in clip norms.
       linf_factor: p.
-      most_order: At least 2.
-      slack: That of ``coordinate_cover``; 0 for equal coordinates alone.
+      most_order: Largest order, at least 2.
+      slack: Slack of `worst_case_gradient`; 0 for gradients of equal coordinates.
+
+    Returns:
+      Shape (most_order - 1,).
     """
     shift, factor = _most_shift(noise_multiplier, linf_factor)
     each = np.logaddexp(
@@ -227,8 +231,8 @@ def renyi_divergences(
 def _most_shift(noise_multiplier: float, linf_factor: int) -> tuple[float, float]:
     """Returns the shift of a coordinate, and p, that are accounted for.
 
-    p is less where its shift is too small to integrate: what is clipped to that is also
-    clipped to more.
+    p is reduced if its shift is too small to integrate, which is valid: a coordinate
+    within the smaller bound is also within the larger one.
     """
     integrable = (1 + 1e-9) * LEAST_SHIFT * noise_multiplier
     factor = max(1.0, min(float(linf_factor), integrable**-2))
@@ -259,7 +263,7 @@ def _best_order(
     noise_multiplier: float,
     question: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, int]:
-    """Returns the least answer to a question of (orders, divergences), and where."""
+    """Returns the least answer of ``question``, and its order."""
     for most_order in _ORDERS:
         orders = np.arange(2, most_order + 1)
         divergences = _divergences(plan, mixing, noise_multiplier, most_order)
@@ -286,7 +290,7 @@ def _untruncated_epsilon(
 def _log_delta(
     plan: DpSgdPlan, mixing: Mixing, noise_multiplier: float, epsilon: float
 ) -> tuple[float, int]:
-    """Returns ln delta, of which delta may be more than 1, and the order."""
+    """Returns ln delta, which may be above 0, and its order."""
 
     def question(
         orders: NDArray[np.int64], divergences: NDArray[np.float64]
@@ -313,9 +317,10 @@ def _better(
     value: float,
     order: int,
 ) -> Bounds:
-    """Returns the better of ``plain`` and ``value``, which is by mixing.
+    """Returns the smaller of ``plain`` and ``value``, the bound by mixing.
 
-    Mixing is believed only if its cover holds; that is asked last, as it takes longest.
+    The bound by mixing holds only if the cover is completed.  That takes longest and is
+    done last.
     """
     if value >= plain.guarantee:
         return plain
@@ -329,10 +334,10 @@ def _better(
 def epsilon(
     plan: DpSgdPlan, mixing: Mixing, *, noise_multiplier: float, delta: float
 ) -> Bounds:
-    """Returns an upper bound on epsilon at ``delta``: the better of with and without.
+    """Returns an upper bound on epsilon at ``delta``, with or without mixing.
 
     Args:
-      plan: How batches are made: Poisson, or truncated Poisson.
+      plan: A plan of Poisson or truncated Poisson batches.
       mixing: How iterates are mixed.
       noise_multiplier: Noise standard deviation over the clip norm.
       delta: In (0, 1).
@@ -358,14 +363,24 @@ def epsilon(
     else:
         cost = functools.partial(truncation.delta, plan)
         value = epsilon_after_cost(cost, needed_at, float(delta))
-    # Truncation asks at several deltas: the cover has to be of all orders.
+    # With truncation several deltas were tried: the cover must hold for all orders.
     return _better(plan, mixing, noise, plain, value, max(orders))
 
 
 def delta(
     plan: DpSgdPlan, mixing: Mixing, *, noise_multiplier: float, epsilon: float
 ) -> Bounds:
-    """Returns an upper bound on delta at ``epsilon``; arguments as for `epsilon`."""
+    """Returns an upper bound on delta at ``epsilon``, with or without mixing.
+
+    Args:
+      plan: A plan of Poisson or truncated Poisson batches.
+      mixing: How iterates are mixed.
+      noise_multiplier: Noise standard deviation over the clip norm.
+      epsilon: At least 0.
+
+    Raises:
+      InputError: a value out of range, or another sampler.
+    """
     check_sampler(plan)
     accountant.check_noise_multiplier(noise_multiplier)
     return _delta(plan, mixing, float(noise_multiplier), epsilon)
@@ -387,10 +402,10 @@ def noise_multiplier(
 ) -> NoiseBounds:
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
-    The less of what suffices with and without mixing, verified at the value returned.
+    It is the smaller of the two that suffice with and without mixing, and is verified.
 
     Args:
-      plan: How batches are made: Poisson, or truncated Poisson.
+      plan: A plan of Poisson or truncated Poisson batches.
       mixing: How iterates are mixed.
       epsilon: At least 0.
       delta: In (0, 1).
@@ -406,7 +421,7 @@ def noise_multiplier(
             return -math.log(delta)
         return _log_delta(plan, mixing, noise, epsilon)[0] - math.log(delta)
 
-    # A first guess: mixing at its best spares most of the noise.
+    # Where the search starts: at its best, mixing saves most of the noise.
     value = smallest_noise(log_excess, max(plain.guarantee / 3, 1e-3))
     for _ in range(_MOST_TRIES):
         if value >= plain.guarantee:

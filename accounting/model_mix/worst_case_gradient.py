@@ -1,24 +1,24 @@
-"""A proof, by a finite cover, that a gradient of equal coordinates is the worst case.
+"""Proves, by a finite cover, that a gradient of equal coordinates is the worst case.
 
-One example moves the coordinates of a step by shifts s_j, of which the squares add up
-to at most p S^2 and each is at most S.  With g(s) = ln A_k(s, W) of
+One example moves the coordinates of a step by shifts s_j.  Their squares add up to at
+most p S^2, and each shift is at most S.  With g(s) = ln A_k(s, W) of
 `accounting.pld.uniform_gaussian`, this module shows that
 
     sum_j g(s_j)  <=  (1 + SLACK) p g(S)        for every such gradient,
 
-for which ``g(s) / s^2 <= (1 + SLACK) g(S) / S^2`` for all s in (0, S] is enough.  (Xiao
-et al. assert that g is convex in s^2, without proof; then no slack were needed.)
+It suffices that ``g(s) / s^2 <= (1 + SLACK) g(S) / S^2`` for all s in (0, S].  (Xiao et
+al. assert, without proof, that g is convex in s^2, which would make SLACK unnecessary.)
 
-From S down to some s_0, intervals cover all s: as g does not fall with s,
+From S down to some s_0, intervals cover all s.  Since g does not fall with s,
 
     g(s) / s^2 <= g(high) / low^2        for s in [low, high],
 
-and low is chosen so that this is just small enough.  For s <= s_0, with psi = -ln p and
-y drawn from P, so that A_k = E[exp((k - 1) (psi(y + s) - psi(y)))]:
+and low is chosen so that the right side is just small enough.  For s <= s_0, with
+psi = -ln p and y drawn from P, so that A_k = E[exp((k - 1) (psi(y + s) - psi(y)))]:
 
-  - psi'' is 1 less the variance of the uniform given y, and P is log-concave: it is in
-    [0, 1].  psi''' is minus the third central moment of the uniform given y, which is
-    log-concave too: at most 2 in size (Bubeck and Eldan 2014, Lemma 2).
+  - psi'' is 1 minus the variance of the uniform given y.  P is log-concave, so psi'' is
+    in [0, 1].  psi''' is minus the third central moment of the uniform given y, which
+    is log-concave too: at most 2 in size (Bubeck and Eldan 2014, Lemma 2).
   - So ``psi(y + s) - psi(y) <= s psi' + s^2 psi'' / 2 + s^3``, of mean
     ``s^2 I / 2 + s^3``, where I = E[psi'^2] = E[psi''], and of size at most
     ``s m`` with ``m = |psi'| + s / 2 + s^2``.
@@ -47,13 +47,13 @@ from numpy.typing import NDArray
 
 from accounting.pld.uniform_gaussian import LEAST_SHIFT, log_density, log_excess_moments
 
-#: What the cover may cost, relative to the divergence; smaller takes longer.
+#: Relative cost of the cover in the divergence; a smaller one takes longer to prove.
 SLACK = 0.01
-#: Intervals of a cover; a usual one has a few hundred.
+#: Largest number of intervals; most covers have a few hundred.
 _MOST_INTERVALS = 3000
-#: What quadratures may be off by, relatively.
+#: Bound on the relative error of quadratures.
 _MARGIN = 1e-5
-#: Distance of the points of ``_limit``, and how far they reach beyond the edge.
+#: Spacing of the points of ``_limit``, and their reach beyond the uniform's edge.
 _STEP, _REACH = 1 / 256, 15.0
 
 
@@ -61,12 +61,12 @@ _STEP, _REACH = 1 / 256, 15.0
 def equal_coordinates_lose_most(
     most_shift: float, width: float, most_order: int
 ) -> bool:
-    """Whether the cover was completed.  Takes about a second.
+    """Returns whether the cover was completed.  Takes about a second.
 
     Args:
       most_shift: S, in standard deviations of the Gaussian.
       width: W, in the same unit.
-      most_order: At least 2.
+      most_order: Largest order k, at least 2.
     """
     if width == 0.0:
         return True  # g(s) / s^2 is constant
@@ -78,7 +78,7 @@ def equal_coordinates_lose_most(
 def _slopes(
     most_shift: float, share: float, width: float, most_order: int
 ) -> NDArray[np.float64]:
-    """Returns ``g(s) / s^2`` of orders 2 ... at ``s^2 = share * most_shift^2``."""
+    """Returns ``g(s) / s^2`` at ``s^2 = share * most_shift^2``, for orders 2, 3, ..."""
     square = share * most_shift**2
     logs = log_excess_moments(math.sqrt(square), width, most_order)
     return np.asarray(np.logaddexp(0.0, logs) / square)
@@ -87,7 +87,7 @@ def _slopes(
 def _least_share(
     most_shift: float, width: float, allowed: NDArray[np.float64]
 ) -> float | None:
-    """Returns (s_0 / S)^2, below which the limit holds; None if nowhere proven."""
+    """Returns (s_0 / S)^2; None if the limit is not small enough for any s_0."""
     shift = most_shift
     while shift > LEAST_SHIFT:
         if (_limit(shift, width, len(allowed) + 1) <= allowed).all():
@@ -97,9 +97,9 @@ def _least_share(
 
 
 def _limit(shift: float, width: float, most_order: int) -> NDArray[np.float64]:
-    """Returns a bound on ``g(s) / s^2`` for all s up to ``shift``, of orders 2 ..."""
+    """Returns a bound on ``g(s) / s^2`` for s up to ``shift``, for orders 2, 3, ..."""
     inner = min(width / 2, _REACH)
-    # By symmetry one half; further inside, psi' is 0 and m is its constant part.
+    # One half, by symmetry.  Further inside, psi' is 0 and m is constant.
     steps = np.arange(math.ceil((inner + _REACH) / _STEP) + 1, dtype=np.float64)
     y = width / 2 - inner + _STEP * steps
     density = log_density(y, width)
@@ -123,7 +123,7 @@ def _limit(shift: float, width: float, most_order: int) -> NDArray[np.float64]:
 def _covers(
     most_shift: float, width: float, allowed: NDArray[np.float64], least: float
 ) -> bool:
-    """Whether intervals from share 1 down to ``least`` stay within what is allowed."""
+    """Returns whether intervals from share 1 to ``least`` stay within ``allowed``."""
     share = 1.0
     for _ in range(_MOST_INTERVALS):
         if share <= least:

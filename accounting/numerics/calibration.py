@@ -1,4 +1,4 @@
-"""The least noise that meets a target, and what a lower bound refutes."""
+"""Searches for the least sufficient noise, and for what a lower bound refutes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from accounting.numerics.root_finding import log_ratio, threshold
 
-#: Relative distance of what suffices and what does not, where a search ends.
+#: Relative distance of a sufficient and an insufficient value that ends a search.
 TOLERANCE = 1e-4
 _FINE_TOLERANCE = 3e-5
 _LEAST, _MOST = 1e-6, 1e12
-#: No search looks for a larger epsilon.
+#: Largest epsilon that a search tries.
 _LARGEST_EPSILON = 2.0**60
 
 
@@ -22,19 +22,19 @@ def smallest_noise(
     tolerance: float = TOLERANCE,
     stride: float = 1.5,
 ) -> float:
-    """Returns the least noise multiplier with ``log_excess <= 0``, from above.
+    """Returns the least noise multiplier with ``log_excess <= 0``, rounded up.
 
-    The value returned is one at which ``log_excess`` was evaluated and is at most 0.
+    ``log_excess`` was evaluated at the value returned and is at most 0 there.
 
     Args:
-      log_excess: The logarithm of delta over its target, of a noise multiplier; it need
-        not be exactly monotone.
-      guess: Where the search starts.
-      tolerance: Relative distance from a value that does not suffice, at most.
+      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
+        monotone.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance of the result from an insufficient value.
       stride: First factor by which the search moves away from ``guess``.
 
     Returns:
-      0 if no noise at all is enough; infinity if no noise is.
+      0 if the target is met without noise; infinity if no noise multiplier meets it.
     """
     return _search(log_excess, guess, tolerance, stride)[1]
 
@@ -46,11 +46,20 @@ def largest_insufficient_noise(
     tolerance: float = TOLERANCE,
     stride: float = 1.5,
 ) -> float:
-    """Returns a noise multiplier with ``log_excess > 0``, almost the largest.
+    """Returns the largest noise multiplier with ``log_excess > 0``, rounded down.
 
-    Where ``log_excess`` is of a lower bound on delta, no noise multiplier up to this
-    one meets the target: less noise is never more private.  0 if there is none.
-    Arguments as for `smallest_noise`.
+    If ``log_excess`` is of a lower bound on delta, no noise multiplier up to the one
+    returned meets the target, since less noise is never more private.
+
+    Args:
+      log_excess: Noise multiplier -> ``ln(delta / target)``; it need not be exactly
+        monotone.
+      guess: Noise multiplier at which the search starts.
+      tolerance: Largest relative distance of the result from a sufficient value.
+      stride: First factor by which the search moves away from ``guess``.
+
+    Returns:
+      0 if the target is met without noise.
     """
     return _search(log_excess, guess, tolerance, stride)[0]
 
@@ -67,11 +76,11 @@ def _search(
 
 
 def round_up(value: float, digits: int) -> float:
-    """Returns ``value`` to so many significant digits, upwards.
+    """Returns ``value`` rounded up to a number of significant digits.
 
     Args:
       value: Above 0.
-      digits: Significant digits that are kept.
+      digits: Number of significant digits.
     """
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
@@ -87,16 +96,16 @@ def smallest_noise_in_two(
 ) -> float:
     """Returns `smallest_noise` for ``delta(noise_multiplier, fineness) <= target``.
 
-    Searches with the coarse bound, and then a little around with the fine one; only the
-    fine one decides.
+    Searches with the cheap coarse bound, and then near its result with the fine bound,
+    which alone decides.
 
     Args:
-      delta: (noise multiplier, fineness) -> a bound on delta.
-      target: Delta.
-      guess: Noise multiplier where the search starts.
+      delta: (noise multiplier, fineness) -> an upper bound on delta.
+      target: Target delta, in (0, 1).
+      guess: Noise multiplier at which the search starts.
       coarse: Fineness of the first search.
-      fine: Fineness that decides.
-      coarse_tolerance: Relative distance where the first search ends.
+      fine: Fineness of the second search.
+      coarse_tolerance: `smallest_noise`'s tolerance of the first search.
     """
     start = smallest_noise(
         lambda noise: log_ratio(delta(noise, coarse), target),
@@ -119,13 +128,13 @@ def settled_epsilon(
 ) -> float:
     """Returns an epsilon >= 0 with ``needed(epsilon) <= epsilon``; infinite if none.
 
-    For an epsilon of which a part of delta, spent elsewhere, depends itself.
+    It serves bounds that spend a part of delta which depends on epsilon itself.
 
     Args:
-      needed: The epsilon that is proven with what an epsilon leaves of delta; it rises.
-      margin: Each try is by so much, relatively, above what the last one needed, so
-        that the climb from 0 ends on the private side.
-      most_tries: After so many the answer is infinity.
+      needed: Epsilon -> the epsilon that is proven with the delta left at it.  Rises.
+      margin: Each epsilon tried exceeds what the last one needed by this relative
+        margin, so that the search, which climbs from 0, ends on the private side.
+      most_tries: Number of tries after which infinity is returned.
     """
     epsilon = 0.0
     for _ in range(most_tries):
@@ -143,15 +152,15 @@ def epsilon_after_cost(
     needed_at: Callable[[float], float],
     delta: float,
 ) -> float:
-    """Returns an epsilon that holds at ``delta`` after a cost is paid from it.
+    """Returns an upper bound on epsilon at ``delta``, given an addition to delta.
 
     Args:
-      cost: Epsilon -> what is added to delta; it rises.
-      needed_at: Delta -> an upper bound on epsilon without the cost.
+      cost: Epsilon -> the addition to delta.  Rises.
+      needed_at: Delta -> an upper bound on epsilon without the addition.
       delta: In (0, 1).
 
     Returns:
-      Infinity if the cost alone exceeds ``delta``.
+      Infinity if the addition alone exceeds ``delta``.
     """
 
     def needed(epsilon: float) -> float:
@@ -162,11 +171,12 @@ def epsilon_after_cost(
 
 
 def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -> float:
-    """Returns almost the largest epsilon at which ``lower(epsilon) > delta``, or 0.
+    """Returns the largest epsilon with ``lower(epsilon) > delta``, rounded down, or 0.
 
     Args:
-      lower: A lower bound on delta, of epsilon.
-      upper: An upper bound on epsilon at ``delta``; may be infinite.
+      lower: Epsilon -> a lower bound on delta.
+      upper: An upper bound on epsilon at ``delta``, where the search starts; may be
+        infinite.
       delta: In (0, 1).
     """
     low, high = threshold(
@@ -175,5 +185,5 @@ def lower_epsilon(lower: Callable[[float], float], upper: float, delta: float) -
         relative=1e-5,
         most=_LARGEST_EPSILON,
     )
-    # The lower end: the bound was evaluated there and refutes it.
+    # ``lower`` was evaluated at the lower end and exceeds delta there.
     return high if math.isinf(high) else low

@@ -1,9 +1,9 @@
-"""Where a bound meets its target: root finding that ends on the private side.
+"""Root finding that ends on the private side of a target.
 
 Formal guarantees:
-  - Both ends returned are points at which the function was evaluated: it is above 0 at
-    the lower end and at most 0 at the upper one.  So no property of the function, or of
-    the search, can make the upper end insufficient.
+  - The function was evaluated at both ends returned: it is above 0 at the lower one and
+    at most 0 at the upper one.  So no property of the function, or of the search, can
+    make the upper end insufficient.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def threshold(
     least: float = 1e-300,
     most: float = sys.float_info.max,
 ) -> tuple[float, float]:
-    """Returns neighbours around the point from which ``excess`` is at most 0.
+    """Returns an interval in which ``excess`` falls to 0: its lower and upper end.
 
     Args:
-      excess: Of a number >= 0; it falls, but need not be exactly monotone or smooth.
+      excess: Function of a number >= 0.  It falls, but need not be exactly monotone or
+        smooth.
       guess: Where the search starts.
-      relative: Distance of the neighbours over the upper one, at most; 0 for floating
-        point numbers next to each other.
+      relative: Largest length of the interval over its upper end; 0 for adjacent
+        floating-point numbers.
       stride: First factor by which the search moves away from ``guess``; squared at
         each further move.
-      least: Below this, the lower neighbour is 0.
-      most: No point beyond this is tried.
+      least: If the upper end is at most this, the lower end is 0.
+      most: Largest point that is tried.
 
     Returns:
       Two 0s if ``excess(0)`` is at most 0; ``most`` and infinity if ``excess(most)`` is
@@ -91,8 +92,8 @@ def _narrow(
         rtol=max(relative, 4 * sys.float_info.epsilon),
         disp=False,
     )
-    # What brentq leaves: it stops a few floating point numbers apart at best, and at a
-    # root that it hits, wherever the other end is.
+    # brentq stops a few floating-point numbers apart at best, and at an exact root it
+    # leaves the other end where it is.  Bisection does the rest.
     while ends[1] - ends[0] > relative * ends[1]:
         middle = ends[0] + (ends[1] - ends[0]) / 2
         if middle in ends:
@@ -102,7 +103,7 @@ def _narrow(
 
 
 def log_ratio(value: float, target: float) -> float:
-    """Returns ``ln(value / target)``, finite, and above 0 just if the value is larger.
+    """Returns a finite ``ln(value / target)`` that is above 0 iff ``value > target``.
 
     Args:
       value: At least 0.

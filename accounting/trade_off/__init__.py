@@ -1,1 +1,1 @@
-"""What epsilon and delta mean for a test of membership."""
+"""What epsilon and delta mean for membership tests."""

@@ -1,20 +1,21 @@
-"""What a test of membership can achieve at most: f-DP.
+"""Upper bounds on membership tests: the trade-off function of f-DP.
 
-A test decides, from the released model and all other examples, whether an example was
-used or a ghost stood in its place.  Its false positive rate a is the probability of
-"used" for a ghost; its true positive rate that of "used" for the example.  If (epsilon,
-delta) holds in both directions, the latter is at most
+A membership test decides, from the released model and all other examples, whether an
+example was used or a ghost replaced it.  Its false positive rate a is the probability
+of "used" for a ghost; its true positive rate that of "used" for the example.  If
+(epsilon, delta) holds in both directions, the true positive rate is at most
 
-    min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)),
+    min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
 
-and the least over the privacy profile is 1 - f(a), with f the trade-off function: no
-test is better, and one is as good where delta is exact.  The true less the false
-positive rate, the membership advantage, is at most delta(0), the total variation.
+The least of these over the privacy profile is 1 - f(a), with f the trade-off function.
+No test is better; where delta is exact, some test is as good.  The membership
+advantage, the true minus the false positive rate, is at most delta(0), the total
+variation distance.
 
-Where a mechanism is mu-GDP, the true positive rate is at most ``Phi(Phi^-1(a) + mu)``.
-That holds where each use of an example is one Gaussian mechanism, as it is for
-deterministic and shuffled batches.  For Poisson batches it is a limit of many steps
-(Dong et al. 2022, Theorem 11), not a bound: none is stated.
+If a mechanism is mu-GDP, the true positive rate is at most ``Phi(Phi^-1(a) + mu)``.
+This holds for deterministic and shuffled batches, where each use of an example is one
+Gaussian mechanism.  For Poisson batches mu-GDP is a limit for many steps (Dong et al.
+2022, Theorem 11) and no bound, so that no mu is stated.
 
 Formal guarantees:
   - every rate and advantage is an upper bound, whichever points of the profile are
@@ -37,14 +38,15 @@ from typing import Any
 
 from accounting import accountant
 from accounting.neighboring_relation import REPLACE_SPECIAL, brought
+from accounting.numerics.root_finding import threshold
 from accounting.plan import DpSgdPlan
 from accounting.validation import check_float
 
-#: False positive rates that statements and reports name.
+#: False positive rates in statements and reports.
 RATES = (0.001, 0.01, 0.1)
-#: Those of a curve.
+#: False positive rates of a curve.
 CURVE_RATES = (0.0, *(10 ** (-power / 4) for power in range(24, 0, -1)), 0.75, 1.0)
-#: Relative, of the roundings below.
+#: Bound on the relative rounding error of the formulas below.
 _ROUNDING = 1e-12
 
 
@@ -54,11 +56,11 @@ def _up(value: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """Bounds on every test of membership.
+    """Upper bounds on every membership test.
 
     Attributes:
       points: Pairs (epsilon, delta), each proven in both directions.
-      mu: The mechanism is mu-GDP; None if that is not known.
+      mu: The mechanism is mu-GDP with this mu; None if none is known.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -71,7 +73,7 @@ class TradeOff:
           false_positive_rate: In [0, 1].
 
         Raises:
-          InputError: it is not.
+          InputError: a rate outside [0, 1].
         """
         rate = check_float(
             "false_positive_rate", false_positive_rate, at_least=0.0, at_most=1.0
@@ -83,10 +85,10 @@ class TradeOff:
 
     @property
     def advantage(self) -> float:
-        """Upper bound on the true less the false positive rate, at any of them."""
+        """Upper bound on the true minus the false positive rate of any test."""
         bounds = [1.0]
         for epsilon, delta in self.points:
-            # Where both bounds of a point are equal.
+            # The largest difference is where both terms of the minimum are equal.
             share = math.tanh(epsilon / 2)
             bounds.append(share + delta * (1 - share))
         if self.mu is not None:
@@ -112,11 +114,12 @@ class TradeOff:
         }
 
     def to_text(self, unit: str = "an example was", *, replaced: bool = False) -> str:
-        """Returns the bounds in words, half a sentence.
+        """Returns the bounds in words, as part of a sentence.
 
         Args:
-          unit: Whose use is hidden, with its verb.
-          replaced: Whether one stands against another, not against a ghost.
+          unit: The privacy unit with its verb, such as "an example was".
+          replaced: Whether the relation is replace-one: the test tells one example from
+            another instead of from a ghost.
         """
         asked = f"whether {unit} used"
         wrong, right = "of those that were not", "of those that were"
@@ -138,21 +141,21 @@ class TradeOff:
 
 
 def percent_up(rate: float) -> str:
-    """Returns a rate in percent, rounded up, with a decimal or, if small, two.
+    """Returns a rate in percent, rounded up to one decimal, or two below 1 %.
 
     Example:
       >>> percent_up(0.27183), percent_up(0.001), percent_up(0.0027183)
       ('27.2 %', '0.1 %', '0.28 %')
     """
     digits = 1 if rate >= 0.01 else 2
-    # What is a hundredth but for its last bits is not rounded to the next.
+    # The factor keeps a rounding error of 0.01 from being rounded up to 0.02.
     value = math.ceil(rate * 100 * 10**digits * (1 - 1e-11)) / 10**digits
     return f"{value:.{digits}f}".rstrip("0").rstrip(".") + " %"
 
 
 def _most(rate: float, epsilon: float, delta: float) -> float:
     factor = math.exp(min(epsilon, 700.0))
-    # The second of the module docstring, without a difference of like numbers.
+    # The second term of the module docstring, written without cancellation.
     return min(factor * rate + delta, (delta + rate) / factor - math.expm1(-epsilon))
 
 
@@ -164,12 +167,12 @@ def trade_off(
     neighboring_relation: str = REPLACE_SPECIAL,
     max_examples_per_user: int = 1,
 ) -> TradeOff:
-    """Returns the bounds of a plan; for a curve it takes some seconds.
+    """Returns the bounds of a plan.  Takes some seconds for ``CURVE_RATES``.
 
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
-      rates: False positive rates at which they are to be close.
+      rates: False positive rates at which the bounds should be tight.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 a test is of all examples of a user.
 
@@ -233,9 +236,9 @@ def _of_rates(
 
 
 def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[float]:
-    """Returns the epsilons that bound tests at ``rates`` best if a profile is Gaussian.
+    """Returns the epsilons with the best bounds at ``rates`` for a Gaussian profile.
 
-    A choice of points: any are bounds.
+    Other profiles get valid bounds from the same epsilons, which may be less tight.
     """
     if not math.isfinite(claim[0]):
         return []
@@ -246,17 +249,18 @@ def _epsilons_for(claim: tuple[float, float], rates: Iterable[float]) -> list[fl
 
 
 def _normal_cdf(value: float) -> float:
-    # Accurate in the lower tail, as that of `NormalDist` need not be.
+    # Accurate in the lower tail, where `NormalDist.cdf` need not be.
     return math.erfc(-value / math.sqrt(2)) / 2
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
     """Returns about the mu of a Gaussian mechanism that is (epsilon, delta)-private."""
-    low, high = 1e-9, 1e3
-    for _ in range(60):
-        mu = math.sqrt(low * high)
-        lower = _normal_cdf(-epsilon / mu - mu / 2)
-        found = _normal_cdf(mu / 2 - epsilon / mu)
-        found -= math.exp(min(epsilon, 700.0)) * lower
-        low, high = (mu, high) if found < delta else (low, mu)
-    return low
+    factor = math.exp(min(epsilon, 700.0))
+
+    def excess(noise: float) -> float:
+        if noise == 0.0:
+            return 1.0
+        half, shift = 1 / (2 * noise), epsilon * noise
+        return _normal_cdf(half - shift) - factor * _normal_cdf(-half - shift) - delta
+
+    return 1 / threshold(excess, 1.0, relative=1e-9)[1]

@@ -15,11 +15,11 @@ import sys
 from typing import Any
 
 from accounting import accountant, neighboring_relation
-from accounting.accountant import samplers
 from accounting.cross_check import check
 from accounting.intervals import Bounds
 from accounting.neighboring_relation import NAMES, RELATIONS, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
+from accounting.sampler_registry import names as samplers
 from accounting.validation import InputError
 
 FILE = pathlib.Path(__file__).parents[2] / "accounting" / "README.md"

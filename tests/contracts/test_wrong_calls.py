@@ -365,7 +365,7 @@ PLAN = [
     row("--values 1,2", "--sweep beside --values", "--sweep epsilon"),
     row("--sweep epochs --values 1.5,2", "values=1.5 of a sweep over epochs to be int",
         "--values 1,2"),
-    row("--sweep epochs --values x", "'x' is no list of numbers as 1,2,4",
+    row("--sweep epochs --values x", "'x' is no list of numbers such as 1,2,4",
         "--values 1,2"),
     row("--sweep epochs --values ''", "'' is no list of numbers", "--values 1,2"),
     row("--sweep epochs --values 0,1", "epochs=0 >= 1", "--values 1"),

@@ -234,7 +234,7 @@ def test_a_sampler_from_outside_brings_its_own_smallest_cap(
 
 def test_a_cap_that_nobody_can_choose_is_refused(registered: Register) -> None:
     registered(LEAST, rules=CAPPED_RULES, truncated_batch_size=50)
-    with pytest.raises(InputError, match=f"sampler='{NAME}' to bring a smallest cap"):
+    with pytest.raises(InputError, match=f"sampler='{NAME}' to provide a smallest cap"):
         comparison.answer(QUESTION, NAME)
     given = dataclasses.replace(QUESTION, truncated_batch_size=50)
     assert comparison.answer(given, NAME).plan.truncated_batch_size == 50
@@ -326,7 +326,7 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
             delta=1e-5,
             sampler=plan.sampler,
         ),
-        "to bring a smallest cap",
+        "to provide a smallest cap",
     ),
     (
         "event",
@@ -348,43 +348,43 @@ QUESTIONS: list[tuple[str, Callable[[DpSgdPlan], object], str]] = [
     (
         "statement",
         lambda plan: statement.privacy_statement(plan, noise_multiplier=1, delta=1e-5),
-        "to bring the wording of its privacy statement",
+        "to provide the wording of its privacy statement",
     ),
     (
         "directions",
         lambda plan: accountant.delta_by_direction(
             plan, noise_multiplier=1.0, epsilon=1.0
         ),
-        "to bring bounds for each direction",
+        "to provide bounds for each direction",
     ),
     (
         "lower epsilon",
         lambda plan: accountant.epsilon(
             plan, noise_multiplier=1.0, delta=1e-5, both=True
         ),
-        "to bring a lower bound",
+        "to provide a lower bound",
     ),
     (
         "lower delta",
         lambda plan: accountant.delta(
             plan, noise_multiplier=1.0, epsilon=1.0, both=True
         ),
-        "to bring a lower bound",
+        "to provide a lower bound",
     ),
-    ("audit", audit_mechanism.worst_case, "to bring a worst case and a score"),
+    ("audit", audit_mechanism.worst_case, "to provide a worst case and a score"),
     (
         "score",
         lambda plan: audit_mechanism.score(
             plan, 1.0, lambda step: np.zeros(1), positions=np.zeros(1)
         ),
-        "to bring a worst case and a score",
+        "to provide a worst case and a score",
     ),
     (
         "assignment",
         lambda plan: samplers.sample_block(
             plan, bytes(32), BlockRows(name="a", num_rows=1)
         ),
-        "to bring an assignment of rows to steps",
+        "to provide an assignment of rows to steps",
     ),
 ]
 
@@ -406,7 +406,7 @@ def test_batches_that_nobody_can_sample_are_refused_before_any_work(
     registered: Register, table: str
 ) -> None:
     plan = registered(assigns=False)
-    with pytest.raises(InputError, match="to bring an assignment of rows to steps"):
+    with pytest.raises(InputError, match="to provide an assignment of rows to steps"):
         make_layout(plan, list_blocks(table))
 
 
