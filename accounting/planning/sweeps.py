@@ -208,6 +208,15 @@ class _Asked:
 
     @classmethod
     def of(cls, line: Line, question: Question) -> _Asked:
+        """Returns the question that a line answers.
+
+        Args:
+          line: The sampler, or the method, that is asked about.
+          question: The question at one value of the sweep.
+
+        Raises:
+          InputError: the line cannot answer it.
+        """
         return cls(question=question, line=line, plan=checked_plan(question, line))
 
     def answered(self, *, estimate: bool) -> Point:

@@ -86,7 +86,7 @@ def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
 
 
 def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
-    """Returns an upper bound on epsilon; arguments as for `upper_delta`."""
+    """Returns a bound on epsilon at ``delta``; arguments as for `upper_delta`."""
     margin = 1 + count * direction.relative_error
     if count == 1:
         return threshold(

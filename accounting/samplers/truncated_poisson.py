@@ -437,6 +437,7 @@ class _Users:
         epsilon: float,
         fineness: float = privacy_profile.FINE,
     ) -> Bounds:
+        """Returns an upper bound on delta at ``epsilon``; arguments as for `delta`."""
         untruncated = poisson.composed_for_users(self.count).delta(
             plan, noise_multiplier, epsilon, fineness
         )
@@ -446,6 +447,7 @@ class _Users:
         return least((min(1.0, additive), USER_ADDITIVE), (closed, CLOSED))
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
+        """Returns an upper bound on epsilon at ``delta``; arguments as for `delta`."""
         composed = poisson.composed_for_users(self.count)
         additive = epsilon_after_cost(
             functools.partial(truncation_delta, plan),
@@ -459,7 +461,13 @@ class _Users:
     def lower_delta(
         self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
     ) -> float:
-        """Of the data set of `lower_delta`."""
+        """Returns a lower bound on delta, on the data set of `lower_delta`.
+
+        Args:
+          plan: Of truncated Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+        """
         if noise_multiplier < _LEAST_USER_NOISE * self.count:
             return 0.0
         return poisson_lower_bound.lower_delta_of(
@@ -472,6 +480,7 @@ class _Users:
     def noise_multiplier(
         self, plan: DpSgdPlan, epsilon: float, delta: float
     ) -> NoiseBounds:
+        """Returns the noise for ``delta``; arguments as for `noise_multiplier`."""
         value = smallest_noise_in_two(
             lambda noise, fineness: (
                 self.delta(plan, noise, epsilon, fineness).guarantee
@@ -486,7 +495,7 @@ class _Users:
 
 
 def of_users(count: int) -> sampler_registry.Sampler:
-    """Returns what is brought for users with at most ``count`` examples."""
+    """Returns the `Sampler` for users with at most ``count`` examples."""
     found = _Users(count)
     return dataclasses.replace(
         _ZERO_OUT,

@@ -475,8 +475,14 @@ def _write_all(
 
 
 def ignore_progress(phase: str, done: int, total: int) -> None:
-    """Takes progress, and tells nobody: see `Progress`."""
-    del phase, done, total  # nobody listens
+    """Ignores progress.
+
+    Args:
+      phase: What is done.
+      done: Bytes done.
+      total: Bytes in all.
+    """
+    del phase, done, total
 
 
 def prepare(

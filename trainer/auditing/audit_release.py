@@ -115,6 +115,12 @@ class _Sums:
     counts: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, total: float, count: int) -> None:
+        """Adds a group.
+
+        Args:
+          total: Sum of its residuals, or of their squares.
+          count: Number of its residuals.
+        """
         self.totals.append(total)
         self.counts.append(count)
 

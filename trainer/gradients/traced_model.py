@@ -125,6 +125,15 @@ class _Tracer:
         self.ids: list[Any] = []
 
     def call(self, layer: Any, inputs: Any) -> Any:
+        """Calls a layer and records its operations.
+
+        Args:
+          layer: A layer of the model.
+          inputs: Its input, a tensor.
+
+        Raises:
+          InputError: the call cannot be traced.
+        """
         if not isinstance(inputs, tf.Tensor):
             raise InputError(f"{layer.name} takes a {type(inputs).__name__}")
         graph = inputs.graph

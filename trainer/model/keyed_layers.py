@@ -177,7 +177,7 @@ class _SeededGenerator:
         dtype: Any = None,
         nonce: Any = None,
     ) -> Any:
-        """Draws as Keras's generator, whose arguments these are."""
+        """Draws as Keras; see `keras.backend.RandomGenerator.random_uniform`."""
         del nonce  # every call has its own seed
         return tf.random.stateless_uniform(
             shape, self.make_seed_for_stateless_op(), minval, maxval,
@@ -192,14 +192,14 @@ class _SeededGenerator:
         dtype: Any = None,
         nonce: Any = None,
     ) -> Any:
-        """Draws as Keras's generator, whose arguments these are."""
+        """Draws as Keras; see `keras.backend.RandomGenerator.random_normal`."""
         del nonce
         return tf.random.stateless_normal(
             shape, self.make_seed_for_stateless_op(), mean, stddev, dtype or tf.float32
         )
 
     def dropout(self, inputs: Any, rate: float, noise_shape: Any = None) -> Any:
-        """Drops as Keras's generator, whose arguments these are."""
+        """Drops as Keras; see `keras.backend.RandomGenerator.dropout`."""
         return tf.nn.experimental.stateless_dropout(
             inputs, rate, self.make_seed_for_stateless_op(), noise_shape=noise_shape
         )

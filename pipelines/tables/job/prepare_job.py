@@ -137,7 +137,12 @@ class _Job:
         return pathlib.Path(self.work, _RECORDS, f"{task.name.replace('/', '-')}.json")
 
     def piece_path(self, task: _Task, index: int) -> pathlib.Path:
-        """Where the rows of an input file for a file of the output wait."""
+        """Where the rows of an input file for a file of the output wait.
+
+        Args:
+          task: The file of the output.
+          index: Number of the input file.
+        """
         return pathlib.Path(self._pieces(task), f"{index:07d}.arrow")
 
     def _pieces(self, task: _Task) -> pathlib.Path:
@@ -148,11 +153,21 @@ class _Job:
         return pathlib.Path(self.work, _PIECES, f"{index:07d}.done")
 
     def progress_path(self, phase: str, index: int) -> pathlib.Path:
-        """Where a worker tells how much of an input file it has read."""
+        """Where a worker records how much of an input file it has read.
+
+        Args:
+          phase: As in `Reader.parse`.
+          index: Number of the input file.
+        """
         return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:07d}")
 
     def blocks(self, phase: str, index: int) -> Iterator[ParsedBlock]:
-        """Yields the parsed blocks of an input file, each once."""
+        """Yields the parsed blocks of an input file, each once.
+
+        Args:
+          phase: As in `Reader.parse`.
+          index: Number of the input file.
+        """
         tell = _Teller(self.progress_path(phase, index))
         reader = Reader(
             files=self.files[index : index + 1],
@@ -263,7 +278,13 @@ class _Pieces:
                 raise error[1]
 
     def add(self, split: int, place: int, rows: pa.Table) -> None:
-        """Appends rows, of which the first is number ``place`` of its split."""
+        """Appends rows to the files of a split.
+
+        Args:
+          split: Number of the split.
+          place: Number of the first row in its split.
+          rows: The rows.
+        """
         while len(rows):
             piece = self._piece(split, place)
             some = rows.slice(0, piece.task.last - place)

@@ -125,6 +125,13 @@ class _Walk:
         self.found: dict[Any, tuple[Piece, list[Use]]] = {}
 
     def follow_variable(self, index: int, variable: Any, handle: Any) -> None:
+        """Follows the uses of a variable through the graph.
+
+        Args:
+          index: Index of the variable among the trainable ones.
+          variable: The variable.
+          handle: Its tensor in the graph.
+        """
         piece = Piece(
             variable=index,
             path=(),
