@@ -51,10 +51,10 @@ SAME_NUMBER = "both data sets have num_examples examples, and that number is pub
 
 #: Largest k with bounds of its own, since their cost grows with k.
 MOST_EXAMPLES_PER_USER = 50
-_GROUP = "budget.user_epsilon bounds it by groups, under zero-out."
+_GROUP = "In Python, dpsgd.budget.user_epsilon bounds it by groups, under zero-out."
 _NO_REPLACE_ONE = (
-    "two real examples differ by twice the clip norm; as a group of two under "
-    "zero-out, budget.group_epsilon with group_size=2 bounds it"
+    "two real examples differ by twice the clip norm; in Python, "
+    "dpsgd.budget.group_epsilon with group_size=2 bounds it by groups under zero-out"
 )
 
 

@@ -115,7 +115,7 @@ class DpSgdPlan:
             raise InputError(
                 "Expected truncated_batch_size=None to be an integer for "
                 f"sampler={self.sampler!r}. Give --truncated-batch-size; `dpsgd "
-                "plan` names the least that costs no epsilon."
+                "plan` prints the least cap of negligible privacy cost."
             )
         check_int(
             "truncated_batch_size",
@@ -123,7 +123,7 @@ class DpSgdPlan:
             at_least=self.expected_batch_size,
             at_most=self.num_examples,
             remedy=f"Give --truncated-batch-size from {self.expected_batch_size} to "
-            f"{self.num_examples}; `dpsgd plan` names the least that costs no epsilon.",
+            f"{self.num_examples}, or auto.",
         )
 
     @property
@@ -251,7 +251,8 @@ def steps_and_epochs(
         is out of range.
     """
     if (epochs is None) == (num_steps is None):
-        raise InputError("Expected exactly one of --epochs and --num-steps.")
+        remedy = "Give one." if epochs is None else "Omit one."
+        raise InputError(f"Expected exactly one of --epochs and --num-steps. {remedy}")
     per_epoch = steps_per_epoch(num_examples, expected_batch_size)
     if epochs is not None:
         check_int("epochs", epochs, at_least=1)

@@ -200,7 +200,10 @@ def _check_flags(flags: dict[str, Any]) -> None:
                 f"Expected {name} beside --{flag.replace('_', '-')}. Give both."
             )
     if (flags["epsilon"] is None) == (flags["noise_multiplier"] is None):
-        raise InputError("Expected exactly one of --epsilon and --noise-multiplier.")
+        remedy = "Give one." if flags["epsilon"] is None else "Omit one."
+        raise InputError(
+            f"Expected exactly one of --epsilon and --noise-multiplier. {remedy}"
+        )
     if flags["tan"] and model_mix.theorems(flags):
         raise InputError(
             "Expected --tan or --mix-width, not both: TAN is for DP-SGD. Omit one."

@@ -557,6 +557,8 @@ AUDIT = [
     row("--epsilon 1", "exactly one of --noise-multiplier and --epsilon",
         "- --epsilon"),
     number("--trials", "0", "trials=0 >= 100", "100"),
+    row("- --noise-multiplier + --noise-multiplier 1e9", "1000000000.0 <= 131072",
+        "- --noise-multiplier + --noise-multiplier 1"),
     number("--trials", "99999999999", "trials=99999999999 <= 100000000", "100"),
     number("--confidence", "0.5", "confidence=0.5 > 0.5", "0.9"),
     number("--confidence", "1", "confidence=1.0 < 1", "0.9"),

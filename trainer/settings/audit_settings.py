@@ -15,6 +15,8 @@ LEVELS = (MECHANISM, TRAINER)
 #: Trials by default: about a minute at most, on a few hundred steps.
 TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
 _MOST_TRIALS = 10**8
+#: More noise does not fit on the grid of integers on which it is added.
+LARGEST_NOISE = 2.0**17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class AuditSettings:
     def __post_init__(self) -> None:
         check_choice("level", self.level, LEVELS)
         check_float("confidence", self.confidence, above=0.5, below=1.0)
+        check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
         check_int("trials", self.num_trials, at_least=100, at_most=_MOST_TRIALS)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
