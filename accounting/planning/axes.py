@@ -1,4 +1,4 @@
-"""What a sweep can vary, and what it holds.
+"""The parameters that a sweep can vary.
 
 Formal guarantees:
   - At constant total noise ``q sqrt(T/2) / s`` is that of the question, at each value
@@ -20,16 +20,16 @@ from accounting.validation import InputError, check_choice, check_float, check_i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Something that can be varied.
+    """A parameter that a sweep can vary.
 
     Attributes:
-      label: What it is called in a picture.
+      label: Name on the axis of a plot.
       whole: Whether values are integers.
       defaults: Question -> values.
       change: (question, value) -> the question at that value.  Refuses a value that is
         out of range.
       read: Question -> its value.
-      linear: Whether a picture has it on a linear scale.
+      linear: Whether its axis is linear instead of logarithmic.
     """
 
     label: str
@@ -41,7 +41,7 @@ class Axis:
 
 
 def _scheduled(question: Question, **changes: Any) -> Question:
-    """Returns a question with its steps, or its epochs, held."""
+    """Returns a changed question that keeps its number of steps, or of epochs."""
     changed = dataclasses.replace(question, **changes)
     num_steps, num_epochs = plans.steps_and_epochs(
         changed.num_examples,
@@ -98,7 +98,7 @@ def _with_count(question: Question, value: int) -> Question:
         value,
         at_least=1,
         at_most=MOST_EXAMPLES_PER_USER,
-        remedy="Beyond, budget.user_epsilon bounds it by groups, under zero-out.",
+        remedy="In Python, dpsgd.budget.user_epsilon bounds larger ones by groups.",
     )
     return dataclasses.replace(question, max_examples_per_user=count)
 
@@ -134,7 +134,7 @@ def _deltas(question: Question) -> tuple[float, ...]:
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0, 32.0)
 _EPOCHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _COUNTS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
-#: Across the privacy wall.
+#: On both sides of the privacy wall near 2.
 _NOISE = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
 
 #: What can be varied, by name.
@@ -205,12 +205,12 @@ USERS_AXIS = "max-examples-per-user"
 
 
 def at(question: Question, axis: str, value: float) -> Question:
-    """Returns ``question`` with one thing varied.
+    """Returns ``question`` at a value of a sweep.
 
     Args:
-      question: What is asked at other values.
+      question: The question at another value.
       axis: A key of ``AXES``.
-      value: Where.
+      value: The value.
 
     Raises:
       InputError: a value out of range.
@@ -221,10 +221,10 @@ def at(question: Question, axis: str, value: float) -> Question:
 def check_values(
     question: Question, axis: str, values: tuple[float, ...] | None
 ) -> tuple[float, ...]:
-    """Returns the values of a sweep, rising.
+    """Returns the values of a sweep, in increasing order.
 
     Args:
-      question: Around which the default values are.
+      question: The question that default values surround.
       axis: A key of ``AXES``.
       values: None for the default ones.
 
@@ -239,7 +239,7 @@ def check_values(
         check_float("values", value)
         if AXES[axis].whole and not float(value).is_integer():
             raise InputError(
-                f"Expected values={value:g} of a sweep over {axis} to be integers."
+                f"Expected values={value:g} of a sweep over {axis} to be an integer."
             )
     return tuple(sorted(set(found)))
 
@@ -265,7 +265,7 @@ def at_total_noise(
     noise = check_float("noise_multiplier", question.noise_multiplier, above=0.0)
     check_float("noise_multiplier", noise_multiplier, above=0.0)
     check_int("num_steps", num_steps, at_least=1)
-    # Noise that is one larger makes batches so much larger.
+    # Growth of the batch size for each unit of the noise multiplier.
     slope = size / noise * (steps / num_steps) ** 0.5
     scaled = round(slope * noise_multiplier)
     if not 1 <= scaled <= question.num_examples:

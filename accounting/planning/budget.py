@@ -1,9 +1,9 @@
-"""What fits a privacy budget, and what holds for users and against attacks.
+"""The largest runs within a privacy budget, and bounds for users and against attacks.
 
 Formal guarantees:
   - Every number of steps or examples returned was itself verified to meet the budget.
-  - Of the examples of a user the least proven epsilon is returned; of any other group,
-    as of an example and another in its place, group privacy alone.
+  - For the examples of a user the least proven epsilon is returned; for any other
+    group, such as an example and its replacement, the epsilon by group privacy.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from accounting.plan import DpSgdPlan, goes_through_epochs
 from accounting.trade_off import bounds
 from accounting.validation import InputError, check_int
 
-#: No search looks further than this many steps.
+#: Largest number of steps that a search tries.
 MOST_STEPS = 10_000_000
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """Returns the largest integer in [0, most] that fits, ``fits`` being monotone."""
+    """Returns the largest integer in [0, most] that fits; ``fits`` is monotone."""
     if fits(most):
         return most
     low, high = 0, 1
@@ -49,10 +49,11 @@ def _meets(
 def most_steps(
     plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
 ) -> int:
-    """Returns the most steps of batches like ``plan``'s that fit the budget.
+    """Returns the largest number of steps of ``plan``'s batches within the budget.
 
-    Whole epochs of ``plan.steps_per_epoch`` steps for samplers that use every example
-    once per epoch.  At most ten million steps; 0 if not even the least fits.
+    Samplers that use every example once per epoch get whole epochs of
+    ``plan.steps_per_epoch`` steps.  At most ten million steps; 0 if not even one step,
+    or epoch, is within the budget.
 
     Args:
       plan: Whose batches; its number of steps does not matter.
@@ -79,13 +80,13 @@ def most_steps(
 def largest_batch_size(
     plan: DpSgdPlan, *, noise_multiplier: float, epsilon: float, delta: float
 ) -> int:
-    """Returns the largest expected batch size, hence the largest q, that fits.
+    """Returns the largest expected batch size, hence the largest q, within the budget.
 
-    With ``plan``'s number of steps; a cap keeps its distance from the expected batch
-    size.  0 if none fits.
+    The number of steps is ``plan``'s; a cap keeps its distance from the expected batch
+    size.  0 if no batch size is within the budget.
 
     Args:
-      plan: Of a sampler whose steps are no parts of an epoch, as Poisson sampling.
+      plan: A plan whose sampler does not go through epochs, such as Poisson sampling.
       noise_multiplier: Noise standard deviation over the clip norm.
       epsilon: Of the budget, at least 0.
       delta: Of the budget, in (0, 1).
@@ -139,10 +140,11 @@ def user_epsilon(
     delta: float,
     max_examples_per_user: int,
 ) -> float:
-    """Returns the least proven epsilon for all examples of a user, who has at most k.
+    """Returns the least proven epsilon for users with at most k examples.
 
-    Where the sampler brings bounds for users, as Poisson sampling does by mixtures of
-    Gaussians, theirs; elsewhere, and for more examples than they are for, groups.
+    It uses the sampler's bounds for users, such as Poisson sampling's by mixtures of
+    Gaussians.  For other samplers, and for k above `MOST_EXAMPLES_PER_USER`, it uses
+    group privacy.
 
     Args:
       plan: How batches are made.
@@ -158,7 +160,8 @@ def user_epsilon(
     for size in _unit_sizes(plan, count):
         of_unit = _epsilon_of(plan, noise_multiplier, size)
         groups = -(-count // size)
-        # A share of delta only makes it larger.
+        # Group privacy gives each unit only a share of delta, so its result is at least
+        # this product.  It may still exceed what was found: hence the minimum.
         if groups * of_unit(delta) < found:
             found = min(found, _of_group(of_unit, delta, groups))
     return found
@@ -167,11 +170,12 @@ def user_epsilon(
 def group_epsilon(
     plan: DpSgdPlan, *, noise_multiplier: float, delta: float, group_size: int
 ) -> float:
-    """Returns an epsilon for data sets that some zero-outs in a row lead between.
+    """Returns an epsilon for data sets that differ by several zero-outs.
 
-    Such are the examples of a user and, as a group of two, an example and another in
-    its place.  By group privacy: if the plan is (e, d)-private for one, it is
-    ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e serves.
+    Examples are the examples of a user and, as a group of two, an example and its
+    replacement.  By group privacy: if the plan is (e, d)-private for one, it is
+    ``(k e, d (e^(k e) - 1) / (e^e - 1))``-private for k.  Infinite if no e is
+    proven.
 
     Args:
       plan: How batches are made.
@@ -187,7 +191,7 @@ def group_epsilon(
 
 
 def _unit_sizes(plan: DpSgdPlan, count: int) -> tuple[int, ...]:
-    """Returns how many examples at once are asked about, in order."""
+    """Returns the sizes of the units whose bounds are tried, in order."""
     groups = -(-count // MOST_EXAMPLES_PER_USER)
     size = -(-count // groups)
     if size > 1 and is_supported(plan.sampler, REPLACE_SPECIAL, size):
@@ -244,9 +248,10 @@ def attack_success(
 ) -> float:
     """Returns an upper bound on the true-positive rate of any membership attack.
 
-    Whoever decides, from the released model and all other examples, whether one
-    example took part, and is wrong about a ghost with probability f, is right about the
-    example with at most the probability that `accounting.trade_off.bounds` proves.
+    An attack decides, from the released model and all other examples, whether an
+    example took part.  If it is wrong about a ghost with probability f, it is right
+    about the example with at most the probability returned; see
+    `accounting.trade_off.bounds`.
 
     Args:
       plan: How batches are made.

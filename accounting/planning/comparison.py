@@ -1,7 +1,7 @@
-"""The comparison of ``dpsgd plan``: one question, every way of making batches.
+"""The comparison of ``dpsgd plan``: one question, answered for every sampler.
 
 Formal guarantees:
-  - A theorem answers for what it is about alone: one example, under zero-out.
+  - A theorem answers only what it covers: one example, under zero-out.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ NOISE, EPSILON, DELTA = "noise multiplier", "epsilon", "delta"
 class Question:
     """What is asked: a data set, a schedule and a target, but no sampler.
 
-    Of a target epsilon alone the answer is the noise; of a noise alone, epsilon; of
-    both, delta: a point of the privacy profile.
+    Given a target epsilon, the answer is the noise multiplier; given a noise
+    multiplier, epsilon; given both, delta: a point of the privacy profile.
 
     Attributes:
       num_examples, expected_batch_size, num_steps, num_epochs: As in `DpSgdPlan`.
-      epsilon: Target, or where the privacy profile is asked for.
-      noise_multiplier: Given noise; None if it is asked for.
-      delta: Of the target; where delta is asked for, caps alone follow from it.
-      holds_steps: Whether a sweep holds ``num_steps``, and not ``num_epochs``.
-      truncated_batch_size: For samplers with a cap; None for the least that is safe.
+      epsilon: Target, or a point of the privacy profile; None if it is asked for.
+      noise_multiplier: Noise multiplier; None if it is asked for.
+      delta: Target; where delta is asked for, it only determines caps.
+      holds_steps: Whether a sweep keeps ``num_steps`` instead of ``num_epochs``.
+      truncated_batch_size: Cap of samplers that have one; None for the least of
+        negligible privacy cost.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the answer is for all examples of a user.
     """
@@ -79,7 +80,7 @@ class Question:
         return f"{self.num_epochs:,} epoch{'s' * (self.num_epochs != 1)}"
 
     def plan(self, sampler: str) -> DpSgdPlan:
-        """Returns the plan of ``sampler``, with the smallest safe cap if none is given.
+        """Returns the plan of ``sampler``, with the least cap if none is given.
 
         Raises:
           InputError: a value out of range, or a sampler whose cap must be given.
@@ -123,12 +124,12 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a row of a table, or a line of a picture, is about.
+    """The sampler and mechanism of a row of a table, or a line of a plot.
 
     Attributes:
-      sampler: A registered one.
-      theorem: Of a mechanism with accounting of its own; None for DP-SGD.
-      label: Beside the sampler, where more than one line has it.
+      sampler: Name of a registered sampler.
+      theorem: The theorem of a mechanism with accounting of its own; None for DP-SGD.
+      label: Distinguishes lines of the same sampler.
     """
 
     sampler: str
@@ -137,7 +138,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What the line is called."""
+        """Name of the line."""
         return f"{self.sampler}, {self.label}" if self.label else self.sampler
 
 
@@ -159,7 +160,7 @@ class Answer:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Name of the row."""
         return self.plan.sampler if self.line is None else self.line.name
 
     @property
@@ -171,7 +172,7 @@ class Answer:
 
     @property
     def proven(self) -> float | None:
-        """What is proven to hold or to suffice; None if nothing is."""
+        """The proven upper bound, or sufficient noise; None if nothing is proven."""
         found = self.bounds
         if isinstance(found, accountant.NoiseBounds):
             return found.sufficient
@@ -179,7 +180,7 @@ class Answer:
 
     @property
     def least(self) -> float | None:
-        """What is known from below; None if nothing is, or was not computed."""
+        """The lower bound, or necessary noise; None if not computed."""
         found = self.bounds
         if isinstance(found, accountant.NoiseBounds):
             return found.necessary
@@ -211,7 +212,7 @@ def answer(question: Question, line: Line | str) -> Answer:
 
     Args:
       question: What is asked.
-      line: Or the name of a registered sampler.
+      line: What to answer for; a name means the sampler of that name.
 
     Raises:
       InputError: a value out of range, or nothing is proven for the sampler under the
@@ -223,11 +224,11 @@ def answer(question: Question, line: Line | str) -> Answer:
 
 
 def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
-    """Returns the row of a line whose plan is made.
+    """Returns the row of a line, given its plan.
 
     Args:
       question: What is asked.
-      line: Of which sampler and theorem.
+      line: The sampler and theorem.
       plan: From `checked_plan`.
     """
     if line.theorem is None:
@@ -238,11 +239,11 @@ def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
 
 
 def checked_plan(question: Question, line: Line) -> DpSgdPlan:
-    """Returns the plan of a line, whose sampler can fill its steps.
+    """Returns the plan of a line, if its sampler and theorem cover the question.
 
     Args:
       question: What is asked.
-      line: Of which sampler and theorem.
+      line: The sampler and theorem.
 
     Raises:
       InputError: as for `answer`.

@@ -1,7 +1,7 @@
 """Where the order of two lines of a sweep flips, and whether that is proven.
 
 Formal guarantees:
-  - One line is called below another only where its proven value is below the other's
+  - A line is called below another only where its proven value is below the other's
     lower bound.
   - A crossover is called proven only between two values at which a pair has opposite
     proven orders; every other one is called possible.
@@ -10,6 +10,7 @@ Formal guarantees:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
@@ -18,9 +19,9 @@ from accounting import accountant
 from accounting.neighboring_relation import brought
 from accounting.planning.sweeps import Point, Sweep, SweepLine
 
-#: Proven values that differ by less, relatively, are one line in a picture.
+#: Proven values with a smaller relative difference are one line in a plot.
 _TIE = 1e-4
-#: Lower bounds of Poisson batches are this close at best: closer, none is computed.
+#: Best relative distance of Poisson's lower bounds; closer ones are not computed.
 _SLACK = 1e-3
 
 
@@ -29,10 +30,10 @@ class Crossover:
     """A pair of lines, and two values between which their order may flip.
 
     Attributes:
-      lower, upper: Names; ``lower`` is proven to be below ``upper`` at ``start`` or,
-        if the crossover is not proven, at a value near it.
-      start, end: Of a proven one the values before and after; else the first and last
-        value at which the order is not proven.
+      lower, upper: Names of the lines; ``lower`` is proven to be below ``upper`` at
+        ``start`` or, if the crossover is not proven, at a value near it.
+      start, end: If proven, the values before and after the crossover; else the first
+        and last value at which the order is not proven.
       proven: Whether ``upper`` is proven to be below ``lower`` at ``end``.
     """
 
@@ -70,12 +71,12 @@ def _all_but_sampler(line: SweepLine) -> tuple[Any, ...]:
 
 
 def _orders(first: tuple[Point, ...], second: tuple[Point, ...]) -> list[int | None]:
-    """Returns -1 where the first is proven to be below, 1 above; 0 if unknown.
+    """Returns -1 where the first is proven to be below, 1 above, and 0 if unknown.
 
-    None where both are as good as equal.
+    None where both are equal up to ``_TIE``.
     """
     pairs = list(zip(first, second, strict=True))
-    # Where proven values keep their order, no lower bound has to be computed for it.
+    # If proven values never change their order, no lower bounds are computed.
     seen = {_compared(*pair) for pair in pairs} - {0}
     return [_order(*pair, compute=len(seen) == 2) for pair in pairs]
 
@@ -98,7 +99,7 @@ def _order(first: Point, second: Point, *, compute: bool) -> int | None:
 
 
 def _is_below(first: Point, second: Point, *, compute: bool) -> bool:
-    """Whether the proven value of the first is below what the second must have."""
+    """Whether the proven value of the first is below a lower bound of the second."""
     proven = first.answer.proven
     if proven is None:
         return False
@@ -111,7 +112,7 @@ def _is_below(first: Point, second: Point, *, compute: bool) -> bool:
 
 
 def _needs_more(point: Point, value: float) -> bool:
-    """Whether ``value`` is proven to be too little, where no lower bound is at hand."""
+    """Whether ``value`` is refuted by a lower bound that is computed for it."""
     question, plan = point.question, point.answer.plan
     unit: dict[str, Any] = {
         "neighboring_relation": question.neighboring_relation,
@@ -152,21 +153,28 @@ def _of_pair(
         (run[0], run[-1]) for run in runs if known and not flipping.intersection(run)
     ]
 
-    def crossover(start: int, end: int, *, proven: bool) -> Crossover:
-        nearest = min(known, key=lambda place: abs(place - start))
-        lower, upper = names if orders[nearest] == -1 else names[::-1]
-        return Crossover(
-            lower=lower,
-            upper=upper,
-            start=values[start],
-            end=values[end],
-            proven=proven,
-        )
-
+    found = functools.partial(_crossover, orders, values, names)
     return [
-        *(crossover(*places, proven=True) for places in flips),
-        *(crossover(*places, proven=False) for places in unknown),
+        *(found(ends, proven=True) for ends in flips),
+        *(found(ends, proven=False) for ends in unknown),
     ]
+
+
+def _crossover(
+    orders: list[int | None],
+    values: tuple[float, ...],
+    names: tuple[str, str],
+    ends: tuple[int, int],
+    *,
+    proven: bool,
+) -> Crossover:
+    start, end = ends
+    known = [place for place, order in enumerate(orders) if order]
+    nearest = min(known, key=lambda place: abs(place - start))
+    lower, upper = names if orders[nearest] == -1 else names[::-1]
+    return Crossover(
+        lower=lower, upper=upper, start=values[start], end=values[end], proven=proven
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

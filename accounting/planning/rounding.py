@@ -1,7 +1,7 @@
-"""How numbers are printed, in tables and pictures alike.
+"""How numbers are printed in tables and plots.
 
 Formal guarantees:
-  - What is proven is rounded up and what is known from below is rounded down.
+  - What is proven is rounded up, and lower bounds are rounded down.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from accounting.planning.comparison import DELTA, Answer
 
 
 def proven_text(answer: Answer) -> str:
-    """Returns what is proven, rounded up; "unknown" if nothing is."""
+    """Returns the proven value, rounded up; "unknown" if there is none."""
     if answer.proven is None:
         return "unknown"
     return _text(answer.proven, _asked(answer), math.ceil)
 
 
 def least_text(answer: Answer) -> str:
-    """Returns what is known from below, rounded down; "unknown" if nothing is."""
+    """Returns the lower bound, rounded down; "unknown" if there is none."""
     if answer.least is None:
         return "unknown"
     return _text(answer.least, _asked(answer), math.floor)
 
 
 def is_exact(answer: Answer) -> bool:
-    """Whether both bounds differ by roundings alone."""
+    """Whether the bounds are equal up to rounding."""
     if answer.proven is None or answer.least is None:
         return False
     return answer.least >= answer.proven * (1 - 1e-8)
@@ -42,7 +42,7 @@ def _text(value: float, asked: str | None, side: Callable[[float], int]) -> str:
         return "infinite"
     if asked != DELTA or value == 0:
         return f"{side(value * 1e4) / 1e4:.4f}"
-    # Deltas have many sizes: three digits.
+    # Deltas span many orders of magnitude: three significant digits.
     exponent = math.floor(math.log10(value))
     digits = side(value * 10.0 ** (2 - exponent))
     return f"{digits * 10.0 ** (exponent - 2):.2e}"

@@ -1,9 +1,9 @@
-"""The total amount of noise (TAN): cheap configurations that stand for a costly one.
+"""The total amount of noise (TAN): cheap configurations that simulate a costly one.
 
-At large noise the privacy of DP-SGD is a function of ``eta = q sqrt(T/2) / s`` alone,
-the inverse of the total amount of noise.  Small batches with proportionally less noise
-keep eta, the number of steps and the noise of a mean gradient: their training behaves
-alike at a fraction of the cost, which is what hyper-parameters are searched with.
+At large noise the privacy of DP-SGD depends only on ``eta = q sqrt(T/2) / s``, the
+inverse of the total amount of noise.  Small batches with proportionally less noise keep
+eta, the number of steps and the noise of a mean gradient.  They train alike at a
+fraction of the cost, which makes a search over hyper-parameters affordable.
 
 Formal guarantees:
   - ``Configuration.simulated`` keeps num_examples, num_steps, noise_multiplier over
@@ -40,7 +40,7 @@ class TanEstimate:
     Attributes:
       epsilon: ``eta^2 + 2 eta sqrt(ln(1/delta))``.
       eta: Inverse of the total amount of noise, ``q sqrt(T/2) / s``.
-      warning: Why the estimate must not be used, or None where it serves.
+      warning: Why the estimate must not be used, or None if it may.
     """
 
     epsilon: float
@@ -53,7 +53,7 @@ class Configuration:
     """A plan and its noise.  All public.
 
     Attributes:
-      plan: Of Poisson batches, truncated or not.
+      plan: A plan of Poisson batches, truncated or not.
       noise_multiplier: Noise standard deviation over the clip norm; above 0.
 
     Raises:
@@ -84,7 +84,7 @@ class Configuration:
         return rate * math.sqrt(self.plan.num_steps / 2) / self.noise_multiplier
 
     def estimate(self, *, delta: float) -> TanEstimate:
-        """Returns the closed form, which knows of no truncation."""
+        """Returns the closed form, which ignores truncation."""
         accountant.check_delta(delta)
         eta, noise = self.eta, self.noise_multiplier
         warning = None
@@ -102,12 +102,13 @@ class Configuration:
         """Returns the configuration of small batches with the same total noise.
 
         Args:
-          batch_size: Expected examples of a step.
-          epsilon, delta: Truncated batches get the cap that costs nothing at this
-            target: truncation is then as rare as in the reference.
+          batch_size: Expected examples per step.
+          epsilon: With ``delta`` the target for which truncated batches get the least
+            cap of negligible cost: truncation is then as rare as in the reference.
+          delta: In (0, 1).
 
         Raises:
-          InputError: not smaller than the batches of the reference.
+          InputError: ``batch_size`` is not smaller than in the reference.
         """
         large = self.plan.expected_batch_size
         _check_smaller(batch_size, large)
@@ -135,11 +136,11 @@ def _smaller(
 
 
 def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
-    """Accepts sizes that a line can be drawn through and extended.
+    """Refuses sizes from which a line cannot be extrapolated.
 
     Args:
       batch_sizes: Expected examples per step of the simulations.
-      reference: That of the run they stand for.
+      reference: Expected examples per step of the simulated run.
 
     Raises:
       InputError: fewer than two, one twice, or one that is not below ``reference``.
@@ -150,7 +151,7 @@ def check_sizes(batch_sizes: tuple[int, ...], reference: int) -> None:
     if len(batch_sizes) < 2:
         raise InputError(
             f"Expected small_batch_sizes={text!r} to hold two sizes or more, as "
-            "128,256,512: a line goes through no fewer."
+            "128,256,512: a line needs two points."
         )
     for size in batch_sizes:
         _check_smaller(size, reference)
@@ -162,5 +163,5 @@ def _check_smaller(batch_size: int, reference: int) -> None:
         batch_size,
         at_least=1,
         at_most=reference - 1,
-        remedy="A simulation is smaller than the batches it stands for.",
+        remedy="Give --small-batch-sizes below --batch-size.",
     )

@@ -1,12 +1,12 @@
-"""The data set on which an audit of a sampler is sharpest, and the score of its trials.
+"""The worst-case data set of an audit, and the score of its trials.
 
-One example, the canary, contributes 1 to its steps in units of the clip norm, or is a
-ghost that contributes nothing; every other example contributes the same constant.
-Where the unit is a user, the canary is one with several such examples.  The score is
-the logarithm of the likelihood ratio of both worlds, given what was observed in every
-step: by Neyman and Pearson's lemma no score has fewer errors.
+One example, the canary, contributes 1 to its steps, in units of the clip norm, or is a
+ghost that contributes nothing.  Every other example contributes the same constant.  If
+the privacy unit is a user, the canary is a user with several such examples.  The score
+is the log-likelihood ratio of canary and ghost, given the observations of all steps; by
+the Neyman-Pearson lemma no score has fewer errors.
 
-Public: everything, since nobody's data is in it.
+Public: everything, since the data set is synthetic.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from accounting.validation import check_int
 if TYPE_CHECKING:
     import numpy as np
 
-#: Rows, times epochs, that are sampled in a trial at most.
+#: Largest number of rows times epochs that are sampled in a trial.
 MOST_ROWS = 4096
-#: Rows that are sampled where only the canary's own choices matter.
+#: Number of rows that are sampled if only the canary's sampling matters.
 _FEW_ROWS = 8
-#: Contributions of the canary, and of the ghost, beside steps without.
+#: Mean of a step with the canary, and with the ghost, relative to other steps.
 MEANS = (1.0, 0.0)
 
-#: Step -> what is observed there in each trial, shape (trials,), in clip norms.
+#: Step -> observations of the step in each trial, shape (trials,), in clip norms.
 Observe = Callable[[int], "np.ndarray"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """The data set on which a plan is audited, but for the canary.
+    """The data set of an audit, without the canary.
 
     Attributes:
-      plan: Of the batches that are sampled; of fewer rows than the audited one if
-        ``scaled`` says so.
-      block_rows: Rows of each block that is sampled.
-      canary: Its row among them, or the first one of a user.
-      canary_rows: Rows of the canary, one after the other; several of a user.
-      first_row: Rows of the data set before the first block.
-      others: What every other row contributes to its steps: 0; or -1, where each epoch
-        is cut into steps whose sizes are known and as equal as can be.
-      means: Of a step with the canary, and with the ghost, beside steps without.
-      slack: By how much any probability may differ from that under the audited plan.
-      scaled: What is not as in the audited plan, in words; None if nothing.
+      plan: The plan to sample; if ``scaled`` says so, it has fewer rows than the
+        audited plan.
+      block_rows: Number of rows of each sampled block.
+      canary: Row of the canary among them; of a user, the first row.
+      canary_rows: Number of consecutive rows of the canary; several for a user.
+      first_row: Number of rows of the data set before the first block.
+      others: Contribution of every other row to its steps: 0; or -1 if each epoch is
+        cut into steps of known, nearly equal sizes.
+      means: Mean of a step with the canary, and with the ghost, relative to others.
+      slack: Largest difference of any probability from that under the audited plan.
+      scaled: How the case differs from the audited plan, in words; None if not.
     """
 
     plan: DpSgdPlan
@@ -76,10 +76,13 @@ class Score(Protocol):
 
         Args:
           plan: How the canary was sampled.
-          noise_multiplier: Above 0.
-          observe: What was released.
-          positions: The canary's row in the data, one for all trials or one for each.
-          means: Of a step with the canary, and with the ghost, beside steps without.
+          noise_multiplier: Noise standard deviation over the clip norm, above 0.
+          observe: Step -> observations, shape (trials,), in clip norms.
+          positions: The canary's row in the data set, shape () or (trials,).
+          means: As in `Case`.
+
+        Returns:
+          Shape (trials,).
         """
 
 
@@ -88,8 +91,8 @@ class Audit:
     """How a sampler is audited.
 
     Attributes:
-      worst_case: Plan -> the data set.
-      score: Of what is observed on it.
+      worst_case: Plan -> the worst-case data set.
+      score: Score of the observations on it.
     """
 
     worst_case: Callable[[DpSgdPlan], Case]
@@ -97,20 +100,20 @@ class Audit:
 
 
 def own_block(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
-    """Returns the case of samplers where a row's steps depend on its own block alone.
+    """Returns the case of samplers where a row's steps depend only on its own block.
 
-    A few rows of one block are sampled, under the plan as it is.
+    A few rows of one block are sampled, under the audited plan.
 
     Args:
-      plan: That is audited.
-      canary_rows: Rows of the canary.
+      plan: The audited plan.
+      canary_rows: Number of rows of the canary.
 
     Raises:
-      InputError: the data set has fewer rows.
+      InputError: the data set has fewer rows than the canary.
     """
     check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
     few = min(plan.num_examples, _FEW_ROWS - 1 + canary_rows)
-    # In the middle of the data, where first and last rows are not special.
+    # In the middle, since the first and last rows may be special.
     first = (plan.num_examples - few) // 2
     return Case(
         plan=plan,
@@ -122,6 +125,6 @@ def own_block(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
 
 
 def two_blocks(num_rows: int) -> tuple[int, ...]:
-    """Returns the sizes of two blocks of as many rows; of one row, a single block."""
+    """Returns the sizes of two blocks of ``num_rows`` in all; a single one for 1."""
     half = num_rows // 2
     return (half, num_rows - half) if half else (num_rows,)

@@ -1,9 +1,9 @@
-"""T independent steps of given dominating pairs: what relations beside zero-out need.
+"""T independent steps of given dominating pairs, for relations other than zero-out.
 
 Formal guarantees:
   - ``delta`` and ``epsilon`` bound both directions from above.
   - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
-    those of revealing at which steps the rows that differ took part.
+    those that reveal in which steps the differing rows took part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accounting.pld.privacy_profile import Profile
 
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
 _PARTICIPATION = "probability of taking part at all"
-#: Below this the loss of one step spans so much that closed-form bounds serve better.
+#: Below this noise the loss of a step spans so much that closed forms are better.
 _LEAST_NOISE = 0.01
 
 
@@ -38,14 +38,15 @@ def _rates(plan: DpSgdPlan) -> tuple[float, float]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComposedSteps:
-    """Bounds on Poisson batches for other pairs than those of one example.
+    """Bounds on Poisson batches for pairs other than those of one example.
 
     Attributes:
-      steps: (q, noise multiplier) -> one step in every direction that matters.
+      steps: (q, noise multiplier) -> the pair of one step, in each direction.
       components: q -> the same pair for the lower bound.
-      sensitivity: By how many clip norms a step's sum may change.
-      num_rows: Rows in which neighbours differ, each sampled with probability q.
-      method: Of the composition.
+      sensitivity: L2 sensitivity of a step's sum, in clip norms.
+      num_rows: Number of rows in which neighbours differ, each sampled with
+        probability q.
+      method: Theorem of the composition.
     """
 
     steps: Callable[[float, float], tuple[Step, ...]]
@@ -55,7 +56,7 @@ class ComposedSteps:
     method: str
 
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
-        """Returns the noise of all steps together, without subsampling."""
+        """Returns the noise multiplier of all steps as one, without subsampling."""
         return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
 
     def _participation(self, plan: DpSgdPlan) -> float:
@@ -90,7 +91,7 @@ class ComposedSteps:
         """Returns bounds on delta at ``epsilon``.
 
         Args:
-          plan: Of Poisson batches.
+          plan: A plan of Poisson batches.
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           epsilon: At least 0.
           fineness: Of the grid of losses; see `privacy_profile.Profile`.
@@ -109,7 +110,7 @@ class ComposedSteps:
     def delta_by_direction(
         self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
     ) -> ByDirection:
-        """Returns the worse of both directions for each; arguments as for `delta`."""
+        """Returns the worse direction as both; arguments as for `delta`."""
         both = self.delta(plan, noise_multiplier, epsilon)
         return ByDirection(remove=both, add=both)
 
@@ -117,7 +118,7 @@ class ComposedSteps:
         """Returns bounds on epsilon at ``delta``.
 
         Args:
-          plan: Of Poisson batches.
+          plan: A plan of Poisson batches.
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           delta: In (0, 1).
         """
@@ -139,7 +140,7 @@ class ComposedSteps:
         """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
         Args:
-          plan: Of Poisson batches.
+          plan: A plan of Poisson batches.
           epsilon: At least 0.
           delta: In (0, 1).
         """

@@ -1,9 +1,10 @@
 """Deterministic batches: every example in exactly one step of each epoch.
 
-Exact.  An example is used in E steps in all, with independent noise each time: one
-Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the steps are.
-Under replace-one a step changes by twice the clip norm: half of that noise.  All k rows
-of a user may be in one step, which then changes by k clip norms.
+The bounds are exact.  An example is used in E steps, with independent noise in each:
+this is one Gaussian mechanism with noise multiplier ``s / sqrt(E)``, whichever the
+steps are.  Under replace-one a step changes by twice the clip norm, which halves the
+noise multiplier.  All k rows of a user may be in one step, which then changes by k clip
+norms.
 
 References:
   Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
@@ -30,7 +31,7 @@ from accounting.samplers import audit_case
 from accounting.samplers.audit_case import Observe
 
 METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
-#: Why samplers that go through the data are not accounted for under add-or-remove.
+#: Why samplers that use every example once per epoch refuse add-or-remove.
 MOVES_OTHERS = (
     "one example more or less moves others to other steps, so that many steps change"
 )
@@ -40,7 +41,7 @@ def delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> Bounds:
     """Returns the exact delta at ``epsilon``, up to rounding.
 
     Args:
-      plan: Of batches in a fixed order.
+      plan: A plan of deterministic batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
     """
@@ -64,7 +65,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns the exact epsilon at ``delta``, up to rounding.
 
     Args:
-      plan: Of batches in a fixed order.
+      plan: A plan of deterministic batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
@@ -80,7 +81,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     """Returns the noise multiplier that ``(epsilon, delta)`` needs, up to rounding.
 
     Args:
-      plan: Of batches in a fixed order.
+      plan: A plan of deterministic batches.
       epsilon: At least 0.
       delta: In (0, 1).
     """
@@ -93,10 +94,10 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
 
 
 def gaussian_dp(plan: DpSgdPlan, noise_multiplier: float) -> float:
-    """Returns the mu of which the mechanism is mu-GDP, rounded up; may be infinite.
+    """Returns the mu for which the mechanism is mu-GDP, rounded up; may be infinite.
 
     Args:
-      plan: Of batches in a fixed order.
+      plan: A plan of deterministic batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
     """
     if noise_multiplier == 0.0:
@@ -105,10 +106,10 @@ def gaussian_dp(plan: DpSgdPlan, noise_multiplier: float) -> float:
 
 
 def of_sensitivity(count: int) -> sampler_registry.Sampler:
-    """Returns the exact bounds where a step changes by several clip norms.
+    """Returns the exact bounds for a larger sensitivity.
 
     Args:
-      count: Clip norms.
+      count: L2 sensitivity of a step's sum, in clip norms.
     """
 
     def needed(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBounds:
@@ -145,7 +146,7 @@ def score(
     positions: np.ndarray,
     means: tuple[float, float],
 ) -> np.ndarray:
-    """Returns the score of an audit: the steps are known.
+    """Returns the score of an audit, where the example's steps are known.
 
     Arguments as for `audit_case.Score`.
     """
@@ -162,11 +163,11 @@ def score(
 
 
 def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
-    """Returns the ``DpEvent`` of a run: an example is used once in every epoch.
+    """Returns the ``DpEvent`` of a run, where an example is used once per epoch.
 
     Args:
-      dp_accounting: The package.
-      plan: Of batches in a fixed order.
+      dp_accounting: The package of this name.
+      plan: A plan of deterministic batches.
       noise_multiplier: Noise standard deviation over the clip norm.
     """
     gaussian_event = dp_accounting.GaussianDpEvent(noise_multiplier)

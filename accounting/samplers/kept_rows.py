@@ -1,12 +1,13 @@
-"""How many rows of a user a truncated step keeps: for a lower bound.
+"""The number of a user's rows that a truncated step keeps, for a lower bound.
 
-With all other gradients zero, evicting others changes nothing, and a step's sum is
-N(J, s^2) with J the user's rows that are sampled and kept: of i sampled beside m
-others, all, or if i + m > B a hypergeometric number of them.  Steps are independent.
+If all other gradients are zero, dropping other rows has no effect, and a step's sum is
+N(J, s^2), where J is the number of the user's rows that are sampled and kept.  If i of
+them are sampled beside m other rows, J = i, or a hypergeometric number if i + m > B.
+Steps are independent.
 
-Probabilities of keeping any are rounded down, by one factor for all.  That is to forget
-the user in a step at random, independent of the noise: mixing Q into P, or P into Q,
-lowers both hockey-stick divergences, which are jointly convex.
+The probabilities of J > 0 are rounded down by one common factor.  This equals dropping
+the user from a step at random, independently of the noise: mixing Q into P, or P into
+Q, lowers both hockey-stick divergences, which are jointly convex.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from scipy import stats
 from accounting.plan import DpSgdPlan
 from accounting.pld.poisson_lower_bound import Component
 
-#: Relative error of the probabilities, taken off them.
+#: Relative error of the probabilities, by which they are reduced.
 _ROUNDING = 1e-9
-#: Beyond so many deviations others are not counted: what is left out keeps no row.
+#: Numbers of other rows beyond this many deviations count as keeping no row.
 _DEVIATIONS = 12
 
 
@@ -29,12 +30,12 @@ def components(plan: DpSgdPlan, count: int) -> tuple[Component, ...]:
     """Returns the pair of one step.
 
     Args:
-      plan: With a cap B.
-      count: Rows of the user, k; at most ``plan.num_examples``.
+      plan: A plan with a cap B.
+      count: k, number of rows of the user; at most ``plan.num_examples``.
     """
     size = plan.truncated_batch_size
     assert size is not None
-    # Increasing in q.
+    # The probabilities of keeping rows rise with q: round q down.
     rate = math.nextafter(float(plan.sampling_probability), 0.0)
     others = max(plan.num_examples - count, 0)
     mean = others * rate

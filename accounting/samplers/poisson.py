@@ -4,12 +4,13 @@ Under the zero-out relation (an example is replaced by a ghost that contributes 
 T steps are tightly dominated, in each direction, by the T-fold composition of the pair
 ``((1-q) N(0, s^2) + q N(1, s^2), N(0, s^2))`` or its reverse.
 
-Under replace-one they are by that of ``P = (1-q) N(0, s^2) + q N(1, s^2)`` against
-``Q = (1-q) N(0, s^2) + q N(-1, s^2)``, which is its own reverse.  Let gradients u and v
-of norms a, b <= 1 be exchanged.  For k >= 1 and ``c = (1-q)(k-1)``, densities relative
-to N(0, s^2 I) give the hockey-stick divergence ``E[(q X - k q Y - c)+]``, where X and Y
-are exponential martingales of a Gaussian with variances a^2/s^2 and b^2/s^2 and
-covariance <u, v>/s^2: the price of a spread option.  The payoff g is convex with
+Under replace-one the tightly dominating pair of a step is
+``P = (1-q) N(0, s^2) + q N(1, s^2)`` against ``Q = (1-q) N(0, s^2) + q N(-1, s^2)``,
+which equals its reverse.  Let gradients u and v of norms a, b <= 1 be exchanged.  For
+k >= 1 and ``c = (1-q)(k-1)``, densities relative to N(0, s^2 I) give the
+hockey-stick divergence ``E[(q X - k q Y - c)+]``, where X and Y are exponential
+martingales of a Gaussian with variances a^2/s^2 and b^2/s^2 and covariance <u, v>/s^2:
+the price of a spread option.  The payoff g is convex with
 g_XY <= 0, and changes dA, dB of the variances and dC of the covariance move the mean by
 ``E[X^2 g_XX dA + Y^2 g_YY dB] / 2 + E[X Y g_XY dC]``.  So it grows as <u, v> falls to
 -ab, and then with a and b up to 1.  For k < 1 exchange P and Q.
@@ -18,7 +19,7 @@ Formal guarantees:
   - ``delta(...).upper`` and ``epsilon(...).upper`` are true bounds for both directions:
     discretisation, truncation and rounding are all added on the private side.
   - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
-    those of revealing at which steps the example took part.
+    those that reveal in which steps the example took part.
 
 References:
   Zhu, Dong and Wang (2022), arXiv:2106.08567; Chua et al. (2024), arXiv:2411.04205.
@@ -68,12 +69,12 @@ DISCRETIZATION = (
     "connect-the-dots grid chosen per question, sums by a tilted Fourier transform"
 )
 _PARTICIPATION = "probability of taking part at all"
-#: Below this the loss of one step spans so much that closed-form bounds serve better.
+#: Below this noise the loss of a step spans so much that closed forms are better.
 _LEAST_NOISE = 0.005
 
 
 def probability(plan: DpSgdPlan) -> float:
-    """Returns the sampling probability, rounded up: more sampling, less privacy."""
+    """Returns the sampling probability, rounded up, which is less private."""
     exact = plan.sampling_probability
     rounded = float(exact)
     return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
@@ -84,7 +85,7 @@ def steps(sampling_probability: float, noise_multiplier: float) -> tuple[Step, S
 
     Args:
       sampling_probability: q, in (0, 1].
-      noise_multiplier: Above 0.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
     """
     return (
         [(1.0, dominating_pairs.remove_pair(sampling_probability, noise_multiplier))],
@@ -99,7 +100,7 @@ def log_never(plan: DpSgdPlan) -> float:
 
 
 def _participation_deltas(plan: DpSgdPlan, epsilon: float) -> tuple[float, float]:
-    """Returns delta if outputs of steps with the example are revealed: remove, add.
+    """Returns delta of removing and adding if the example's steps are revealed.
 
     Exact without noise.
     """
@@ -115,10 +116,10 @@ def _participation_epsilon(plan: DpSgdPlan, delta: float) -> float:
 
 
 def composes(plan: DpSgdPlan, noise_multiplier: float) -> bool:
-    """Whether losses are composed numerically; closed forms answer otherwise.
+    """Whether losses are composed numerically, instead of closed forms only.
 
     Args:
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
     """
     return probability(plan) < 1.0 and _LEAST_NOISE <= noise_multiplier < math.inf
@@ -133,10 +134,10 @@ def delta(
     """Returns bounds on delta at ``epsilon``.
 
     Args:
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
-      fineness: Of the grid of losses; see `privacy_profile.Profile`.
+      fineness: Fineness of the grid of losses; see `privacy_profile.Profile`.
     """
     closed = gaussian.gaussian_delta(_effective(plan, noise_multiplier), epsilon)
     if plan.sampling_probability == 1:
@@ -197,12 +198,12 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
 def epsilon_function(
     plan: DpSgdPlan, noise_multiplier: float, delta: float
 ) -> Callable[[float], tuple[float, str]]:
-    """Returns a function of delta that gives an upper bound on epsilon, and its method.
+    """Returns a function: delta -> an upper bound on epsilon, and its method.
 
-    The numerical part is computed once, and tight near ``delta``.
+    The numerical part is computed once, and is tight near ``delta``.
 
     Args:
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
@@ -233,10 +234,10 @@ def _profile(
 
 
 def guess(plan: DpSgdPlan, epsilon: float, delta: float) -> float:
-    """Returns about the noise multiplier that is needed, from a cheap approximation.
+    """Returns a cheap approximation of the noise multiplier that is needed.
 
     Args:
-      plan: Of Poisson batches; a cap counts for nothing.
+      plan: A plan of Poisson batches; a cap is ignored.
       epsilon: At least 0.
       delta: In (0, 1).
     """
@@ -260,7 +261,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
     Args:
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       epsilon: At least 0.
       delta: In (0, 1).
     """
@@ -320,7 +321,7 @@ def replacing_steps(
 
     Args:
       sampling_probability: q, in (0, 1].
-      noise_multiplier: Above 0.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
     """
     pair = dominating_pairs.replace_pair(sampling_probability, noise_multiplier)
     return ([(1.0, pair)],)
@@ -356,7 +357,7 @@ def user_score(
     Args:
       count: Of the canary's examples.
       plan: As for `audit_case.Score`, and so are the rest.
-      noise_multiplier: Above 0.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
       observe: What was released.
       positions: Not used: every row is alike.
       means: Not used: others contribute nothing.
@@ -383,7 +384,7 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
 
     Args:
       dp_accounting: The package.
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm.
     """
     step = dp_accounting.PoissonSampledDpEvent(
@@ -400,7 +401,7 @@ def user_event(
     Args:
       count: Of the user's examples.
       dp_accounting: The package.
-      plan: Of Poisson batches.
+      plan: A plan of Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm.
     """
     step = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)

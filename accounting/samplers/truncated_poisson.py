@@ -1,6 +1,6 @@
-"""Truncated Poisson subsampling: at most B examples of a step are kept, at random.
+"""Truncated Poisson subsampling: a random subset of at most B examples per step.
 
-Two valid upper bounds; the smaller is used, and named:
+Two upper bounds are valid; the smaller one is used and named:
 
   - Additive: ``delta(eps) <= delta_Poisson(eps) + (1 + e^eps) T Pr[Bin(n, q) > B]``.
     Couple the truncated sampler with the untruncated one: they differ with probability
@@ -9,14 +9,14 @@ Two valid upper bounds; the smaller is used, and named:
     <= e^eps (Pr[M(D') in S] + eta) + delta_P + eta``.
   - Mixture: one step is dominated by the public mixture of the Poisson pair (when fewer
     than B other examples were sampled) and a subsampled pair of twice the sensitivity
-    (when at least B were: taking part then evicts another example).
+    (when at least B were: the example then displaces another one).
 
 Both hold under add-or-remove for data sets of at most n examples, and q fixed.  There
 the step of at least B others y is that of a remaining example against that of y,
 ``((1-r) N(y) + r N(x), N(y))`` at a distance of at most 2, with ``r = q B / (M + 1)``
-for M others sampled.  As r <= q, and as this pair at r = q dominates the Poisson pair,
-more examples than there are, and a larger probability of being crowded, only add to
-delta: the bound at n holds for every smaller number.
+for M others sampled.  Since r <= q, and since this pair at r = q dominates the Poisson
+pair, delta only rises with the number of examples and with the probability of M >= B:
+the bound at n holds for every smaller number.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
@@ -58,9 +58,9 @@ CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form
 LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
-#: What the truncation may take of a target delta when the batch size is ours to choose.
+#: Largest share of a target delta for truncation where the cap is chosen here.
 _SHARE_OF_DELTA = 1e-5
-#: Below this the loss of one step spans more than the lower bound's grid.
+#: Below this noise the loss of a step spans more than the lower bound's grid.
 _LEAST_USER_NOISE = 0.01
 #: Relative error allowed for the incomplete beta function behind the binomial tail.
 _TAIL_SLACK = 1 + 1e-9
@@ -95,7 +95,7 @@ def truncation_probability(plan: DpSgdPlan) -> float:
 def any_truncation_probability(plan: DpSgdPlan) -> float:
     """Returns a bound on the probability that any step is truncated; 0 without a cap.
 
-    By so much at most does any probability differ from that under untruncated sampling.
+    No probability differs by more from that under untruncated sampling.
     """
     if plan.truncated_batch_size is None:
         return 0.0
@@ -106,7 +106,7 @@ def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction.
 
     Args:
-      plan: With a cap B.
+      plan: A plan with a cap B.
       epsilon: At least 0.
     """
     probability = truncation_probability(plan)
@@ -128,7 +128,7 @@ def adding_steps(
       num_examples: The most examples there may be.
       sampling_probability: q, in (0, 1).
       truncated_batch_size: B.
-      noise_multiplier: Above 0.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
     """
     rate = sampling_probability
     crowded = tail_probability(num_examples - 1, rate, truncated_batch_size - 1)
@@ -156,7 +156,7 @@ def mixture_steps(
       num_examples: n.
       sampling_probability: q, in (0, 1).
       truncated_batch_size: B.
-      noise_multiplier: Above 0.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
     """
     rate, size = sampling_probability, truncated_batch_size
     remove, add = poisson.steps(rate, noise_multiplier)
@@ -424,8 +424,8 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
 class _Users:
     """The additive bound for all examples of a user, of which there are ``count``.
 
-    The coupling of the module docstring: without them, too, truncation changes a step
-    only where the untruncated draw exceeds B.
+    The coupling of the module docstring holds for them, too: with or without them,
+    truncation changes a step only if the untruncated draw exceeds B.
     """
 
     count: int
@@ -464,7 +464,7 @@ class _Users:
         """Returns a lower bound on delta, on the data set of `lower_delta`.
 
         Args:
-          plan: Of truncated Poisson batches.
+          plan: A plan of truncated Poisson batches.
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           epsilon: At least 0.
         """
