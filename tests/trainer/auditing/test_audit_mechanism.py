@@ -21,7 +21,7 @@ from pipelines.sampling import samplers
 from trainer.auditing import audit_mechanism
 from trainer.auditing.audit import audit as run_audit
 from trainer.gradients import noise
-from trainer.settings.audit_settings import AuditSettings
+from trainer.settings.audit_settings import LARGEST_NOISE, AuditSettings
 
 DELTA = 1e-5
 NOISE = 0.8
@@ -373,3 +373,10 @@ def test_more_rows_than_the_data_has_are_refused() -> None:
         _settings(canary_rows=51)
     with pytest.raises(InputError, match="max_examples_per_user=0 >= 1"):
         _settings(max_examples_per_user=0)
+
+
+def test_the_largest_noise_is_what_the_grid_holds() -> None:
+    unit = audit_mechanism._UNIT
+    noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE, [unit])
+    with pytest.raises(ValueError, match=r"at most 2\^47 units"):
+        noise.step_noise(bytes(32), 0, [(2,)], LARGEST_NOISE * 1.001, [unit])
