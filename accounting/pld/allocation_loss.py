@@ -1,20 +1,22 @@
 """The privacy loss of random allocation: one example in one of t steps of an epoch.
 
-`random_allocation` encloses the likelihood ratio; here it becomes a loss in each
-direction, and epochs are composed.
+`allocation_prices` and, for searches and little noise, `random_allocation` enclose the
+likelihood ratio; here it becomes a loss in each direction, and epochs are composed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting.numerics.root_finding import log_ratio, threshold
-from accounting.pld import random_allocation
+from accounting.pld import allocation_prices, random_allocation
 from accounting.pld.loss_distribution import Atoms
 from accounting.pld.privacy_profile import FINE, Composition
+from accounting.pld.random_allocation import Ratios
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,22 @@ def directions(
       num_cells: Of the grid of likelihood ratios.
     """
     ratios = random_allocation.allocation(noise_multiplier, num_steps, upper, num_cells)
+    return _of(ratios, upper)
+
+
+@functools.lru_cache(maxsize=16)
+def tightest(
+    noise_multiplier: float, num_steps: int, upper: bool
+) -> tuple[Direction, Direction]:
+    """Returns the best enclosure known; arguments as for `directions`."""
+    if not allocation_prices.applies(noise_multiplier, num_steps):
+        cells = random_allocation.NUM_CELLS
+        return directions(noise_multiplier, num_steps, upper, cells)
+    return _of(allocation_prices.enclosed(noise_multiplier, num_steps, upper), upper)
+
+
+def _of(ratios: Ratios, upper: bool) -> tuple[Direction, Direction]:
+    num_steps = ratios.num_terms
     losses = np.log(ratios.values / num_steps)
     kept = ratios.masses > 0
     masses, losses = ratios.masses[kept], losses[kept]

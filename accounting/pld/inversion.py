@@ -17,6 +17,14 @@ ones make the others vanish.  It is evaluated relative to the Chernoff bound
 variance v is added to S.  As ``E[e^-Z] = 1`` and delta is a convex function of
 ``e^-S``, it only grows (Jensen), by v/2 times the density of S at x.
 
+*From below.*  Smoothing adds ``E[h(S - x)]`` with ``h(y) = E[(1 - e^-(y + Z))+] -
+(1 - e^-y)+``, the time value of an option: the integral over u up to v of half the
+normal density of mean -u/2 and variance u at y.  That is ``e^(-y / 2 - u / 8)`` times
+the density n_u of mean 0, and as the integral of ``n_u / 2`` is at most ``v n_v``, h is
+at most ``v e^(v / 8)`` times the density of Z at -y.  So what smoothing adds is at most
+as many times the density of S + Z at x.  What wraps around is bounded by Chernoff's
+bound: `LaplaceSum.lower_delta` takes both off.
+
 *One transform.*  Losses need not lie on a grid.  Each is shared among the ``_ORDER``
 points around it of a fine grid by Lagrange's weights, so that one fast Fourier
 transform gives ``M(z_j)`` at all j.
@@ -71,12 +79,20 @@ class Contour:
       period: W.
       variance: v, of the normal that is added to the sum; above 0.
       count: Of the j above 0.
+      shift: 1 for delta.  0 for the mean of ``(S - x)+``, of which all is true as well,
+        with a normal Z of mean 0.
     """
 
     order: float
     period: float
     variance: float
     count: int
+    shift: float = 1.0
+
+    def smoothed_share(self, last: float) -> float:
+        """Returns ``|e^(v z (z + shift) / 2)|`` at ``z = r + i last``."""
+        real = self.order * (self.order + self.shift) - last**2
+        return math.exp(self.variance * real / 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,8 +104,9 @@ class LaplaceSum:
       center: The sum of which ``terms`` have no phase.
       log_scale: ``T ln M(r)``.
       powers: ``M(z_j)^T / M(r)^T`` with Z, at j from 0.
-      poles: ``z_j (z_j + 1)``.
-      error: Bound on the error of the mean of g; see `_mean`.
+      poles: ``z_j (z_j + shift)``.
+      error: Bound on the error of `mean`.
+      density_error: Of `density`.
       slack: Factor, at least 1, for the relative errors of one step.
       infinite_mass: Probability of infinite loss at some step.
     """
@@ -100,6 +117,7 @@ class LaplaceSum:
     powers: NDArray[np.complex128]
     poles: NDArray[np.complex128]
     error: float
+    density_error: float
     slack: float
     infinite_mass: float
 
@@ -126,11 +144,41 @@ class LaplaceSum:
         total = 2 * float(terms.real.sum()) - float(terms[0].real)
         return total / self.contour.period
 
+    def on_lattice(
+        self, terms: NDArray[np.complex128], size: int
+    ) -> tuple[NDArray[np.float64], float]:
+        """Returns a sum over j at ``center + m period / size``, and its rounding.
+
+        Args:
+          terms: ``powers / poles`` for `mean`, ``powers`` for `density`.
+          size: Of the lattice, above ``2 count``; m is counted modulo it.
+        """
+        scale = size / self.contour.period
+        unit = _UNIT * (16 + 4 * math.log2(size))
+        total = 2 * float(np.abs(terms).sum()) / self.contour.period
+        return np.fft.irfft(np.conj(terms), size) * scale, unit * total
+
     def delta(self, epsilon: float) -> float:
         """Returns an upper bound on delta at ``epsilon``."""
         mean = min(max(self.mean(epsilon), 0.0) + self.error, 1.0)
         exponent = self._log_chernoff(epsilon) + math.log(mean)
         return min(1.0, self.slack * math.exp(min(exponent, 1.0)) + self.infinite_mass)
+
+    def lower_delta(self, epsilon: float, wrapped: float) -> float:
+        """Returns a lower bound on delta, if the exact loss dominates this one.
+
+        Args:
+          epsilon: At least 0.
+          wrapped: A bound on what wraps around, as of `wrapped`.
+        """
+        variance = self.contour.variance
+        density = max(self.density(epsilon), 0.0) + self.density_error
+        added = variance * math.exp(variance / 8) * density
+        mean = self.mean(epsilon) - self.error - added - wrapped
+        if mean <= 0.0:
+            return 0.0
+        exponent = self._log_chernoff(epsilon) + math.log(mean)
+        return math.exp(min(exponent, 0.0)) * (2 - self.slack)
 
     def epsilon(self, delta: float) -> float:
         """Returns an epsilon >= 0 at which the bound on delta is at most ``delta``.
@@ -166,7 +214,7 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
     size = np.exp(log_size)
     y = 2 * math.pi / contour.period * np.arange(contour.count + 1)
     line = contour.order + 1j * y
-    poles: NDArray[np.complex128] = line * (line + 1)
+    poles: NDArray[np.complex128] = line * (line + contour.shift)
     with np.errstate(under="ignore"):
         exponents = num_steps * (log_size + 1j * angle) + contour.variance / 2 * poles
         powers = np.exp(exponents)
@@ -174,6 +222,7 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         wrong = num_steps * error * (size + error) ** (num_steps - 1) * damped
     wrong += 8 * _UNIT * (2 + np.abs(exponents)) * np.abs(powers)
     total = 2 * float(wrong @ (1 / np.abs(poles))) / contour.period
+    rest, density_rest = _rest(contour)
     mean_size = float(weights @ np.abs(loss.losses))
     return LaplaceSum(
         contour=contour,
@@ -181,18 +230,44 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
         log_scale=num_steps * log_moment,
         powers=powers,
         poles=poles,
-        error=total + _rest(contour),
+        error=total + rest,
+        density_error=2 * float(wrong.sum()) / contour.period + density_rest,
         slack=1 + 1e-9 + num_steps * _UNIT * (32 + 4 * contour.order * mean_size),
         infinite_mass=_ever(loss.infinite_mass, num_steps),
     )
 
 
-def _rest(contour: Contour) -> float:
-    """Returns a bound on the terms beyond the last."""
-    variance, order = contour.variance, contour.order
+def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> float:
+    """Returns a bound on delta at ``epsilon + k W`` for k other than 0, as it counts.
+
+    Over Chernoff's bound, like all of a sum.  ``E_r[e^(-r X) (1 - e^-X)+]`` is at most
+    ``E_r[e^(h X)]`` for any h >= -r, here with X = S - epsilon - k W.
+
+    Args:
+      loss: Of one step.
+      num_steps: T.
+      contour: r, W.
+      epsilon: At least 0.
+    """
+    order, period = contour.order, contour.period
+    log_moment, _, variance = loss.cumulants(order)
+    scale = 1 / max(math.sqrt(num_steps * variance), 1e-100)
+
+    def share(rate: float) -> float:
+        moment = num_steps * (loss.tilted(order + rate)[1] - log_moment)
+        exponent = moment - rate * epsilon - abs(rate) * period
+        return math.exp(min(exponent, 700.0)) / -math.expm1(-abs(rate) * period)
+
+    rates = [factor * scale for factor in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)]
+    above = min(share(rate) for rate in rates)
+    return above + min(share(-min(rate, order)) for rate in (*rates, order))
+
+
+def _rest(contour: Contour) -> tuple[float, float]:
+    """Returns bounds on the terms beyond the last: of the mean and of the density."""
     last = 2 * math.pi * contour.count / contour.period
-    exponent = variance * (order * (order + 1) - last**2) / 2
-    return math.exp(exponent) / (math.pi * last**3 * variance)
+    density = contour.smoothed_share(last) / (math.pi * last * contour.variance)
+    return density / last**2, density
 
 
 def _transform(

@@ -95,6 +95,8 @@ _UPPER_TAIL = 1e-4
 #: Probability of smaller m over beta: they count as infinite loss.
 _LOWER_TAIL = 1e-4
 _LARGEST_EPSILON = 600.0
+#: Relative distance of two epsilons that are served by the same h.
+_SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
 #: Below this the logarithm of a likelihood ratio spans hundreds.
 _LEAST_NOISE = 0.05
@@ -355,10 +357,19 @@ def epsilon(shuffles: Shuffles, delta: float, most: float) -> float:
     if excess(most) > 0:
         return math.inf
     rough = threshold(excess, most, relative=2e-3, stride=1.2, most=most)[1]
-    exponent, _ = best_exponent(shuffles, rough, NUM_CELLS)
+    found = _epsilon_near(shuffles, delta, rough, most)
+    if abs(found - rough) <= _SETTLED * rough:
+        return found
+    # The best h is that at the epsilon itself.
+    return min(found, _epsilon_near(shuffles, delta, found, most))
+
+
+def _epsilon_near(shuffles: Shuffles, delta: float, guess: float, most: float) -> float:
+    """Returns a bound on epsilon, with the h that is best at ``guess``."""
+    exponent, _ = best_exponent(shuffles, min(guess, most), NUM_CELLS)
     return threshold(
         lambda point: log_ratio(delta_at(shuffles, exponent, point), delta),
-        max(rough, 1e-6),
+        max(guess, 1e-6),
         relative=1e-6,
         stride=1.002,
         most=2 * most + 1,

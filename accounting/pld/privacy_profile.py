@@ -130,6 +130,32 @@ class StepComposition(Composition):
         return loss_distribution.mix(found)
 
 
+def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
+    """Returns a lower bound on delta of a sum of independent losses.
+
+    Args:
+      loss: Of one step, dominated by the exact one.
+      num_steps: T.
+      epsilon: At least 0.
+    """
+    focus = saddlepoint.focus(loss, num_steps, epsilon)
+    low, high = focus.ends
+    # Large losses are moved down, and small ones are left out: either is a lower bound.
+    kept = loss.losses >= low
+    left_out = loss.infinite_mass + float(loss.masses[~kept].sum())
+    below = Atoms(loss.masses[kept], np.minimum(loss.losses[kept], high), left_out)
+    cost = saddlepoint.expected_cost(focus)
+    for _ in range(_MOST_TRIES):
+        contour = saddlepoint.contour(focus, cost, FINE / 2)
+        total = inversion.invert(below, num_steps, contour)
+        found = saddlepoint.found_cost(total, epsilon)
+        if not found.exceeds(cost, _TOO_MUCH):
+            break
+        cost = found.or_more(cost)
+    wrapped = inversion.wrapped(below, num_steps, contour, epsilon)
+    return total.lower_delta(epsilon, wrapped)
+
+
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
     """Returns an approximation of ln delta, for the start of a search; no bound.
 

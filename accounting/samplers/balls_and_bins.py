@@ -3,8 +3,8 @@
 The assignment is drawn anew in each epoch.  One epoch of t steps is tightly dominated,
 under the zero-out relation, by ``P = mean over k of N(e_k, s^2 I_t)`` against
 ``Q = N(0, s^2 I_t)`` and by its reverse; epochs are independent.  Both directions are
-bounded from above and from below, numerically and without chance: `allocation` encloses
-the likelihood ratio of one epoch, and `composition` adds up the epochs.
+bounded from above and from below, numerically and without chance: `allocation_prices`
+encloses the likelihood ratio of one epoch, and `privacy_profile` adds up the epochs.
 
 Formal guarantees:
   - ``lower <= upper``, and the true value lies between them.
@@ -29,7 +29,7 @@ from accounting.numerics.calibration import (
 )
 from accounting.numerics.root_finding import log_ratio
 from accounting.plan import DpSgdPlan
-from accounting.pld import allocation_loss, random_allocation
+from accounting.pld import allocation_loss, privacy_profile, random_allocation
 from accounting.pld.allocation_loss import Direction
 from accounting.samplers import audit_case, deterministic, shuffle
 
@@ -51,11 +51,12 @@ def directions(
       plan: Of balls and bins.
       noise_multiplier: Above 0.
       upper: Whether they serve an upper bound on delta, or a lower one.
-      num_cells: Of the grid of likelihood ratios.
+      num_cells: Of the grid of likelihood ratios; ``NUM_CELLS`` for the tightest bound.
     """
-    return allocation_loss.directions(
-        noise_multiplier, plan.steps_per_epoch, upper, num_cells
-    )
+    steps = plan.steps_per_epoch
+    if num_cells >= random_allocation.NUM_CELLS:
+        return allocation_loss.tightest(noise_multiplier, steps, upper)
+    return allocation_loss.directions(noise_multiplier, steps, upper, num_cells)
 
 
 def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
@@ -65,9 +66,7 @@ def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
     if count == 1:
         # The values are as uncertain as the masses: ask at a slightly larger epsilon.
         return direction.delta(epsilon + direction.relative_error) * margin
-    return margin * shuffle.lower_composed_delta(
-        direction.masses, direction.losses, count, epsilon
-    )
+    return margin * privacy_profile.lower_delta(direction.atoms, count, epsilon)
 
 
 def _is_numerical(plan: DpSgdPlan, noise_multiplier: float) -> bool:
@@ -247,8 +246,8 @@ SAMPLER = sampler_registry.Sampler(
             "balls and bins, each example in one uniformly random step of each epoch"
         ),
         discretization=(
-            "sums of likelihood ratios on geometric grids, spread for the upper and "
-            "merged for the lower bound; epochs by a tilted Fourier transform"
+            "prices of sums of likelihood ratios by tilted Fourier transforms, bounded "
+            "from either side; epochs by another"
         ),
     ),
     audit=audit_case.Audit(worst_case=audit_case.own_block, score=shuffle.score),

@@ -16,7 +16,7 @@ and the events ``max_t x_t > c``, whose probabilities are closed forms, give
 ``delta >= P(event) - e^epsilon Q(event)`` for every c.  A shuffle that is repeated in E
 epochs has ``s / sqrt(E)`` for s.  For a fresh shuffle per epoch, the maxima of the
 epochs are independent: their joint likelihood ratio, after cutting the line of each
-maximum into slices, is composed numerically with every loss rounded down.
+maximum into slices, is composed numerically from below.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorems 3.5 (persistent) and 3.8 (dynamic);
@@ -36,17 +36,15 @@ from scipy import special
 from accounting import sampler_registry
 from accounting.intervals import Bounds, NoiseBounds, below, least
 from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
-from accounting.numerics.calibration import largest_insufficient_noise, lower_epsilon
+from accounting.numerics.calibration import (
+    TOLERANCE,
+    largest_insufficient_noise,
+    lower_epsilon,
+)
 from accounting.numerics.root_finding import log_ratio
 from accounting.plan import DYNAMIC_SHUFFLE, DpSgdPlan
-from accounting.pld import (
-    composition,
-    gaussian,
-    loss_distribution,
-    null_clones,
-    saddlepoint,
-)
-from accounting.pld.composition import LossDistribution
+from accounting.pld import gaussian, null_clones, privacy_profile
+from accounting.pld.loss_distribution import Atoms
 from accounting.samplers import audit_case, deterministic
 from accounting.samplers.audit_case import Case, Observe
 
@@ -117,35 +115,9 @@ def composed_delta(
     masses, losses = _slices(noise, steps, num_epochs, means)
     if not len(masses):
         return 0.0
-    return lower_composed_delta(masses, losses, num_epochs, epsilon)
-
-
-def lower_composed_delta(
-    masses: NDArray[np.float64],
-    losses: NDArray[np.float64],
-    count: int,
-    epsilon: float,
-) -> float:
-    """Returns a lower bound on delta of a sum of independent losses.
-
-    Args:
-      masses: Of the atoms of one loss, under P.
-      losses: Of the atoms.
-      count: Losses in the sum.
-      epsilon: At least 0.
-    """
-    loss = loss_distribution.Atoms(masses, losses)
-    order = saddlepoint.order_for_epsilon(loss, count, epsilon)
-    deviation = math.sqrt(count * loss.cumulants(order)[2])
-    spacing = max(
-        min(1e-4 * epsilon, 1e-3 * deviation) / count,
-        composition.least_spacing(losses),
-        32 * deviation / composition.MAX_POINTS,
-    )
-    total = composition.compose_coarsened(
-        lambda spacing: round_down(masses, losses, spacing), spacing, count, order
-    )
-    return total.lower_delta(epsilon) * (1 - 1e-8)
+    # Less than the relative error of the ratio of two masses.
+    loss = Atoms(masses, losses - 1e-9)
+    return privacy_profile.lower_delta(loss, num_epochs, epsilon) * (1 - 1e-8)
 
 
 def _slices(
@@ -170,25 +142,6 @@ def _slices(
     kept = (upper > 1e-40) & (lower > 1e-40)
     # Only events made of the slices that are kept are considered: a lower bound still.
     return upper[kept], np.log(upper[kept] / lower[kept])
-
-
-def round_down(
-    masses: NDArray[np.float64], losses: NDArray[np.float64], spacing: float
-) -> LossDistribution:
-    """Returns the atoms with every loss moved down to the grid: dominated by them.
-
-    Args:
-      masses: Of the atoms, under P.
-      losses: Of the atoms.
-      spacing: Of the grid.
-    """
-    # Less than the relative error of the ratio of two masses, then down to the grid.
-    cells = np.floor((losses - 1e-9) / spacing)
-    first = int(cells.min())
-    size = int(cells.max()) - first + 1
-    grid = np.zeros(size)
-    grid += np.bincount((cells - first).astype(np.int64), masses, size)
-    return LossDistribution(spacing=spacing, first=first, masses=grid)
 
 
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
@@ -241,14 +194,18 @@ def _delta(
     )
 
 
-def _epsilon(
-    plan: DpSgdPlan, noise_multiplier: float, delta: float, *, lower_method: str
-) -> Bounds:
+def _upper_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     revealed = deterministic.epsilon(plan, noise_multiplier, delta).guarantee
     options = [(revealed, UPPER_METHOD)]
     if (run := _clones(plan, noise_multiplier)) is not None:
         options.append((null_clones.epsilon(run, delta, revealed), CLONES_METHOD))
-    found = least(*options)
+    return least(*options)
+
+
+def _epsilon(
+    plan: DpSgdPlan, noise_multiplier: float, delta: float, *, lower_method: str
+) -> Bounds:
+    found = _upper_epsilon(plan, noise_multiplier, delta)
     lower = lower_epsilon(
         lambda point: lower_delta(plan, noise_multiplier, point), found.guarantee, delta
     )
@@ -264,6 +221,13 @@ def _noise_multiplier(
         hidden = null_clones.noise_multiplier(run, epsilon, delta)
         options.append((hidden, CLONES_METHOD))
     sufficient, method = min(options)
+    # Epsilon is found with an h of its own: it must not exceed what was asked for.
+    stride = TOLERANCE / 4
+    while (
+        method == CLONES_METHOD
+        and _upper_epsilon(plan, sufficient, delta).guarantee > epsilon
+    ):
+        sufficient, stride = sufficient * (1 + stride), 2 * stride
     return NoiseBounds(
         sufficient=sufficient,
         necessary=necessary_noise(plan, epsilon, delta, sufficient),

@@ -32,7 +32,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy import special
+from scipy import optimize, special
 
 from accounting import sampler_registry
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
@@ -60,6 +60,10 @@ LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
 #: Largest share of a target delta for truncation where the cap is chosen here.
 _SHARE_OF_DELTA = 1e-5
+#: Share of delta that decides nothing.
+_NEGLIGIBLE = 1e-6
+#: Relative distance of epsilons that tell whether delta rises, and where it is least.
+_NEARBY = 1e-3
 #: Below this noise the loss of a step spans more than the lower bound's grid.
 _LEAST_USER_NOISE = 0.01
 #: Relative error allowed for the incomplete beta function behind the binomial tail.
@@ -114,6 +118,38 @@ def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
         return 0.0
     exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(probability)
     return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
+
+
+def _additive(
+    plan: DpSgdPlan, untruncated: Callable[[float], float], epsilon: float
+) -> float:
+    """Returns the additive bound at the best of all smaller epsilons.
+
+    The correction rises with epsilon, as delta never does: what holds at an epsilon
+    holds at a larger one.
+
+    Args:
+      plan: With a cap.
+      untruncated: Epsilon -> a bound on delta without the cap.
+      epsilon: At least 0.
+    """
+
+    def total(point: float) -> float:
+        return untruncated(point) + truncation_delta(plan, point)
+
+    found = total(epsilon)
+    # No smaller epsilon gains more than the correction.
+    if truncation_delta(plan, epsilon) <= _NEGLIGIBLE * found:
+        return min(1.0, found)
+    if total(epsilon * (1 - _NEARBY)) < found:
+        best = optimize.minimize_scalar(
+            lambda point: math.log(total(point)),
+            bounds=(0.0, epsilon),
+            method="bounded",
+            options={"xatol": _NEARBY * epsilon},
+        )
+        found = min(found, total(float(best.x)))
+    return min(1.0, found)
 
 
 def adding_steps(
@@ -206,9 +242,12 @@ def delta(
       fineness: Of the grid of losses; see `privacy_profile.Profile`.
       mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
     """
-    untruncated = poisson.delta(plan, noise_multiplier, epsilon, fineness).guarantee
-    additive = min(1.0, untruncated + truncation_delta(plan, epsilon))
-    if additive <= untruncated * (1 + 1e-6):
+    additive = _additive(
+        plan,
+        lambda point: poisson.delta(plan, noise_multiplier, point, fineness).guarantee,
+        epsilon,
+    )
+    if truncation_delta(plan, epsilon) <= _NEGLIGIBLE * additive:
         return Bounds(upper=additive, method=ADDITIVE)
     if _can_mix(plan, noise_multiplier):
         profile = _mixture(mixing, plan, noise_multiplier, fineness)
@@ -438,13 +477,17 @@ class _Users:
         fineness: float = privacy_profile.FINE,
     ) -> Bounds:
         """Returns an upper bound on delta at ``epsilon``; arguments as for `delta`."""
-        untruncated = poisson.composed_for_users(self.count).delta(
-            plan, noise_multiplier, epsilon, fineness
+        composed = poisson.composed_for_users(self.count)
+        additive = _additive(
+            plan,
+            lambda point: (
+                composed.delta(plan, noise_multiplier, point, fineness).guarantee
+            ),
+            epsilon,
         )
-        additive = untruncated.guarantee + truncation_delta(plan, epsilon)
         noise = _closed_noise(plan, noise_multiplier) / self.count
         closed = gaussian.gaussian_delta(noise, epsilon)
-        return least((min(1.0, additive), USER_ADDITIVE), (closed, CLOSED))
+        return least((additive, USER_ADDITIVE), (closed, CLOSED))
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
         """Returns an upper bound on epsilon at ``delta``; arguments as for `delta`."""

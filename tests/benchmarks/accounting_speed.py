@@ -1,108 +1,155 @@
-"""How long the accountant takes, beside dp_accounting in the same process.
+"""How long the accountant takes, side by side with two other libraries.
 
-Run:  python -m tests.benchmarks.accounting_speed [--quick]
+Run:  python -m tests.benchmarks.accounting_speed [--dp-accounting PYTHON]
+          [--pld-accounting PYTHON] [--table]
 
-Prints one line per question: seconds after import, and what was found.  Not a test:
-machines differ.  --quick leaves out dp_accounting, which takes a minute or more.
+PYTHON is the interpreter of an environment of its own, with dp-accounting 0.6 or
+PLD_accounting 2.0; what is not given is left out.  Prints a line per question: the
+processor's seconds after import, and the answer.  Not a test: machines differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 import accounting.pld.privacy_profile  # noqa: F401 - loaded here, so that no question pays for it
 from accounting import accountant
 from accounting.plan import DpSgdPlan
 from tests.accounting.published import DELTA, STEPS, criteo_plan
 
+#: Questions to balls and bins: noise, steps of an epoch, epochs, delta.
+ALLOCATIONS = [
+    (0.5472, 562, 1, DELTA),
+    (0.585, 562, 5, DELTA),
+    (0.4698, 4492, 1, DELTA),
+    (20.0, 100, 500, 1e-6),
+    (581.0, 1000, 100, 1e-8),
+]
+#: Noise for Poisson batches at epsilon 5: steps, each with probability 1 / steps.
+POISSON = [562, 4492, 35938]
 
-def timed(label: str, question: Callable[[], Any]) -> tuple[Any, float]:
-    """Prints and returns the answer and its seconds."""
-    start = time.perf_counter()
+THEIR_POISSON = """
+import json, sys, time
+import dp_accounting
+from dp_accounting import mechanism_calibration
+from dp_accounting.pld import pld_privacy_accountant as pld
+
+steps, delta = json.loads(sys.argv[1])
+
+def event(noise):
+    step = dp_accounting.PoissonSampledDpEvent(
+        1 / steps, dp_accounting.GaussianDpEvent(noise))
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+start = time.process_time()
+found = mechanism_calibration.calibrate_dp_mechanism(
+    lambda: pld.PLDAccountant(value_discretization_interval=1e-4),
+    event, 5.0, delta, tol=4e-4)
+print(json.dumps([time.process_time() - start, f"{found:.6f}"]))
+"""
+THEIR_ALLOCATION = """
+import json, sys, time
+import PLD_accounting
+
+noise, steps, epochs, delta = json.loads(sys.argv[1])
+start = time.process_time()
+high, low = PLD_accounting.gaussian_allocation_epsilon_range(
+    delta=delta, sigma=noise, num_steps=steps, num_epochs=epochs)
+print(json.dumps([time.process_time() - start, f"{low:.6g} .. {high:.6g}"]))
+"""
+
+
+def timed(question: Callable[[], str]) -> tuple[float, str]:
+    """Returns the processor's seconds, and the answer."""
+    start = time.process_time()
     answer = question()
-    seconds = time.perf_counter() - start
-    print(f"{seconds:8.2f} s  {label}: {answer}", flush=True)
-    return answer, seconds
+    return time.process_time() - start, answer
 
 
-def ours(plan: DpSgdPlan) -> str:
+def poisson(steps: int) -> str:
     """The noise multiplier for epsilon 5."""
-    answer = accountant.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
-    return f"necessary {answer.necessary}, sufficient {answer.sufficient}"
-
-
-def theirs(num_steps: int, rate: float, interval: float) -> float:
-    """The noise multiplier by dp_accounting's calibration, to 1e-3."""
-    import dp_accounting
-    from dp_accounting import mechanism_calibration
-    from dp_accounting.pld import pld_privacy_accountant
-
-    def event(noise: float) -> Any:
-        gaussian = dp_accounting.GaussianDpEvent(noise)
-        sampled = dp_accounting.PoissonSampledDpEvent(rate, gaussian)
-        return dp_accounting.SelfComposedDpEvent(sampled, num_steps)
-
-    return mechanism_calibration.calibrate_dp_mechanism(
-        lambda: pld_privacy_accountant.PLDAccountant(
-            value_discretization_interval=interval
-        ),
-        event,
-        target_epsilon=5.0,
-        target_delta=DELTA,
-        tol=1e-3 * 0.4,
+    plan = DpSgdPlan(
+        sampler="poisson",
+        num_examples=1024 * steps,
+        expected_batch_size=1024,
+        num_steps=steps,
     )
+    found = accountant.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
+    return f"{found.guarantee:.6f}"
 
 
-def table() -> str:
+def allocation(noise: float, steps: int, epochs: int, delta: float) -> str:
+    """Both bounds on epsilon of balls and bins."""
+    plan = DpSgdPlan(
+        sampler="balls-and-bins",
+        num_examples=1024 * steps,
+        expected_batch_size=1024,
+        num_steps=steps * epochs,
+        num_epochs=epochs,
+    )
+    found = accountant.epsilon(plan, noise_multiplier=noise, delta=delta)
+    return f"{found.lower:.6g} .. {found.guarantee:.6g}"
+
+
+def theirs(python: str, program: str, question: object) -> tuple[float, str]:
+    """Asks another library in its own environment."""
+    command = [python, "-c", program, json.dumps(question)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        return float("nan"), "failed: " + result.stderr.strip().splitlines()[-1]
+    seconds, answer = json.loads(result.stdout.splitlines()[-1])
+    return seconds, answer
+
+
+def report(who: str, what: str, found: tuple[float, str]) -> None:
+    """Prints one line."""
+    print(f"{found[0]:8.2f} s  {who:15} {what}: {found[1]}", flush=True)
+
+
+def table() -> None:
     """Nine batch sizes, one and five epochs, four samplers."""
-    samplers = ("deterministic", "persistent-shuffle", "dynamic-shuffle", "poisson")
-    for batch_size in STEPS:
-        for num_epochs in (1, 5):
-            for sampler in samplers:
-                ours(criteo_plan(sampler, batch_size, num_epochs))
-    return f"{2 * len(STEPS) * len(samplers)} noise multipliers"
-
-
-def allocation(batch_size: int, num_epochs: int) -> str:
-    """Balls and bins at the noise that Poisson needs."""
-    plan = criteo_plan("balls-and-bins", batch_size, num_epochs)
-    poisson = criteo_plan("poisson", batch_size, num_epochs)
-    noise = accountant.noise_multiplier(poisson, epsilon=5.0, delta=DELTA).guarantee
-    start = time.perf_counter()
-    answer = accountant.epsilon(plan, noise_multiplier=noise, delta=DELTA)
-    seconds = time.perf_counter() - start
-    assert answer.lower is not None
-    gap = answer.guarantee / answer.lower - 1
-    return (
-        f"epsilon {answer.lower:.4f} .. {answer.guarantee:.4f}, gap {gap:.3%}, "
-        f"{seconds:.2f} s without finding the noise"
-    )
+    for sampler in (
+        "deterministic",
+        "persistent-shuffle",
+        "dynamic-shuffle",
+        "poisson",
+    ):
+        for batch_size in STEPS:
+            for epochs in (1, 5):
+                plan = criteo_plan(sampler, batch_size, epochs)
+                start = time.process_time()
+                found = accountant.noise_multiplier(plan, epsilon=5.0, delta=DELTA)
+                taken = time.process_time() - start
+                what = f"{sampler}, b={batch_size}, {epochs} epoch(s)"
+                report("dpsgd", what, (taken, str(found.sufficient)))
 
 
 def main() -> None:
-    """Runs the questions."""
+    """Asks the questions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
-    timed("import", lambda: __import__("scipy.special").__version__)
-    plan = criteo_plan("poisson", 1024, 1)
-    _, seconds = timed("Poisson noise, 35,938 steps", lambda: ours(plan))
-    if not quick:
-        timed("import dp_accounting", lambda: bool(__import__("dp_accounting")))
-        for interval in (1e-3, 1e-4):
-            _, slow = timed(
-                f"dp_accounting's calibration, 35,938 steps, interval {interval:g}",
-                lambda size=interval: theirs(35938, 1 / 35938, size),
-            )
-            print(f"{slow / seconds:8.1f} times as long")
-    for batch_size in (65536, 8192):
-        for num_epochs in (1, 5):
-            label = f"balls-and-bins, {STEPS[batch_size]} steps, {num_epochs} epoch(s)"
-            timed(label, lambda b=batch_size, e=num_epochs: allocation(b, e))
-    timed("the whole table", table)
+    parser.add_argument("--dp-accounting", metavar="PYTHON")
+    parser.add_argument("--pld-accounting", metavar="PYTHON")
+    parser.add_argument("--table", action="store_true", help="all noise of a table")
+    asked = parser.parse_args()
+    for steps in POISSON:
+        what = f"Poisson noise, {steps} steps"
+        report("dpsgd", what, timed(lambda steps=steps: poisson(steps)))
+        if asked.dp_accounting:
+            found = theirs(asked.dp_accounting, THEIR_POISSON, [steps, DELTA])
+            report("dp_accounting", what, found)
+    for question in ALLOCATIONS:
+        noise, steps, epochs, _ = question
+        what = f"balls and bins, {epochs} x {steps} steps, noise {noise:g}"
+        report("dpsgd", what, timed(lambda one=question: allocation(*one)))
+        if asked.pld_accounting:
+            found = theirs(asked.pld_accounting, THEIR_ALLOCATION, question)
+            report("PLD_accounting", what, found)
+    if asked.table:
+        table()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accounting.pld import inversion
+from accounting.pld import inversion, privacy_profile
 from accounting.pld.inversion import Contour
 from accounting.pld.loss_distribution import Atoms
 from accounting.pld.privacy_profile import FINE, Composition
@@ -24,7 +24,10 @@ def test_delta_is_met_deep_into_the_tail():
     # delta is about 1e-16 in the second case; an untilted transform gives noise there.
     for num_steps, epsilon in ((7, 0.35), (400, 18.05), (1000, 12.05), (1000, 0.05)):
         exact = float(exact_delta(0.1, num_steps, epsilon))
-        found = Composition(randomized_response(0.1), num_steps).at(epsilon, FINE)
+        loss = randomized_response(0.1)
+        found = Composition(loss, num_steps).at(epsilon, FINE)
+        below = privacy_profile.lower_delta(loss, num_steps, epsilon)
+        assert exact * (1 - 1e-4) <= below <= exact
         # Sums lie on a grid: where epsilon lies just between, smoothing costs nothing.
         assert exact <= found.delta(epsilon) <= exact * (1 + 1e-4)
 
@@ -41,11 +44,15 @@ def test_delta_is_met_deep_into_the_tail():
 def test_any_contour_gives_a_valid_bound(
     order, period, variance, count, num_steps, epsilon
 ):
-    # Seen to fail with the end of the sum over j left out.
+    # Seen to fail with the end of the sum over j left out; from below, with what
+    # smoothing adds, or what wraps around, left in.
     contour = Contour(order=order, period=period, variance=variance, count=count)
     exact = float(exact_delta(0.05, num_steps, epsilon))
-    total = inversion.invert(randomized_response(0.05), num_steps, contour)
+    loss = randomized_response(0.05)
+    total = inversion.invert(loss, num_steps, contour)
     assert total.delta(epsilon) >= exact * (1 - 1e-12)
+    wrapped = inversion.wrapped(loss, num_steps, contour, epsilon)
+    assert total.lower_delta(epsilon, wrapped) <= exact * (1 + 1e-12)
 
 
 def test_smoothing_takes_nothing_off():

@@ -359,3 +359,15 @@ def test_a_lower_bound_is_below_the_exact_delta_of_one_step(cap, noise):
         assert found <= truth * (1 + 1e-9)
         if noise == 0.0 or noise > 0.1:
             assert found >= 0.999 * truth
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.008, 0.6])
+def test_delta_never_rises_with_epsilon(noise):
+    """Though the correction does.  Seen to fail with it taken at epsilon itself."""
+    capped = plan(100, 180, 10_000, 200)
+    deltas = [
+        accountant.delta(capped, noise_multiplier=noise, epsilon=epsilon).guarantee
+        for epsilon in (0.5, 4.0, 12.0, 20.0, 40.0, 60.0)
+    ]
+    for before, after in itertools.pairwise(deltas):
+        assert after <= before * (1 + 1e-5)

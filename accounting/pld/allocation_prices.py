@@ -1,0 +1,346 @@
+"""Sums of likelihood ratios by their prices: one error, however many are added.
+
+Let R be the sum of t independent likelihood ratios r (see `random_allocation`).  Its
+call ``E[(R - K)+]`` and its put ``E[(K - R)+]`` are deltas of one epoch, and as convex
+functions of the strike K they are all that is to be known of R:
+
+  - *upper*: chords between bounds from above, at as many strikes as one likes, lie
+    above; the largest convex function below them still does, and is the price of a
+    discrete distribution, that of `Ratios`.
+  - *lower*: beyond the end of a chord, the convex function lies above its line.  So
+    lines through two neighbours, the nearer bounded from below and the farther from
+    above, bound it from below, and so does the largest convex function below.
+
+At a strike, a price is the inverse of a Laplace transform (`inversion` with the kernel
+``1 / z^2``), a put being the call of -R at -K.  Errors:
+
+  - *r*: put on atoms by `random_allocation.single`, for either bound.
+  - *large r*: for strikes up to K, r may be cut to K where what is cut off is added:
+    ``(R - k)+ = (R' - k)+ + R - R'`` for k <= K.  So no tail is too heavy for a tilt.
+  - *smoothing* by a normal of variance v and *wrapping* only add to a price.  For a
+    lower bound both are taken off.  The former adds ``E[h(R - K)]``, with
+    ``h(x) = E[(x + Z)+] - x+ <= v n(x)`` for the density n of Z: at most v times the
+    density of R + Z at K, which is a sum along the same line.  The latter is bounded by
+    Chernoff's bound, as in `_period`.
+  - the others are those of `inversion`, and of one more transform, which evaluates a
+    price at many strikes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from accounting.pld import inversion, random_allocation, saddlepoint
+from accounting.pld.inversion import Contour
+from accounting.pld.loss_distribution import Atoms
+from accounting.pld.random_allocation import Ratios
+
+#: Below this, or for a few ratios of little noise, they are too far apart.
+_LEAST_NOISE, _FEW_NOISE, _FEW = 0.3, 1.0, 8
+#: Atoms of one ratio.
+_NUM_CELLS = 10_000
+#: Width of a cell, in deviations of the sum under the tilt of its contour.
+_WIDTH = 2e-3
+#: What a contour serves: deviations, and the ratio of the largest to the least strike.
+_REACH, _MOST_RATIO = 4.0, 2.0
+#: Prices, in units of t, from which they count as 0 or as infinite loss.
+_TAIL = 1e-18
+#: ln of what wraps around, and of where the sum along a contour ends.
+_NEEDED = 42.0
+#: A contour is no nearer to the pole at 0: in deviations of the sum.
+_LEAST_TILT = 2.0
+
+_Floats = NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Bounds on prices of R / t at increasing strikes."""
+
+    strikes: _Floats
+    puts: _Floats
+    calls: _Floats
+
+    @property
+    def slopes(self) -> tuple[_Floats, _Floats]:
+        """Slopes of puts and of calls between strikes, accurate where they are small.
+
+        They differ by 1.
+        """
+        width = np.diff(self.strikes)
+        put, call = np.diff(self.puts) / width, np.diff(self.calls) / width
+        below = self.strikes[1:] <= 1.0
+        return np.where(below, put, call + 1.0), np.where(below, put - 1.0, call)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Strikes K that one contour serves, of calls on t ratios or on their negatives.
+
+    Attributes:
+      loss: Of one term, with its sign.
+      num_steps: t.
+      low: The smallest strike, with its sign.
+      high: The largest.
+      cut: What was cut off the sum, in the mean.
+    """
+
+    loss: Atoms
+    num_steps: int
+    low: float
+    high: float
+    cut: float
+
+    def cumulants(self, order: float) -> tuple[float, float]:
+        """Returns the mean and the deviation of the sum under a tilt."""
+        _, mean, variance = self.loss.cumulants(order)
+        return self.num_steps * mean, math.sqrt(self.num_steps * variance)
+
+    def order(self) -> float:
+        """Returns r: of the tilt to the middle, unless it is too near to the pole."""
+        mean, deviation = self.cumulants(0.0)
+        aim = functools.partial(
+            saddlepoint.order_for_epsilon, self.loss, self.num_steps
+        )
+        away = aim(mean + _LEAST_TILT * deviation)
+        return max(aim((self.low + self.high) / 2), min(away, _LEAST_TILT / deviation))
+
+
+def _group(one: Ratios, num_steps: int, sign: int, start: float) -> _Group:
+    """Returns the strikes from ``start`` outwards that one contour serves."""
+    values = np.append(0.0, one.values)
+    masses = np.append(one.zero_mass, one.masses)
+    end = start * _MOST_RATIO**sign
+    while True:
+        kept = np.minimum(values, max(start, end))
+        low, high = sign * start, sign * end
+        # Puts lose nothing: with such a ratio they are worth 0 anyway.
+        excess = float(masses @ (values - kept)) + one.lost if sign > 0 else 0.0
+        cut = num_steps * excess
+        found = _Group(Atoms(masses, sign * kept), num_steps, low, high, cut)
+        order = saddlepoint.order_for_epsilon(found.loss, num_steps, sign * start)
+        reach = _REACH * found.cumulants(order)[1]
+        if abs(end - start) <= 1.01 * reach:
+            return found
+        end = start + sign * reach  # nearer than before
+
+
+def _contour(group: _Group) -> Contour:
+    order = group.order()
+    deviation = group.cumulants(order)[1]
+    width = _WIDTH * max(deviation, (group.high - group.low) / _REACH)
+    variance = width**2 / 6
+    period = _period(group, order, deviation)
+    count = math.ceil(math.sqrt(2 * _NEEDED / variance) * period / (2 * math.pi))
+    return Contour(
+        order=order, period=period, variance=variance, count=count, shift=0.0
+    )
+
+
+def _period(group: _Group, order: float, deviation: float) -> float:
+    """Returns W: what wraps around is at most ``_wrapped`` at all strikes.
+
+    With X = S - K -+ W, ``X+ e^(-r X) <= e^(h X) / (e (h + r))`` for h > -r, whose mean
+    under the tilt falls by e^(-|h| W) with each period.
+    """
+    weights = group.loss.tilted(order)[0]
+    kept = weights > 1e-40
+    weights, losses = weights[kept], group.loss.losses[kept]
+    mean = float(weights @ losses)
+
+    def width(rate: float, strike: float) -> float:
+        exponents = rate * (losses - mean)
+        largest = float(exponents.max())
+        if largest < 1.0:
+            moment = math.log1p(float(weights @ np.expm1(exponents)))
+        else:
+            moment = largest + math.log(float(weights @ np.exp(exponents - largest)))
+        moment *= group.num_steps
+        moment += rate * (group.num_steps * mean - strike)
+        return (max(moment, 0.0) + _NEEDED) / abs(rate)
+
+    rates = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 16.0]) / deviation
+    return max(
+        min(width(float(rate), group.low) for rate in rates),
+        min(width(-min(float(rate), 0.8 * order), group.high) for rate in rates),
+    )
+
+
+def _wrapped(contour: Contour) -> float:
+    """Returns a bound on what wraps around, over Chernoff's bound."""
+    return 6 * math.exp(-_NEEDED) / (math.e * contour.order)
+
+
+def _group_prices(group: _Group) -> tuple[_Floats, _Floats, _Floats]:
+    """Returns strikes, and bounds on their prices from above and from below."""
+    contour = _contour(group)
+    total = inversion.invert(group.loss, group.num_steps, contour)
+    size = 1 << (2 * contour.count + 1).bit_length()
+    spacing = contour.period / size
+    first = math.ceil((group.low - total.center) / spacing)
+    last = math.floor((group.high - total.center) / spacing)
+    stride = max(1, int(math.sqrt(6 * contour.variance) / spacing))
+    places = np.arange(first, last + 1, stride)
+    strikes = total.center + spacing * places
+    means, rounding = total.on_lattice(total.powers / total.poles, size)
+    means = means[places % size]
+    density, density_rounding = total.on_lattice(total.powers, size)
+    density = density[places % size] + total.density_error + density_rounding
+    error = total.error + rounding
+    added = contour.variance * density + _wrapped(contour)
+    chernoff = np.exp(total.log_scale - contour.order * strikes)
+    high = total.slack * chernoff * (np.maximum(means, 0.0) + error)
+    low = (2 - total.slack) * chernoff * np.maximum(means - error - added, 0.0)
+    return strikes, high + group.cut, low + group.cut
+
+
+def _side(one: Ratios, num_steps: int, sign: int) -> tuple[_Floats, _Floats, _Floats]:
+    """Returns k, and bounds on prices: of calls from 1 upwards, or puts downwards."""
+    start, found = float(num_steps), []
+    while True:
+        group = _group(one, num_steps, sign, start)
+        strikes, high, low = _group_prices(group)
+        found.append(np.array([sign * strikes, high, low])[:, ::sign])
+        # The one that is farthest out has the least price.
+        if float(high.min()) <= _TAIL * num_steps:
+            break
+        start = abs(group.high)
+    k, high, low = np.concatenate(found[::sign], axis=1) / num_steps
+    kept = np.concatenate(([True], np.diff(k) > 0))
+    return k[kept], high[kept], low[kept]
+
+
+def applies(noise: float, num_steps: int) -> bool:
+    """Returns whether R is enclosed here: `random_allocation` encloses any.
+
+    Args:
+      noise: Noise multiplier, above 0.
+      num_steps: t, terms of the sum.
+    """
+    return noise >= (_LEAST_NOISE if num_steps >= _FEW else _FEW_NOISE)
+
+
+def bounds(noise: float, num_steps: int, upper: bool) -> tuple[Prices, Prices]:
+    """Returns bounds from above and from below, of what encloses R.
+
+    Args:
+      noise: Noise multiplier for which `applies`.
+      num_steps: t, terms of the sum.
+      upper: Whether it encloses R for an upper bound on delta, or a lower one.
+    """
+    one = random_allocation.single(noise, upper, _NUM_CELLS)
+    put, call = _side(one, num_steps, -1), _side(one, num_steps, 1)
+    put = tuple(part[put[0] < 1.0] for part in put)
+    call = tuple(part[call[0] > 1.0] for part in call)
+    strikes = np.concatenate((put[0], call[0]))
+    found = []
+    for puts, calls in ((put[1], call[1]), (put[2], call[2])):
+        all_puts = np.concatenate((puts, calls + call[0] - 1))
+        all_calls = np.concatenate((puts + 1 - put[0], calls))
+        found.append(Prices(strikes, all_puts, all_calls))
+    return found[0], found[1]
+
+
+def enclosed(noise: float, num_steps: int, upper: bool) -> Ratios:
+    """Returns an enclosing distribution of the sum of ``num_steps`` likelihood ratios.
+
+    Args:
+      noise: Noise multiplier for which `applies`.
+      num_steps: t, terms of the sum.
+      upper: Whether for an upper bound on delta, or a lower one.
+    """
+    above, below = bounds(noise, num_steps, upper)
+    prices = _with_ends(above) if upper else _lines(above, below)
+    strikes, masses = _convex(prices)
+    return Ratios(
+        num_terms=num_steps,
+        values=strikes[1:] * num_steps,
+        masses=masses[1:],
+        zero_mass=float(masses[0]),
+        lost=float(prices.calls[-1]),
+    )
+
+
+def _with_ends(above: Prices) -> Prices:
+    """Returns prices from 0 on; beyond the last strike calls stay what they are."""
+    return Prices(
+        np.append(0.0, above.strikes),
+        np.append(0.0, above.puts),
+        np.append(1.0, above.calls),
+    )
+
+
+def _lines(above: Prices, below: Prices) -> Prices:
+    """Returns the corners of lines that lie below, of which 0 is one.
+
+    Between two strikes, lines through either and the strike beyond it meet in a corner;
+    where they do not meet, the chord between the strikes lies below the higher line.
+    """
+    x, inner = below.strikes, slice(1, -1)
+    corner, put = _corners(x, above.puts, below.puts)
+    other, call = _corners(x, above.calls, below.calls)
+    in_puts = x[2:-1] <= 1.0
+    corner = np.where(in_puts, corner, other)
+    put = np.where(in_puts, put, call + corner - 1)
+    call = np.where(in_puts, put + 1 - corner, call)
+    found = (x[1:-2] < corner) & (corner < x[2:-1])
+    # Outside, lines through the first and the last two strikes, until they reach 0.
+    first = x[1] - below.puts[1] * (x[2] - x[1]) / (above.puts[2] - below.puts[1])
+    fall = (above.calls[-3] - below.calls[-2]) / (x[-2] - x[-3])
+    last = x[-2] + below.calls[-2] / fall
+    ends = np.array([0.0, max(first, 0.0), last])
+    strikes, order = np.unique(
+        np.concatenate((ends, x[inner], corner[found])), return_index=True
+    )
+    nothing = np.zeros(3)
+    puts = np.concatenate(
+        (np.maximum(ends - 1, nothing), below.puts[inner], put[found])
+    )
+    calls = np.concatenate(
+        (np.maximum(1 - ends, nothing), below.calls[inner], call[found])
+    )
+    return Prices(strikes, puts[order], calls[order])
+
+
+def _corners(x: _Floats, high: _Floats, low: _Floats) -> tuple[_Floats, _Floats]:
+    """Returns where two lines meet, and how high; for each cell but both outer ones."""
+    width = np.diff(x)
+    left = ((low[1:] - high[:-1]) / width)[:-2]
+    right = ((high[1:] - low[:-1]) / width)[2:]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rise = low[2:-1] - low[1:-2] - right * width[1:-1]
+        along = rise / (left - right)
+    return x[1:-2] + along, low[1:-2] + left * along
+
+
+def _convex(prices: Prices) -> tuple[_Floats, _Floats]:
+    """Returns the corners of the largest convex function below, and its kinks there.
+
+    Neighbouring slopes that fall are pooled.
+    """
+    puts, calls = prices.slopes
+    pooled: list[tuple[float, float, float, int]] = []
+    widths = np.diff(prices.strikes)
+    for place, (width, put, call) in enumerate(
+        zip(widths.tolist(), puts.tolist(), calls.tolist(), strict=True)
+    ):
+        first = place
+        while pooled:
+            other, other_put, other_call, start = pooled[-1]
+            if (put - other_put if put < 0.5 else call - other_call) > 0:
+                break
+            share = width / (width + other)
+            put = share * put + (1 - share) * other_put
+            call = share * call + (1 - share) * other_call
+            width, first = width + other, start
+            pooled.pop()
+        pooled.append((width, put, call, first))
+    _, put, call, first = np.array(pooled).T
+    rises = np.where(put[1:] < 0.5, np.diff(put), np.diff(call))
+    corners = np.append(prices.strikes[first.astype(np.int64)], prices.strikes[-1])
+    return corners, np.concatenate((put[:1], rises, -call[-1:]))
