@@ -122,7 +122,9 @@ def _group(one: Ratios, num_steps: int, sign: int, start: float) -> _Group:
         # Puts lose nothing: with such a ratio they are worth 0 anyway.
         excess = float(masses @ (values - kept)) + one.lost if sign > 0 else 0.0
         cut = num_steps * excess
-        found = _Group(Atoms(masses, sign * kept), num_steps, low, high, cut)
+        found = _Group(
+            Atoms(masses, kept if sign > 0 else -kept), num_steps, low, high, cut
+        )
         order = saddlepoint.order_for_epsilon(found.loss, num_steps, sign * start)
         reach = _REACH * found.cumulants(order)[1]
         if abs(end - start) <= 1.01 * reach:
@@ -199,7 +201,7 @@ def _group_prices(group: _Group) -> tuple[_Floats, _Floats, _Floats]:
     return strikes, high + group.cut, low + group.cut
 
 
-def _side(one: Ratios, num_steps: int, sign: int) -> tuple[_Floats, _Floats, _Floats]:
+def _side(one: Ratios, num_steps: int, sign: int) -> _Floats:
     """Returns k, and bounds on prices: of calls from 1 upwards, or puts downwards."""
     start, found = float(num_steps), []
     while True:
@@ -210,9 +212,8 @@ def _side(one: Ratios, num_steps: int, sign: int) -> tuple[_Floats, _Floats, _Fl
         if float(high.min()) <= _TAIL * num_steps:
             break
         start = abs(group.high)
-    k, high, low = np.concatenate(found[::sign], axis=1) / num_steps
-    kept = np.concatenate(([True], np.diff(k) > 0))
-    return k[kept], high[kept], low[kept]
+    rows = np.concatenate(found[::sign], axis=1) / num_steps
+    return rows[:, np.concatenate(([True], np.diff(rows[0]) > 0))]
 
 
 def applies(noise: float, num_steps: int) -> bool:
@@ -235,8 +236,7 @@ def bounds(noise: float, num_steps: int, upper: bool) -> tuple[Prices, Prices]:
     """
     one = random_allocation.single(noise, upper, _NUM_CELLS)
     put, call = _side(one, num_steps, -1), _side(one, num_steps, 1)
-    put = tuple(part[put[0] < 1.0] for part in put)
-    call = tuple(part[call[0] > 1.0] for part in call)
+    put, call = put[:, put[0] < 1.0], call[:, call[0] > 1.0]
     strikes = np.concatenate((put[0], call[0]))
     found = []
     for puts, calls in ((put[1], call[1]), (put[2], call[2])):

@@ -258,7 +258,7 @@ def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> fl
         exponent = moment - rate * epsilon - abs(rate) * period
         return math.exp(min(exponent, 700.0)) / -math.expm1(-abs(rate) * period)
 
-    rates = [factor * scale for factor in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)]
+    rates = (scale * np.geomspace(0.2, 60.0, 25)).tolist()
     above = min(share(rate) for rate in rates)
     return above + min(share(-min(rate, order)) for rate in (*rates, order))
 

@@ -55,7 +55,7 @@ class Atoms:
         """Returns probabilities multiplied by ``e^(order L)``, and ln of their sum."""
         exponents = order * self.losses
         largest, smallest = float(exponents.max()), float(exponents.min())
-        if largest < 1.0 and smallest > -1.0:
+        if largest < 1.0 and smallest > -1.0 and self.infinite_mass < 0.5:
             # Near order 0 the moment is 1 plus little: sum the difference.
             weights = self.masses * np.exp(exponents)
             excess = float(self.masses @ np.expm1(exponents)) - self.infinite_mass

@@ -134,16 +134,19 @@ def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
     """Returns a lower bound on delta of a sum of independent losses.
 
     Args:
-      loss: Of one step, dominated by the exact one.
+      loss: Of one step, dominated by the exact one; finite.
       num_steps: T.
       epsilon: At least 0.
     """
     focus = saddlepoint.focus(loss, num_steps, epsilon)
     low, high = focus.ends
-    # Large losses are moved down, and small ones are left out: either is a lower bound.
-    kept = loss.losses >= low
-    left_out = loss.infinite_mass + float(loss.masses[~kept].sum())
-    below = Atoms(loss.masses[kept], np.minimum(loss.losses[kept], high), left_out)
+    # Small losses are left out.  Large ones are split as if any sum with one of them
+    # exceeded epsilon; how probable it is that one does not is taken off.
+    split = loss.clipped(-math.inf, high)
+    kept = split.losses >= low
+    left_out = float(split.masses[~kept].sum())
+    infinite = split.infinite_mass
+    below = Atoms(split.masses[kept], split.losses[kept], infinite + left_out)
     cost = saddlepoint.expected_cost(focus)
     for _ in range(_MOST_TRIES):
         contour = saddlepoint.contour(focus, cost, FINE / 2)
@@ -153,7 +156,18 @@ def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
             break
         cost = found.or_more(cost)
     wrapped = inversion.wrapped(below, num_steps, contour, epsilon)
-    return total.lower_delta(epsilon, wrapped)
+    ever = -math.expm1(num_steps * math.log1p(-infinite)) * (1 - left_out) ** num_steps
+    not_above = num_steps * infinite * _falls(below, num_steps - 1, epsilon - high)
+    certain = ever * (2 - total.slack) - not_above
+    return max(0.0, total.lower_delta(epsilon, wrapped) + certain)
+
+
+def _falls(loss: Atoms, num_steps: int, most: float) -> float:
+    """Returns a bound on the probability that a sum is at most ``most`` (Chernoff)."""
+    deviation = math.sqrt(max(num_steps, 1) * loss.cumulants(0.0)[2])
+    rates = [factor / max(deviation, 1e-100) for factor in (0.5, 1.0, 2.0, 4.0, 8.0)]
+    exponents = [num_steps * loss.tilted(-rate)[1] + rate * most for rate in rates]
+    return math.exp(min(*exponents, 0.0))
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:

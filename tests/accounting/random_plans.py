@@ -67,11 +67,23 @@ def draw(seed: int) -> Question:
         spread = rng.uniform(1, 9) * math.sqrt(size)
         fields["sampler"] = "truncated-poisson"
         fields["truncated_batch_size"] = min(examples, size + math.ceil(spread))
-    return Question(
-        plan=DpSgdPlan(**fields),
-        noise=log_uniform(0.05, 1000.0),
-        delta=log_uniform(1e-12, 1e-3),
-    )
+    noise, delta = log_uniform(0.05, 1000.0), log_uniform(1e-12, 1e-3)
+    if rng.random() < 0.1:
+        fields = _balls_and_bins(steps, log_uniform(1, 500))
+    return Question(plan=DpSgdPlan(**fields), noise=noise, delta=delta)
+
+
+def _balls_and_bins(steps: int, epochs: float) -> dict[str, object]:
+    """Returns a plan of as many steps, or a few more, in equal epochs."""
+    per_epoch = max(2, round(steps / epochs))
+    count = max(1, steps // per_epoch)
+    return {
+        "sampler": "balls-and-bins",
+        "num_examples": 100 * per_epoch,
+        "expected_batch_size": 100,
+        "num_steps": per_epoch * count,
+        "num_epochs": count,
+    }
 
 
 def agreement(question: Question) -> Agreement | None:

@@ -11,6 +11,7 @@ processor's seconds after import, and the answer.  Not a test: machines differ.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import time
@@ -137,14 +138,14 @@ def main() -> None:
     asked = parser.parse_args()
     for steps in POISSON:
         what = f"Poisson noise, {steps} steps"
-        report("dpsgd", what, timed(lambda steps=steps: poisson(steps)))
+        report("dpsgd", what, timed(functools.partial(poisson, steps)))
         if asked.dp_accounting:
             found = theirs(asked.dp_accounting, THEIR_POISSON, [steps, DELTA])
             report("dp_accounting", what, found)
     for question in ALLOCATIONS:
         noise, steps, epochs, _ = question
         what = f"balls and bins, {epochs} x {steps} steps, noise {noise:g}"
-        report("dpsgd", what, timed(lambda one=question: allocation(*one)))
+        report("dpsgd", what, timed(functools.partial(allocation, *question)))
         if asked.pld_accounting:
             found = theirs(asked.pld_accounting, THEIR_ALLOCATION, question)
             report("PLD_accounting", what, found)

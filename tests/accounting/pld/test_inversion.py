@@ -111,3 +111,13 @@ def test_infinite_loss_is_never_forgotten():
     total = Composition(loss, 3).at(100.0, FINE)
     assert 1 - 0.9**3 <= total.delta(100.0) <= (1 - 0.9**3) * (1 + 1e-9)
     assert total.epsilon(0.27) == np.inf
+
+
+def test_a_rare_large_loss_counts_in_full_from_below():
+    """Seen to fail with large losses cut, and with all that is split counted twice."""
+    masses, losses = np.array([0.5, 0.4999, 1e-4]), np.array([-0.1, 0.1, 4.0])
+    sums = np.add.outer(np.add.outer(losses, losses), losses).ravel()
+    weights = np.multiply.outer(np.multiply.outer(masses, masses), masses).ravel()
+    exact = float(weights @ -np.expm1(np.minimum(1.0 - sums, 0.0)))
+    found = privacy_profile.lower_delta(Atoms(masses, losses), 3, 1.0)
+    assert exact * (1 - 1e-4) <= found <= exact

@@ -6,6 +6,7 @@ import pytest
 
 from accounting import accountant
 from accounting.intervals import BOTH
+from accounting.plan import DpSgdPlan
 from accounting.samplers import shuffle
 from tests.accounting.published import DELTA
 
@@ -215,3 +216,17 @@ def test_one_step_per_epoch_is_deterministic(small_plan):
     exact = accountant.epsilon(same, noise_multiplier=2.0, delta=1e-5).upper
     assert answer.upper == exact
     assert answer.lower == pytest.approx(exact, rel=2e-5)
+
+
+def test_epsilon_at_calibrated_noise_is_at_most_what_was_asked_for():
+    # 0.5003 before, with an h that was best at another epsilon.
+    plan = DpSgdPlan(
+        sampler="dynamic-shuffle",
+        num_examples=4000,
+        expected_batch_size=100,
+        num_steps=40,
+    )
+    noise = accountant.noise_multiplier(plan, epsilon=0.5, delta=1e-6)
+    assert noise.method == shuffle.CLONES_METHOD
+    found = accountant.epsilon(plan, noise_multiplier=noise.guarantee, delta=1e-6)
+    assert 0.499 < found.guarantee <= 0.5
