@@ -81,6 +81,14 @@ def test_masses_and_mean_are_kept():
         assert ratios.masses.min() >= 0
 
 
+def priced(strikes, factor):
+    """Prices of an exponential distribution, the smaller of both times a factor."""
+    calls = np.exp(-strikes)
+    puts = (calls + strikes - 1) * factor
+    calls = np.where(strikes <= 1, puts + 1 - strikes, calls * factor)
+    return Prices(strikes, calls + strikes - 1, calls)
+
+
 def test_lines_between_strikes_lie_below_and_chords_above():
     """Of an exponential distribution, whose prices are known up to a thousandth.
 
@@ -88,11 +96,8 @@ def test_lines_between_strikes_lie_below_and_chords_above():
     """
     rng = np.random.default_rng(3)
     strikes = np.sort(rng.uniform(0.2, 4.0, 60))
-    exact = np.exp(-strikes)
-    high, low = (
-        Prices(strikes, (exact + strikes - 1) * wrong, exact * wrong)
-        for wrong in (1 + 1e-3 * rng.uniform(size=60), 1 - 1e-3 * rng.uniform(size=60))
-    )
+    wrong = 1e-3 * rng.uniform(size=60)
+    high, low = priced(strikes, 1 + wrong), priced(strikes, 1 - wrong)
     points = np.linspace(0.0, 6.0, 2001)
     for prices, sign in (
         (allocation_prices._with_ends(high), 1),

@@ -121,3 +121,9 @@ def test_a_rare_large_loss_counts_in_full_from_below():
     exact = float(weights @ -np.expm1(np.minimum(1.0 - sums, 0.0)))
     found = privacy_profile.lower_delta(Atoms(masses, losses), 3, 1.0)
     assert exact * (1 - 1e-4) <= found <= exact
+
+
+def test_a_loss_that_is_nearly_always_infinite_can_be_tilted():
+    # Seen to fail with the moment summed as 1 plus little.
+    _, log_moment = Atoms(np.array([1e-20]), np.array([0.1]), 1.0).tilted(0.0)
+    assert log_moment == pytest.approx(math.log(1e-20))
