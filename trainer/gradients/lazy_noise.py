@@ -119,6 +119,7 @@ class LazyNoise:
         self._just_read = self._no_rows()
         self._places = [_variable((t.shape[0],), tf.int32) for t in self.tables]
         self._new = [_variable((None, t.shape[1]), tf.int64) for t in self.tables]
+        self._starts = [*map(_start_of, self._places, self._new)]
         self._ids = tf.function(reads.ids, autograph=autograph)
         self._updates = [_update_of(table) for table in self.tables]
 
@@ -139,11 +140,8 @@ class LazyNoise:
         rows = self._rows_of_all(batches)
         self._complete(rows, draw, first_blocks=[0] * len(rows))
         self._just_read = rows
-        for ids, places, new in zip(rows, self._places, self._new, strict=True):
-            places.scatter_update(
-                tf.IndexedSlices(np.arange(len(ids), dtype="i4"), ids)
-            )
-            new.assign(tf.zeros((len(ids), new.shape[1]), tf.int64))
+        for start, ids in zip(self._starts, rows, strict=True):
+            start(ids)
 
     def add(self, index: int, sums: Any) -> None:
         """Adds a physical batch's integers to those of the step; for a ``tf.function``.
@@ -333,6 +331,18 @@ def _add_rounded(units: np.ndarray, noise: np.ndarray, deviations: np.ndarray) -
         rows = slice(start, start + size)
         noise[rows] *= deviations[rows, None]
         units[rows] += rounded(noise[rows])
+
+
+def _start_of(places: Any, new: Any) -> Any:
+    """Returns what gives rows of a table places, where no integers are."""
+
+    def start(ids: Any) -> None:
+        size = tf.shape(ids)[0]
+        places.scatter_update(tf.IndexedSlices(tf.range(size), ids))
+        new.assign(tf.zeros((size, new.shape[1]), tf.int64))
+
+    signature = [tf.TensorSpec((None,), tf.int64)]
+    return tf.function(start, input_signature=signature, autograph=False)
 
 
 def _update_of(table: Any) -> Any:
