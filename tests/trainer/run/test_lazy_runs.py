@@ -135,6 +135,15 @@ def test_nothing_that_leaves_lacks_noise(request_for: Any, pending: Any) -> None
     assert min(pending["step"]) > 0
 
 
+def test_the_last_step_completes_all_rows_where_nothing_else_does(
+    request_for: Any, pending: Any
+) -> None:
+    train(request_for(settings=_settings(keep_last=None, keep_every=None)))
+    assert pending["export"] == [0]
+    assert pending["evaluation"][-1] == 0
+    assert min(pending["step"]) > 0
+
+
 def test_a_stopped_run_goes_on_to_where_nothing_lacks_noise(
     request_for: Any, pending: Any, tmp_path: pathlib.Path
 ) -> None:
