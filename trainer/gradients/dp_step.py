@@ -41,11 +41,11 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError, check_int
-from trainer.gradients import tensor_memory
 from trainer.gradients.clipping import GradientSum
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
 from trainer.tf_compat import tf
+from trainer.workers import tensor_memory
 from trainer.workers.base import Alone, Workers
 from trainer.workers.grid import Grid
 

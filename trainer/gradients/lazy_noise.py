@@ -47,10 +47,11 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.gradients import tensor_memory
 from trainer.gradients.noise import rounded
 from trainer.gradients.traced_model import TableReads
 from trainer.tf_compat import tf
+from trainer.workers import tensor_memory
+from trainer.workers.aligned_arrays import aligned
 from trainer.workers.base import Alone, Workers
 from trainer.workers.grid import Grid
 
@@ -111,7 +112,7 @@ class LazyNoise:
         self._reached = [np.zeros(table.shape[0]) for table in self.tables]
         # Integers of this worker, and the rate of the step that they are of; where that
         # is 0, no integers wait.
-        self._sums = [tensor_memory.aligned(t.shape, np.zeros) for t in self.tables]
+        self._sums = [aligned(t.shape, np.zeros) for t in self.tables]
         self._rates = [np.zeros(table.shape[0], np.float32) for table in self.tables]
         self._last_rate = np.float32(0)
         self._least_rate = math.inf
@@ -319,7 +320,7 @@ def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
 
 def _taken(sums: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Returns a copy of rows."""
-    out = tensor_memory.aligned((len(ids), sums.shape[1]))
+    out = aligned((len(ids), sums.shape[1]))
     # With another mode, NumPy copies what it takes once more.
     return np.take(sums, ids, axis=0, out=out, mode="clip")
 

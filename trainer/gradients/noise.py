@@ -35,7 +35,7 @@ import numpy as np
 from randomgen import AESCounter
 
 from pipelines.sampling.keys import derive
-from trainer.gradients import tensor_memory
+from trainer.workers.aligned_arrays import aligned
 
 _AES_KEY_BYTES = 16
 
@@ -105,7 +105,7 @@ def grid_normal(
         raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
     first, every = share
     whole = stddev and every == 1
-    values = tensor_memory.aligned(shape, np.empty if whole else np.zeros)
+    values = aligned(shape, np.empty if whole else np.zeros)
     flat = values.reshape(-1)
     for block in range(first, -(-len(flat) // _BLOCK) if stddev else 0, every):
         part = flat[block * _BLOCK : (block + 1) * _BLOCK]

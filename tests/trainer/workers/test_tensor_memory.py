@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.gradients import tensor_memory
 from trainer.tf_compat import tf
+from trainer.workers import tensor_memory
+from trainer.workers.aligned_arrays import aligned
 
 
 def _read_only() -> np.ndarray:
@@ -24,8 +25,8 @@ def _read_only() -> np.ndarray:
         np.arange(100)[2:],
         np.arange(24).reshape(4, 6)[:, ::2],
         _read_only(),
-        tensor_memory.aligned((2, 5), np.zeros),
-        tensor_memory.aligned(()),
+        aligned((2, 5), np.zeros),
+        aligned(()),
     ],
 )
 def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
@@ -38,7 +39,7 @@ def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_aligned_arrays_are_not_copied(size: int) -> None:
-    values = tensor_memory.aligned((size,), np.zeros)
+    values = aligned((size,), np.zeros)
     found = tensor_memory.tensor(values)
     values[0] = 5
     assert found[0] == 5
@@ -46,7 +47,7 @@ def test_aligned_arrays_are_not_copied(size: int) -> None:
 
 
 def test_nothing_writes_to_an_array_of_which_a_tensor_was_made() -> None:
-    values = tensor_memory.aligned((4, 2), np.zeros)
+    values = aligned((4, 2), np.zeros)
     variable = tf.Variable(tf.zeros((4, 2), tf.int64))
     variable.assign(tensor_memory.tensor(values))
     variable.scatter_add(tf.IndexedSlices(tf.ones((1, 2), tf.int64), [1]))
