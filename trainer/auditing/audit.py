@@ -1,4 +1,4 @@
-"""An audit of a plan and its noise, or of a run: how large epsilon is at least.
+"""An audit of a plan and its noise, or of a run: a lower bound on epsilon.
 
 Example:
   >>> from accounting.plan import DpSgdPlan
@@ -36,11 +36,11 @@ Progress = Callable[[str, int, int], None]
 
 
 def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Report:
-    """Attacks a mechanism many times over, and returns what was found.
+    """Attacks a mechanism in many trials, and returns the findings.
 
     Args:
-      settings: What is audited, and how.
-      progress: Takes what is counted, how many are done, and of how many.
+      settings: What to audit, and how.
+      progress: Takes the unit of progress, the number done, and the total.
 
     Raises:
       InputError: there is nothing to audit, or a small run was refused.
@@ -67,14 +67,14 @@ def settings_of_run(
     """Returns the settings of an audit of a finished run.
 
     Args:
-      record: Of the run, as is the manifest: from ``run_record.read_run``.
-      manifest: Of its batches.
-      delta: Of the claim; the one that the run was for if None.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
-      **others: Of ``AuditSettings``: claim, level, trials, confidence.
+      record: Record of the run, from ``run_record.read_run``.
+      manifest: Manifest of its batches, from ``run_record.read_run``.
+      delta: Delta of the claim; that of the run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      **others: Fields of ``AuditSettings``: claim, level, trials, confidence.
 
     Raises:
-      InputError: the run is not private, or does not release what DP-SGD does.
+      InputError: the run is not private, or its releases are not those of DP-SGD.
     """
     audited = methods.with_dp_sgd_accounting()
     if record.method not in (*audited, NON_PRIVATE):
@@ -134,12 +134,12 @@ def _audit_mechanism(
 
 
 def _of_users(rows: int, settings: AuditSettings, count: int) -> list[str]:
-    """Returns what is said of canaries that are users.
+    """Returns notes on canaries that are users.
 
     Args:
-      rows: Of a canary.
-      settings: Of the audit.
-      count: Rows of a user that the claim allows.
+      rows: Rows of a canary.
+      settings: Settings of the audit.
+      count: Rows per user that the claim allows.
     """
     if not settings.is_of_users:
         return []

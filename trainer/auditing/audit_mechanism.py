@@ -1,21 +1,20 @@
-"""The mechanism on the data set that is worst for it, run many times over.
+"""Repeated trials of the mechanism on its worst-case data set.
 
-One example, the canary, pushes every step by the whole clip norm, or is a ghost that
-contributes nothing.  Where the unit is a user, the canary is one with several examples,
-each of which does.  What is released is, for every step, the sum over its examples
-plus noise.  In units of the clip norm that is one number per step, since a test gains
-nothing from directions in which the two worlds do not differ.
+One example, the canary, contributes the whole clip norm to each of its steps, or is a
+ghost that contributes nothing.  If the unit is a user, the canary has several such
+examples.  Each step releases the sum over its examples plus noise.  In units of the
+clip norm that is one number per step, since directions in which the two worlds do not
+differ do not help a test.
 
 The sampler is ``pipelines.sampling.samplers`` and the noise is
 ``trainer.gradients.noise``, as a run uses them, each trial with a sampling key of its
-own. The other examples contribute nothing under samplers that choose rows
-independently. Under shuffles they all pull the other way, which tells the attacker
-which step lost one of them to the canary; under Poisson sampling it would tell nothing,
-since sizes of steps are random.
+own.  With samplers that choose rows independently, the other examples contribute
+nothing.  With shuffles they contribute the opposite of the canary, which reveals the
+step in which the canary replaced one of them; under Poisson sampling, where batch sizes
+are random, this would reveal nothing.
 
-What is scaled, and what is not.  Steps, epochs, the noise multiplier and the sampling
-probability are those of the plan.  What the attacker sees depends on the canary's own
-steps alone:
+Scaling.  Steps, epochs, the noise multiplier and the sampling probability are those of
+the plan.  The attacker's view depends only on the canary's own steps:
   - Poisson, balls-and-bins, deterministic: the canary's choices are a function of its
     own block, so that only a few rows of one block are sampled, under the plan as it
     is.  Nothing is scaled.

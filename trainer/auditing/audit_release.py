@@ -1,8 +1,8 @@
-"""Compares what a small run released with what its batches say it should release.
+"""Compares the releases of a small run with those that its batches imply.
 
-The clipped gradient of every canary is known (see ``audit_model``).  Subtract the
-contributions of the canaries in the batches of a release from what it adds to the
-weights: what is left is noise of a known deviation.  ``residuals`` tests that.
+The clipped gradient of every canary is known (see ``audit_model``).  The contributions
+of the canaries in a release's batches are subtracted from the change of the weights.
+The residual must be noise of a known standard deviation, which ``residuals`` tests.
 
 Formal guarantees:
   - The only inputs are the weights that the run released, its batches and its canaries.
@@ -38,10 +38,10 @@ _COMPARED = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Who is in the data of a small run.
+    """The canaries in the data of a small run.
 
     Attributes:
-      is_real: Of each row of the data, whether it is a real canary or a ghost.
+      is_real: For each canary, whether it is real or a ghost.
     """
 
     is_real: np.ndarray
@@ -69,8 +69,8 @@ class Part:
     """One physical batch.
 
     Attributes:
-      step: That it belongs to.
-      canaries: In the order of its rows, without padding; one may have several.
+      step: Step of the batch.
+      canaries: Canaries in the order of the rows, without padding, with repetitions.
       padded: Whether it has padding.
     """
 
@@ -80,7 +80,7 @@ class Part:
 
 
 def read_parts(batches: pathlib.Path) -> list[Part]:
-    """Returns who is in each physical batch."""
+    """Returns the canaries in each physical batch."""
     return [
         Part(
             step=batch.step,
@@ -168,13 +168,13 @@ class ReleaseChecks:
         self._repeated: list[Check] = []
 
     def add(self, change: Mapping[str, np.ndarray]) -> None:
-        """Takes in the next release.
+        """Adds the next release.
 
         Args:
-          change: Of the flat weights of each layer, in clip norms.
+          change: Change of the flat weights of each layer, in clip norms.
 
         Raises:
-          InputError: a value that is not finite.
+          InputError: a value is not finite.
         """
         if not all(np.all(np.isfinite(change[layer])) for layer in LAYERS):
             raise InputError(

@@ -1,4 +1,4 @@
-"""What ``dpsgd audit`` shows: as text and as JSON."""
+"""The report of ``dpsgd audit``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Report:
 
     Attributes:
       level: "mechanism" or "trainer".
-      audited: How the batches are really made.
-      verdict: What was found.
-      notes: What was scaled.
+      audited: The plan by which batches are actually made.
+      verdict: The findings.
+      notes: Notes on scaling.
       cannot_see: Faults that this audit cannot see.
     """
 
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """What was audited, in a few words."""
+        """What was audited, in words."""
         return f"{self.audited.sampler} batches, {self.level} level"
 
     def to_json(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""The whole trainer under audit: real batches, a real run, and what it releases.
+"""An audit of the whole trainer: real batches, real runs, and their releases.
 
-A table of canaries goes through the batch job and the trainer, as a user's rows do:
+A table of canaries goes through the batch job and the trainer like a user's rows:
 sampling, Beam job, batch files, padding, clipping, noise, optimizer, checkpoints.
-Every canary has weights of its own in several layers (see ``audit_model``); a fair coin
-decides whether it is real or a ghost.  What is released is looked at in two ways:
+Every canary has its own weights in several layers (see ``audit_model``); a fair coin
+decides whether it is real or a ghost.  The releases are tested in two ways:
 
   - Trials: what a release adds along the gradient of a canary, times b over the
     learning rate and the clip norm, is 1 for each step that the canary took part in,
@@ -65,7 +65,7 @@ _LAZY_STEPS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SmallRun:
-    """A run that is small enough to be carried out, and like the audited one.
+    """A small run that resembles the audited one.
 
     Attributes:
       sampler: Of the audited plan.

@@ -1,1 +1,1 @@
-"""Averages of iterates, and what they say: free post-processing."""
+"""Averages of iterates and their spread: post-processing at no privacy cost."""

@@ -1,11 +1,11 @@
-"""Metrics, models and intervals from the kept iterates of a run that is finished.
+"""Metrics, models and intervals from the kept iterates of a finished run.
 
 Formal guarantees:
-  - Every kept iterate is read twice at most, one at a time, oldest first: memory does
-    not depend on their number (an aggregate of the user's gets all at once, read a
-    third time), and a run that was resumed gives the same results.  What
-    is kept of a held-out example is a few numbers for each output and class.
-  - The weights of the model are left bit for bit as they were.
+  - Every kept iterate is read at most twice, one at a time, oldest first: memory does
+    not depend on their number (a user's aggregate gets all at once, read a third time),
+    and a resumed run gives the same results.  A few numbers are kept per held-out
+    example, output and class.
+  - The weights of the model are left unchanged, bit for bit.
 
 Public: all results, where the held-out examples need no protection.
 """
@@ -42,12 +42,12 @@ from trainer.settings.aggregation_settings import (
 
 
 class PastResults:
-    """What the kept iterates of a finished run give.
+    """Evaluates the kept iterates of a finished run.
 
     Args:
       iterates: At least one.
-      weights: The trainable variables of the model that is evaluated.
-      evaluator: Judges it by the held-out examples.
+      weights: The trainable variables of the model.
+      evaluator: Evaluates the model on the held-out examples.
       settings: Which averages, intervals and exports.
     """
 
@@ -66,13 +66,13 @@ class PastResults:
     def evaluate(
         self, export: Callable[[str], None]
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Returns the metrics of every aggregate by its name, and what intervals say.
+        """Returns name -> metrics of every aggregate, and a summary of the intervals.
 
-        A majority vote is for classes, of two or more.
+        Only tasks of classes have a majority vote.
 
         Args:
-          export: Is called with the name of an average that is to be exported, while
-            the model has its weights.
+          export: Called with the name of each average to export, while the model has
+            its weights.
         """
         metrics = {}
         for name, values in self._weight_averages().items():
@@ -104,7 +104,7 @@ class PastResults:
                 mean.add(iterate)
         found = {name: mean.values() for name, mean in means.items()}
         if self._settings.aggregate is not None:
-            # All at once: what it needs of them is not known.
+            # All at once, since the user's function may need any of them.
             custom = CustomAggregate(self._settings.aggregate)
             found[PAST_CUSTOM] = custom(list(self._iterates))
         return found

@@ -1,23 +1,23 @@
-"""What to make of the last k iterates of a run when it is finished.
+"""Aggregates of the last k iterates of a finished run.
 
-theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is what theta_i
-predicts for example x: the probability of label 1, those of all classes, or for any
-other loss what the network gives, each of several outputs for itself.
+theta_1, ..., theta_k are the kept iterates, oldest first; p_i(x) is the prediction of
+theta_i for example x: the probability of label 1, the probabilities of all classes, or
+for any other loss the output of the network.  Several outputs are treated separately.
 
     past EMA   average_1 = theta_1
                average_i = (1 - beta_i) average_{i-1} + beta_i theta_i,
                beta_i    = (1 - d) / (1 - d^i)
     UPA        (theta_1 + ... + theta_k) / k
     OPA        (p_1(x) + ... + p_k(x)) / k
-    OMV        the class that most of theta_1, ..., theta_k predict for x; of classes
-               with as many votes the first, so 0 of two.  Of numbers there is no vote.
+    OMV        the class that most of theta_1, ..., theta_k predict for x; in a tie the
+               first class.  Numbers have no vote.
 
-With these beta_i the weight of theta_i is d^(k-i) (1 - d) / (1 - d^k): the oldest
-iterate has no more weight than its age gives it, d = 0 is the last iterate, and d -> 1
-is UPA.  The paper leaves beta free.
+With these beta_i the weight of theta_i is d^(k-i) (1 - d) / (1 - d^k), without the
+usual extra weight of the oldest iterate; d = 0 is the last iterate, and d -> 1 is UPA.
+The paper leaves beta open.
 
 Formal guarantees:
-  - ``ema_weights`` sum to 1 and do not fall from the oldest to the newest.
+  - ``ema_weights`` sum to 1 and do not decrease from the oldest to the newest.
   - ``WeightedMean`` forms its sums in double precision, and holds one iterate and the
     sums, however many iterates there are.
   - ``Outputs`` holds a fixed number of values per example and class, however many
@@ -65,13 +65,13 @@ def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
 
 
 def uniform_weights(num_iterates: int) -> np.ndarray:
-    """Returns the weight of every iterate in UPA: all the same."""
+    """Returns the equal weights of the iterates in UPA, shape (num_iterates,)."""
     check_int("num_iterates", num_iterates, at_least=1)
     return np.full(num_iterates, 1 / num_iterates)
 
 
 class WeightedMean:
-    """Adds up iterates, oldest first, each with its weight.
+    """Accumulates the weighted mean of iterates, oldest first.
 
     Example:
       >>> mean = WeightedMean(uniform_weights(2))
@@ -104,18 +104,18 @@ class WeightedMean:
 
 
 class Outputs:
-    """What the iterates predict for the same examples: ``add`` what each gives in turn.
+    """Accumulates the iterates' predictions for the same examples, by ``add``.
 
     Args:
       task: "binary" and "classes" take logits, "other" any numbers.
 
     Attributes:
-      task: What was given.
-      num_iterates: How many were added.
+      task: The task.
+      num_iterates: Number of iterates added.
       mean: Mean prediction (OPA), shape (examples, ...): the probability of label 1, of
         each class, or the output.
-      votes: Iterates that predict a class, shape (examples, ..., classes); None of
-        "other".
+      votes: Number of iterates that predict each class, shape (examples, ..., classes);
+        None for "other".
     """
 
     def __init__(self, task: str) -> None:
@@ -127,10 +127,10 @@ class Outputs:
         self._log_sums: np.ndarray = np.array(-np.inf)
 
     def add(self, outputs: np.ndarray) -> None:
-        """Adds what the network of the next iterate gives.
+        """Adds the network outputs of the next iterate.
 
         Args:
-          outputs: Shape (examples, ...); of a binary task one logit per example.
+          outputs: Shape (examples, ...); for a binary task one logit per example.
         """
         self._dtype = outputs.dtype
         values = outputs.astype(np.float64)
@@ -145,7 +145,7 @@ class Outputs:
         self._add_prediction(np.exp(logs[..., 1] if self.task == BINARY else logs))
 
     def _add_prediction(self, prediction: np.ndarray) -> None:
-        # Welford's update: sums of squares would cancel.
+        # Welford's update avoids the cancellation of sums of squares.
         self.num_iterates += 1
         change = prediction - self.mean
         self.mean = self.mean + change / self.num_iterates
@@ -153,10 +153,10 @@ class Outputs:
 
     @property
     def outputs(self) -> np.ndarray:
-        """What a network would give that predicts the mean, as of ``add``.
+        """The network outputs that correspond to the mean prediction, as in ``add``.
 
-        Of classes the logarithms of mean probabilities, of two the logit: finite also
-        where probabilities round to 0 or 1.
+        For classes, the logarithms of mean probabilities; for a binary task, the logit.
+        They are finite even if probabilities round to 0 or 1.
         """
         if self.task == BINARY:
             return self._log_sums[..., 1] - self._log_sums[..., 0]
@@ -174,13 +174,13 @@ class Outputs:
 
     @property
     def majority(self) -> np.ndarray:
-        """The class with most votes (OMV), the first of those with as many."""
+        """The class with most votes (OMV); in a tie the first."""
         assert self.votes is not None  # of classes
         return self.votes.argmax(-1)
 
     @property
     def stddev(self) -> np.ndarray:
-        """Standard deviation of one iterate's, with k - 1 degrees of freedom."""
+        """Standard deviation over the iterates, with k - 1 degrees of freedom."""
         check_int("num_iterates", self.num_iterates, at_least=2)
         return np.sqrt(self._squares / (self.num_iterates - 1))
 
@@ -191,11 +191,11 @@ def _two_classes(logits: np.ndarray) -> np.ndarray:
 
 
 class OutputsByName(dict[str, Outputs]):
-    """``Outputs`` of a network that may give several, under their names.
+    """Name -> ``Outputs``, for networks with one or several outputs.
 
     Args:
-      task: As of ``Outputs``.
-      name: Of a single output.
+      task: As in ``Outputs``.
+      name: Name for a single output.
     """
 
     def __init__(self, task: str, name: str) -> None:
@@ -203,7 +203,7 @@ class OutputsByName(dict[str, Outputs]):
         self.task, self._name, self._several = task, name, False
 
     def add(self, outputs: np.ndarray | Mapping[str, np.ndarray]) -> None:
-        """Adds what the network of the next iterate gives: an array, or a dict."""
+        """Adds the network outputs of the next iterate: an array, or a dict."""
         self._several = isinstance(outputs, Mapping)
         named = outputs if isinstance(outputs, Mapping) else {self._name: outputs}
         for name, values in named.items():
@@ -211,11 +211,11 @@ class OutputsByName(dict[str, Outputs]):
 
     @property
     def votes(self) -> list[Outputs]:
-        """Those that have votes: the single output of a task of classes, or none."""
+        """The outputs with votes: the single output of a task of classes, or none."""
         return [one for one in self.values() if one.votes is not None]
 
     @property
     def outputs(self) -> Any:
-        """What a network would give that predicts the means: an array, or a dict."""
+        """The network outputs that correspond to the means: an array, or a dict."""
         found = {name: one.outputs for name, one in self.items()}
         return found if self._several else found[self._name]

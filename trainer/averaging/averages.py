@@ -1,6 +1,6 @@
-"""Averages of the weights while they are trained: free of privacy cost.
+"""Averages of the weights during training, at no privacy cost.
 
-theta_t is the weights after t steps, theta_0 the initial ones.
+theta_t are the weights after t steps, theta_0 the initial weights.
 
     EMA   average_0 = theta_0
           average_t = (1 - beta_t) average_{t-1} + beta_t theta_t,
@@ -8,20 +8,20 @@ theta_t is the weights after t steps, theta_0 the initial ones.
     UTA   average_t = (theta_{t-m+1} + ... + theta_t) / m,      m = min(tail, t + 1)
     custom  average_t = f(theta_{t-m+1}, ..., theta_t),  see ``custom_aggregate``
 
-Training over aggregates from step tau: step t takes theta_t to theta_{t+1} as ever, but
-if t >= tau it starts at average_t in the place of theta_t.  Optimizer slots are not
-averaged.  The averages are functions of released weights, and a step may start wherever
-released weights say: neither costs privacy.
+Training over aggregates from step tau: step t maps theta_t to theta_{t+1} as usual, but
+if t >= tau it starts at average_t instead of theta_t.  Optimizer slots are not
+averaged.  Averages are functions of released weights, and a step may start at any
+function of released weights: neither costs privacy.
 
 Formal guarantees:
   - Without ``train_over``, training does not depend on the averages.
-  - ``swapped`` leaves the variables bit for bit as they were.
+  - ``swapped`` leaves the variables unchanged, bit for bit.
   - The tail average holds the last ``tail`` iterates and is their sum in double
-    precision over their number, rounded once; the sum is formed anew in every round of
-    ``tail`` updates, so that rounding does not add up.  It takes the memory of ``tail``
-    copies of the weights and of two more.
+    precision over their number, rounded once; the sum is recomputed every ``tail``
+    updates, so that rounding errors do not accumulate.  It needs memory for ``tail``
+    + 2 copies of the weights.
   - The custom aggregate is a function of the iterates that the tail average holds: it
-    has no state that a checkpoint would have to hold.
+    has no state to save in a checkpoint.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
@@ -54,10 +54,10 @@ def newest_weight(num_updates: int, decay: float) -> float:
 
     Args:
       num_updates: t, at least 1.
-      decay: Of the moving average after its warm-up, in [0, 1).
+      decay: Decay of the moving average after its warm-up, in [0, 1).
 
     Raises:
-      InputError: name, value, bound.
+      InputError: a value is out of range.
 
     Example:
       >>> newest_weight(1, decay=0.99)
@@ -75,10 +75,10 @@ class Average(Protocol):
 
     @property
     def variables(self) -> list[Any]:
-        """All that the average is kept in."""
+        """All variables of the average."""
 
     def update(self, num_updates: int) -> None:
-        """Takes in the weights after ``num_updates`` steps: 1, 2, ... in order."""
+        """Updates the average after ``num_updates`` steps: 1, 2, ... in order."""
 
     def values(self) -> list[Any]:
         """Returns the average, one tensor per weight."""
@@ -113,7 +113,7 @@ class TailAverage:
         check_int("tail", tail, at_least=1)
         self._weights = list(weights)
         self._tail = tail
-        # Copies are read once in a round: they need not fill an accelerator.
+        # Each copy is read once per round, so copies need not be on an accelerator.
         with tf.device("CPU"):
             self._rings = [
                 tf.Variable(tf.zeros((tail, *v.shape), v.dtype), trainable=False)
@@ -129,7 +129,7 @@ class TailAverage:
 
     @property
     def variables(self) -> list[Any]:
-        """Copies of iterates, their sums, how many there were."""
+        """Copies of iterates, their sums, and the number of updates."""
         return [*self._rings, *self._totals, self._num_updates]
 
     def update(self, num_updates: int) -> None:
@@ -155,7 +155,7 @@ class TailAverage:
                 total.assign_add(tf.cast(ring.sparse_read(slot), tf.float64))
 
     def _times(self) -> range:
-        """After how many updates the iterates were that are in the rings."""
+        """The numbers of updates of the iterates in the ring."""
         last = int(self._num_updates)
         return range(max(0, last - self._tail + 1), last + 1)
 
@@ -176,7 +176,7 @@ class TailAverage:
 
 
 class TailAggregate:
-    """An aggregate of the user's own, of the iterates that ``tail`` holds."""
+    """The user's aggregate of the iterates that ``tail`` holds."""
 
     def __init__(self, tail: TailAverage, aggregate: CustomAggregate) -> None:
         self._tail, self._aggregate = tail, aggregate
@@ -187,7 +187,7 @@ class TailAggregate:
         return []
 
     def update(self, num_updates: int) -> None:
-        """Does nothing: the tail average takes in the weights."""
+        """Does nothing: the tail average holds the weights."""
 
     def values(self) -> list[Any]:
         """Returns the aggregate, one array per weight."""
@@ -195,7 +195,7 @@ class TailAggregate:
 
 
 class TrainingAverages(Mapping[str, Average]):
-    """The averages that a run keeps, by name, and what it does with them.
+    """The averages of a run, by name.
 
     Args:
       weights: The trainable variables.
@@ -225,11 +225,11 @@ class TrainingAverages(Mapping[str, Average]):
 
     @property
     def variables(self) -> list[Any]:
-        """All that the averages are kept in, in a fixed order."""
+        """All variables of the averages, in a fixed order."""
         return [v for average in self._averages.values() for v in average.variables]
 
     def before_step(self, step: int) -> None:
-        """Lets step ``step`` start at an average, if it is to."""
+        """Sets the weights to an average if step ``step`` starts there."""
         name = self._settings.train_over
         if name is None or step < (self._settings.aggregate_from or 0):
             return
@@ -239,12 +239,12 @@ class TrainingAverages(Mapping[str, Average]):
             weight.assign(value)
 
     def after_step(self, num_steps_executed: int) -> None:
-        """Takes in the iterate after so many steps."""
+        """Updates the averages after this number of steps."""
         for average in self._averages.values():
             average.update(num_steps_executed)
 
     @contextlib.contextmanager
     def swapped(self, name: str) -> Iterator[None]:
-        """Puts an average in the place of the weights for a while."""
+        """Replaces the weights by an average within the context."""
         with weights_of(self._weights, self._averages[name].values()):
             yield

@@ -5,13 +5,13 @@
     with averages.swapped("ema"):
         model.evaluate(...)
 
-A step is one update by the optimizer, however many batches it takes.
+A step is one update by the optimizer, which may take several batches.
 
 Formal guarantees:
   - The averages and the iterates are those of ``averaging`` for the same updates.
-  - A second ``fit`` goes on where the first ended.
+  - A second ``fit`` continues where the first ended.
 
-Public: the averages, where the iterates are.
+Public: the averages, if the iterates are public.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from trainer.tf_compat import keras
 
 
 class AverageWeights(keras.callbacks.Callback):
-    """Keeps the averages that ``settings`` ask for, and trains over one if they say so.
+    """Keeps the averages that ``settings`` name, and trains over one if they say so.
 
     Args:
-      settings: Of averages while training; ``keep_last`` and ``evaluate_averages``
-        are for ``dpsgd train``.
+      settings: Settings of averages during training; ``keep_last`` and
+        ``evaluate_averages`` are only for ``dpsgd train``.
 
     Raises:
-      InputError: no average is asked for, or more than averages is.
+      InputError: no average is asked for, or settings that are not for callbacks.
     """
 
     def __init__(self, settings: AggregationSettings) -> None:
@@ -63,7 +63,7 @@ class AverageWeights(keras.callbacks.Callback):
           batch: Of Keras; a step may take several.
           logs: Of Keras.
         """
-        # Within a step the weights are still those that it started at.
+        # Within a step the weights do not change.
         self._known().before_step(self._done)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -89,7 +89,7 @@ class AverageWeights(keras.callbacks.Callback):
 
     @contextlib.contextmanager
     def swapped(self, name: str) -> Iterator[None]:
-        """Puts the average "ema" or "uta" in the place of the weights for a while."""
+        """Replaces the weights by the average "ema" or "uta" within the context."""
         with self._known().swapped(name):
             yield
 

@@ -1,28 +1,28 @@
-"""An aggregate of one's own: ``module:function``, from iterates to weights.
+"""A user's aggregate: ``module:function``, from iterates to weights.
 
     def median(iterates):
         return [np.median(np.stack(arrays), axis=0) for arrays in zip(*iterates)]
 
-``iterates`` are the last ones, oldest first: while training up to ``tail`` of them, of
-which the initial weights are the first; of a finished run those that were kept.  Each
-is a list of NumPy arrays, the trainable weights in order.  The function returns such a
-list, of real numbers.
+``iterates`` are the last ones, oldest first: during training up to ``tail`` of them,
+beginning with the initial weights; of a finished run the kept ones.  Each is a list of
+NumPy arrays, the trainable weights in order.  The function returns such a list, of real
+numbers.
 
 The function must depend on its argument alone.  Training over an aggregate repeats
-steps after a kill: from another aggregate a step would be released twice under the same
-noise.
+steps after a kill: with a different aggregate, a step would be released twice under the
+same noise.
 
 Formal guarantees:
-  - The function is given released weights and nothing else: what it returns costs no
-    privacy.  It cannot change them.
+  - The function gets released weights and nothing else, so its result costs no privacy.
+    It cannot change them.
   - A function is refused before the first step if it raises, if it returns other shapes
     or numbers that are not finite, or if it returns other bits for the same iterates
     after a call with others.  Later the first two are refused as well.
 
-Not covered: a function that depends on the time, or on a file that changes.  Its
-source, and what that imports, is part of the run's origin.
+Not covered: a function that depends on the time, or on a file that changes.  Its source
+and imports are part of the run's origin.
 
-Public: everything here, where the iterates are.
+Public: everything here, if the iterates are public.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1: ``f_AGG``.
@@ -116,10 +116,10 @@ class CustomAggregate:
 def load(
     settings: AggregationSettings, weights: Sequence[Any]
 ) -> CustomAggregate | None:
-    """Returns the aggregate that settings name, tried; None for none.
+    """Returns the aggregate that settings name, after a trial; None for none.
 
     Args:
-      settings: With ``aggregate``, and how many iterates it gets.
+      settings: Settings with ``aggregate`` and its number of iterates.
       weights: The trainable variables.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Iterates of a run, kept in its folder for what can be made of them afterwards.
+"""Iterates of a run, kept in its folder for use after training.
 
     RUN/iterates/step-00000120.npz   the trainable weights after 120 steps
 
@@ -7,9 +7,9 @@ iterates together.  Optimizer slots and noise are not in it.  ``numpy.load`` rea
 its arrays, in order, are the ``trainable_weights`` of the exported Keras model.
 
 Formal guarantees:
-  - Which steps are kept is known before the run: their number bounds the disk space,
-    and nothing has to be removed.
-  - A file is complete or absent, and a step that is replayed writes the same bytes.
+  - The kept steps are known before the run: their number bounds the disk space, and
+    nothing has to be removed.
+  - A file is complete or absent, and a replayed step writes the same bytes.
   - An iterate that is missing, edited, of another run or of another step is refused.
 
 Public: iterates.  Sensitive: the key that authenticates them.
@@ -34,8 +34,8 @@ class Iterates:
 
     Attributes:
       run: The folder of the run.
-      run_key: Sub-key of the noise key for this run; authenticates.  Sensitive.
-      steps: After how many steps an iterate is kept, ascending.
+      run_key: Sub-key of the noise key that authenticates the iterates.  Sensitive.
+      steps: Numbers of steps after which an iterate is kept, ascending.
     """
 
     run: pathlib.Path
@@ -82,10 +82,10 @@ class Iterates:
         return map(self.load, self.steps)
 
     def recover(self, num_steps_executed: int) -> None:
-        """Removes what a kill left; accepts a folder with all iterates up to a step.
+        """Removes leftovers of a kill; checks that all iterates up to a step exist.
 
         Raises:
-          InputError: one is missing or was changed.
+          InputError: an iterate is missing or was changed.
         """
         for leftover in (self.run / ITERATES_NAME).glob(".step-*"):
             leftover.unlink()  # of a write that was killed

@@ -1,20 +1,20 @@
-"""How much of a prediction is the noise's doing: from the last k iterates of one run.
+"""Variation of predictions due to noise, from the last k iterates of one run.
 
     pbar = (p_1 + ... + p_k) / k          S^2 = sum (p_i - pbar)^2 / (k - 1)
-    interval at level L:  pbar +- t S / sqrt(k),  of probabilities cut off at 0 and 1,
+    interval at level L:  pbar +- t S / sqrt(k),  clipped to [0, 1] for probabilities,
 
-t the (1 + L) / 2 quantile of Student's distribution with k - 1 degrees of freedom, for
-what k kept iterates predict for one held-out example: the probability of label 1, that
-of each class, or any other number that the network gives, each of several outputs for
-itself.  Every interval has the level by itself: those of all classes together do not.
+where t is the (1 + L) / 2 quantile of Student's distribution with k - 1 degrees of
+freedom, and p_1, ..., p_k are the predictions of the kept iterates for one held-out
+example: the probability of label 1, that of each class, or any other output of the
+network.  The level holds for each interval alone, not for all classes together.
 
 Formal guarantees:
-  - For k independent normal predictions the interval, before it is cut off, covers
-    their mean with probability L.  Iterates are only nearly so: see ``STATEMENT``.
-  - S^2 tends to the variance over runs as the first kept iterate is later and kept ones
-    are further apart; where they are close together it is smaller.
+  - For k independent normal predictions the interval, before clipping, covers their
+    mean with probability L.  Iterates are only approximately so: see ``statement``.
+  - S^2 tends to the variance over runs for later and more distant kept iterates; it is
+    smaller if they are close together.
 
-Public: where the held-out examples need no protection; rows are in their order.
+Public, if the held-out examples need no protection; rows are in their order.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, section 5.
@@ -38,13 +38,13 @@ from trainer.averaging.aggregates import Outputs, OutputsByName
 from trainer.model.metrics import BINARY, CLASSES, OTHER
 from trainer.report.arrow_tables import as_table
 
-#: Key of the Parquet file's metadata; its value says what the columns mean.
+#: Key of the Parquet file's metadata; its value explains the columns.
 METADATA_KEY = b"dpsgd.uncertainty"
 
 #: Name of a single output in the file.
 PREDICTION = "prediction"
 
-#: What a column adds to the name of one of several outputs; bare of a single one.
+#: Suffixes of columns for one of several outputs; used alone for a single output.
 _PARTS = ("stddev", "low", "high")
 
 _MEANS = {
@@ -55,7 +55,7 @@ _MEANS = {
 
 
 def statement(task: str) -> str:
-    """Returns what the columns mean: of "binary", "classes" or "other"."""
+    """Returns the meaning of the columns for "binary", "classes" or "other"."""
     return (
         f"For every held-out example, in their order: {_MEANS[task]} over kept "
         "iterates of one run, stddev the standard deviation of one iterate's, low and "
@@ -82,10 +82,10 @@ def student_interval(
 
     Args:
       mean: Mean prediction over iterates, shape (examples, ...).
-      stddev: Standard deviation of one iterate's, of the shape of ``mean``.
+      stddev: Standard deviation over iterates, in the shape of ``mean``.
       num_iterates: k, at least 2.
-      level: Of the intervals, in (0, 1).
-      of_probabilities: Whether the ends are cut off at 0 and 1.
+      level: Level of the intervals, in (0, 1).
+      of_probabilities: Whether to clip the ends to [0, 1].
 
     Returns:
       Two arrays of the shape of ``mean``.
@@ -109,7 +109,7 @@ def student_interval(
 
 
 def column_names(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Returns by output the columns of its prediction, stddev, low and high.
+    """Returns output -> columns of its prediction, stddev, low and high.
 
     Example:
       >>> column_names(["probability"])
@@ -167,14 +167,15 @@ def write_uncertainty(
     """Writes one row per held-out example; returns the summary for the metrics.
 
     Args:
-      path: Where the Parquet file goes, with the columns of ``column_names``; float64,
-        of several classes as lists.
+      path: Parquet file with the columns of ``column_names``; float64, or lists of them
+        for several classes.
       outputs: Predictions of at least two iterates.
-      steps: After how many steps the iterates are those of.
-      level: Of the intervals, in (0, 1).
+      steps: Numbers of steps of the iterates.
+      level: Level of the intervals, in (0, 1).
 
     Returns:
-      With mean standard deviation and width: numbers, or of several outputs dicts.
+      The summary, with mean standard deviation and mean width: numbers, or dicts for
+      several outputs.
     """
     columns = interval_columns(outputs, level)
     meaning = {

@@ -1,1 +1,1 @@
-"""What ``make_private``'s ``fit`` takes: weights of examples, epochs and callbacks."""
+"""Arguments of ``make_private``'s ``fit``: example weights, epochs and callbacks."""

@@ -1,16 +1,16 @@
-"""Which of Keras's callbacks ``fit`` takes: those that see and write released things.
+"""Checks that Keras's callbacks in ``fit`` only use released values.
 
-Released are the weights after each step and what follows from them: metrics of
+Released values are the weights after each step and functions of them: metrics of
 validation data, learning rates, histograms of weights.  Losses of training examples are
-not, and neither is how long a step takes: that depends on how many examples it has.
+not released, nor is the duration of a step, which depends on its number of examples.
 
 Formal guarantees:
   - A callback that decides by a metric (``monitor``) decides by one of validation data.
   - TensorBoard writes neither times of single steps nor profiles.
   - No callback of Keras's continues a run in another process.
 
-Callbacks of one's own are not looked into: what they read beside weights and ``logs``
-is not covered by the privacy statement.
+The user's own callbacks are not inspected: the privacy statement does not cover what
+they read in addition to weights and ``logs``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``class_weight`` and ``sample_weight`` of ``fit``: factors of each example's loss.
 
-The gradient of the weighted loss is what is clipped.  So a weight changes no bound: an
-example of weight 10 still moves the sum by at most ``l2_norm_clip``, and counts tenfold
-only where its gradient stays below the clip.
+The gradient of the weighted loss is clipped, so a weight does not change the
+sensitivity: an example of weight 10 still changes the sum by at most ``l2_norm_clip``,
+and counts tenfold only if its gradient stays below the clip norm.
 
 Formal guarantees:
   - The weight of an example follows from its own row and from ``fit``'s arguments.
@@ -30,7 +30,7 @@ from trainer.tf_compat import tf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExampleWeights:
-    """What ``fit`` was given.
+    """The weights given to ``fit``.
 
     Attributes:
       class_weight: Class -> weight of at least 0; empty for none.

@@ -1,7 +1,7 @@
 """An exported model of a run, and its predictions by various weights.
 
 Formal guarantees:
-  - No code of the user's is needed or run, but for an aggregate that is asked for: the
+  - No code of the user is needed or run, except an aggregate that is asked for: the
     model is a SavedModel.
   - Rows are predicted a bounded number at a time, and one kept iterate is in memory at
     a time, however many there are; an aggregate of the user's gets all of them.
@@ -76,12 +76,12 @@ class _ExportedModel:
             ) from None
 
     def predictions(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns what the model gives by its present weights."""
+        """Returns the predictions of the model with its current weights."""
         found = self._run(SERVING_SIGNATURE, columns)
         return {name: found[name] for name in self._request.serving.outputs}
 
     def average_iterates(self) -> None:
-        """Gives the model an average of the kept iterates for weights."""
+        """Sets the weights of the model to an average of the kept iterates."""
         if self._request.aggregate is not None:
             aggregate = CustomAggregate(self._request.aggregate)
             self._assign(aggregate([*self._iterates()]))

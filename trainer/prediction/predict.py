@@ -13,8 +13,7 @@ outputs:
            or for each class
 
 Formal guarantees:
-  - Everything that can be refused by the files' metadata is refused before TensorFlow
-    is loaded.
+  - Every error that the files' metadata shows is raised before TensorFlow is loaded.
   - The output appears complete or not at all, and replaces nothing.
   - Memory depends neither on the number of rows nor on that of kept iterates.
   - No error quotes a row.
@@ -62,7 +61,7 @@ class PredictSummary:
       out: The file.
       num_rows: As many as the table has.
       columns: Its columns.
-      average: Of which weights the predictions are.
+      average: The weights used, by name.
       uncertainty: Level of the intervals; None for none.
     """
 

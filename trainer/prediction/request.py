@@ -1,13 +1,13 @@
-"""What ``predict`` is asked for, checked before TensorFlow is loaded.
+"""A request to ``predict``, checked before TensorFlow is loaded.
 
 Formal guarantees:
   - ``check`` writes nothing.
-  - What it returns can be carried out: the run is finished and has the weights that are
-    asked for, the table has the columns of its model, prepared or raw, and the output
-    does not exist.
+  - The request that it returns can be executed: the run is finished and has the weights
+    that are asked for, the table has the columns of its model, prepared or raw, and the
+    output does not exist.
 
-The table needs no label.  It may hold training examples: what is released of the run is
-its weights, and predictions follow from them.
+The table needs no label.  It may hold training examples: predictions are functions of
+the released weights.
 
 Public: everything but the rows.
 """

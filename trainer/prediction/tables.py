@@ -1,8 +1,7 @@
 """The rows to predict: a table as ``prepare`` writes it, or a raw one.
 
-Which one it is, the files say: what ``prepare`` wrote carries a description.  A raw
-table is read by the schema that the training examples were prepared by, which the
-manifest of the run has.
+Files that ``prepare`` wrote carry a description.  A raw table is read with the schema
+of the training examples, which is in the manifest of the run.
 
 Formal guarantees:
   - Rows come in the order of the table, each once, and no error quotes one.
