@@ -90,10 +90,10 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
 
 
 SHARED_FLAGS = {
-    "--allow-large-delta", "--batch-size", "--delta", "--epochs", "--epsilon", "--json",
-    "--l2-norm-clip", "--max-examples-per-user", "--method", "--noise-key-file",
-    "--noise-multiplier", "--num-examples", "--num-steps", "--plot", "--relation",
-    "--sampler",
+    "--allow-large-delta", "--batch-size", "--batches", "--data-is-public", "--delta",
+    "--epochs", "--epsilon", "--eval", "--json", "--keep-last", "--l2-norm-clip",
+    "--max-examples-per-user", "--method", "--noise-key-file", "--noise-multiplier",
+    "--num-examples", "--num-steps", "--plot", "--relation", "--sampler",
 }  # fmt: skip
 COMMAND_MODULES = [path for path in SOURCES if "cli" in path.parts]
 
@@ -104,7 +104,7 @@ def declared_flags(path: pathlib.Path) -> list[str]:
         word.value
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).endswith(("option", "_declared"))
+        and ast.unparse(node.func).endswith(("option", "_declared", "partial"))
         for word in node.args
         if isinstance(word, ast.Constant) and str(word.value).startswith("--")
     ]

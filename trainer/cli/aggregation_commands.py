@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from trainer.cli import run_flags
 from trainer.model.metrics import in_words, metric_names
 from trainer.settings.aggregation_settings import (
     MEANINGS,
@@ -54,10 +55,7 @@ _OPTIONS = (
         is_flag=True,
         help="Also evaluate these averages at every point of OUT/curve.json.",
     ),
-    click.option(
-        "--keep-last",
-        type=int,
-        metavar="K",
+    run_flags.keep_last(
         help="Keep K iterates in OUT/iterates, and evaluate averages of their weights "
         "and of their predictions.",
     ),

@@ -12,7 +12,7 @@ import click
 from accounting.cli import shared_options
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
-from trainer.cli import aggregation_commands, method_flags, plan_flags
+from trainer.cli import aggregation_commands, method_flags, plan_flags, run_flags
 from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
 from trainer.settings.request import Request
@@ -55,17 +55,8 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 
 
 @click.command(name="train", cls=method_flags.TrainsByMethods)
-@click.option(
-    "--batches",
-    type=_FOLDER,
-    required=True,
-    help="Folder that `dpsgd batches` wrote.",
-)
-@click.option(
-    "--eval",
-    "held_out",
-    type=click.Path(path_type=Path),
-    required=True,
+@run_flags.batches()
+@run_flags.held_out(
     help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
     "columns of the batches, such as a split of `dpsgd prepare`.  Their metrics are "
     "published without protection, so none may be a training example.  Files that the "

@@ -72,7 +72,7 @@ def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
     if num_periods < 2:
         raise InputError(
             f"Expected two periods or more in {num_rows} rows; period={period} of "
-            f"batch_size={batch_size} needs {batch_size * period}. Give a shorter "
+            f"batch_size={batch_size} takes {batch_size * period}. Give a shorter "
             "--period or a smaller --batch-size."
         )
     return num_periods * period

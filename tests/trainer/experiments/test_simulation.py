@@ -146,9 +146,9 @@ def test_a_warning_outside_of_tans_range_and_none_inside() -> None:
 
 def test_points_that_bend_are_told_of() -> None:
     bent = _simulation(0.1, 0.60, 0.64, 0.60)
-    assert any("bend" in note for note in _report(bent).notes())
+    assert any("deviate" in note for note in _report(bent).notes())
     straight = _simulation(0.1, 0.60, 0.61, 0.62)
-    assert not any("bend" in note for note in _report(straight).notes())
+    assert not any("deviate" in note for note in _report(straight).notes())
 
 
 def test_choosing_a_learning_rate_is_told_to_cost_privacy() -> None:
@@ -270,7 +270,7 @@ def _check_taken_up_again(
     )
     other = _simulate(*common, "--num-steps=7")
     assert isinstance(other.exception, InputError)
-    assert "of another" in str(other.exception)
+    assert "have another" in str(other.exception)
 
 
 def test_an_unknown_average_is_refused_with_those_that_are_there() -> None:

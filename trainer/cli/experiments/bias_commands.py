@@ -10,8 +10,9 @@ import click
 from accounting.cli import shared_options
 from accounting.cli.registered import Registered
 from accounting.validation import InputError
-from trainer.cli import method_flags
+from trainer.cli import method_flags, run_flags
 from trainer.cli.commands import train_request
+from trainer.cli.experiments import experiment_flags
 from trainer.settings import methods
 from trainer.settings.bias_settings import BiasSettings
 
@@ -25,19 +26,12 @@ _SET_FOR_ALL = ("--batches", "--eval", "--out", "--method", "--non-private-diagn
     cls=method_flags.SettingsOfMethods,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
-@click.option(
-    "--batches", type=_FOLDER, required=True, help="Folder that `dpsgd batches` wrote."
-)
-@click.option(
-    "--eval", "held_out", type=click.Path(path_type=Path), required=True,
-    help="Held-out examples, as for `dpsgd train`.",
-)  # fmt: skip
+@run_flags.batches()
+@run_flags.held_out(help="Held-out examples, as for `dpsgd train`.")
 @click.option(
     "--out", type=_FOLDER, required=True, help="New folder, or of a stopped run."
 )
-@click.option(
-    "--data-is-public",
-    is_flag=True,
+@run_flags.data_is_public(
     help="Declare that the training examples need no protection.  Required.",
 )
 @method_flags.method(
@@ -71,12 +65,7 @@ def bias(ctx: click.Context, as_json: bool, **flags: Any) -> None:
 
 
 def _settings(flags: dict[str, Any], rest: list[str]) -> BiasSettings:
-    for flag in rest:
-        if flag.split("=")[0] in _SET_FOR_ALL:
-            raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
-                "it."
-            )
+    experiment_flags.refuse(rest, _SET_FOR_ALL)
     own = method_flags.take(flags)
     trained_by = flags.pop("trained_by") or methods.with_dp_sgd_accounting()
     owners = methods.owners()

@@ -15,6 +15,7 @@ import click
 
 from accounting.cli import shared_options
 from accounting.validation import InputError
+from trainer.cli import run_flags
 from trainer.cli.commands import train_request
 from trainer.settings import methods
 from trainer.settings.comparison_settings import Experiment
@@ -31,8 +32,7 @@ _OPTIONS = (
     click.option(
         "--input", "source", required=True, help="Folder of training Parquet."
     ),
-    click.option(
-        "--eval", "held_out", type=click.Path(path_type=pathlib.Path), required=True,
+    run_flags.held_out(
         help="Held-out Parquet, such as the test split: a folder, a file or a quoted "
         "glob.",
     ),
@@ -98,6 +98,24 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def refuse(rest: Sequence[str], set_for_all: Sequence[str]) -> None:
+    """Refuses flags for `dpsgd train` that a command sets for every run.
+
+    Args:
+      rest: Further arguments of the user, for `dpsgd train`.
+      set_for_all: Names of the flags that the command sets.
+
+    Raises:
+      InputError: ``rest`` has one of them.
+    """
+    for flag in rest:
+        if flag.split("=")[0] in set_for_all:
+            raise InputError(
+                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
+                "it."
+            )
+
+
 def request(
     flags: dict[str, Any],
     set_here: Mapping[str, Any],
@@ -117,12 +135,7 @@ def request(
       InputError: ``rest`` has a flag that is set for every run, or `dpsgd train` would
         refuse the flags before it reads a file.
     """
-    for flag in rest:
-        if flag.split("=")[0] in (*_SET_FOR_ALL, *also_set):
-            raise InputError(
-                f"Expected no {flag} for `dpsgd train`: it is set for every run. Omit "
-                "it."
-            )
+    refuse(rest, (*_SET_FOR_ALL, *also_set))
     folders = {"batches": ".", "held_out": flags["held_out"], "run": flags["out"]}
     return train_request(rest, **folders, **set_here)
 

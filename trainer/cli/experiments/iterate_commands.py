@@ -9,7 +9,7 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from pipelines.job.batch_settings import BatchSettings
-from trainer.cli import method_flags
+from trainer.cli import method_flags, run_flags
 from trainer.cli.experiments import experiment_flags
 from trainer.settings.iterate_settings import ShiftSettings, VarianceSettings
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
@@ -27,12 +27,9 @@ from trainer.settings.request import Request
 @shared_options.noise_multiplier("Instead of --epsilon.")
 @shared_options.delta("Delta of one run.", required=True)
 @shared_options.l2_norm_clip("Clip norm of all runs.", required=True)
-@click.option(
-    "--keep-last",
-    type=int,
+@run_flags.keep_last(
     default=10,
     show_default=True,
-    metavar="K",
     help="Number of iterates per run whose spread is measured.",
 )
 @method_flags.method("Method of all runs.", default=DP_SGD)
@@ -109,9 +106,7 @@ def _variance_settings(
     metavar="COLUMN[:INDEX]",
     help="Column whose small and large values alternate.",
 )
-@click.option(
-    "--data-is-public",
-    is_flag=True,
+@run_flags.data_is_public(
     help="Declare that --input needs no protection.  Required: no epsilon covers the "
     "order of the rows, which depends on all of them.",
 )

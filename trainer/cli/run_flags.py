@@ -1,0 +1,30 @@
+"""Flags of training and of experiments, each declared once; see ``shared_options``.
+
+A command adds one with ``@run_flags.held_out(help=...)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+
+import click
+
+_FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
+
+batches = functools.partial(
+    click.option,
+    "--batches",
+    type=_FOLDER,
+    required=True,
+    help="Folder that `dpsgd batches` wrote.",
+)
+held_out = functools.partial(
+    click.option,
+    "--eval",
+    "held_out",
+    type=click.Path(path_type=pathlib.Path),
+    required=True,
+)
+data_is_public = functools.partial(click.option, "--data-is-public", is_flag=True)
+keep_last = functools.partial(click.option, "--keep-last", type=int, metavar="K")
