@@ -87,7 +87,7 @@ def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
     """Returns a tight upper bound on the bytes of a record.
 
     Args:
-      columns: Of the rows.
+      columns: Columns of the rows.
       physical_batch_size: Rows of the record, real and padding.
     """
     names = [*(column.name for column in columns), "weight"]
@@ -99,7 +99,7 @@ def check_record(columns: Sequence[Column], physical_batch_size: int) -> None:
     """Refuses records that could be written but never read.
 
     Args:
-      columns: Of the rows.
+      columns: Columns of the rows.
       physical_batch_size: Rows of the record, real and padding.
 
     Raises:

@@ -21,10 +21,10 @@ class RecordChecksum:
     """What one record is.  Sensitive.
 
     Attributes:
-      step: Of the physical batch in it.
+      step: Step of the physical batch in it.
       part: Index of the physical batch within the step, from 0.
       size: Bytes of the record and its frame.
-      sha256: Of these bytes, as hex digits.
+      sha256: SHA-256 of these bytes, as hex digits.
 
     Example:
       >>> str(RecordChecksum(step=7, part=2, size=16, sha256="0" * 64))[:10]

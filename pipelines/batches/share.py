@@ -10,8 +10,8 @@ class Share:
     """The parts of one worker.
 
     Attributes:
-      rank: Of the worker, from 0.
-      count: Of all workers.
+      rank: Rank of the worker, from 0.
+      count: Number of all workers.
 
     Example:
       >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]

@@ -87,7 +87,7 @@ class Bars:
         """Starts a bar for work that another process may have begun.
 
         Args:
-          label: Of the bar.
+          label: Label of the bar.
           done: What that process did; it does not count for the speed.
           total: How much there is to do in all.
         """
@@ -103,7 +103,7 @@ class Bars:
         """Sets how much there is to do.
 
         Args:
-          label: Of the bar.
+          label: Label of the bar.
           total: In all.
         """
         self._progress.update(self._tasks[label], total=total)
@@ -112,7 +112,7 @@ class Bars:
         """Adds to what is done.
 
         Args:
-          label: Of the bar.
+          label: Label of the bar.
           amount: What was done since the last call.
         """
         self._start(label)
@@ -123,7 +123,7 @@ class Bars:
         """Sets what is done.
 
         Args:
-          label: Of the bar.
+          label: Label of the bar.
           done: In all.
           total: How much there is to do.
         """

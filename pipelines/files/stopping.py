@@ -28,7 +28,7 @@ class StoppedError(BaseException):
 
     Args:
       message: For the user.
-      number: Of the signal.
+      number: Number of the signal.
     """
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:

@@ -41,7 +41,7 @@ class BoundariesFile:
 
     Attributes:
       path: A file of mode 0600, or one in a store.
-      batches_id: Of the job: identifies its key, plan, layout and data set.
+      batches_id: Id of the batches: identifies its key, plan, layout and data set.
     """
 
     path: str
@@ -51,7 +51,7 @@ class BoundariesFile:
         """Returns what `shuffle.find_boundaries` returns.  Sensitive.
 
         Args:
-          plan: Of the job.
+          plan: Plan of the job.
           sampling_key: Secret, 32 bytes.
 
         Raises:
@@ -69,7 +69,7 @@ class BoundariesFile:
         """Returns the boundaries of the first epochs, as many as were stored.
 
         Args:
-          plan: Of the job.
+          plan: Plan of the job.
           sampling_key: Secret, 32 bytes.
 
         Returns:
@@ -94,7 +94,7 @@ class BoundariesFile:
         """Replaces the file.
 
         Args:
-          boundaries: Of the first epochs, as ``load_epochs`` returns them.
+          boundaries: Boundaries of the first epochs, as ``load_epochs`` returns them.
           sampling_key: Secret, 32 bytes.
         """
         mac = self._mac(sampling_key)

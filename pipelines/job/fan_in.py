@@ -73,7 +73,7 @@ def choose_fan_in(layout: Layout, dataset: Dataset) -> FanIn:
     """Returns the fan-in of a shuffle through files that every worker reaches.
 
     Args:
-      layout: Of the job.
+      layout: Layout of the job.
       dataset: Its input.
     """
     block_bytes = _block_bytes(layout, dataset)
@@ -122,8 +122,8 @@ def traffic(layout: Layout, num_blocks: int, fan_in: FanIn) -> Traffic:
     """Returns what a shuffle asks of a store.
 
     Args:
-      layout: Of the job.
-      num_blocks: Of its input.
+      layout: Layout of the job.
+      num_blocks: Number of blocks of its input.
       fan_in: From ``choose_fan_in``.
     """
     sampled = layout.plan.num_steps * layout.plan.expected_batch_size

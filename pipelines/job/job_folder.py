@@ -69,8 +69,8 @@ def checksum_path(directory: str, name: str) -> str:
     """Returns the path of a batch file's checksum, its completion marker.
 
     Args:
-      directory: Of the job.
-      name: Of the batch file.
+      directory: Directory of the job.
+      name: Name of the batch file.
     """
     return join(directory, PRIVATE_NAME, FILES_NAME, _mark(name))
 
@@ -79,8 +79,8 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
     """Returns the checksum of the batch file ``name``; None if it is not finished.
 
     Args:
-      directory: Of the job.
-      name: Of the file.
+      directory: Directory of the job.
+      name: Name of the file.
       size: Its bytes; None if it is not there.
     """
     try:
@@ -316,7 +316,7 @@ def pending_groups(out: StrPath, layout: Layout) -> list[int]:
 
     Args:
       out: Folder of the job.
-      layout: Of the job.
+      layout: Layout of the job.
     """
     if storage.exists(join(out, MANIFEST_NAME)):
         return []  # killed while it cleaned up
@@ -329,7 +329,7 @@ def num_steps_written(out: StrPath, layout: Layout) -> int:
 
     Args:
       out: Folder of the job.
-      layout: Of the job.
+      layout: Layout of the job.
     """
     marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
     return sum(

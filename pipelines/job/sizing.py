@@ -127,10 +127,10 @@ def worker_bytes(
     the size of the data.
 
     Args:
-      layout: Of the job.
+      layout: Layout of the job.
       dataset: Its input.
       by_value: Whether rows travel through the engine, a group at a time.
-      fan_in: Of a shuffle through files; None on the local runner.
+      fan_in: Fan-in of a shuffle through files; None on the local runner.
     """
     channel = _CHANNEL_BYTES if by_value else 0
     shared = _BASE_BYTES + boundaries_bytes(layout.plan)
@@ -153,7 +153,7 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
     """Returns how many threads of the local runner fit into memory.
 
     Args:
-      layout: Of the job.
+      layout: Layout of the job.
       dataset: Its input.
       memory_limit: Bytes.
 
@@ -175,7 +175,7 @@ def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
     """Returns how many threads can search the order of a shuffle within memory.
 
     Args:
-      plan: Of the job; if it is no shuffle, the answer is 1.
+      plan: Plan of the job; if it is no shuffle, the answer is 1.
       dataset: Its input.
       memory_limit: Bytes.
 

@@ -42,8 +42,8 @@ class Spill:
 
     Attributes:
       folder: Made by the job, on this machine or where every worker reaches it.
-      num_threads: Of map and reduce in each worker; with more than one, the names of
-        files are emitted before the files are there.
+      num_threads: Number of threads of map and reduce in each worker; with more than
+        one, the names of files are emitted before the files are there.
       flush: Whether files must survive a loss of power.
       fan_in: How many blocks share a file, and whether there is a second pass.
     """
@@ -58,8 +58,8 @@ def spill_path(folder: StrPath, ordinal: int) -> str:
     """Returns the path of a file of the map step.
 
     Args:
-      folder: Of the spill.
-      ordinal: Of its first block.
+      folder: Folder of the spill.
+      ordinal: Ordinal of its first block.
     """
     return join(folder, f"{BLOCK_PREFIX}{ordinal:09d}")
 
@@ -68,7 +68,7 @@ def part_path(folder: StrPath, part: int, merge: int) -> str:
     """Returns the path of a file of the second pass.
 
     Args:
-      folder: Of the spill.
+      folder: Folder of the spill.
       part: Whose rows it holds.
       merge: Which of the files of that part.
     """
@@ -132,7 +132,7 @@ class SliceReader:
     Threads may share it.
 
     Args:
-      folder: Of the files.
+      folder: Folder of the files.
       num_slices: Of every file.
     """
 

@@ -23,7 +23,7 @@ class Cells:
     """One column of a block.
 
     Args:
-      name: Of the column.
+      name: Name of the column.
       array: As the file has it.
       missing_values: Texts that stand for null.
       faults: (whether a row is malformed, why): to which faults are added.

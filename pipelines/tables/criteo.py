@@ -401,7 +401,7 @@ def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
     """Returns ``rows`` as a table, without a copy if they allow it.
 
     Args:
-      rows: Of one split.
+      rows: Rows of one split.
       schema: From ``dataset_schema``.
     """
 
@@ -437,7 +437,7 @@ class CriteoFormat:
         """Yields whole lines, and the bytes of the file so far.
 
         Args:
-          file: Of text.
+          file: File of text.
           check_only: The lines are the same.
         """
         del check_only

@@ -64,7 +64,7 @@ def line_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
 
     Args:
       file: Text that is not packed.
-      num_bytes: Of a range, about.
+      num_bytes: Approximate size of a range in bytes.
 
     Raises:
       InputError: the file was written to.
@@ -85,7 +85,7 @@ def row_group_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
 
     Args:
       file: Parquet.
-      num_bytes: Of a part, at least, but for the last one.
+      num_bytes: Minimum size of a part in bytes, except for the last one.
 
     Raises:
       InputError: the file was written to.
@@ -160,7 +160,7 @@ def join_rows(ranges: Sequence[InputFile], after: Sequence[States]) -> list[Inpu
     """Returns parts that begin with rows: ranges, joined where a quotation is open.
 
     Args:
-      ranges: Of one file, in order.
+      ranges: Ranges of one file, in order.
       after: From ``range_leaves_open``, of each.
     """
     parts: list[InputFile] = []

@@ -211,7 +211,7 @@ def _columns(
 
     Args:
       schema: What they are.
-      rows: Of the pipeline.
+      rows: Rows of the pipeline.
       names: Which columns.
 
     Raises:

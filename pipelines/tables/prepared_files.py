@@ -66,7 +66,7 @@ def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
     Args:
       where: A path, or a file that is open for writing.
-      schema: Of the file.
+      schema: Schema of the file.
     """
     return pq.ParquetWriter(
         where,
@@ -82,7 +82,7 @@ class SplitWriter:
 
     Args:
       folder: A new one.
-      schema: Of the files.
+      schema: Schema of the files.
       row_group_rows: Rows of a row group, but for the last one.
       row_groups_per_file: Row groups of a file, but for the last one.
       first_file: Number of the first file.
@@ -180,8 +180,8 @@ def write_record(
     """Writes what ``verify_prepared`` holds the files against.
 
     Args:
-      folder: Of the prepared data.
-      schema: Of the files.
+      folder: Folder of the prepared data.
+      schema: Schema of the files.
       settings: How rows became files.
       files: Path below ``folder`` -> record, of all files.
     """

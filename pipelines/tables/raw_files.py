@@ -28,9 +28,9 @@ class Part(NamedTuple):
     """Whole rows of a file that are read apart from its others.
 
     Attributes:
-      start: Of text its first byte, of Parquet its first row group.
+      start: Its first byte for text, its first row group for Parquet.
       end: After the last one.
-      num_bytes: Of the file, of Parquet about.
+      num_bytes: Size of the file in bytes; approximate for Parquet.
     """
 
     start: int

@@ -138,8 +138,8 @@ class InCommon:
     """What the rows of a block have in common with others, as those of one user have.
 
     Attributes:
-      uniform: Of some categories, by their number: what their ranks are made of, in
-        [0, 1) and of shape (rows,).
+      uniform: Of some categories, by their number: what their ranks are made
+        of, in [0, 1) and of shape (rows,).
       log_odds: What no column tells of the label, of shape (rows,).
     """
 
@@ -366,13 +366,40 @@ def write_synth(
     Raises:
       InputError: ``out`` is in use, or cannot be written.
     """
+
+    def write(path: pathlib.Path, first: int, last: int) -> Iterator[int]:
+        with open(path, "wb") as file:
+            for table in synthetic_rows(first, last, seed=options.seed):
+                pyarrow.csv.write_csv(table, file, TEXT)
+                yield table.num_rows
+
+    return write_parts(out, options, "txt", write, on_progress)
+
+
+def write_parts(
+    out: str | os.PathLike[str],
+    options: SynthOptions,
+    suffix: str,
+    write: Callable[[pathlib.Path, int, int], Iterator[int]],
+    on_progress: Progress,
+) -> list[pathlib.Path]:
+    """Writes the files of a synthetic table, all or none, and returns their paths.
+
+    Args:
+      out: A new or empty folder.
+      options: What to write.
+      suffix: Suffix of the files, without the dot.
+      write: Writes the file of rows [first, last); yields the rows of each piece.
+      on_progress: Called with rows done and rows in all.
+
+    Raises:
+      InputError: ``out`` is in use, or cannot be written.
+    """
     names, done = list[str](), 0
     with staged_folder(out, mode=0o777) as root:  # public
         for first, last in options.cuts:
-            names.append(f"part-{len(names):05d}.txt")
-            with open(root / names[-1], "wb") as file:
-                for table in synthetic_rows(first, last, seed=options.seed):
-                    pyarrow.csv.write_csv(table, file, TEXT)
-                    done += table.num_rows
-                    on_progress(done, options.num_rows)
+            names.append(f"part-{len(names):05d}.{suffix}")
+            for num_rows in write(root / names[-1], first, last):
+                done += num_rows
+                on_progress(done, options.num_rows)
     return [pathlib.Path(out) / name for name in names]

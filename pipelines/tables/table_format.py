@@ -105,7 +105,7 @@ def prepared_schema(
     """Returns the columns of the prepared data, and what they say of themselves.
 
     Args:
-      schema: Of the table.
+      schema: Schema of the table.
       nullable_items: Whether elements of lists are declared as if they could be null.
       with_users: Whether ids of users are kept, in the last column.
       bounded: What the table says of its users.
@@ -134,7 +134,7 @@ class TableFormat:
 
     Args:
       schema: What the columns are.
-      files: Of one kind.
+      files: Files of one kind.
       with_users: Whether ids of users are kept.
 
     Raises:
@@ -209,7 +209,7 @@ class TableFormat:
 
         Args:
           file: A table.
-          num_bytes: Of a part, about.
+          num_bytes: Approximate size of a part in bytes.
         """
         if file.size <= num_bytes:
             return [file]
@@ -224,7 +224,7 @@ class TableFormat:
         """Returns whether a quotation is open after it: see ``file_parts``.
 
         Args:
-          part: Of text.
+          part: Part of text.
         """
         return range_leaves_open(part, delimiter_of(part, self._table.input))
 

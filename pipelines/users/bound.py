@@ -50,7 +50,7 @@ def bound(
       key_file: Chooses rows; made if missing.  None for a key of this job alone, which
         goes when the job ends.
       memory_limit: Bytes, of this process or of a worker.
-      num_threads: Of this process; the number of cores if None.
+      num_threads: Number of threads of this process; the number of cores if None.
       run_tasks: The workers of an engine, which must see input, output and key under
         the same paths; None for threads of this process.
       on_progress: Called after each task of this process.

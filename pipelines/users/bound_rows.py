@@ -111,7 +111,7 @@ class BoundUsers(beam.PTransform):
         """Returns columns of Parquet, with the note that users are bounded.
 
         Args:
-          columns: Of the rows that are left.
+          columns: Columns of the rows that are left.
 
         Raises:
           InputError: the column of the ids is among them.

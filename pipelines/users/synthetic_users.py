@@ -32,7 +32,6 @@ import pyarrow as pa
 import pyarrow.csv
 
 from accounting.validation import check_float
-from pipelines.files.output_folder import staged_folder
 from pipelines.sampling import keys
 from pipelines.tables import criteo
 from pipelines.tables.hashing import GOLDEN, mix
@@ -46,6 +45,7 @@ from pipelines.tables.synthetic import (
     ignore_progress,
     synth_generator,
     synthetic_rows,
+    write_parts,
 )
 
 #: Column of the ids.
@@ -162,13 +162,11 @@ def write_synth_users(
     """
     schema = criteo.dataset_schema(criteo.PrepareOptions())
     schema = schema.append(pa.field(USER, pa.int64(), nullable=False))
-    names, done = list[str](), 0
-    with staged_folder(out, mode=0o777) as root:  # public
-        for first, last in options.cuts:
-            names.append(f"part-{len(names):05d}.parquet")
-            with open_writer(root / names[-1], schema) as writer:
-                for group in _row_groups(_tables(options, first, last)):
-                    writer.write_table(group, row_group_size=len(group))
-                    done += len(group)
-                    on_progress(done, options.num_rows)
-    return [pathlib.Path(out) / name for name in names]
+
+    def write(path: pathlib.Path, first: int, last: int) -> Iterator[int]:
+        with open_writer(path, schema) as writer:
+            for group in _row_groups(_tables(options, first, last)):
+                writer.write_table(group, row_group_size=len(group))
+                yield len(group)
+
+    return write_parts(out, options, "parquet", write, on_progress)

@@ -29,7 +29,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
     """Accepts a column whose values can be ids.
 
     Args:
-      name: Of the column.
+      name: Name of the column.
       kind: Its type.
 
     Raises:
@@ -46,7 +46,7 @@ def hash_ids(name: str, column: pa.Array | pa.ChunkedArray, key: bytes) -> np.nd
     """Returns a number for each row, uint64 of shape (rows,).
 
     Args:
-      name: Of the column.
+      name: Name of the column.
       column: Its values.
       key: Secret, 32 bytes.
 

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,47 @@ class BatchFolder:
     steps: list[np.ndarray]
 
 
+def _records(
+    steps: Mapping[int, np.ndarray],
+    truncated_batch_size: int | None,
+    physical_batch_size: int,
+    columns: Sequence[Column],
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yields step, part and record of every physical batch."""
+    for step, rows in steps.items():
+        size = truncated_batch_size or max(1, len(rows))
+        for part in range(-(-size // physical_batch_size)):
+            chosen = rows[part * physical_batch_size : (part + 1) * physical_batch_size]
+            record = encode_batch(
+                {column.name: chosen[column.name] for column in columns},
+                step=step,
+                part=part,
+                physical_batch_size=physical_batch_size,
+            )
+            yield step, part, record
+
+
+def _write_file(
+    path: pathlib.Path, records: Iterable[tuple[int, int, bytes]], num_real: int
+) -> FileChecksum:
+    """Writes the records of a file, and returns its checksum."""
+    buffer, sums = io.BytesIO(), []
+    for step, part, record in records:
+        summed = Summed(buffer.write)
+        write_record(summed, record)
+        found = {"size": summed.size, "sha256": summed.sha256}
+        sums.append(str(RecordChecksum(step=step, part=part, **found)))
+    data = buffer.getvalue()
+    path.write_bytes(data)
+    return FileChecksum(
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_records=len(sums),
+        num_real=num_real,
+        records=tuple(sums),
+    )
+
+
 def write_batches(
     path: pathlib.Path,
     steps: Sequence[np.ndarray],
@@ -88,33 +129,14 @@ def write_batches(
     for first in range(0, len(steps), steps_per_file):
         chosen = steps[first : first + steps_per_file]
         name = f"batches-{first:08d}.tfrecord"
-        buffer = io.BytesIO()
-        records = []
-        for step, rows in enumerate(chosen, first):
-            size = truncated_batch_size or max(1, len(rows))
-            for part in range(-(-size // physical_batch_size)):
-                start = part * physical_batch_size
-                chosen_rows = rows[start : start + physical_batch_size]
-                record = encode_batch(
-                    {column.name: chosen_rows[column.name] for column in columns},
-                    step=step,
-                    part=part,
-                    physical_batch_size=physical_batch_size,
-                )
-                summed = Summed(buffer.write)
-                write_record(summed, record)
-                found = {"size": summed.size, "sha256": summed.sha256}
-                records.append(str(RecordChecksum(step=step, part=part, **found)))
-        data = buffer.getvalue()
-        (path / name).write_bytes(data)
         files.append(BatchFile(name=name, first_step=first, num_steps=len(chosen)))
-        checksums[name] = FileChecksum(
-            size=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-            num_records=len(records),
-            num_real=sum(map(len, chosen)),
-            records=tuple(records),
+        records = _records(
+            dict(enumerate(chosen, first)),
+            truncated_batch_size,
+            physical_batch_size,
+            columns,
         )
+        checksums[name] = _write_file(path / name, records, sum(map(len, chosen)))
     manifest = Manifest(
         plan=plan,
         columns=tuple(columns),

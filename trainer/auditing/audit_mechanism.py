@@ -111,7 +111,7 @@ def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
 
     Args:
       case: From ``worst_case``.
-      sampling_key: Of the trial, 32 bytes.
+      sampling_key: Sampling key of the trial, 32 bytes.
       real: With the canary, or with a ghost.
     """
     plan = case.plan
@@ -214,7 +214,7 @@ def score(
       noise_multiplier: Above 0.
       observe: What was released.
       positions: The canary's row in the data, one for all trials or one for each.
-      means: Of a step with the canary, and with the ghost, beside steps without.
+      means: Means of a step with the canary, and with the ghost, beside steps without.
       canary_rows: Examples of the canary.
     """
     return _audit(plan, canary_rows).score(

@@ -67,7 +67,7 @@ def places(layer: str, canaries: np.ndarray, num_canaries: int) -> np.ndarray:
     Args:
       layer: One of ``LAYERS``.
       canaries: Their numbers; 0 for padding.
-      num_canaries: Of the run.
+      num_canaries: Number of canaries of the run.
     """
     if layer != LARGE:
         return canaries
@@ -128,6 +128,6 @@ def linear(labels: Any, outputs: Any) -> Any:
 
     Args:
       labels: Shape (rows, layers).
-      outputs: Of the same shape.
+      outputs: Outputs of the same shape.
     """
     return tf.reduce_sum((1 - labels) * outputs, 1)

@@ -221,7 +221,7 @@ def _score(sums: np.ndarray, run: SmallRun, plan: DpSgdPlan) -> np.ndarray:
     Args:
       sums: What each release adds along its gradient, shape (releases, canaries).
       run: That released them.
-      plan: Of its batches.
+      plan: Plan of its batches.
     """
     every, cap = run.steps_per_release, plan.truncated_batch_size
     # Releases of several steps are scored as steps of as many times the examples.  Any

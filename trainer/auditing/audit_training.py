@@ -68,11 +68,11 @@ class SmallRun:
     """A small run that resembles the audited one.
 
     Attributes:
-      sampler: Of the audited plan.
+      sampler: Sampler of the audited plan.
       steps_per_epoch: At most that of the audited plan, except for few canaries.
       num_epochs: At most that of the audited plan.
-      noise_multiplier: Of the audited run.
-      l2_norm_clip: Of the audited run.
+      noise_multiplier: Noise multiplier of the audited run.
+      l2_norm_clip: Clip norm of the audited run.
       embedding_noise: How tables get their noise: "dense" or "lazy".
       num_canaries: Rows of its data.
       physical_batch_size: Rows of a physical batch.
@@ -146,11 +146,11 @@ def small_runs(
     """Returns one small run of every kind for an audited plan.
 
     Args:
-      plan: Of the audited batches.
-      noise_multiplier: Of the audited run.
-      l2_norm_clip: Of the audited run.
-      sampled: As of ``SmallRun``.
-      rows_per_user: As of ``SmallRun``.
+      plan: Plan of the audited batches.
+      noise_multiplier: Noise multiplier of the audited run.
+      l2_norm_clip: Clip norm of the audited run.
+      sampled: As in ``SmallRun``.
+      rows_per_user: As in ``SmallRun``.
     """
     each = rows_per_user if sampled == ROWS else 1
     # A power of two divides the canaries.
@@ -188,10 +188,10 @@ class Outcome:
 
     Attributes:
       run: What was carried out.
-      plan: Of its batches.
+      plan: Plan of its batches.
       real: Scores of real canaries; none of a run without trials.
       ghost: Scores of ghosts, likewise.
-      checks: Of what it released.
+      checks: Checks of what it released.
     """
 
     run: SmallRun
@@ -217,12 +217,12 @@ def runs(
     """Returns the small runs of an audit: one of every kind, and more for more trials.
 
     Args:
-      plan: Of the audited batches.
-      noise_multiplier: Of the audited run.
-      l2_norm_clip: Of the audited run.
+      plan: Plan of the audited batches.
+      noise_multiplier: Noise multiplier of the audited run.
+      l2_norm_clip: Clip norm of the audited run.
       trials: At least so many in all, the same number of each kind that has any.
-      sampled: As of ``SmallRun``.
-      rows_per_user: As of ``SmallRun``.
+      sampled: As in ``SmallRun``.
+      rows_per_user: As in ``SmallRun``.
     """
     kinds = small_runs(plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user)
     with_trials = [run for run in kinds if run.has_trials]

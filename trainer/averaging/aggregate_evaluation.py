@@ -127,7 +127,7 @@ def majority_metrics(labels: np.ndarray, outputs: Outputs) -> Metrics:
 
     Args:
       labels: 0 or 1, shape (examples,); or classes or one-hot, as of ``correct``.
-      outputs: Of k iterates for the same examples.
+      outputs: Outputs of k iterates for the same examples.
     """
     share, num_examples = outputs.vote_share, len(labels)
     if outputs.task == BINARY:

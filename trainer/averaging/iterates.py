@@ -51,7 +51,7 @@ class Iterates:
 
         Args:
           step: After how many steps.
-          weights: Of the trainable variables, in order.
+          weights: Weights of the trainable variables, in order.
         """
         path = self.path(step)
         path.parent.mkdir(exist_ok=True)

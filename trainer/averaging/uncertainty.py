@@ -139,13 +139,13 @@ def interval_columns(
 
     Args:
       outputs: Name -> predictions of at least two iterates.
-      level: Of the intervals, in (0, 1).
+      level: Level of the intervals, in (0, 1).
 
     Returns:
       Arrays (examples, ...).
 
     Raises:
-      InputError: as of ``column_names``.
+      InputError: as ``column_names``.
     """
     columns: dict[str, np.ndarray] = {}
     for name, names in column_names(list(outputs)).items():

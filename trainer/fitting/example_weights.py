@@ -84,7 +84,7 @@ class WeightedModel(TrainableModel):
 
         Args:
           columns: All columns of some rows.
-          outputs: Of the network for these rows; computed if None.
+          outputs: Outputs of the network for these rows; computed if None.
         """
         return super().losses(columns, outputs) * self.example_weights(columns)
 

@@ -159,7 +159,8 @@ def vectorized_sum(
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
       gradient: May not depend on other rows.  Sensitive output.
       copies: Values per weight of the model that ``gradient`` needs at a time.
-      linf_norm_clip: Of single coordinates of the clipped gradient; None for none.
+      linf_norm_clip: Bound on single coordinates of the clipped gradient; None
+        for none.
     """
 
     def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:

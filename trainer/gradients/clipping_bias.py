@@ -50,7 +50,7 @@ class NonPrivateClippingBias:
       variables: The trainable variables.
       clipped: What the step sums.
       unclipped: The same with an infinite clip.
-      ascent: Of a method that takes its gradients uphill; None of others.
+      ascent: Ascent of a method that takes its gradients uphill; None of others.
       expected_batch_size: The divisor of the step.
       first_step: Steps that are done; later lines of an earlier process are dropped.
       autograph: Whether the sums need AutoGraph.

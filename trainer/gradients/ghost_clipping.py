@@ -78,7 +78,7 @@ class BackwardPass:
 
         Args:
           kept: bool of shape (batch,).
-          scale: Of shape (batch,).
+          scale: Factor per example, shape (batch,).
         """
         moves = {}
         for layer, use in self.uses.items():
@@ -95,7 +95,8 @@ class BackwardPass:
         Args:
           real: bool of shape (batch,).
           l2_norm_clip: Above 0; infinity leaves gradients as they are.
-          linf_norm_clip: Of single coordinates, afterwards; None for none.
+          linf_norm_clip: Bound on single coordinates, afterwards; None for
+            none.
         """
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
         cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
@@ -122,7 +123,7 @@ def bookkeeping_sum(
     Args:
       model: Accepted by ``is_exact``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      linf_norm_clip: Of single coordinates, afterwards; None for none.
+      linf_norm_clip: Bound on single coordinates, afterwards; None for none.
     """
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:

@@ -83,7 +83,7 @@ class Part(Protocol):
 
         Args:
           kept: bool of shape (batch,).
-          scale: Of shape (batch,).
+          scale: Factor per example, shape (batch,).
           cap: Bound on each coordinate of an example's scaled gradient, or None.
         """
 
@@ -94,7 +94,7 @@ class FormedGradients:
     Args:
       form: Nested tensors of some examples -> one (examples, *shape) for each shape.
       rows: Nested tensors, (batch, ...).
-      shapes: Of the gradient of one example.
+      shapes: Shapes of the gradient of one example.
       work: Values per example that ``form`` needs beside its result.
     """
 
@@ -220,7 +220,7 @@ class TableRows:
     Args:
       ids: Integers (batch, ...).
       slope: (batch, ..., size).
-      shape: Of the table, (rows, size).
+      shape: Shape of the table, (rows, size).
     """
 
     def __init__(self, ids: Any, slope: Any, shape: Any) -> None:

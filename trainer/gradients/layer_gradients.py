@@ -53,7 +53,7 @@ class LayerUse(Protocol):
         Args:
           slope: As in ``squared_norm``, which was called with it before.
           kept: bool of shape (batch,).
-          scale: Of shape (batch,).
+          scale: Factor per example, shape (batch,).
           cap: Bound on each coordinate of an example's scaled gradient, or None.
         """
 
@@ -62,7 +62,7 @@ class LayerUse(Protocol):
 
         Args:
           scaled: The slope times the length of each example's move along its gradient.
-          inputs: Of the layer, in a pass with moved weights, by row.
+          inputs: Inputs of the layer, in a pass with moved weights, by row.
         """
 
 

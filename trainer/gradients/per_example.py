@@ -70,7 +70,7 @@ def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
     """Returns ``value`` with every entry clipped to the cap; None for no cap.
 
     Args:
-      value: Of any shape.
+      value: Value of any shape.
       linf_norm_clip: Above 0; infinity is no cap, either.
     """
     if linf_norm_clip is None or math.isinf(linf_norm_clip):

@@ -143,7 +143,7 @@ def classify(
     """Returns the kind of every tensor of a graph, by name.
 
     Args:
-      graph: Of a traced function.
+      graph: Graph of a traced function.
       inputs: The placeholders of the columns, whose axis 0 is the batch.
       opaque: Name of a tensor -> the tensor from which it is computed row by row.
       per_example: Entries of axis 0 of opaque tensors for each example.

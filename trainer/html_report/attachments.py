@@ -40,8 +40,8 @@ def read_audit(
 
     Args:
       path: What ``dpsgd audit RUN --json`` printed.
-      record: Of the run.
-      plan: Of the run.
+      record: Record of the run.
+      plan: Plan of the run.
 
     Raises:
       InputError: no audit, or one of another run or of another sampler's claim.
@@ -77,8 +77,8 @@ def read_comparison(
 
     Args:
       path: The folder of a comparison, or its ``comparison.json``.
-      record: Of the run.
-      plan: Of the run.
+      record: Record of the run.
+      plan: Plan of the run.
 
     Raises:
       InputError: no comparison, or one without runs like this.

@@ -28,8 +28,8 @@ class LineChart:
 
     Attributes:
       points: Places of its points that are known.
-      x_ticks: Of the horizontal axis.
-      y_ticks: Of the vertical axis.
+      x_ticks: Ticks of the horizontal axis.
+      y_ticks: Ticks of the vertical axis.
       left: Where the horizontal axis starts.
       right: Where it ends.
     """

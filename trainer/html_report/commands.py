@@ -26,9 +26,9 @@ def to_verify(
     """Returns commands, each with what it does.
 
     Args:
-      name: Of the run's folder.
-      record: Of the run.
-      plan: Of the run.
+      name: Name of the run's folder.
+      record: Record of the run.
+      plan: Plan of the run.
       statement: What the report states; None if nothing is stated.
     """
     run = shlex.quote(name)

@@ -80,7 +80,7 @@ def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
     """Accepts where a report may be written, before there is one.
 
     Args:
-      path: Of the file.
+      path: Path of the file.
       overwrite: Whether it may take the place of another file.
 
     Raises:

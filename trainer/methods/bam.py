@@ -125,7 +125,7 @@ def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
     """Returns which rows count, and by what their gradients are scaled to a step.
 
     Args:
-      norms: Of the gradients of all rows, shape (rows,); or of one, a scalar.
+      norms: Norms of the gradients of all rows, shape (rows,); or of one, a scalar.
       real: Which rows hold an example, of the same shape.
       radius: Length of the step, ``lambda``.
 

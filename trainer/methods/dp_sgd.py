@@ -17,7 +17,7 @@ def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
 
     Args:
       model: Checked by ``models.check_model``.
-      settings: Of the run; none of them changes the path.
+      settings: Settings of the run; none of them changes the path.
     """
     del settings
     return clipping.choose_path(model)
@@ -30,7 +30,7 @@ def clipped_sum(
 
     Args:
       model: Checked by ``models.check_model``.
-      settings: Of the run.
+      settings: Settings of the run.
       clip: Bound on the L2 norm of one example's gradient.
     """
     del settings

@@ -44,7 +44,8 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     cost privacy and change nothing.
 
     Args:
-      steps: Of the rise, at least 1; the last of them is before the first full rate.
+      steps: Steps of the rise, at least 1; the last of them is before the first full
+        rate.
       target: The rate to rise to.
       then: The schedule after it, or None for the target.
     """
@@ -85,7 +86,7 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
 
     Args:
       settings: Rate, schedule and warm-up.
-      num_steps: Of the run.
+      num_steps: Number of steps of the run.
 
     Raises:
       InputError: the warm-up leaves no step.
@@ -104,7 +105,7 @@ def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
 
     Args:
       settings: Rate, schedule and warm-up.
-      num_steps: Of the run.
+      num_steps: Number of steps of the run.
     """
     rate = learning_rate(settings, num_steps)
     if isinstance(rate, float):
@@ -117,7 +118,7 @@ def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
 
     Args:
       settings: Which optimizer, and its learning rate.
-      num_steps: Of the run.
+      num_steps: Number of steps of the run.
 
     Raises:
       InputError: a function of the user's fails, or does not return an optimizer.

@@ -68,7 +68,8 @@ def sum_on_grid(
       model: Checked by ``models.check_model``.
       settings: The method and its clip.
       plan: Its largest step is what sums have room for.
-      noise_multiplier: Of the run; None without privacy, which needs no grid.
+      noise_multiplier: Noise multiplier of the run; None without privacy, which needs
+        no grid.
 
     Raises:
       InputError: the method does not support this model, or no grid is fine enough.

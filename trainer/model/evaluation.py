@@ -56,7 +56,7 @@ class HeldOut:
     Args:
       directory: Holds ``*.parquet`` files.
       manifest: The batches; the files must have their columns.
-      input_digests: Of the files that the training examples are from.
+      input_digests: Digests of the files that the training examples are from.
       option: Where the user gave ``directory``, for messages.
 
     Attributes:
@@ -102,7 +102,7 @@ class HeldOut:
         """Accepts further columns that all files have, of one type each.
 
         Args:
-          names: Of the columns.
+          names: Names of the columns.
 
         Raises:
           InputError: a file lacks one, or has it in another type than the first one.
@@ -183,7 +183,7 @@ class Evaluator:
         """Returns labels and outputs of the network for all examples, in order.
 
         Raises:
-          InputError: as of ``metrics``.
+          InputError: as ``metrics``.
         """
         found = [
             (_arrays(self.model.labels(columns)), outputs)
@@ -197,7 +197,7 @@ class Evaluator:
         """Returns the metrics of outputs that are given.
 
         Args:
-          labels: Of all examples, as of ``outputs``.
+          labels: Labels of all examples, as of ``outputs``.
           outputs: An array (examples, ...), or a dict of them.
 
         Raises:
@@ -322,7 +322,7 @@ def check_apart(
     """Accepts held-out files that are none of the files of the training examples.
 
     Args:
-      directory: Of the held-out files.
+      directory: Directory of the held-out files.
       input_digests: ``footer_digest`` of every file of the training examples.
 
     Raises:

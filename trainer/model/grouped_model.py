@@ -75,7 +75,7 @@ class GroupedModel(TrainableModel):
 
         Args:
           columns: All columns of some groups.
-          outputs: Of the network for their rows; computed if None.
+          outputs: Outputs of the network for their rows; computed if None.
         """
         losses = self.of_row.losses(self._rows(columns), outputs)
         losses = tf.reshape(losses, (-1, self.size))
@@ -122,8 +122,8 @@ def of_users(model: TrainableModel, manifest: Manifest) -> TrainableModel:
     """Returns the model whose losses are those of training on these batches.
 
     Args:
-      model: Of one row, with what is drawn for it.
-      manifest: Of the batches.
+      model: Model of one row, with what is drawn for it.
+      manifest: Manifest of the batches.
     """
     if not has_users(manifest):
         return model

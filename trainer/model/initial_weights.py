@@ -39,7 +39,7 @@ class InitialWeights:
     Attributes:
       path: The file.
       arrays: In the order of the trainable weights.
-      sha256: Of the bytes of the file, as hex digits.
+      sha256: SHA-256 of the bytes of the file, as hex digits.
     """
 
     path: pathlib.Path

@@ -281,7 +281,7 @@ def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
     Args:
       loss: What is minimised.
       labels: (batch, ...), or a dict of them.
-      outputs: Of the model, (batch, ...), or a dict of them.
+      outputs: Outputs of the model, (batch, ...), or a dict of them.
 
     Raises:
       InputError: several outputs, or a shape that does not suit the labels.

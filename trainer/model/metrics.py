@@ -184,7 +184,7 @@ class Scores:
 
         Args:
           labels: (rows, ...).
-          outputs: Of the model, (rows, ...).
+          outputs: Outputs of the model, (rows, ...).
           losses: (rows,).
           predictions: What the exported model gives, (rows, ...).
         """

@@ -48,13 +48,14 @@ class Feature:
     """A column as the default model takes it.  Public.
 
     Attributes:
-      name: Of the column.
+      name: Name of the column.
       role: "count" is a number whose logarithm is taken, "number" one that is taken as
         it is; "id" has an embedding; of "ids" the mean of the embeddings is taken, but
         for those of 0.
-      dtype: Of the column.
-      shape: Of one example.
-      sizes: Of ids: how many there are, for each of the columns of "id"; one for "ids".
+      dtype: Dtype of the column.
+      shape: Shape of one example.
+      sizes: Sizes of ids: how many there are, for each of the columns of "id"; one for
+        "ids".
       nullable: Whether NaN stands for missing, which the model is told.
     """
 
@@ -74,7 +75,7 @@ class Table:
       features: Its inputs.
       task: "binary", "classes" or "regression".
       num_classes: Of "classes".
-      name: Of the model.
+      name: Name of the model.
     """
 
     features: tuple[Feature, ...]

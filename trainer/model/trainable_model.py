@@ -85,7 +85,7 @@ class TrainableModel:
 
         Args:
           columns: All columns of some rows.
-          outputs: Of the network for these rows; computed if None.
+          outputs: Outputs of the network for these rows; computed if None.
         """
         if outputs is None:
             outputs = self.outputs(columns)

@@ -104,9 +104,9 @@ def of_one_view(
     """Returns the columns that one view has.
 
     Args:
-      columns: Of the batches.
+      columns: Columns of the batches.
       network: A functional Keras model, of one view.
-      views: Of an example.
+      views: Views of an example.
 
     Raises:
       InputError: views are columns, and no column has them.
@@ -135,7 +135,7 @@ def first_view(columns: Mapping[str, Any], model: TrainableModel) -> dict[str, A
 
     Args:
       columns: Name -> (rows, ...), with or without an axis of views.
-      model: Of one view.
+      model: Model of one view.
     """
     ranks = {name: len(spec.shape) for name, spec in model.column_specs.items()}
     return {
@@ -151,9 +151,9 @@ def trained_model(
     """Returns the model whose losses are those of training: of views, with dropout.
 
     Args:
-      model: Of one view, checked by ``check_model``.
-      columns: Of the batches.
-      views: Of an example.
+      model: Model of one view, checked by ``check_model``.
+      columns: Columns of the batches.
+      views: Views of an example.
 
     Raises:
       InputError: the augmentation draws from a state of its own, or gives something

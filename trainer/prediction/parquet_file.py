@@ -27,7 +27,7 @@ class ParquetFile:
 
     Args:
       path: In a folder that is there.
-      metadata: Of the schema.
+      metadata: Metadata of the schema.
 
     Attributes:
       num_rows: Rows written so far.

@@ -52,13 +52,13 @@ class PredictRequest:
 
     Attributes:
       run: Folder of the run.
-      rows: Of the table.
+      rows: Rows of the table.
       out: The file to write.
       average: One of ``AVERAGES``.
-      level: Of the intervals, in (0, 1); None for none.
+      level: Level of the intervals, in (0, 1); None for none.
       serving: Columns and predictions of the model.
       iterates: Files of the kept iterates, oldest first.
-      keep_decay: Of their moving average; None if none are kept.
+      keep_decay: Decay of their moving average; None if none are kept.
       aggregate: "module:function" of the user's aggregate of them, for "custom"; None
         for none.
     """
@@ -152,9 +152,9 @@ def prediction_names(
     """Returns the columns of the predictions.
 
     Args:
-      signature: Of the model.
+      signature: Signature of the model.
       average: One of ``AVERAGES``.
-      level: Of the intervals; None for none.
+      level: Level of the intervals; None for none.
     """
     if average == OMV:
         return LABEL, VOTE_SHARE

@@ -55,7 +55,7 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
 
     Args:
       path: A file, a folder or a glob.
-      manifest: Of the run, with the columns that its model takes.
+      manifest: Manifest of the run, with the columns that its model takes.
       carried: Columns that are handed on as they are.
 
     Raises:

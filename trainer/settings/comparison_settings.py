@@ -71,7 +71,7 @@ class Experiment:
         """Returns the same experiment on runs that are trained otherwise.
 
         Args:
-          change: Of the settings of every run.
+          change: Change of the settings of every run.
           **fields: Others that change.
         """
         raise NotImplementedError
@@ -82,7 +82,7 @@ class OneTraining(Experiment):
     """An experiment whose runs are trained by the same settings.
 
     Attributes:
-      training: Of all runs.
+      training: Training settings of all runs.
     """
 
     training: TrainSettings
@@ -196,16 +196,16 @@ class SimulationSettings(OneTraining):
     """A costly run, and the cheap ones that predict it.  All public.
 
     Attributes:
-      training: Of the run that is predicted; with ``target_delta``, and with
-        ``target_epsilon`` or ``noise_multiplier``.
-      expected_batch_size: Of that run.
-      small_batch_sizes: Of the simulated runs: two sizes or more.
-      num_epochs: Of that run; None if ``num_steps`` is given.
-      num_steps: Of all runs; None if ``num_epochs`` is given.
+      training: Training settings of the run that is predicted; with ``target_delta``,
+        and with ``target_epsilon`` or ``noise_multiplier``.
+      expected_batch_size: Expected batch size of that run.
+      small_batch_sizes: Batch sizes of the simulated runs: two sizes or more.
+      num_epochs: Number of epochs of that run; None if ``num_steps`` is given.
+      num_steps: Number of steps of all runs; None if ``num_epochs`` is given.
       learning_rates: In place of that of ``training``: which one is best?
       sampler: Poisson, truncated or not.
       weights: "last", or the average of iterates that is judged.
-      confidence: Of the interval, in (0, 1).
+      confidence: Confidence of the interval, in (0, 1).
       run_reference: Whether to train the costly run too, at the best learning rate.
 
     Raises:

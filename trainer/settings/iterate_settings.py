@@ -19,8 +19,8 @@ class VarianceSettings(OneTraining):
 
     Attributes:
       batches: How to sample, for every run anew.
-      training: Of all runs; keeps two iterates or more.  All begin at the weights of
-        its ``init_seed``.
+      training: Training settings of all runs; keeps two iterates or more.  All begin at
+        the weights of its ``init_seed``.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -48,8 +48,8 @@ class ShiftSettings(OneTraining):
     """Runs on a stream whose distribution shifts periodically.  All public.
 
     Attributes:
-      training: Of all runs; with an average of the last period, and an exponential one
-        of about its length, where it asks for none.
+      training: Training settings of all runs; with an average of the last period, and
+        an exponential one of about its length, where it asks for none.
       expected_batch_size: Rows of a step.
       period: Steps of a period.
       shift_by: Column whose small and large values take turns; "name:index" for one of

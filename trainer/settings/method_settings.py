@@ -133,7 +133,7 @@ def gradients_text(
     Args:
       method: A registered one.
       described: Its settings, complete.
-      views: Of an example, of which the mean loss counts.
+      views: Views of an example, of which the mean loss counts.
       rows_per_user: Rows of an example that is a user, of which the mean loss counts.
 
     Raises:

@@ -37,7 +37,7 @@ class Setting:
 
     Attributes:
       kind: Type of the value that the flag takes.
-      help: Of the flag.
+      help: Help of the flag.
       metavar: How the help writes the value; None for its type.
       choices: The values it may have; None if ``check`` decides.
       check: (name, value) -> raises InputError if the value is refused.
@@ -57,7 +57,7 @@ class Setting:
         """Accepts a value.
 
         Args:
-          name: Of the setting.
+          name: Name of the setting.
           value: What is given for it.
 
         Raises:
@@ -81,7 +81,7 @@ def as_dp_sgd(
     """The accounting of a method that releases noisy sums of clipped gradients.
 
     Args:
-      settings: Of the method; epsilon does not depend on them.
+      settings: Settings of the method; epsilon does not depend on them.
       clip: Bound on the L2 norm of one example's gradient.
       optimizer: What makes iterates of noisy sums: post-processing.
     """
@@ -189,7 +189,7 @@ def theorem_of(
     """Returns the theorem of a method; None if DP-SGD's accounting holds.
 
     Args:
-      name: Of the method.
+      name: Name of the method.
       settings: Its own, complete.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
       optimizer: What ``TrainSettings.describe_optimizer`` returns for the run; None of

@@ -87,7 +87,7 @@ class UserLevels:
         At one k, rows and users are drawn with one probability.
 
         Args:
-          num_rows: Of the whole table.
+          num_rows: Number of rows of the whole table.
           rows_per_step: Batch size where rows are sampled.
         """
         for place, most in enumerate(self.max_examples_per_user):

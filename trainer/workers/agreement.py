@@ -103,7 +103,7 @@ def chiefs(workers: Workers, value: bytes) -> bytes:
 
     Args:
       workers: All of them; each calls this.
-      value: Of this worker.
+      value: Value of this worker.
     """
     return workers.gather(value if is_chief(workers) else b"")[0]
 
@@ -207,7 +207,8 @@ def settle_step(
       step: Which step.
       parts: Which of its parts this worker has, each once.  Sensitive.
       parts_per_step: Of every step; None where it is data dependent.
-      signal_number: Of a signal to stop that this worker received; None for none.
+      signal_number: Number of a stop signal that this worker received; None
+        for none.
 
     Returns:
       The number of a signal that a worker received; None for none.

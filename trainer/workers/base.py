@@ -41,7 +41,7 @@ class Workers(Protocol):
         """Returns the ``value`` of every worker, by rank.
 
         Args:
-          value: Of any length.
+          value: Value of any length.
         """
 
 

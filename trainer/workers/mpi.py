@@ -89,7 +89,7 @@ class MpiWorkers:
         """Returns the ``value`` of every worker, by rank.
 
         Args:
-          value: Of any length.
+          value: Value of any length.
 
         Raises:
           InputError: a worker did not arrive in time.

@@ -29,7 +29,7 @@ class Division:
     """How large files become parts.  Public.
 
     Attributes:
-      ranges: Of the files, in order; of text some may begin in a quotation.
+      ranges: Ranges of the files, in order; of text some may begin in a quotation.
       options: How rows become files.
       work: The folder of the unfinished job.
     """

@@ -59,11 +59,11 @@ class Output:
     """A column of the prepared data.
 
     Attributes:
-      name: Of the column.
+      name: Name of the column.
       role: What a model makes of it: "count" is a number whose logarithm it takes,
         "number" and "numbers" it takes as they are, "id" and "ids" it embeds.
       dtype: NumPy's name.
-      shape: Of one row.
+      shape: Shape of one row.
       size: Number of ids, 0 for missing or padding among them; 0 of numbers.
       nullable: Whether NaN may stand for missing.
     """
@@ -81,7 +81,7 @@ class Kind:
     """A column of the table.
 
     Attributes:
-      name: Of what it becomes.
+      name: Name of what it becomes.
     """
 
     kind: ClassVar[str]
@@ -111,7 +111,7 @@ class Kind:
         """Returns what the column becomes.
 
         Args:
-          name: Of the column, as far as a model can use it.
+          name: Name of the column, as far as a model can use it.
         """
         raise NotImplementedError
 
@@ -165,7 +165,8 @@ class Numeric(Kind):
       scale: divided by, in place of the scaling to [-1, 1].
       missing: "nan"; "indicator" for 0 and a column NAME_missing; "refuse"; or the
         number that stands in.
-      length: Of a list, which is cut or filled up with 0; None for a single number.
+      length: Length of a list, which is cut or filled up with 0; None for a single
+        number.
       separator: Between the numbers of a text.
     """
 
@@ -228,7 +229,7 @@ class Boolean(Kind):
     """True or false.
 
     Attributes:
-      missing: As of ``Numeric``.
+      missing: As in ``Numeric``.
     """
 
     kind: ClassVar[str] = "boolean"
@@ -248,7 +249,8 @@ class Category(Kind):
     Attributes:
       buckets: Ids, 0 for missing among them, if values are hashed.
       vocabulary: Values with ids of their own, from 2; 1 is for all others.
-      length: Of a list, which is cut or filled up with 0; None for a single value.
+      length: Length of a list, which is cut or filled up with 0; None for a single
+        value.
       separator: Between the values of a text.
     """
 
@@ -332,8 +334,8 @@ class Date(Kind):
       parts: Of ``PARTS``, each of which becomes a column NAME_part.
       range: First and last; needed by year, whose ids it bounds, and by days, which
         are clipped to it and scaled to [-1, 1].
-      format: Of a text, as of C's ``strptime``; empty for ISO 8601.
-      unit: Of an integer: s, ms or us since 1970; empty of what is no integer.
+      format: Format of a text, as of C's ``strptime``; empty for ISO 8601.
+      unit: Unit of an integer: s, ms or us since 1970; empty if it is no integer.
       zone: In which a time with a zone is read.
     """
 
@@ -425,7 +427,7 @@ class Label(Kind):
       task: "binary", "classes" or "regression".
       classes: The values that become 0, 1, ...; or how many integers from 0 there are;
         None for 0 and 1, or false and true.
-      range: Of a regression: numbers are clipped to it and scaled to [-1, 1].
+      range: Range of a regression: numbers are clipped to it and scaled to [-1, 1].
     """
 
     kind: ClassVar[str] = "label"

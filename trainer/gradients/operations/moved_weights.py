@@ -59,7 +59,7 @@ def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Chang
     """Returns for each use of a piece how its outcome changes.
 
     Args:
-      piece: Of the graph that is made at the moment.
+      piece: Piece of the graph that is made at the moment.
       slopes: Derivatives of the losses by the outcomes of its uses, in order, times the
         length of each example's move over the norm of its gradient.
       num_rows: Examples of the batch.

@@ -61,9 +61,9 @@ class _Finding:
 
     Attributes:
       obstacle: Why the sums here would be wrong; None if they are exact.
-      signature: Of all pieces.
+      signature: Signature of all pieces.
       formed_values: What weights of its own need of memory for an example, at most.
-      time_steps: Of the longest recurrent layer.
+      time_steps: Time steps of the longest recurrent layer.
     """
 
     obstacle: str | None = None
@@ -176,7 +176,7 @@ def operations_sum(
     Args:
       model: Without ``operations_obstacle``.
       l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      linf_norm_clip: Of single coordinates, afterwards; None for none.
+      linf_norm_clip: Bound on single coordinates, afterwards; None for none.
       otherwise: The same function by other means, where a trace is not as proven.
     """
 
@@ -237,7 +237,8 @@ class BackwardPass:
         Args:
           real: bool of shape (batch,).
           l2_norm_clip: Above 0; infinity leaves gradients as they are.
-          linf_norm_clip: Of single coordinates, afterwards; None for none.
+          linf_norm_clip: Bound on single coordinates, afterwards; None for
+            none.
         """
         cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
@@ -249,7 +250,8 @@ class BackwardPass:
 
         Args:
           kept: bool of shape (batch,): examples whose weights move.
-          scale: Of shape (batch,): times its gradient, the move of an example.
+          scale: Factor per example, shape (batch,): times its gradient, the move of an
+            example.
 
         Raises:
           UnknownUseError: an example looks up other rows where its weights have moved.
@@ -280,7 +282,7 @@ def backward(
     Args:
       model: Without ``operations_obstacle``.
       columns: Rows that may not contribute hold values as good as any.
-      num_rows: Of the columns.
+      num_rows: Number of rows of the columns.
 
     Raises:
       UnknownUseError: this graph uses weights in another way than that of the proof.

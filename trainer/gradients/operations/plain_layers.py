@@ -78,7 +78,7 @@ def _unrolled(
       lengths: Gets the number of time steps.
       step_function: As ``rnn`` takes it, like all after it.
       inputs: (batch, time, ...), nested.
-      initial_states: Of the cell.
+      initial_states: Initial states of the cell.
       more: By name, as Keras's layers give it.
     """
     time_axis = 0 if more.get("time_major") else 1

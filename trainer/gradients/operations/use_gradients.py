@@ -57,7 +57,7 @@ def part_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> Part:
     """Returns the part of each example's gradient that is a piece's.
 
     Args:
-      piece: Of the graph that is made at the moment.
+      piece: Piece of the graph that is made at the moment.
       slopes: Derivatives of the losses by the outcomes of its uses, in order.
       num_rows: Examples of the batch.
     """
@@ -81,8 +81,8 @@ def term_of(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term
     """Returns what one use adds to each example's gradient.
 
     Args:
-      use: Of the graph that is made at the moment.
-      shape: Of the piece.
+      use: Use of the graph that is made at the moment.
+      shape: Shape of the piece.
       slope: Derivative of the losses by its outcome.
       num_rows: Examples of the batch.
     """
@@ -104,7 +104,7 @@ def by_example(value: Any, num_rows: int) -> Any:
     """Returns (num_rows * m, ...) values shaped (num_rows, m, ...).
 
     Args:
-      value: Of known shape.
+      value: Value of known shape.
       num_rows: Examples of the batch.
     """
     entries = value.shape[0]
@@ -115,7 +115,7 @@ def flat_positions(value: Any, num_rows: int) -> Any:
     """Returns (num_rows * m, ..., size) values shaped (num_rows, positions, size).
 
     Args:
-      value: Of known shape.
+      value: Value of known shape.
       num_rows: Examples of the batch.
     """
     size = value.shape[-1]
@@ -158,8 +158,8 @@ def beside_entry(outcome: Any, shape: Sequence[int]) -> list[int]:
     """Returns the sizes of a piece along the axes of one entry of an outcome.
 
     Args:
-      outcome: Of the piece and rows, broadcast.
-      shape: Of the piece.
+      outcome: Outcome of the piece and rows, broadcast.
+      shape: Shape of the piece.
     """
     rank = len(outcome.shape) - 1
     sizes = [1] * rank + list(shape)
