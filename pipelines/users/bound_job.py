@@ -52,6 +52,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.validation import check_choice, check_int
 from pipelines.inputs.bounded import ROWS, SAMPLED, USERS
 from pipelines.inputs.known_input import KnownInput
@@ -92,7 +93,8 @@ class BoundSettings:
       sampled: One of ``SAMPLED``: whether a row or a user is an example.
 
     Raises:
-      InputError: a number below 1, or another word.
+      InputError: a number below 1, more rows of a user than a proof is for, or another
+        word.
     """
 
     user_column: str
@@ -102,7 +104,17 @@ class BoundSettings:
 
     def __post_init__(self) -> None:
         check_choice("sampled", self.sampled, SAMPLED)
-        check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
+        most = check_int(
+            "max_examples_per_user", self.max_examples_per_user, at_least=1
+        )
+        if self.sampled == ROWS:
+            check_int(
+                "max_examples_per_user",
+                most,
+                at_most=MOST_EXAMPLES_PER_USER,
+                remedy="No epsilon is proven for more sampled rows of a user. Keep "
+                "fewer, or sample users: --sample users.",
+            )
         check_int("num_examples", self.num_examples, at_least=1)
 
 

@@ -734,6 +734,7 @@ BOUND = [
     number("--user-column", "none", "it has", "id"),
     *not_a("int", "--max-examples-per-user", "x", "2"),
     number("--max-examples-per-user", "0", "max_examples_per_user=0 >= 1", "2"),
+    number("--max-examples-per-user", "51", "max_examples_per_user=51 <= 50", "50"),
     number("--num-examples", "0", "num_examples=0 >= 1", "100"),
     number("--out", "list.json", "--out list.json", "new"),
     number("--memory-limit", "1", "memory_limit=1 >= 268435456", "1GiB"),
