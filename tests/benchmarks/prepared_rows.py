@@ -8,7 +8,9 @@ The values are random and carry no signal: this is input for throughput and memo
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -51,29 +53,47 @@ def write_table(path: pathlib.Path, num_rows: int, rows_per_group: int) -> None:
     pq.write_table(table, path, row_group_size=rows_per_group)
 
 
-def write_rows(out: pathlib.Path, num_rows: int, *, link: bool = False) -> None:
+def write_rows(out: pathlib.Path, num_rows: int, *, repeat: bool = False) -> None:
     """Writes ``num_rows`` rows to ``out``, of which 16 row groups are distinct.
 
     Args:
       out: A new folder.
       num_rows: Of all files together.
-      link: Whether full files, which are all alike, share one place on the disk.
+      repeat: Whether these 16 are on the disk once or twice, and a footer names them
+        again and again: 0.7 GB at most, of which every row is read as of a full file.
     """
     out.mkdir(parents=True)
     random = np.random.default_rng(0)
     tables = [make_table(ROWS_PER_GROUP, random) for _ in range(16)]
-    for number, first in enumerate(range(0, num_rows, ROWS_PER_FILE)):
+    first = num_rows - num_rows % (16 * ROWS_PER_GROUP) if repeat else 0
+    if first:
+        _write_groups(out / "distinct.parquet", tables, 16 * ROWS_PER_GROUP)
+        _repeat_groups(out / "distinct.parquet", first // (16 * ROWS_PER_GROUP))
+    for number, start in enumerate(range(first, num_rows, ROWS_PER_FILE)):
         path = out / f"part-{number:05d}.parquet"
-        last = min(first + ROWS_PER_FILE, num_rows)
-        if link and number and last - first == ROWS_PER_FILE:
-            path.hardlink_to(out / "part-00000.parquet")
-            continue
-        with pq.ParquetWriter(
-            path, SCHEMA, compression="none", use_dictionary=False
-        ) as writer:
-            for index, start in enumerate(range(first, last, ROWS_PER_GROUP)):
-                table = tables[index % 16].slice(0, last - start)
-                writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+        _write_groups(path, tables, min(ROWS_PER_FILE, num_rows - start))
+
+
+def _write_groups(path: pathlib.Path, tables: list[pa.Table], num_rows: int) -> None:
+    with pq.ParquetWriter(
+        path, SCHEMA, compression="none", use_dictionary=False
+    ) as writer:
+        for index, start in enumerate(range(0, num_rows, ROWS_PER_GROUP)):
+            table = tables[index % 16].slice(0, num_rows - start)
+            writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+
+
+def _repeat_groups(path: pathlib.Path, times: int) -> None:
+    """Replaces the footer of a file by one that names all of its groups ``times``."""
+    groups, footer = pq.read_metadata(path), io.BytesIO()
+    repeated = pq.read_metadata(path)
+    for _ in range(times - 1):
+        repeated.append_row_groups(groups)
+    repeated.write_metadata_file(footer)
+    with open(path, "r+b") as file:
+        file.seek(-(groups.serialized_size + 8), os.SEEK_END)
+        file.truncate()
+        file.write(footer.getvalue()[4:])  # without the magic of a file's begin
 
 
 def main() -> None:

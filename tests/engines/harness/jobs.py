@@ -89,7 +89,7 @@ def make_jobs(folder: pathlib.Path, rows: int) -> tuple[Job, list[Job]]:
       folder: For inputs, keys and references.
       rows: Number of rows of the large job.
     """
-    prepared_rows.write_rows(folder / "large", rows, link=True)
+    prepared_rows.write_rows(folder / "large", rows, repeat=True)
     (folder / "small").mkdir()
     small_file = folder / "small" / "part-0.parquet"
     prepared_rows.write_table(small_file, _ROWS_OF_SAMPLERS, 4000)

@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ from pipelines.sampling.keys import create_key_file
 from tests.benchmarks import prepared_rows
 from tests.engines.harness import jobs
 from tests.engines.harness.cluster import Cluster, environment
-from tests.engines.harness.comparing import same_checksums
+from tests.engines.harness.comparing import keep_checksums, same_checksums
 from tests.engines.harness.hosts import HEAD, Hosts
 from tests.engines.harness.polling import wait_for
 
@@ -59,7 +60,7 @@ def make_bucket(folder: pathlib.Path, rows: int) -> pathlib.Path:
       rows: Of the input.
     """
     bucket = folder / "bucket"
-    prepared_rows.write_rows(bucket / "train", rows)
+    prepared_rows.write_rows(bucket / "train", rows, repeat=True)
     create_key_file(bucket / "sampling.key")
     return bucket
 
@@ -117,7 +118,7 @@ def run(cluster: Cluster, bucket: pathlib.Path, longest: float) -> Measured:
 
 
 def check(bucket: pathlib.Path) -> None:
-    """Compares the batches of ``run`` with those of the local runner.
+    """Compares the batches of ``run`` with those of the local runner, and removes them.
 
     Args:
       bucket: From ``make_bucket``.
@@ -125,12 +126,16 @@ def check(bucket: pathlib.Path) -> None:
     Raises:
       InputError: they differ, or the bucket holds more than input and batches.
     """
-    reference, out = bucket.parent / "local", bucket / "out"
-    jobs.run_command(_command(str(bucket), str(reference)), "the local job")
-    if verify(out).findings or not same_checksums(out, reference):
-        raise InputError("Expected the bytes of the local runner.")
+    out, found, local = (bucket / "out", *map(bucket.with_name, ("found", "local")))
     if left := _left(bucket):
         raise InputError(f"Expected nothing beside input and batches; found {left}.")
+    if verify(out).findings:
+        raise InputError("Expected batches that verify.")
+    keep_checksums(out, found)
+    shutil.rmtree(out)  # the disk need not hold both
+    jobs.run_command(_command(str(bucket), str(local)), "the local job")
+    if not same_checksums(found, local):
+        raise InputError("Expected the bytes of the local runner.")
 
 
 def _command(bucket: str, out: str) -> list[str]:
