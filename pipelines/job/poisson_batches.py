@@ -26,6 +26,7 @@ from pipelines.job.job_folder import (
     open_job,
     pending_groups,
 )
+from pipelines.job.map_step import Secrets
 from pipelines.job.poisson_batching import (
     AUTO,
     ENGINE,
@@ -34,7 +35,7 @@ from pipelines.job.poisson_batching import (
     shared_spill,
 )
 from pipelines.job.sizing import make_layout
-from pipelines.job.transforms import Secrets, TakesBlocks, WriteBatches
+from pipelines.job.transforms import TakesBlocks, WriteBatches
 
 
 @beam.typehints.with_input_types(Block)

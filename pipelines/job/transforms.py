@@ -35,297 +35,22 @@ Public: the layout.  Sensitive: every element that holds rows.
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import dataclasses
-import functools
-import json
-import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
-from apache_beam.metrics import Metrics
 
-from accounting.validation import InputError
-from pipelines.files import storage
-from pipelines.files.paths import is_remote, join
-from pipelines.files.storage import new_file, write_atomically
 from pipelines.inputs.known_input import KnownInput, know_input, not_blocks
 from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job import progress
-from pipelines.job.boundaries import BoundariesFile
+from pipelines.job.bundles import check_delivery
 from pipelines.job.fan_in import FanIn
-from pipelines.job.job_folder import check_dataset, checksum_path, read_checksum
-from pipelines.job.packing import (
-    Layout,
-    PackedRows,
-    Unit,
-    encode_steps,
-    pack_again,
-    sample_and_pack,
-)
-from pipelines.job.spill import (
-    SliceReader,
-    Spill,
-    is_written,
-    part_path,
-    spill_path,
-    write_spill,
-)
+from pipelines.job.job_folder import check_dataset
+from pipelines.job.map_step import SampleBlockFn, Secrets, SpillBlocksFn
+from pipelines.job.packing import Layout
+from pipelines.job.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
+from pipelines.job.spill import Spill
 from pipelines.sampling.keys import read_key_file
-
-#: Slices of a store's files that a worker asks for at a time; a client of S3 keeps ten
-#: connections.
-_REQUESTS = 8
-
-Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Secrets:
-    """Where workers find the secrets of a job; never their values.
-
-    Attributes:
-      key_file: The sampling key: a file on every worker, one in a store, or a managed
-        secret (see ``keys.read_key_file``).
-      boundaries: Of a shuffle, the file that ``boundaries.complete`` made.
-    """
-
-    key_file: str
-    boundaries: BoundariesFile | None = None
-
-
-def write_group(
-    layout: Layout, directory: str, group: int, units: Iterable[Unit]
-) -> None:
-    """Writes the file of a group and then its checksum, unless they are there.
-
-    Args:
-      layout: Of the job.
-      directory: Of the job.
-      group: Which group.
-      units: All of the group, in order.  Sensitive.
-
-    Raises:
-      OSError: no room, no access.
-    """
-    name = layout.file(group).name
-    if read_checksum(directory, name, storage.size(join(directory, name))):
-        return  # an engine that lost a worker may run a bundle again
-    # The job does not read it again: memory is left to the shuffle.
-    with new_file(join(directory, name), mode=0o600, cached=False) as write:
-        checksum = encode_steps(layout, units, write)
-    # Last: a file with a checksum is finished, and is not written again.
-    text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
-    write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
-
-
-def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
-    """Refuses anything but each of the expected elements once.
-
-    Args:
-      found: Numbers of the elements that were delivered.
-      expected: Numbers of the elements that were sent, ascending.
-
-    Raises:
-      InputError: the engine lost or repeated elements.
-    """
-    delivered = sorted(found)
-    if delivered != list(expected):
-        raise InputError(
-            f"Expected the engine to deliver each of {len(expected)} elements once; "
-            f"it delivered {len(delivered)}. Run the job again, on a runner that loses "
-            "and repeats nothing."
-        )
-
-
-#: How to finish a job that failed.
-AGAIN = "run the same command again: it goes on where it stopped."
-
-
-def storage_error(error: OSError) -> InputError:
-    """Returns the error for a full disk or a lost file, with a remedy."""
-    reason = error.strerror or type(error).__name__
-    where = f" ({error.filename})" if isinstance(error.filename, str) else ""
-    return InputError(
-        f"Expected files to be written and read: {reason}{where}. Make room or restore "
-        f"access, then {AGAIN}"
-    )
-
-
-@contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turns every error into an InputError of one line.
-
-    The message of an unexpected error may quote rows, and would reach the logs of the
-    engine: only its type and place are kept.
-
-    Raises:
-      InputError: what went wrong, and how to go on.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except OSError as error:
-        raise storage_error(error) from None
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
-        raise InputError(
-            f"Expected no {type(error).__name__} in {frame.name} ({place}). If it is "
-            f"not a fault of this machine, report it; then {AGAIN}"
-        ) from None
-
-
-class _BundleFn(beam.DoFn):
-    """Runs the jobs of a bundle, in several threads if it may.
-
-    What a job emits is known before it runs; a bundle ends after all of its jobs.
-    """
-
-    def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-
-    def start_bundle(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
-        self._jobs: list[concurrent.futures.Future[None]] = []
-
-    def _run(self, job: Callable[..., None], *arguments: object) -> None:
-        if self._num_threads == 1:
-            job(*arguments)  # in turn, so that the engine sees its progress
-        else:
-            self._jobs.append(self._pool.submit(job, *arguments))
-
-    def finish_bundle(self) -> None:
-        try:
-            for job in concurrent.futures.as_completed(self._jobs):
-                job.result()
-        finally:
-            self._pool.shutdown(cancel_futures=True)
-
-    def teardown(self) -> None:
-        # A bundle that was abandoned does not finish: nothing may go on writing.
-        if hasattr(self, "_pool"):
-            self._pool.shutdown(cancel_futures=True)
-
-
-class _Sampler:
-    """Reads blocks and lets their rows choose their steps.
-
-    Args:
-      layout: Of the job.
-      secrets: Where they are.
-      known: The data set.
-      edges: Of the ranges of steps, as of ``packing.split_by_step``.
-    """
-
-    def __init__(
-        self, layout: Layout, secrets: Secrets, known: KnownInput, edges: np.ndarray
-    ) -> None:
-        self._layout = layout
-        self._edges = edges
-        self._secrets = secrets
-        self._known = known
-        self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
-
-    def setup(self) -> None:
-        file, plan = self._secrets.boundaries, self._layout.plan
-        with plain_errors():
-            sampling_key = read_key_file(self._secrets.key_file)
-            self._key = self._known.data_set_key(sampling_key)
-            self._boundaries = None if file is None else file.load(plan, self._key)
-
-    def _check(self, block: Block) -> None:
-        with plain_errors():
-            self._known.check_block(self._key, block)
-
-    def _pack(self, blocks: Sequence[Block]) -> PackedRows:
-        is_listed = functools.partial(self._known.is_listed, self._key)
-        return sample_and_pack(
-            self._layout, self._key, blocks, is_listed, self._boundaries,
-            edges=self._edges,
-        )  # fmt: skip
-
-
-@beam.typehints.with_input_types(Block)
-@beam.typehints.with_output_types(Element)
-class _SampleBlockFn(_Sampler, beam.DoFn):
-    """Block -> (group, (ordinal of the block, packed rows)) for every group."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        secrets: Secrets,
-        known: KnownInput,
-        groups: tuple[int, ...],
-    ) -> None:
-        super().__init__(layout, secrets, known, layout.group_edges())
-        self._groups = groups
-
-    def process(self, block: Block) -> Iterator[Element]:
-        self._check(block)
-        with plain_errors():
-            packed = self._pack([block])
-            for group in self._groups:
-                yield group, (block.ordinal, packed.piece(group))
-        self._blocks_read.inc()
-        progress.advance("blocks")
-
-
-@beam.typehints.with_input_types(tuple[Block, ...])
-@beam.typehints.with_output_types(tuple[int, int])
-class _SpillBlocksFn(_Sampler, _BundleFn):
-    """Blocks of a file -> (0, ordinal) of each, with their packed rows in the file."""
-
-    def __init__(
-        self,
-        layout: Layout,
-        secrets: Secrets,
-        known: KnownInput,
-        spill: Spill,
-        num_blocks: int,
-    ) -> None:
-        edges = _part_edges(layout, spill)
-        _Sampler.__init__(self, layout, secrets, known, edges)
-        _BundleFn.__init__(self, spill.num_threads)
-        self._spill = spill
-        self._num_blocks = num_blocks
-
-    def _spill_blocks(self, blocks: Sequence[Block]) -> None:
-        path = spill_path(self._spill.folder, blocks[0].ordinal)
-        with plain_errors():
-            if not is_written(path):
-                # All steps: a resumed job may want others than this run does.
-                _write_packed(path, self._pack(blocks), self._spill)
-        progress.advance("blocks", len(blocks))
-
-    def process(self, blocks: Iterable[Block]) -> Iterator[tuple[int, int]]:
-        # Sorted: the order of arrival must not matter.
-        run = sorted(blocks, key=lambda block: block.ordinal)
-        for block in run:
-            self._check(block)
-        size = self._spill.fan_in.blocks_per_file
-        first = run[0].ordinal // size * size
-        expected = range(first, min(first + size, self._num_blocks))
-        check_delivery((block.ordinal for block in run), expected)
-        self._run(self._spill_blocks, run)
-        self._blocks_read.inc(len(run))
-        yield from ((0, block.ordinal) for block in run)
-
-
-def _part_edges(layout: Layout, spill: Spill) -> np.ndarray:
-    """The first step of each slice of a file of the map step, and the end."""
-    edges = layout.unit_edges()
-    return np.append(edges[:-1][:: spill.fan_in.units_per_part], edges[-1])
-
-
-def _write_packed(path: str, packed: PackedRows, spill: Spill) -> None:
-    pieces = map(packed.piece, range(len(packed.parts)))
-    write_spill(path, packed.sizes, pieces, flush=spill.flush)
 
 
 @beam.typehints.with_input_types(tuple[int, Iterable[int]])
@@ -340,137 +65,6 @@ class _AwaitFn(beam.DoFn):
     def process(self, all_numbers: tuple[int, Iterable[int]]) -> Iterator[int]:
         check_delivery(all_numbers[1], self._done)
         yield from self._then
-
-
-class _SliceReading(_BundleFn):
-    """Reads the same slice of several files."""
-
-    def __init__(self, spill: Spill, num_slices: int) -> None:
-        super().__init__(spill.num_threads)
-        self._spill = spill
-        self._num_slices = num_slices
-
-    def start_bundle(self) -> None:
-        super().start_bundle()
-        if not hasattr(self, "_slices"):  # it outlives the bundle
-            self._slices = SliceReader(self._spill.folder, self._num_slices)
-
-    def _read(self, paths: Iterable[str], number: int) -> Iterator[bytes]:
-        def read(path: str) -> bytes:
-            return self._slices.read(path, number)
-
-        if not is_remote(self._spill.folder):
-            yield from map(read, paths)
-            return
-        # A store takes a while to answer, and answers many requests at once.
-        with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
-            yield from pool.map(read, paths)
-
-
-@beam.typehints.with_input_types(int)
-@beam.typehints.with_output_types(tuple[int, int])
-class _SortPartFn(_SliceReading):
-    """Task of the second pass -> (0, task), with rows of a part in a file by unit."""
-
-    def __init__(self, layout: Layout, num_blocks: int, spill: Spill) -> None:
-        super().__init__(spill, spill.fan_in.num_parts(layout))
-        self._columns = layout.columns
-        edges = layout.unit_edges()
-        units = self._num_slices * spill.fan_in.units_per_part
-        # The last part may have fewer units; its files have as many slices as others.
-        self._edges = np.append(edges, [edges[-1]] * (units + 1 - len(edges)))
-        self._num_blocks = num_blocks
-
-    def _sort(self, task: int) -> None:
-        fan_in, folder = self._spill.fan_in, self._spill.folder
-        part, merge = divmod(task, fan_in.num_merges(self._num_blocks))
-        path = part_path(folder, part, merge)
-        with plain_errors():
-            if is_written(path):
-                return
-            blocks = fan_in.blocks_per_file * fan_in.files_per_merge
-            ordinals = range(self._num_blocks)[merge * blocks : (merge + 1) * blocks]
-            files = ordinals[:: fan_in.blocks_per_file]
-            pieces = self._read((spill_path(folder, file) for file in files), part)
-            first = part * fan_in.units_per_part
-            edges = self._edges[first : first + fan_in.units_per_part + 1]
-            _write_packed(path, pack_again(pieces, self._columns, edges), self._spill)
-
-    def process(self, task: int) -> Iterator[tuple[int, int]]:
-        self._run(self._sort, task)
-        yield 0, task
-
-
-class _Writer:
-    """Writes the files of groups."""
-
-    def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
-        self._layout = layout
-        self._directory = directory
-        self._num_blocks = num_blocks
-        self._steps_written = Metrics.counter("dpsgd", "steps_written")
-
-    def _write(self, group: int, units: Iterable[Unit]) -> None:
-        with plain_errors():
-            write_group(self._layout, self._directory, group, units)
-        progress.advance("steps", len(self._layout.steps(group)))
-
-    def _count(self, group: int) -> str:
-        self._steps_written.inc(len(self._layout.steps(group)))
-        return self._layout.file(group).name
-
-
-@beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
-@beam.typehints.with_output_types(str)
-class _WriteGroupFn(_Writer, beam.DoFn):
-    """(group, elements) -> name of the file that then holds the group's steps."""
-
-    def process(
-        self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
-    ) -> Iterator[str]:
-        group, values = group_and_elements
-        # Iterated once: Flink allows no more.  Sorted: the order of arrival must not
-        # matter.
-        elements = sorted(values)
-        ordinals = (ordinal for ordinal, _ in elements)
-        check_delivery(ordinals, range(self._num_blocks))
-        pieces = (data for _, data in elements)
-        self._write(group, [(self._layout.steps(group), pieces)])
-        yield self._count(group)
-
-
-@beam.typehints.with_input_types(int)
-@beam.typehints.with_output_types(str)
-class _WriteSpilledFn(_Writer, _SliceReading):
-    """Group -> name of the file that then holds the group's steps."""
-
-    def __init__(
-        self, layout: Layout, directory: str, num_blocks: int, spill: Spill
-    ) -> None:
-        _Writer.__init__(self, layout, directory, num_blocks)
-        fan_in = spill.fan_in
-        two_passes = fan_in.files_per_merge > 0
-        slices = fan_in.units_per_part if two_passes else layout.num_units
-        _SliceReading.__init__(self, spill, slices)
-
-    def _pieces(self, unit: int) -> Iterator[bytes]:
-        fan_in, folder = self._spill.fan_in, self._spill.folder
-        if fan_in.files_per_merge:
-            part, number = divmod(unit, fan_in.units_per_part)
-            merges = range(fan_in.num_merges(self._num_blocks))
-            return self._read((part_path(folder, part, i) for i in merges), number)
-        files = range(0, self._num_blocks, fan_in.blocks_per_file)
-        return self._read((spill_path(folder, file) for file in files), unit)
-
-    def _units(self, group: int) -> Iterator[Unit]:
-        size, edges = self._layout.units_per_group, self._layout.unit_edges()
-        for unit in range(group * size, (group + 1) * size):
-            if steps := range(edges[unit], edges[unit + 1]):
-                yield steps, self._pieces(unit)
-
-    def process(self, group: int) -> Iterator[str]:
-        self._run(lambda: self._write(group, self._units(group)))
-        yield self._count(group)
 
 
 @beam.typehints.with_input_types(tuple[int, int])
@@ -603,8 +197,8 @@ class WriteBatches(TakesBlocks):
     ) -> beam.PCollection:
         layout, directory = self._layout, self._directory
         num_blocks = len(self._dataset.blocks)
-        sample = _SpillBlocksFn(layout, self._secrets, known, spill, num_blocks)
-        write = _WriteSpilledFn(layout, directory, num_blocks, spill)
+        sample = SpillBlocksFn(layout, self._secrets, known, spill, num_blocks)
+        write = WriteSpilledFn(layout, directory, num_blocks, spill)
         done: Sequence[int] = range(num_blocks)
         found = (
             blocks
@@ -613,7 +207,7 @@ class WriteBatches(TakesBlocks):
         )
         if spill.fan_in.files_per_merge:
             tasks = self._sorting_tasks(spill.fan_in)
-            sort = _SortPartFn(layout, num_blocks, spill)
+            sort = SortPartFn(layout, num_blocks, spill)
             found = (
                 found
                 | "AwaitBlocks" >> _Await(done, tasks)  # task
@@ -638,8 +232,8 @@ class WriteBatches(TakesBlocks):
         self, blocks: beam.PCollection, known: KnownInput
     ) -> beam.PCollection:
         num_blocks = len(self._dataset.blocks)
-        sample = _SampleBlockFn(self._layout, self._secrets, known, self._groups)
-        write = _WriteGroupFn(self._layout, self._directory, num_blocks)
+        sample = SampleBlockFn(self._layout, self._secrets, known, self._groups)
+        write = WriteGroupFn(self._layout, self._directory, num_blocks)
         return (
             blocks
             | "SpreadBlocks" >> beam.Reshuffle()  # Block

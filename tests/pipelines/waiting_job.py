@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 _WAITING = """
 import os, threading
 import dpsgd
-from pipelines.job import engine_tasks, transforms
+from pipelines.job import engine_tasks, map_step
 
-cancel, write_spill = engine_tasks._cancel, transforms.write_spill
+cancel, write_spill = engine_tasks._cancel, map_step.write_spill
 cancelled = threading.Event()
 
 def cancel_and_go_on(jobs):
@@ -27,7 +27,7 @@ def write_and_wait(*arguments, **options):
     cancelled.wait()
 
 engine_tasks._cancel = cancel_and_go_on
-transforms.write_spill = write_and_wait
+map_step.write_spill = write_and_wait
 dpsgd.main()
 """
 

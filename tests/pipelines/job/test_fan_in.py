@@ -16,10 +16,10 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
+from pipelines.job.map_step import Secrets, SpillBlocksFn
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
-from pipelines.job.transforms import Secrets, _SpillBlocksFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 from tests.pipelines.files.test_storage import contents
@@ -127,7 +127,7 @@ def test_a_file_is_written_only_from_all_of_its_blocks_and_again_if_it_is_cut(
     layout, dataset = make_small_layout(4), list_blocks(str(input_folder))
     spill = Spill(folder=str(tmp_path), fan_in=FanIn(blocks_per_file=3))
     known = know_input(read_key_file(key_file), dataset)
-    sample = _SpillBlocksFn(layout, Secrets(key_file=str(key_file)), known, spill, 5)
+    sample = SpillBlocksFn(layout, Secrets(key_file=str(key_file)), known, spill, 5)
     sample.setup()
     sample.start_bundle()
     one, two, three, four, five = dataset.blocks

@@ -22,13 +22,13 @@ from pipelines.batches.manifest import read_manifest
 from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
-from pipelines.job import transforms
 from pipelines.job.job_folder import finish_job, open_job
+from pipelines.job.map_step import Secrets
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
-from pipelines.job.transforms import Secrets, WriteBatches
-from pipelines.sampling.keys import create_key_file
+from pipelines.job.transforms import WriteBatches
+from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import write_table
 
 MakeLayout = Callable[..., Layout]
@@ -347,7 +347,7 @@ def test_the_pipeline_holds_public_values_and_paths_only(
     _ = pipeline | beam.Create(dataset.blocks) | batches
     proto = pipeline_bytes(pipeline)
     assert str(key_file).encode() in proto
-    key = transforms.read_key_file(key_file)
+    key = read_key_file(key_file)
     for secret in (key, key.hex().encode(), str(list(key)).encode()):
         assert secret not in proto
         assert secret not in str(pipeline.options.get_all_options()).encode()

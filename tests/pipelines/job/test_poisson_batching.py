@@ -23,7 +23,15 @@ from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks, read_block
-from pipelines.job import job_folder, packing, poisson_batching, sizing, transforms
+from pipelines.job import (
+    job_folder,
+    map_step,
+    packing,
+    poisson_batching,
+    reduce_step,
+    sizing,
+    transforms,
+)
 from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import local_threads, worker_bytes
@@ -129,9 +137,9 @@ def elements_of(layout: Layout, dataset: Dataset) -> dict[int, list[tuple[int, b
     return elements
 
 
-def writer(layout: Layout, folder: pathlib.Path) -> transforms._WriteGroupFn:
+def writer(layout: Layout, folder: pathlib.Path) -> reduce_step.WriteGroupFn:
     (folder / "private" / "files").mkdir(parents=True)
-    write = transforms._WriteGroupFn(layout, str(folder), num_blocks=5)
+    write = reduce_step.WriteGroupFn(layout, str(folder), num_blocks=5)
     write.start_bundle()
     return write
 
@@ -421,7 +429,7 @@ def test_the_pipeline_holds_no_key(
         | transforms.WriteBatches(
             layout,
             str(tmp_path / "o"),
-            transforms.Secrets(key_file=str(key_file)),
+            map_step.Secrets(key_file=str(key_file)),
             dataset=dataset,
         )
     )

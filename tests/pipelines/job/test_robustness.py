@@ -36,11 +36,18 @@ from apache_beam.internal import pickler
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from accounting.plan import SAMPLERS
+from accounting.validation import InputError
 from pipelines.batches.verify import verify
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.job import packing, poisson_batching, transforms
+from pipelines.job import (
+    map_step,
+    packing,
+    poisson_batching,
+    reduce_step,
+    transforms,
+)
 from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 from pipelines.job.job_folder import checksum_path, finish_job, open_job
 from pipelines.job.packing import Layout
@@ -121,7 +128,7 @@ class Chaos:
                 order = self.random.sample(bundle, len(bundle))
             try:
                 return self._attempt(fn, order)
-            except (DiedError, transforms.InputError):
+            except (DiedError, InputError):
                 fn.teardown()  # what a worker that lives on does after a failure
 
     def _attempt(self, fn: Any, bundle: list[Any]) -> list[Any]:
@@ -165,8 +172,8 @@ def dying_writes(chaos: Chaos, patch: pytest.MonkeyPatch) -> None:
 
         return wrapped
 
-    for name in ("write_atomically", "write_spill"):
-        patch.setattr(transforms, name, dying(getattr(transforms, name)))
+    for module, name in ((reduce_step, "write_atomically"), (map_step, "write_spill")):
+        patch.setattr(module, name, dying(getattr(module, name)))
 
 
 @pytest.mark.parametrize(
@@ -203,26 +210,24 @@ def test_retried_doubled_and_reordered_bundles_give_the_same_bytes(
         folder = out / "private" / "spill"
         folder.mkdir(mode=0o700)
         spill = Spill(folder=str(folder), num_threads=2, fan_in=fan_in)
-        sample: Any = transforms._SpillBlocksFn(
-            layout, secrets, known, spill, len(blocks)
-        )
+        sample: Any = map_step.SpillBlocksFn(layout, secrets, known, spill, len(blocks))
         size = fan_in.blocks_per_file
         files = [tuple(blocks[at : at + size]) for at in range(0, len(blocks), size)]
         done = chaos.shuffle(chaos.run(sample, files))
         if fan_in.files_per_merge:
             tasks = range(fan_in.num_parts(layout) * fan_in.num_merges(len(blocks)))
             gather: Any = transforms._AwaitFn(range(len(blocks)), tasks)
-            sort: Any = transforms._SortPartFn(layout, len(blocks), spill)
+            sort: Any = reduce_step.SortPartFn(layout, len(blocks), spill)
             done = chaos.shuffle(chaos.run(sort, chaos.run(gather, done)))
             gather = transforms._AwaitFn(tasks, groups)
         else:
             gather = transforms._AwaitFn(range(len(blocks)), groups)
         elements: list[Any] = chaos.run(gather, done)
-        write: Any = transforms._WriteSpilledFn(layout, str(out), len(blocks), spill)
+        write: Any = reduce_step.WriteSpilledFn(layout, str(out), len(blocks), spill)
     else:
-        sample = transforms._SampleBlockFn(layout, secrets, known, groups)
+        sample = map_step.SampleBlockFn(layout, secrets, known, groups)
         elements = chaos.shuffle(chaos.run(sample, blocks))
-        write = transforms._WriteGroupFn(layout, str(out), len(blocks))
+        write = reduce_step.WriteGroupFn(layout, str(out), len(blocks))
     names = chaos.run(write, elements)
     assert sorted(names) == [layout.file(group).name for group in groups]
     # 10 bundles or more, twice, with three chances of 15 % or more in each attempt.
@@ -508,7 +513,8 @@ def damage_input(source: pathlib.Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def patched(name: str, fault: Callable[..., None]) -> Callable[..., None]:
-    module = transforms if hasattr(transforms, name) else packing
+    modules = (map_step, reduce_step, packing)
+    module = next(module for module in modules if hasattr(module, name))
     return lambda _, patch: patch.setattr(module, name, fault)
 
 

@@ -16,10 +16,11 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import progress
 from pipelines.job.job_folder import open_job, read_checksum
+from pipelines.job.map_step import Secrets, SpillBlocksFn
 from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
+from pipelines.job.reduce_step import WriteSpilledFn
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
-from pipelines.job.transforms import Secrets, _SpillBlocksFn, _WriteSpilledFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 
@@ -87,7 +88,7 @@ def test_a_file_under_its_final_name_is_complete(place: str) -> None:
 
 def opened(
     out: pathlib.Path, layout: Layout, source: pathlib.Path, key_file: pathlib.Path
-) -> tuple[_SpillBlocksFn, _WriteSpilledFn]:
+) -> tuple[SpillBlocksFn, WriteSpilledFn]:
     """The two steps of a job on an engine, whose folder is ready."""
     dataset = list_blocks(str(source))
     open_job(out, layout, dataset, key_file)
@@ -95,10 +96,10 @@ def opened(
     spill = Spill(folder=str(out / "private" / "spill"))
     secrets = Secrets(key_file=str(key_file))
     known = know_input(read_key_file(key_file), dataset)
-    sample = _SpillBlocksFn(layout, secrets, known, spill, len(dataset.blocks))
+    sample = SpillBlocksFn(layout, secrets, known, spill, len(dataset.blocks))
     sample.setup()
     sample.start_bundle()
-    write = _WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
+    write = WriteSpilledFn(layout, str(out), len(dataset.blocks), spill)
     write.start_bundle()
     return sample, write
 
@@ -123,11 +124,11 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
         raise AssertionError("made again")
 
     # An engine that lost a worker runs everything again.
-    monkeypatch.setattr("pipelines.job.transforms.sample_and_pack", never)
+    monkeypatch.setattr("pipelines.job.map_step.sample_and_pack", never)
     for block in blocks:
         list(sample.process([block]))
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.job.transforms.encode_steps", never)
+        patch.setattr("pipelines.job.reduce_step.encode_steps", never)
         list(write.process(0))
         with pytest.raises(InputError, match="AssertionError"):
             list(write.process(1))

@@ -1,0 +1,170 @@
+"""The map step: blocks to packed rows by step, in files or through the engine.
+
+Formal guarantees:
+  - Only rows of the data set are sampled: a block whose place, name, rows or columns
+    are not those of the data set is refused before it is read (``known_input``).
+  - Every block has a piece for every group or part, even if no example chose it.
+  - A file that is written already is not written again.
+
+Sensitive: what is emitted or written, which holds rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.metrics import Metrics
+
+from pipelines.inputs.known_input import KnownInput
+from pipelines.inputs.parquet_blocks import Block
+from pipelines.job import progress
+from pipelines.job.boundaries import BoundariesFile
+from pipelines.job.bundles import BundleFn, check_delivery, plain_errors
+from pipelines.job.packing import Layout, PackedRows, sample_and_pack
+from pipelines.job.spill import Spill, is_written, spill_path, write_spill
+from pipelines.sampling.keys import read_key_file
+
+Element = tuple[int, tuple[int, bytes]]  # group, (ordinal of the block, packed rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """Where workers find the secrets of a job; never their values.
+
+    Attributes:
+      key_file: The sampling key: a file on every worker, one in a store, or a managed
+        secret (see ``keys.read_key_file``).
+      boundaries: Of a shuffle, the file that ``boundaries.complete`` made.
+    """
+
+    key_file: str
+    boundaries: BoundariesFile | None = None
+
+
+class _Sampler:
+    """Reads blocks and lets their rows choose their steps.
+
+    Args:
+      layout: Of the job.
+      secrets: Where they are.
+      known: The data set.
+      edges: Of the ranges of steps, as of ``packing.split_by_step``.
+    """
+
+    def __init__(
+        self, layout: Layout, secrets: Secrets, known: KnownInput, edges: np.ndarray
+    ) -> None:
+        self._layout = layout
+        self._edges = edges
+        self._secrets = secrets
+        self._known = known
+        self._blocks_read = Metrics.counter("dpsgd", "blocks_read")
+
+    def setup(self) -> None:
+        file, plan = self._secrets.boundaries, self._layout.plan
+        with plain_errors():
+            sampling_key = read_key_file(self._secrets.key_file)
+            self._key = self._known.data_set_key(sampling_key)
+            self._boundaries = None if file is None else file.load(plan, self._key)
+
+    def _check(self, block: Block) -> None:
+        with plain_errors():
+            self._known.check_block(self._key, block)
+
+    def _pack(self, blocks: Sequence[Block]) -> PackedRows:
+        is_listed = functools.partial(self._known.is_listed, self._key)
+        return sample_and_pack(
+            self._layout, self._key, blocks, is_listed, self._boundaries,
+            edges=self._edges,
+        )  # fmt: skip
+
+
+@beam.typehints.with_input_types(Block)
+@beam.typehints.with_output_types(Element)
+class SampleBlockFn(_Sampler, beam.DoFn):
+    """Block -> (group, (ordinal of the block, packed rows)) for every group."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        secrets: Secrets,
+        known: KnownInput,
+        groups: tuple[int, ...],
+    ) -> None:
+        super().__init__(layout, secrets, known, layout.group_edges())
+        self._groups = groups
+
+    def process(self, block: Block) -> Iterator[Element]:
+        self._check(block)
+        with plain_errors():
+            packed = self._pack([block])
+            for group in self._groups:
+                yield group, (block.ordinal, packed.piece(group))
+        self._blocks_read.inc()
+        progress.advance("blocks")
+
+
+@beam.typehints.with_input_types(tuple[Block, ...])
+@beam.typehints.with_output_types(tuple[int, int])
+class SpillBlocksFn(_Sampler, BundleFn):
+    """Blocks of a file -> (0, ordinal) of each, with their packed rows in the file."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        secrets: Secrets,
+        known: KnownInput,
+        spill: Spill,
+        num_blocks: int,
+    ) -> None:
+        edges = _part_edges(layout, spill)
+        _Sampler.__init__(self, layout, secrets, known, edges)
+        BundleFn.__init__(self, spill.num_threads)
+        self._spill = spill
+        self._num_blocks = num_blocks
+
+    def _spill_blocks(self, blocks: Sequence[Block]) -> None:
+        path = spill_path(self._spill.folder, blocks[0].ordinal)
+        with plain_errors():
+            if not is_written(path):
+                # All steps: a resumed job may want others than this run does.
+                write_packed(path, self._pack(blocks), self._spill)
+        progress.advance("blocks", len(blocks))
+
+    def process(self, blocks: Iterable[Block]) -> Iterator[tuple[int, int]]:
+        # Sorted: the order of arrival must not matter.
+        run = sorted(blocks, key=lambda block: block.ordinal)
+        for block in run:
+            self._check(block)
+        size = self._spill.fan_in.blocks_per_file
+        first = run[0].ordinal // size * size
+        expected = range(first, min(first + size, self._num_blocks))
+        check_delivery((block.ordinal for block in run), expected)
+        self._run(self._spill_blocks, run)
+        self._blocks_read.inc(len(run))
+        yield from ((0, block.ordinal) for block in run)
+
+
+def _part_edges(layout: Layout, spill: Spill) -> np.ndarray:
+    """The first step of each slice of a file of the map step, and the end."""
+    edges = layout.unit_edges()
+    return np.append(edges[:-1][:: spill.fan_in.units_per_part], edges[-1])
+
+
+def write_packed(path: str, packed: PackedRows, spill: Spill) -> None:
+    """Writes packed rows, a slice for each of their parts.
+
+    Args:
+      path: Of the file.
+      packed: The rows.  Sensitive.
+      spill: Of the job.
+
+    Raises:
+      OSError: no room, no access.
+    """
+    pieces = map(packed.piece, range(len(packed.parts)))
+    write_spill(path, packed.sizes, pieces, flush=spill.flush)
