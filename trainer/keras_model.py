@@ -54,6 +54,7 @@ import numpy as np
 from accounting.plan import steps_per_epoch
 from accounting.validation import InputError, check_int
 from pipelines.batches.manifest import read_manifest
+from pipelines.files.paths import StrPath
 from trainer import models
 from trainer.export.export import export, save_tensorflow
 from trainer.fitting.callbacks import check_callbacks
@@ -72,6 +73,7 @@ from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
+from trainer.settings.request import RUN_STAYS, check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
@@ -108,7 +110,7 @@ def make_private(
     Args:
       model: A Keras 2 model (``tf_keras``) whose inputs are named like columns of the
         batches; its weights are trained in place.
-      batches: Folder that ``dpsgd batches`` wrote.
+      batches: Folder that ``dpsgd batches`` wrote, here or in a store (``s3://``).
       run: New folder for the key, the record and the copy of the manifest.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; give this or
@@ -166,7 +168,7 @@ def make_private(
     return PrivateModel(
         model,
         settings,
-        pathlib.Path(batches),
+        batches,
         pathlib.Path(run),
         noise_key_file=key,
         augment=augment,
@@ -192,13 +194,15 @@ class PrivateModel(keras.Model):
         self,
         network: Any,
         settings: TrainSettings,
-        batches: pathlib.Path,
+        batches: StrPath,
         run: pathlib.Path,
         *,
         noise_key_file: pathlib.Path | None = None,
         augment: Any = None,
     ) -> None:
-        preflight.check_local(batches=batches, run=run, noise_key_file=noise_key_file)
+        check_batches(batches)
+        check_local(RUN_STAYS, run=run)
+        check_local(noise_key_file=noise_key_file)
         super().__init__(name=network.name)
         manifest = read_manifest(batches)
         preflight.check_files(batches, manifest)

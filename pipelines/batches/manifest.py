@@ -204,6 +204,7 @@ def read_json(path: StrPath, *, remedy: str = "") -> Any:
     except OSError as error:
         raise InputError(
             f"Expected {path} to be readable: {error.strerror or type(error).__name__}."
+            " Restore access to it, then give the same command again."
         ) from None
     except ValueError as error:
         raise InputError(

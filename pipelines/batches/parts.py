@@ -10,34 +10,43 @@ Formal guarantees, for ``read_parts`` of all workers run to their ends without a
   - otherwise an InputError says which file, or which step, is wrong, to at least one of
     the workers.
 
+Other guarantees:
+  - A worker reads the bytes of its own records alone, and each once.
+  - What is read ahead from a store is at most 64 MiB, or two records if these are
+    longer, whatever the size of the batches; it is kept in memory alone.
+
 Of a file without checksums of records, as earlier versions wrote, a worker reads and
-checks all, as ``read_batches``.
+checks all at once, as ``read_batches``.
 
 Public: the manifest.  Sensitive: every yielded batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
-from accounting.validation import InputError, check_int
-from pipelines.batches import record_checksums
+from accounting.validation import check_int
 from pipelines.batches.batch_format import PhysicalBatch, decode_batch
+from pipelines.batches.columns import record_bytes
 from pipelines.batches.manifest import (
-    BatchFile,
     FileChecksum,
     Manifest,
     read_checksums,
     read_manifest,
 )
-from pipelines.batches.reader import Order, check_file, files_from, read_file
-from pipelines.batches.record_checksums import RecordChecksum
+from pipelines.batches.ranges import RANGE_BYTES, Range, ranges
+from pipelines.batches.reader import changed, check_file, unreadable
 from pipelines.batches.share import Share
 from pipelines.batches.tfrecord import iterate_records
-from pipelines.files.file_buffer import FileBuffer
-from pipelines.files.paths import StrPath, join
-from pipelines.files.storage import size, slices
+from pipelines.files.paths import StrPath, is_remote, join
+from pipelines.files.storage import range_reader, size
+from pipelines.files.threads import in_order
+
+#: Of ranges that are read ahead, and how many of them at a time.
+_AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
 
 
 def read_parts(
@@ -75,101 +84,63 @@ def _read(
     share: Share,
     first_step: int,
 ) -> Iterator[PhysicalBatch]:
-    buffer = FileBuffer()
-    for file in files_from(manifest.files, first_step):
-        if file.name in checksums and checksums[file.name].records:
-            records = _records(file, manifest, checksums[file.name])
-            yield from _ranges(directory, file, manifest, records, share, first_step)
-            continue
-        data = read_file(directory, file, checksums, buffer)
-        for batch in check_file(data, file, manifest):
-            if batch.step >= first_step and share.has(batch.part):
-                yield batch
+    read = range_reader(directory)
+
+    def checked(found: Range) -> tuple[Range, list[memoryview]]:
+        return found, _checked(found, join(directory, found.file.name), read)
+
+    depth = _depth(directory, manifest, checksums)
+    wanted = ranges(manifest, checksums, share, first_step)
+    with ThreadPoolExecutor(depth - 1) as pool:
+        ahead = in_order(pool, checked, wanted, depth)
+        with contextlib.closing(ahead):
+            for found, frames in ahead:
+                for batch in _decoded(found, frames, manifest):
+                    if batch.step >= first_step and share.has(batch.part):
+                        yield batch
 
 
-def _records(
-    file: BatchFile, manifest: Manifest, checksum: FileChecksum
-) -> list[RecordChecksum]:
-    """Returns the checksums of all records, which are every step and part once."""
-    try:
-        records = list(map(record_checksums.parse, checksum.records))
-    except (TypeError, ValueError):
-        raise _refusal(file) from None
-    order = Order(file, manifest.parts_per_step)
-    for record in records:
-        order.enter(record.step, record.part)
-    order.finish()
-    if sum(record.size for record in records) != checksum.size:
-        raise _refusal(file)
-    return records
+def _depth(
+    directory: StrPath, manifest: Manifest, checksums: dict[str, FileChecksum]
+) -> int:
+    """Returns how many ranges are held; a file here waits for no answer."""
+    if not is_remote(directory):
+        return 2
+    whole = [sums.size for sums in checksums.values() if not sums.records]
+    record = record_bytes(manifest.columns, manifest.physical_batch_size)
+    return max(2, min(_MOST_AHEAD, _AHEAD_BYTES // max([RANGE_BYTES, record, *whole])))
 
 
-def check_records(
-    data: memoryview, file: BatchFile, manifest: Manifest, checksum: FileChecksum
-) -> None:
-    """Accepts a file whose records are those of its checksums, if it has any.
+def _checked(
+    found: Range, path: str, read: Callable[[str, int, int], bytes]
+) -> list[memoryview]:
+    """Returns the records of a range with their frames, or else all of a file.
 
-    Args:
-      data: Contents of the file.
-      file: Which file of the manifest.
-      manifest: Of the folder.
-      checksum: Of the file.
-
-    Raises:
-      InputError: a record differs, or the checksums are not of all of them.
+    Their digests were checked.
     """
-    position = 0
-    for record in _records(file, manifest, checksum) if checksum.records else ():
-        frame = data[position : position + record.size]
-        if hashlib.sha256(frame).hexdigest() != record.sha256:
-            raise _refusal(file)
-        position += record.size
-
-
-def _refusal(file: BatchFile) -> InputError:
-    return InputError(
-        f"Expected the checksums of the records of {file.name} to be as they were "
-        "written. Restore private/checksums.json, or make the batches again."
-    )
-
-
-def _ranges(
-    directory: StrPath,
-    file: BatchFile,
-    manifest: Manifest,
-    records: list[RecordChecksum],
-    share: Share,
-    first_step: int,
-) -> Iterator[PhysicalBatch]:
-    path = join(directory, file.name)
-    position = 0
     try:
+        # Of a store one listing has told the sizes of all files before the first step.
         # What is missing is an error of the read.
-        if size(path) not in (None, sum(record.size for record in records)):
-            raise _changed(path)
-        with slices(path) as read:
-            for record in records:
-                if record.step >= first_step and share.has(record.part):
-                    yield _decoded(read(position, record.size), record, manifest, path)
-                position += record.size
+        if not is_remote(path) and size(path) not in (None, found.checksum.size):
+            raise changed(path)
+        data = memoryview(read(path, found.start, found.end - found.start))
     except OSError as error:
-        raise InputError(
-            f"Expected batch file {path} to be readable: {type(error).__name__}. "
-            "Restore it, or make the batches again."
-        ) from None
+        raise unreadable(path, error) from None
+    frames, position = [], 0
+    for one in found.records or (found.checksum,):
+        frames.append(data[position : position + one.size])
+        position += one.size
+        if hashlib.sha256(frames[-1]).hexdigest() != one.sha256:
+            raise changed(path)
+    return frames
 
 
 def _decoded(
-    data: bytes, checksum: RecordChecksum, manifest: Manifest, path: StrPath
-) -> PhysicalBatch:
-    if hashlib.sha256(data).hexdigest() != checksum.sha256:
-        raise _changed(path)
-    [record] = iterate_records(data)
-    return decode_batch(record, manifest.columns, manifest.physical_batch_size)
-
-
-def _changed(path: StrPath) -> InputError:
-    return InputError(
-        f"Expected batch file {path} to be as it was written; it was changed. "
-        "Restore it, or make the batches again."
-    )
+    found: Range, frames: list[memoryview], manifest: Manifest
+) -> Iterator[PhysicalBatch]:
+    if not found.records:
+        yield from check_file(frames[0], found.file, manifest)
+        return
+    for frame in frames:
+        [record] = iterate_records(frame)
+        yield decode_batch(record, manifest.columns, manifest.physical_batch_size)

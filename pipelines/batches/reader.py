@@ -33,7 +33,7 @@ from pipelines.batches.manifest import (
 )
 from pipelines.batches.tfrecord import CorruptRecordError, iterate_records
 from pipelines.files.file_buffer import FileBuffer
-from pipelines.files.paths import StrPath, join
+from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.threads import in_order
 
 
@@ -56,25 +56,59 @@ def read_file(
     Raises:
       InputError: missing, without a checksum, or not the bytes that were written.
     """
-    if file.name not in checksums:
-        raise InputError(f"Expected a checksum for batch file {file.name}.")
-    path, checksum = join(directory, file.name), checksums[file.name]
+    path, checksum = join(directory, file.name), checksum_of(file, checksums)
     try:
         data = buffer.read(path)
     except OSError as error:
-        raise InputError(
-            f"Expected batch file {path} to be readable: {type(error).__name__}. "
-            "Restore it, or make the batches again."
-        ) from None
+        raise unreadable(path, error) from None
     if (
         len(data) != checksum.size
         or hashlib.sha256(data).hexdigest() != checksum.sha256
     ):
-        raise InputError(
-            f"Expected batch file {path} to be as it was written; it was changed. "
+        raise changed(path)
+    return data
+
+
+def checksum_of(file: BatchFile, checksums: dict[str, FileChecksum]) -> FileChecksum:
+    """Returns the checksum of a file.
+
+    Args:
+      file: Of the manifest.
+      checksums: From ``read_checksums``.
+
+    Raises:
+      InputError: there is none.
+    """
+    if file.name not in checksums:
+        raise InputError(f"Expected a checksum for batch file {file.name}.")
+    return checksums[file.name]
+
+
+def unreadable(path: str, error: OSError) -> InputError:
+    """Returns the error for a batch file that cannot be read, with the remedy.
+
+    Args:
+      path: Of the file.
+      error: Why.
+    """
+    if not is_remote(path):
+        return InputError(
+            f"Expected batch file {path} to be readable: {type(error).__name__}. "
             "Restore it, or make the batches again."
         )
-    return data
+    return InputError(
+        f"Expected batch file {path} to be readable: "
+        f"{error.strerror or type(error).__name__}. Restore it, or access to it, and "
+        "give the same command again: a run goes on from its last checkpoint."
+    )
+
+
+def changed(path: StrPath) -> InputError:
+    """Returns the error for a batch file that holds other bytes, with the remedy."""
+    return InputError(
+        f"Expected batch file {path} to be as it was written; it was changed. "
+        "Restore it, or make the batches again."
+    )
 
 
 def check_file(

@@ -29,7 +29,7 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
-from pipelines.batches.parts import check_records
+from pipelines.batches.ranges import check_records
 from pipelines.batches.reader import check_file, read_file
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, is_remote

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -29,10 +31,15 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
+@functools.cache
 def _stores() -> Any:
     """The module for stores, which loads Beam: at the first path of one, not before."""
-    from pipelines.files import stores
-
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # Beam warns of each cloud without a client
+    try:
+        from pipelines.files import stores
+    finally:
+        logging.disable(before)
     return stores
 
 
@@ -83,7 +90,9 @@ def read_bytes(path: StrPath) -> bytes:
     Raises:
       OSError: missing, or refused.
     """
-    with open_file(path) as file, _plain_errors(path):
+    if is_remote(path):
+        return _stores().read_bytes(os.fspath(path))
+    with open_file(path) as file:
         return file.read()
 
 
@@ -115,12 +124,18 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
 
 
 def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
-    """Returns a function of (path, start, size) for the files of a store's folder.
+    """Returns a function of (path, start, size) for the files of a folder.
 
-    It keeps its connections, and threads may share it.  It raises an OSError for a file
-    that is missing, refused, or too short.
+    Threads may share it.  Of a store it keeps the connections, and asks again for about
+    a minute, unless the store refused.  It raises an OSError for a file that is
+    missing, refused, or too short.
     """
-    return _stores().range_reader(os.fspath(folder))
+    return _stores().range_reader(os.fspath(folder)) if is_remote(folder) else _range
+
+
+def _range(path: str, start: int, size: int) -> bytes:
+    with slices(path) as read:
+        return read(start, size)
 
 
 def new_file(

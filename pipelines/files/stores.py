@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -30,6 +31,11 @@ _EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
 _PART_BYTES = 8 << 20
 #: Never by the ending of a name.
 _AS_IT_IS = CompressionTypes.UNCOMPRESSED
+#: A store that answers so is busy: request timeout, too many requests.
+_LATER = (408, 429)
+
+# Their warnings quote addresses.
+logging.getLogger(retry.__name__).setLevel(logging.ERROR)
 
 
 def use_options(options: PipelineOptions) -> None:
@@ -66,9 +72,21 @@ def plain_errors(path: str) -> Iterator[None]:
     except (InputError, FileNotFoundError):
         raise
     except Exception as error:
-        code = getattr(error, "code", "")
-        reason = f"the store answered {type(error).__name__} {code}".strip()
+        reason = f"the store answered {type(error).__name__} {_code(error)}".strip()
         raise OSError(errno.EIO, reason, path) from None
+
+
+def _code(error: Exception) -> str:
+    """What a client's error has for programs, such as 403 or AccessDenied."""
+    code = getattr(error, "code", None) or _response(error).get("Error", {}).get("Code")
+    text = str(code or "")
+    return text if text.isalnum() and len(text) < 40 else ""
+
+
+def _response(error: Exception) -> dict[str, Any]:
+    """What the client of S3 keeps of an answer."""
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
 
 
 def read_secret(version: str) -> bytes:
@@ -88,15 +106,57 @@ def open_file(path: str) -> IO[bytes]:
             raise
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether a request may succeed later: the store did not refuse it."""
+    if isinstance(error, (InputError, FileNotFoundError)):
+        return False
+    metadata = _response(error).get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", getattr(error, "code", None))  # of Google
+    return not isinstance(status, int) or status >= 500 or status in _LATER
+
+
+def _say_nothing(*_: object) -> None:
+    """In place of a log: what a client says may quote addresses and credentials."""
+
+
+def _repeated(get: Callable[..., bytes], most: int) -> Callable[..., bytes]:
+    """Returns ``get``, asked again after 1, 2, 4, ... seconds, ``most`` times.
+
+    A store's own client repeats, too, for some seconds each time.
+    """
+    return retry.with_exponential_backoff(
+        num_retries=most,
+        initial_delay_secs=1,
+        retry_filter=_may_pass,
+        logger=_say_nothing,
+    )(get)
+
+
+def read_bytes(path: str) -> bytes:
+    """Returns the contents of an object."""
+    with plain_errors(path):
+        if file_system(path).scheme() != "s3":
+            with open_file(path) as file:
+                return file.read()
+        # Beam asks in vain for ten minutes, and says where: soon one line is better.
+        try:
+            return _repeated(_s3_get(file_system(path)), 1)(path)
+        except Exception as error:
+            if _code(error) == "NoSuchKey":
+                raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
+            raise
+
+
 def range_reader(folder: str) -> Callable[[str, int, int], bytes]:
     """Returns a function of (path, start, size), as ``storage.range_reader`` does."""
     files = file_system(folder)
     readers = {"s3": _s3_reader, "gs": _gs_reader}
     get = readers.get(files.scheme(), _any_reader)(files)
+    repeated = _repeated(get, 6)  # about a minute: it may be in the midst of a job
 
     def read(path: str, start: int, size: int) -> bytes:
         with plain_errors(path):
-            data = get(path, start, size)
+            data = repeated(path, start, size)
         if len(data) != size:
             raise OSError(errno.EIO, f"bytes are missing at {start}", path)
         return data
@@ -138,28 +198,22 @@ def _s3_reader(files: Any) -> Callable[[str, int, int], bytes]:
 
     Beam would also make a client for each, which takes 0.1 s.
     """
-    client = _s3_client(files)
+    ask = _s3_get(files)
 
-    @retry.with_exponential_backoff(
-        num_retries=4, initial_delay_secs=1, retry_filter=_may_pass, logger=_say_nothing
-    )
     def get(path: str, start: int, size: int) -> bytes:
-        bucket, key = parse_s3_path(path)
-        asked = f"bytes={start}-{start + size - 1}"
-        return client.get_object(Bucket=bucket, Key=key, Range=asked)["Body"].read()
+        return ask(path, Range=f"bytes={start}-{start + size - 1}")
 
     return get
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether a request may succeed later: the store did not refuse it."""
-    response = getattr(error, "response", {})
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
-    return status >= 500
+def _s3_get(files: Any) -> Callable[..., bytes]:
+    client = _s3_client(files)
 
+    def get(path: str, **more: str) -> bytes:
+        bucket, key = parse_s3_path(path)
+        return client.get_object(Bucket=bucket, Key=key, **more)["Body"].read()
 
-def _say_nothing(*_: object) -> None:
-    """In place of a log: what a client says may quote addresses and credentials."""
+    return get
 
 
 @contextlib.contextmanager

@@ -186,7 +186,8 @@ def test_the_workers_of_a_run_are_started_as_they_take_it() -> None:
     assert line[at + 1] == "train"
     request = train_request(line[at + 2 :])
     mounts = {m["mountPath"] for m in worker["containers"][0]["volumeMounts"]}
-    for path in (request.batches, request.held_out, request.run):
+    assert request.batches == "s3://BUCKET/batches"  # no file system is shared for it
+    for path in (request.held_out, request.run):
         assert f"/{path.parts[1]}" in mounts
     assert str(request.noise_key_file.parent) in mounts
     # MPI keeps to one device, and to as many threads as the pod has cores.
@@ -202,9 +203,10 @@ def test_nobody_but_the_workers_of_a_run_reaches_them_and_they_have_the_key() ->
     ours = {"podSelector": policy["spec"]["podSelector"]}
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert policy["spec"]["ingress"] == [{"from": [ours]}]
-    workers, names = policy["spec"]["egress"]
+    workers, names, store = policy["spec"]["egress"]
     assert workers == {"to": [ours]}
     assert {port["port"] for port in names["ports"]} == {53}
+    assert store == {"ports": [{"protocol": "TCP", "port": 443}]}
     replicas = job["spec"]["mpiReplicaSpecs"]
     for name in ("Launcher", "Worker"):
         labels = replicas[name]["template"]["metadata"]["labels"]
@@ -217,6 +219,7 @@ def test_nobody_but_the_workers_of_a_run_reaches_them_and_they_have_the_key() ->
     assert copy["command"][:3] == ["install", "-m", "0400"]
     for pod in (launcher, worker):
         assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["serviceAccountName"] == "dpsgd"  # which may read the bucket
 
 
 def test_the_flex_template_asks_for_what_the_command_takes() -> None:

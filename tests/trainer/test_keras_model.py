@@ -60,7 +60,7 @@ def data(rows: Any) -> Any:
     return {"integers": table["integers"]}, table["label"]
 
 
-@pytest.mark.parametrize("name", ["batches", "run", "noise_key_file"])
+@pytest.mark.parametrize("name", ["run", "noise_key_file"])
 def test_a_path_in_a_store_is_refused(
     name: str, small_batches: Any, tmp_path: pathlib.Path
 ) -> None:

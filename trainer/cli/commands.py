@@ -55,7 +55,11 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
 
 
 @click.command(name="train", cls=method_flags.TrainsByMethods)
-@run_flags.batches()
+@run_flags.batches(
+    type=run_flags.PLACE,
+    help="Folder that `dpsgd batches` wrote, here or in a store: s3:// and such, with "
+    "the client's own settings from the environment.",
+)
 @run_flags.held_out(
     help="Held-out examples: Parquet (a folder, a file or a quoted glob) with the "
     "columns of the batches, such as a split of `dpsgd prepare`.  Their metrics are "

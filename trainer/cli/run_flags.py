@@ -7,9 +7,22 @@ from __future__ import annotations
 
 import functools
 import pathlib
+from typing import Any
 
 import click
 
+from pipelines.files.paths import is_remote
+
+
+class Place(click.Path):
+    """A path on this machine, or the URL of a folder in an object store."""
+
+    def convert(self, value: Any, *given: Any) -> Any:
+        """Returns a path, or the URL as it is."""
+        return value if is_remote(value) else super().convert(value, *given)
+
+
+PLACE = Place(file_okay=False, path_type=pathlib.Path)
 _FOLDER = click.Path(file_okay=False, path_type=pathlib.Path)
 
 batches = functools.partial(

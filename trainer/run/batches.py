@@ -2,9 +2,9 @@
 
 Formal guarantees:
   - Elements are exactly those of ``pipelines.batches.reader`` or, for one of several
-    workers, of ``pipelines.batches.parts``.  Both check digests, steps and parts, and
-    raise InputError; no element is yielded before the digest of its file, or of its
-    record, is compared with the checksum.
+    workers and for a store, of ``pipelines.batches.parts``.  Both check digests, steps
+    and parts, and raise InputError; no element is yielded before the digest of its
+    file, or of its record, is compared with the checksum.
   - The order is the file order: no shuffle, no repeat, no dropped remainder.
 
 Background threads read, hash and decode while a batch is trained on.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from pipelines.batches.manifest import Manifest
 from pipelines.batches.parts import read_parts
 from pipelines.batches.reader import read_batches
 from pipelines.batches.share import ALL, Share
+from pipelines.files.paths import StrPath, is_remote
 from trainer.model.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
@@ -65,7 +65,7 @@ class BatchSource:
     integers ``step`` and ``part``.  A step is one or more consecutive elements.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote.
+      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
       manifest: Its manifest.
       first_step: Step to start at.
       share: The parts of one of several workers; a step may then have no element.
@@ -73,7 +73,7 @@ class BatchSource:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: StrPath,
         manifest: Manifest,
         *,
         first_step: int = 0,
@@ -90,7 +90,8 @@ class BatchSource:
         return _ahead(map(_element, self._batches()))
 
     def _batches(self) -> Iterator[PhysicalBatch]:
-        if self._share == ALL:  # one digest for a whole file costs least
+        # One digest for a whole file costs least; a store answers ranges ahead.
+        if self._share == ALL and not is_remote(self._directory):
             return read_batches(self._directory, first_step=self._first_step)
         return read_parts(self._directory, self._share, first_step=self._first_step)
 

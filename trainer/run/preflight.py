@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +30,10 @@ from pipelines.batches.manifest import (
     read_json,
     read_manifest,
 )
+from pipelines.batches.reader import checksum_of
 from pipelines.files.folders import check_folder
+from pipelines.files.paths import StrPath, join
+from pipelines.files.storage import read_bytes, sizes
 from pipelines.sampling.keys import read_key_file
 from pipelines.tables.schema.schema import DATASET_NAME
 from trainer.model.evaluation import HeldOut
@@ -85,6 +87,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     Raises:
       InputError: the request is refused.
     """
+    check_folder(request.batches, "--batches")
     manifest = read_manifest(request.batches)
     request = dataclasses.replace(
         request, settings=with_loss(request.settings, manifest.dataset)
@@ -224,28 +227,36 @@ def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) ->
         )
 
 
-def check_files(directory: str | os.PathLike[str], manifest: Manifest) -> None:
+def check_files(directory: StrPath, manifest: Manifest) -> None:
     """Refuses a folder in which a batch file is missing or has another size.
 
     Digests are checked later, as the files are read.
 
     Args:
-      directory: Folder of the batches.
+      directory: Folder of the batches, here or in a store.
       manifest: Manifest of the batches.
 
     Raises:
       InputError: a file is missing, or of another size.
     """
-    checksums = read_checksums(directory)
+    checksums, found = read_checksums(directory), _sizes(directory)
     for file in manifest.files:
-        path = pathlib.Path(directory) / file.name
-        if file.name not in checksums:
-            raise InputError(f"Expected a checksum for batch file {file.name}.")
-        if not path.is_file() or path.stat().st_size != checksums[file.name].size:
+        if checksum_of(file, checksums).size != found.get(file.name):
             raise InputError(
-                f"Expected batch file {path} to be as it was written; it is missing or "
-                "was changed. Restore it, or make the batches again."
+                f"Expected batch file {join(directory, file.name)} to be as it was "
+                "written; it is missing or was changed. Restore it, or make the "
+                "batches again."
             )
+
+
+def _sizes(directory: StrPath) -> dict[str, int]:
+    try:
+        return sizes(directory)
+    except OSError as error:
+        raise InputError(
+            f"Expected {directory} to be a folder that can be listed: "
+            f"{error.strerror or type(error).__name__}. Get the right to list it."
+        ) from None
 
 
 def check_run_folder(run: pathlib.Path) -> bool:
@@ -350,7 +361,7 @@ def _statement(
     )
 
 
-def digest_of_batches(directory: str | os.PathLike[str]) -> str:
+def digest_of_batches(directory: StrPath) -> str:
     """Returns the SHA-256 over the digests of all batch files.  Sensitive."""
-    path = pathlib.Path(directory) / PRIVATE_NAME / CHECKSUMS_NAME
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    path = join(directory, PRIVATE_NAME, CHECKSUMS_NAME)
+    return hashlib.sha256(read_bytes(path)).hexdigest()

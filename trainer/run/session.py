@@ -43,6 +43,7 @@ from accounting.plan import fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.batches.share import Share
+from pipelines.files.paths import StrPath
 from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
@@ -69,7 +70,7 @@ class Session:
       settings: What to train, and how.
       manifest: Manifest of the batches.
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
-      batches: Folder of the batches.
+      batches: Folder of the batches, here or in a store.
       run: Folder of the run.
       noise_key_file: File of the noise key, made if missing; in ``run`` if None.
       num_steps_executed: Number of steps in the weights; set on resuming.
@@ -80,7 +81,7 @@ class Session:
     settings: TrainSettings
     manifest: Manifest
     noise_multiplier: float | None
-    batches: pathlib.Path
+    batches: StrPath
     run: pathlib.Path
     noise_key_file: pathlib.Path | None
     num_steps_executed: int = 0

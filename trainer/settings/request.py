@@ -11,22 +11,49 @@ import pathlib
 import re
 
 from accounting.validation import InputError, check_int
+from pipelines.files.paths import StrPath
 from trainer.settings.train_settings import TrainSettings
 
+#: A path object has lost one of the two slashes after the scheme.
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_COPY = "Copy it here, or mount the store."
+#: Of the folder of a run.
+RUN_STAYS = (
+    "Its keys and checkpoints need the modes of a file system, and TensorFlow saves "
+    "models to one. Give a folder here, such as `run`, and copy from it what is not "
+    "private once the run is complete."
+)
 
-def check_local(**paths: pathlib.Path | None) -> None:
-    """Accepts paths of this machine, by their names; None is no path.
+
+def check_local(remedy: str = _COPY, /, **paths: pathlib.Path | None) -> None:
+    """Accepts paths of this machine.
+
+    Args:
+      remedy: What to do about another one.
+      **paths: By their names; None is no path.
 
     Raises:
       InputError: a path in a store.
     """
     for name, path in paths.items():
-        # A path object has lost one of the two slashes after the scheme.
-        if path and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+        if path and _REMOTE.match(os.fspath(path)):
             raise InputError(
-                f"Expected {name}={path} on this machine: training reads and writes "
-                "local paths alone. Copy it here, or mount the store."
+                f"Expected {name}={path} on this machine: only the batches of a run "
+                f"are read from a store. {remedy}"
             )
+
+
+def check_batches(path: StrPath) -> None:
+    """Accepts a folder of batches, here or in a store.
+
+    Raises:
+      InputError: a path object that was made of a store's path.
+    """
+    if isinstance(path, os.PathLike) and _REMOTE.match(os.fspath(path)):
+        raise InputError(
+            f"Expected batches={path} of a store as text: a path object has lost a "
+            "slash. Give a str, such as 's3://bucket/batches'."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +62,7 @@ class Request:
 
     Attributes:
       settings: What to train, and how.
-      batches: Folder that ``dpsgd batches`` wrote.
+      batches: Folder that ``dpsgd batches`` wrote; a text if it is in a store.
       held_out: Folder of Parquet files with the columns of the batches.
       run: Folder for the results; new or empty, or of this run, unfinished.
       noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
@@ -49,7 +76,7 @@ class Request:
     """
 
     settings: TrainSettings
-    batches: pathlib.Path
+    batches: StrPath
     held_out: pathlib.Path
     run: pathlib.Path
     noise_key_file: pathlib.Path | None = None
@@ -58,10 +85,10 @@ class Request:
     csv: pathlib.Path | None = None
 
     def __post_init__(self) -> None:
+        check_batches(self.batches)
+        check_local(RUN_STAYS, out=self.run)
         check_local(
-            batches=self.batches,
             eval=self.held_out,
-            out=self.run,
             noise_key_file=self.noise_key_file,
             tensorboard=self.tensorboard,
             csv=self.csv,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -67,21 +66,19 @@ def test_a_worker_reads_its_share_of_the_bytes(
     batches: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_read = 0
-    slices = parts.slices
+    range_reader = parts.range_reader
 
-    @contextlib.contextmanager
-    def counting(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
-        with slices(path) as read:
+    def counting(folder: StrPath) -> Callable[[str, int, int], bytes]:
+        read = range_reader(folder)
 
-            def counted(start: int, size: int) -> bytes:
-                nonlocal num_read
-                num_read += size
-                return read(start, size)
+        def counted(path: str, start: int, size: int) -> bytes:
+            nonlocal num_read
+            num_read += size
+            return read(path, start, size)
 
-            yield counted
+        return counted
 
-    monkeypatch.setattr(parts, "slices", counting)
-    monkeypatch.setattr(parts, "read_file", None)
+    monkeypatch.setattr(parts, "range_reader", counting)
     all_bytes = sum(path.stat().st_size for path in files_of(batches))
     for rank in range(2):
         num_read = 0

@@ -293,7 +293,7 @@ def test_train_refuses_before_tensorflow_is_loaded(
         ([*common, "--noise-multiplier=-1"], "noise_multiplier=-1"),
         ([*common, "--noise-multiplier=1", "--hidden=a"], "hidden='a'"),
         ([*common, "--noise-multiplier=1", f"--eval={tmp_path}"], "parquet"),
-        ([*common, "--noise-multiplier=1", "--batches=s3://b/c"], "on this machine"),
+        ([*common, "--noise-multiplier=1", "--eval=s3://b/c"], "on this machine"),
         ([*common, "--noise-multiplier=1", f"--out={file}/run"], "Not a directory"),
         ([*common, "--noise-multiplier=1", f"--out={'n' * 300}"], "name too long"),
     ):
@@ -308,10 +308,10 @@ def test_train_refuses_before_tensorflow_is_loaded(
 
 @pytest.mark.parametrize(
     "flag",
-    ["--batches", "--eval", "--out", "--noise-key-file", "--tensorboard", "--csv"],
+    ["--eval", "--out", "--noise-key-file", "--tensorboard", "--csv"],
 )
 @pytest.mark.parametrize("folder", ["s3://bucket/name", "gs://bucket/name"])
-def test_train_refuses_every_path_in_a_store_before_it_reads_or_writes(
+def test_train_refuses_a_path_in_a_store_but_of_batches_before_it_reads_or_writes(
     flag: str, folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,214 @@
+"""Batches in a store are those here, in few bytes, also where the store fails."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from apache_beam.utils import retry
+
+from accounting.validation import InputError
+from pipelines.batches import parts, ranges
+from pipelines.batches.manifest import read_checksums, read_manifest
+from pipelines.batches.parts import read_parts
+from pipelines.batches.share import Share
+from tests.pipelines.batches.test_parts import held, without_records
+from tests.pipelines.batches.test_reader import files_of
+
+ALONE = Share(0, 1)
+SHARES = [ALONE, Share(0, 2), Share(1, 2)]
+
+
+@pytest.fixture
+def stored(batches: pathlib.Path, s3_bucket: str) -> str:
+    """The batches, with a key that no reader needs, in S3."""
+    (batches / "private" / "sampling.key").write_text("secret")
+    return upload(batches, s3_bucket)
+
+
+def upload(folder: pathlib.Path, bucket: str) -> str:
+    boto3 = pytest.importorskip("boto3")
+    client, prefix = boto3.client("s3"), uuid.uuid4().hex
+    for path in folder.rglob("*"):
+        if path.is_file():
+            key = f"{prefix}/{path.relative_to(folder)}"
+            client.put_object(Bucket="bucket", Key=key, Body=path.read_bytes())
+    return f"{bucket}/{prefix}"
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What S3 is asked for, in any thread: operation and arguments."""
+    client = pytest.importorskip("botocore.client").BaseClient
+    asked: list[dict[str, Any]] = []
+    call = client._make_api_call
+
+    def recording(self: Any, operation: str, given: dict[str, Any]) -> Any:
+        asked.append({"operation": operation, **given})
+        return call(self, operation, given)
+
+    monkeypatch.setattr(client, "_make_api_call", recording)
+    return asked
+
+
+def bytes_asked(requests: list[dict[str, Any]]) -> dict[tuple[str, int], int]:
+    """(object, first byte) -> bytes of each range, none of them asked for twice."""
+    found = {}
+    for one in requests:
+        if "Range" in one:
+            first, last = map(int, one["Range"].removeprefix("bytes=").split("-"))
+            assert (one["Key"], first) not in found
+            found[one["Key"], first] = last + 1 - first
+    return found
+
+
+@pytest.mark.parametrize("longest", [1, 1 << 20])
+def test_workers_ask_for_each_byte_once_and_for_their_own_alone(
+    batches: pathlib.Path,
+    stored: str,
+    requests: list[dict[str, Any]],
+    longest: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_BYTES", longest)
+    all_bytes = sum(path.stat().st_size for path in files_of(batches))
+    records = sum(len(sums.records) for sums in read_checksums(batches).values())
+    for share in SHARES:
+        requests.clear()
+        wanted = list(map(held, read_parts(batches, share)))
+        assert list(map(held, read_parts(stored, share))) == wanted
+        asked = bytes_asked(requests)
+        assert sum(asked.values()) == pytest.approx(all_bytes / share.count, rel=1e-3)
+        files = len(files_of(batches))
+        together = longest > 1 and share == ALONE  # neighbours are one range
+        assert len(asked) == (files if together else records / share.count)
+        names = {one["Key"].split("/", 1)[1] for one in requests}
+        assert names == {
+            "manifest.json", "private/checksums.json",
+            *(path.name for path in files_of(batches)),
+        }  # fmt: skip
+        assert {one["operation"] for one in requests} == {"GetObject"}
+
+
+def test_a_later_start_reads_no_earlier_step(
+    batches: pathlib.Path, stored: str, requests: list[dict[str, Any]]
+) -> None:
+    wanted = list(map(held, read_parts(batches, ALONE, first_step=17)))
+    assert list(map(held, read_parts(stored, ALONE, first_step=17))) == wanted
+    records = (text for s in read_checksums(batches).values() for text in s.records)
+    later = [int(t.split()[2]) for t in records if int(t.split()[0]) >= 17]
+    assert sum(bytes_asked(requests).values()) == sum(later)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """``failing(times)``: the store answers 503 so often to each range of batches.
+
+    Returns the ranges that were asked for; nobody waits.
+    """
+    session = pytest.importorskip("botocore.httpsession").URLLib3Session
+    response = pytest.importorskip("botocore.awsrequest").AWSResponse
+    send = session.send
+
+    class Empty:
+        def stream(self, **_: Any) -> Iterator[bytes]:
+            return iter(())
+
+    def fail(times: int) -> list[str]:
+        asked: list[str] = []
+        lock = threading.Lock()
+
+        def failing_send(self: Any, request: Any) -> Any:
+            with lock:
+                if ".tfrecord" in request.url:
+                    asked.append(f"{request.url} {request.headers['Range']}")
+                    if asked.count(asked[-1]) <= times:
+                        return response(request.url, 503, {}, Empty())
+            return send(self, request)
+
+        monkeypatch.setattr(session, "send", failing_send)
+        return asked
+
+    monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # of the client itself
+    return fail
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(
+    batches: pathlib.Path, stored: str, failing: Callable[[int], list[str]]
+) -> None:
+    wanted = list(map(held, read_parts(batches, ALONE)))
+    failing(6)
+    assert list(map(held, read_parts(stored, ALONE))) == wanted
+
+
+def test_a_store_that_goes_on_failing_ends_in_one_line_with_the_remedy(
+    stored: str, failing: Callable[[int], list[str]]
+) -> None:
+    asked = failing(1 << 30)
+    with pytest.raises(InputError) as error:
+        list(read_parts(stored, ALONE))
+    text = str(error.value)
+    assert text.startswith(f"Expected batch file {stored}/batches-")
+    assert "the store answered ClientError 503" in text
+    assert "same command again: a run goes on from its last checkpoint" in text
+    assert "\n" not in text
+    assert max(map(asked.count, {*asked})) == 7
+
+
+def test_a_changed_missing_or_short_object_is_refused_before_its_batches(
+    batches: pathlib.Path, stored: str
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    path, prefix = files_of(batches)[2], stored.rsplit("/", 1)[1]
+    key, data = f"{prefix}/{path.name}", path.read_bytes()
+    first = next(f for f in read_manifest(batches).files if f.name == path.name)
+    flipped = bytes([*data[:-9], data[-9] ^ 1, *data[-8:]])
+    for body, message in (
+        (flipped, "was changed"),
+        (data[:-1], "bytes are missing"),
+        (None, "NoSuchKey"),
+    ):
+        client = boto3.client("s3")
+        if body is None:
+            client.delete_object(Bucket="bucket", Key=key)
+        else:
+            client.put_object(Bucket="bucket", Key=key, Body=body)
+        found = []
+        with pytest.raises(InputError, match=message):
+            found.extend(batch.step for batch in read_parts(stored, ALONE))
+        assert max(found) < first.first_step
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_is_read_ahead_is_bounded(
+    batches: pathlib.Path,
+    s3_bucket: str,
+    old: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if old:
+        without_records(batches)
+    stored = upload(batches, s3_bucket)
+    largest = max(path.stat().st_size for path in files_of(batches))
+    monkeypatch.setattr(ranges, "RANGE_BYTES", largest)
+    monkeypatch.setattr(parts, "RANGE_BYTES", largest)
+    monkeypatch.setattr(parts, "_AHEAD_BYTES", 3 * largest)
+    read, began = parts.range_reader(stored), threading.Semaphore(0)
+
+    def counting(path: str, start: int, size: int) -> bytes:
+        began.release()
+        return read(path, start, size)
+
+    monkeypatch.setattr(parts, "range_reader", lambda _: counting)
+    with contextlib.closing(read_parts(stored, ALONE)) as found:  # type: ignore[type-var]
+        next(found)
+        for _ in range(3):
+            assert began.acquire(timeout=60)
+        assert not began.acquire(blocking=False)
+    assert len(files_of(batches)) > 4

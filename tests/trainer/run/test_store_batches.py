@@ -1,0 +1,96 @@
+"""A run on batches in a store is that on the same batches here."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from apache_beam.utils import retry
+
+from accounting.validation import InputError
+from pipelines.batches.manifest import MANIFEST_NAME
+from tests.pipelines.memory_stores import MemoryStore
+from tests.trainer.run.whole_runs import ONE_ID, same_results
+from trainer.run.batches import BatchSource
+from trainer.run.preflight import check
+from trainer.run.run_record import read_run
+from trainer.train import train
+
+
+@pytest.fixture
+def stored(small_batches: Any) -> Iterator[str]:
+    """``small_batches`` in an object store."""
+    place = f"memory://host/{uuid.uuid4().hex}"
+    for path in small_batches.path.rglob("*.*"):
+        name = path.relative_to(small_batches.path).as_posix()
+        MemoryStore.objects[f"{place}/{name}"] = path.read_bytes()
+    yield place
+    MemoryStore.listeners.clear()
+
+
+def test_batches_of_a_store_are_those_here(small_batches: Any, stored: str) -> None:
+    pairs = zip(
+        BatchSource(stored, small_batches.manifest, first_step=3),
+        BatchSource(small_batches.path, small_batches.manifest, first_step=3),
+        strict=True,
+    )
+    for there, here in pairs:
+        assert (there["step"], there["part"]) == (here["step"], here["part"])
+        for name, values in here["columns"].items():
+            found = there["columns"][name]
+            assert found.numpy().tobytes() == values.numpy().tobytes()
+
+
+def test_a_run_whose_store_fails_goes_on_and_ends_with_the_bytes_of_one_here(
+    request_for: Any,
+    stored: str,
+    small_batches: Any,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, opened, fails = small_batches.manifest.files, [], True
+
+    def listen(operation: str, path: str) -> None:
+        opened.append((operation, path.removeprefix(f"{stored}/")))
+        if fails and path.endswith(files[2].name):
+            raise ConnectionError("quotes an address")
+
+    MemoryStore.listeners.append(listen)
+    monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
+    read = functools.partial(read_run, noise_key_file=tmp_path / "noise.key")
+    given = {"run_id": ONE_ID, "checkpoint_every": 1}
+    with pytest.raises(InputError, match="goes on from its last checkpoint") as error:
+        train(request_for("there", batches=stored, **given))
+    assert "quotes" not in str(error.value)
+    # Of ten, four in a file: the next batch says that a step is whole.
+    assert read(tmp_path / "there")[0].num_steps_executed == 7
+    fails = False
+    opened.clear()
+    train(request_for("there", batches=stored, **given))
+    assert {name for _, name in opened} == {
+        MANIFEST_NAME, "private/checksums.json", files[1].name, files[2].name,
+    }  # fmt: skip
+    assert {operation for operation, _ in opened} == {"open"}  # nothing is written
+    train(request_for("here", **given))
+    assert same_results(tmp_path / "here", tmp_path / "there")
+    assert read(tmp_path / "here") == read(tmp_path / "there")
+
+
+def test_an_object_that_is_missing_is_refused_before_any_work(
+    request_for: Any, stored: str, small_batches: Any, tmp_path: pathlib.Path
+) -> None:
+    name = small_batches.manifest.files[1].name
+    del MemoryStore.objects[f"{stored}/{name}"]
+    with pytest.raises(InputError, match=f"{stored}/{name}.*missing"):
+        check(request_for(batches=stored))
+    with pytest.raises(InputError, match=r"holds no finished batches"):
+        check(request_for(batches=f"{stored}/else"))
+    with pytest.raises(InputError, match="name a folder in a bucket"):
+        check(request_for(batches="memory://host"))
+    with pytest.raises(InputError, match="as text"):
+        request_for(batches=pathlib.Path(stored))
+    assert not (tmp_path / "run").exists()
