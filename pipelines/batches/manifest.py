@@ -161,18 +161,19 @@ class FileChecksum:
 
     Attributes:
       size: Bytes of the file.
-      sha256: Of these bytes, as hex digits.
       num_records: Records in the file.
       num_real: Rows in them, without padding.
       records: Of each record in order, as ``record_checksums`` writes it; empty of
         files from before there was this.
+      sha256: Of a file without ``records``, as hex digits; else empty, since to hash
+        every byte twice would cost a twentieth of the job.
     """
 
     size: int
-    sha256: str
     num_records: int
     num_real: int
     records: tuple[str, ...] = ()
+    sha256: str = ""
 
     @classmethod
     def from_json(cls, fields: Any) -> FileChecksum:

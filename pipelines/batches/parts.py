@@ -6,7 +6,7 @@ Formal guarantees, for ``read_parts`` of all workers run to their ends without a
   - exactly one worker was yielded each physical batch of the plan, and in step order;
   - every byte was what ``dpsgd batches`` wrote: SHA-256 per record, checked before the
     record is yielded, where the checksums of a file name each of its steps and parts
-    once and in order, and sizes that add up to the size of the file;
+    once and in order, as the records do, and sizes that add up to the size of the file;
   - otherwise an InputError says which file, or which step, is wrong, to at least one of
     the workers.
 
@@ -38,7 +38,12 @@ from pipelines.batches.manifest import (
     read_manifest,
 )
 from pipelines.batches.ranges import RANGE_BYTES, Range, ranges
-from pipelines.batches.reader import changed, check_file, unreadable
+from pipelines.batches.reader import (
+    changed,
+    check_file,
+    damaged_checksums,
+    unreadable,
+)
 from pipelines.batches.share import Share
 from pipelines.batches.tfrecord import iterate_records
 from pipelines.files.paths import StrPath, is_remote, join
@@ -141,6 +146,9 @@ def _decoded(
     if not found.records:
         yield from check_file(frames[0], found.file, manifest)
         return
-    for frame in frames:
+    for frame, checksum in zip(frames, found.records, strict=True):
         [record] = iterate_records(frame)
-        yield decode_batch(record, manifest.columns, manifest.physical_batch_size)
+        batch = decode_batch(record, manifest.columns, manifest.physical_batch_size)
+        if (batch.step, batch.part) != (checksum.step, checksum.part):
+            raise damaged_checksums(found.file)
+        yield batch

@@ -12,13 +12,10 @@ Sensitive: all of it, as the number of parts of a step may follow from the examp
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 
-from accounting.validation import InputError
-from pipelines.batches import record_checksums
 from pipelines.batches.manifest import BatchFile, FileChecksum, Manifest
-from pipelines.batches.reader import Order, checksum_of, files_from
+from pipelines.batches.reader import Order, checksum_of, files_from, parse_records
 from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.share import Share
 
@@ -106,43 +103,9 @@ def _records(
     file: BatchFile, manifest: Manifest, checksum: FileChecksum
 ) -> list[RecordChecksum]:
     """Returns the checksums of all records, which are every step and part once."""
-    try:
-        records = list(map(record_checksums.parse, checksum.records))
-    except (TypeError, ValueError):
-        raise _refusal(file) from None
+    records = parse_records(file, checksum)
     order = Order(file, manifest.parts_per_step)
     for record in records:
         order.enter(record.step, record.part)
     order.finish()
-    if sum(record.size for record in records) != checksum.size:
-        raise _refusal(file)
     return records
-
-
-def check_records(
-    data: memoryview, file: BatchFile, manifest: Manifest, checksum: FileChecksum
-) -> None:
-    """Accepts a file whose records are those of its checksums, if it has any.
-
-    Args:
-      data: Contents of the file.
-      file: Which file of the manifest.
-      manifest: Of the folder.
-      checksum: Of the file.
-
-    Raises:
-      InputError: a record differs, or the checksums are not of all of them.
-    """
-    position = 0
-    for record in _records(file, manifest, checksum) if checksum.records else ():
-        frame = data[position : position + record.size]
-        if hashlib.sha256(frame).hexdigest() != record.sha256:
-            raise _refusal(file)
-        position += record.size
-
-
-def _refusal(file: BatchFile) -> InputError:
-    return InputError(
-        f"Expected the checksums of the records of {file.name} to be as they were "
-        "written. Restore private/checksums.json, or make the batches again."
-    )

@@ -2,8 +2,8 @@
 
 Formal guarantees, for ``read_batches`` run to its end without an error:
   - every step of the plan was yielded exactly once, in order, with all of its parts;
-  - every byte was what ``dpsgd batches`` wrote (SHA-256 per file, checked before the
-    first record of the file is yielded);
+  - every byte was what ``dpsgd batches`` wrote (SHA-256 of all records of a file, which
+    are checked before the first of them is yielded);
   - otherwise an InputError says which file, or which step, is wrong.
 
 Public: the manifest.  Sensitive: every yielded batch.
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from accounting.validation import InputError, check_int
+from pipelines.batches import record_checksums
 from pipelines.batches.batch_format import PhysicalBatch, decode_batch
 from pipelines.batches.manifest import (
     BatchFile,
@@ -31,6 +32,7 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
+from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.tfrecord import CorruptRecordError, iterate_records
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, is_remote, join
@@ -61,12 +63,52 @@ def read_file(
         data = buffer.read(path)
     except OSError as error:
         raise unreadable(path, error) from None
-    if (
-        len(data) != checksum.size
-        or hashlib.sha256(data).hexdigest() != checksum.sha256
+    if len(data) != checksum.size or not all(
+        hashlib.sha256(frame).hexdigest() == sha256
+        for frame, sha256 in _frames(data, file, checksum)
     ):
         raise changed(path)
     return data
+
+
+def _frames(
+    data: memoryview, file: BatchFile, checksum: FileChecksum
+) -> Iterator[tuple[memoryview, str]]:
+    """Yields all of the data in the pieces that have digests, with these."""
+    if not checksum.records:
+        yield data, checksum.sha256
+        return
+    position = 0
+    for record in parse_records(file, checksum):
+        yield data[position : position + record.size], record.sha256
+        position += record.size
+
+
+def parse_records(file: BatchFile, checksum: FileChecksum) -> list[RecordChecksum]:
+    """Returns the checksums of all records of a file; none where it has none.
+
+    Args:
+      file: Of the manifest.
+      checksum: Of the file.
+
+    Raises:
+      InputError: other texts, or sizes that do not add up to that of the file.
+    """
+    try:
+        records = list(map(record_checksums.parse, checksum.records))
+    except (TypeError, ValueError):
+        raise damaged_checksums(file) from None
+    if records and sum(record.size for record in records) != checksum.size:
+        raise damaged_checksums(file)
+    return records
+
+
+def damaged_checksums(file: BatchFile) -> InputError:
+    """Returns the error for checksums that are not of a file's records."""
+    return InputError(
+        f"Expected the checksums of the records of {file.name} to be as they were "
+        "written. Restore private/checksums.json, or make the batches again."
+    )
 
 
 def checksum_of(file: BatchFile, checksums: dict[str, FileChecksum]) -> FileChecksum:

@@ -29,8 +29,12 @@ from pipelines.batches.manifest import (
     read_checksums,
     read_manifest,
 )
-from pipelines.batches.ranges import check_records
-from pipelines.batches.reader import check_file, read_file
+from pipelines.batches.reader import (
+    check_file,
+    damaged_checksums,
+    parse_records,
+    read_file,
+)
 from pipelines.files.file_buffer import FileBuffer
 from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.storage import sizes
@@ -68,15 +72,17 @@ def _check_file(
     buffer: FileBuffer,
 ) -> None:
     data = read_file(directory, file, checksums, buffer)
-    num_records = num_real = 0
+    found, num_real = list[tuple[int, int]](), 0
     for batch in check_file(data, file, manifest):
         _check_padding(batch, file)
-        num_records += 1
+        found.append((batch.step, batch.part))
         num_real += int(np.count_nonzero(batch.weight))
     checksum = checksums[file.name]
-    if (num_records, num_real) != (checksum.num_records, checksum.num_real):
+    if (len(found), num_real) != (checksum.num_records, checksum.num_real):
         raise InputError(f"Expected {file.name} to hold as many rows as were written.")
-    check_records(data, file, manifest, checksum)
+    named = [(one.step, one.part) for one in parse_records(file, checksum)]
+    if checksum.records and named != found:
+        raise damaged_checksums(file)
 
 
 def _check_files(

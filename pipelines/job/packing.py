@@ -261,20 +261,20 @@ def encode_steps(
     Returns:
       The checksum of the file.
     """
-    of_file, records, num_real = Summed(write), list[str](), 0
+    records, size, num_real = list[str](), 0, 0
     for steps, pieces in units:
         columns, num_rows = _arrange(layout, steps, pieces)
         for step, part, record in _records(layout, steps, columns, num_rows):
-            of_record = Summed(of_file)
+            of_record = Summed(write)
             write_record(of_record, record)
             found = RecordChecksum(
                 step=step, part=part, size=of_record.size, sha256=of_record.sha256
             )
             records.append(str(found))
+            size += of_record.size
         num_real += sum(num_rows)
     return FileChecksum(
-        size=of_file.size,
-        sha256=of_file.sha256,
+        size=size,
         num_records=len(records),
         num_real=num_real,
         records=tuple(records),

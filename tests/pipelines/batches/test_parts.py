@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable
 
@@ -23,6 +24,7 @@ from pipelines.batches.share import Share
 from pipelines.batches.verify import verify
 from pipelines.files.paths import StrPath
 from tests.pipelines.batches.test_reader import CHANGED, FAULTS, Fault, files_of
+from tests.trainer.conftest import make_rows, write_batches
 
 
 def held(batch: PhysicalBatch) -> tuple[object, ...]:
@@ -40,7 +42,11 @@ def change(folder: pathlib.Path, edit: Callable[[FileChecksum], FileChecksum]) -
 
 def without_records(folder: pathlib.Path) -> None:
     checksums = {
-        name: dataclasses.replace(sums, records=())
+        name: dataclasses.replace(
+            sums,
+            records=(),
+            sha256=hashlib.sha256((folder / name).read_bytes()).hexdigest(),
+        )
         for name, sums in read_checksums(folder).items()
     }
     write_manifest(folder, read_manifest(folder), checksums)
@@ -130,7 +136,10 @@ def reversed_records(sums: FileChecksum) -> FileChecksum:
 
 
 def fewer(sums: FileChecksum) -> FileChecksum:
-    return dataclasses.replace(sums, records=sums.records[:-1])
+    """The last record is taken for a part of the one before it."""
+    one, other = map(record_checksums.parse, sums.records[-2:])
+    joined = dataclasses.replace(one, size=one.size + other.size)
+    return dataclasses.replace(sums, records=(*sums.records[:-2], str(joined)))
 
 
 def larger(sums: FileChecksum) -> FileChecksum:
@@ -168,6 +177,29 @@ def test_checksums_that_are_not_of_the_records_are_refused(
         list(read_parts(batches, Share(0, 2)))
     [finding] = verify(batches).findings
     assert files_of(batches)[2].name in finding
+
+
+def test_records_of_other_steps_than_their_checksums_say_are_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Of an untruncated plan, where another number of parts is possible."""
+    steps = [make_rows(size) for size in (9, 3)]
+    folder = write_batches(
+        tmp_path / "o", steps, physical_batch_size=4, truncated_batch_size=None
+    ).path
+    checksums = read_checksums(folder)
+    [(name, sums)] = checksums.items()
+    labels = ["0 0", "0 1", "1 0", "1 1"]  # truly 0 0, 0 1, 0 2, 1 0
+    records = [
+        f"{label} {text.split(' ', 2)[2]}"
+        for label, text in zip(labels, sums.records, strict=True)
+    ]
+    checksums[name] = dataclasses.replace(sums, records=tuple(records))
+    write_manifest(folder, read_manifest(folder), checksums)
+    with pytest.raises(InputError, match="checksums of the records"):
+        list(read_parts(folder, Share(0, 1)))
+    [finding] = verify(folder).findings
+    assert "checksums of the records" in finding
 
 
 def test_a_record_checksum_round_trips() -> None:
