@@ -26,7 +26,6 @@ from pipelines.job.job_folder import (
     open_job,
     pending_groups,
 )
-from pipelines.job.map_step import Secrets
 from pipelines.job.poisson_batching import (
     AUTO,
     ENGINE,
@@ -35,6 +34,7 @@ from pipelines.job.poisson_batching import (
     shared_spill,
 )
 from pipelines.job.sizing import make_layout
+from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import TakesBlocks, WriteBatches
 
 

@@ -38,7 +38,6 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile, complete
-from pipelines.job.bundles import AGAIN, storage_error
 from pipelines.job.engine_tasks import refusal_of, run_to_end
 from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
@@ -50,10 +49,11 @@ from pipelines.job.job_folder import (
     open_job,
     pending_groups,
 )
-from pipelines.job.map_step import Secrets
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
 from pipelines.job.spill import BLOCK_PREFIX, Spill
+from pipelines.job.steps.bundles import AGAIN, storage_error
+from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
 from pipelines.sampling.keys import read_key_file
 

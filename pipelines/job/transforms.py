@@ -43,13 +43,13 @@ import numpy as np
 
 from pipelines.inputs.known_input import KnownInput, know_input, not_blocks
 from pipelines.inputs.parquet_blocks import Block, Dataset
-from pipelines.job.bundles import check_delivery
 from pipelines.job.fan_in import FanIn
 from pipelines.job.job_folder import check_dataset
-from pipelines.job.map_step import SampleBlockFn, Secrets, SpillBlocksFn
 from pipelines.job.packing import Layout
-from pipelines.job.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
 from pipelines.job.spill import Spill
+from pipelines.job.steps.bundles import check_delivery
+from pipelines.job.steps.map_step import SampleBlockFn, Secrets, SpillBlocksFn
+from pipelines.job.steps.reduce_step import SortPartFn, WriteGroupFn, WriteSpilledFn
 from pipelines.sampling.keys import read_key_file
 
 

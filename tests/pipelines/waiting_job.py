@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 _WAITING = """
 import os, threading
 import dpsgd
-from pipelines.job import engine_tasks, map_step
+from pipelines.job import engine_tasks
+from pipelines.job.steps import map_step
 
 cancel, write_spill = engine_tasks._cancel, map_step.write_spill
 cancelled = threading.Event()

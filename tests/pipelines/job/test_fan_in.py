@@ -16,10 +16,10 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import fan_in, packing, poisson_batching
 from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
-from pipelines.job.map_step import Secrets, SpillBlocksFn
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.sizing import worker_bytes
 from pipelines.job.spill import Spill, is_written, spill_path
+from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 from tests.pipelines.files.test_storage import contents

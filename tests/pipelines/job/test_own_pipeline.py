@@ -23,10 +23,10 @@ from pipelines.batches.reader import read_batches
 from pipelines.batches.verify import verify
 from pipelines.inputs.parquet_blocks import Block, Dataset, list_blocks
 from pipelines.job.job_folder import finish_job, open_job
-from pipelines.job.map_step import Secrets
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batches import PoissonBatches
 from pipelines.job.poisson_batching import write_batches
+from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
 from pipelines.sampling.keys import create_key_file, read_key_file
 from tests.pipelines.conftest import write_table

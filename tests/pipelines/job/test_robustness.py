@@ -41,18 +41,13 @@ from pipelines.batches.verify import verify
 from pipelines.inputs import parquet_blocks
 from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
-from pipelines.job import (
-    map_step,
-    packing,
-    poisson_batching,
-    reduce_step,
-    transforms,
-)
+from pipelines.job import packing, poisson_batching, transforms
 from pipelines.job.fan_in import ONE_BY_ONE, FanIn
 from pipelines.job.job_folder import checksum_path, finish_job, open_job
 from pipelines.job.packing import Layout
 from pipelines.job.poisson_batching import write_batches
 from pipelines.job.spill import Spill
+from pipelines.job.steps import map_step, reduce_step
 from pipelines.sampling.keys import KEY_BYTES, create_key_file, read_key_file
 from tests.pipelines.conftest import run_command
 

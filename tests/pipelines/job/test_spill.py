@@ -16,11 +16,11 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job import progress
 from pipelines.job.job_folder import open_job, read_checksum
-from pipelines.job.map_step import Secrets, SpillBlocksFn
 from pipelines.job.packing import Layout, sample_and_pack
 from pipelines.job.poisson_batching import ENGINE, FILES, LOCAL, choose_shuffle
-from pipelines.job.reduce_step import WriteSpilledFn
 from pipelines.job.spill import Spill, read_slice, spill_path, write_spill
+from pipelines.job.steps.map_step import Secrets, SpillBlocksFn
+from pipelines.job.steps.reduce_step import WriteSpilledFn
 from pipelines.sampling.keys import read_key_file
 from tests.pipelines.conftest import MakeLayout
 
@@ -124,11 +124,11 @@ def test_no_row_travels_through_the_engine_and_finished_work_is_not_repeated(
         raise AssertionError("made again")
 
     # An engine that lost a worker runs everything again.
-    monkeypatch.setattr("pipelines.job.map_step.sample_and_pack", never)
+    monkeypatch.setattr("pipelines.job.steps.map_step.sample_and_pack", never)
     for block in blocks:
         list(sample.process([block]))
     with monkeypatch.context() as patch:
-        patch.setattr("pipelines.job.reduce_step.encode_steps", never)
+        patch.setattr("pipelines.job.steps.reduce_step.encode_steps", never)
         list(write.process(0))
         with pytest.raises(InputError, match="AssertionError"):
             list(write.process(1))

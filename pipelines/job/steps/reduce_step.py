@@ -25,11 +25,11 @@ from pipelines.files import storage
 from pipelines.files.paths import is_remote, join
 from pipelines.files.storage import new_file, write_atomically
 from pipelines.job import progress
-from pipelines.job.bundles import BundleFn, check_delivery, plain_errors
 from pipelines.job.job_folder import checksum_path, read_checksum
-from pipelines.job.map_step import write_packed
 from pipelines.job.packing import Layout, Unit, encode_steps, pack_again
 from pipelines.job.spill import SliceReader, Spill, is_written, part_path, spill_path
+from pipelines.job.steps.bundles import BundleFn, check_delivery, plain_errors
+from pipelines.job.steps.map_step import write_packed
 
 #: Slices of a store's files that a worker asks for at a time; a client of S3 keeps ten
 #: connections.

@@ -1,0 +1,1 @@
+"""What workers do in each step of the job."""
