@@ -628,8 +628,9 @@ def test_a_managed_secret_is_read_by_its_name(monkeypatch: pytest.MonkeyPatch) -
 # Workers touch no path but through the door.
 
 WORKER_MODULES = (
-    "job/transforms", "job/steps/map_step", "job/steps/reduce_step", "job/steps/bundles", "job/packing",
-    "job/spill", "inputs/parquet_blocks", "inputs/known_input", "sampling/samplers",
+    "job/transforms", "job/steps/map_step", "job/steps/reduce_step",
+    "job/steps/bundles", "job/packing", "job/spill", "inputs/parquet_blocks",
+    "inputs/known_input", "sampling/samplers",
     "sampling/shuffle", "sampling/streams", "batches/batch_format",
     "batches/tf_example", "batches/tfrecord",
 )  # fmt: skip
