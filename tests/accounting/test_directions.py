@@ -90,7 +90,7 @@ def test_both_directions_of_balls_and_bins_are_enclosed():
 
 @pytest.mark.parametrize("sampler", ["persistent-shuffle", "dynamic-shuffle"])
 def test_shuffles_have_no_known_directions(sampler):
-    with pytest.raises(InputError, match="no dominating pair"):
+    with pytest.raises(InputError, match="one upper bound for both directions"):
         accountant.delta_by_direction(
             poisson(sampler=sampler), noise_multiplier=1.0, epsilon=1.0
         )

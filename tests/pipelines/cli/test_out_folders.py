@@ -177,6 +177,6 @@ def test_what_the_system_says_of_other_paths_is_one_line(
     )
     assert code == 2
     assert re.fullmatch(
-        r"error: Expected files to be [^\n]+: Not a dir[^\n]+\n", printed
+        r"error: Expected to read and write files: Not a dir[^\n]+\n", printed
     )
     assert str(out) in printed
