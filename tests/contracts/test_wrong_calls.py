@@ -363,7 +363,7 @@ PLAN = [
     row("--sweep noise-multiplier", "noise multiplier for a sweep over it",
         "- --epsilon + --noise-multiplier 2"),
     row("--values 1,2", "--sweep beside --values", "--sweep epsilon"),
-    row("--sweep epochs --values 1.5,2", "values=1.5 of a sweep over epochs to be an integer",
+    row("--sweep epochs --values 1.5,2", "values=1.5 of a sweep over epochs to be an",
         "--values 1,2"),
     row("--sweep epochs --values x", "'x' is no list of numbers such as 1,2,4",
         "--values 1,2"),
