@@ -45,7 +45,7 @@ _LEAST_NOISE, _FEW_NOISE, _FEW = 0.3, 1.0, 8
 #: Atoms of one ratio.
 _NUM_CELLS = 10_000
 #: Width of a cell, in deviations of the sum under the tilt of its contour.
-_WIDTH = 2e-3
+_WIDTH = 1e-3
 #: What a contour serves: deviations, and the ratio of the largest to the least strike.
 _REACH, _MOST_RATIO = 4.0, 2.0
 #: Prices, in units of t, from which they count as 0 or as infinite loss.
