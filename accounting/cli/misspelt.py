@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from accounting.validation import nearest
+from accounting.validation import did_you_mean, nearest
 
 
 def meant(name: str, context: click.Context | None = None) -> str:
@@ -18,8 +18,7 @@ def meant(name: str, context: click.Context | None = None) -> str:
     """
     context = context or click.get_current_context(silent=True)
     bare = name.partition("=")[0]
-    option = nearest(bare, _options(context)) if context else ""
-    return f" Did you mean {option}?" if option else ""
+    return did_you_mean(bare, _options(context)) if context else ""
 
 
 def instead_of(

@@ -155,14 +155,18 @@ def begin_and_wait(number: int) -> None:
     assert this._ENDING.wait(600)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_beams_local_runner_at_its_next_block(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the signal raises is raised outside of Beam, which ends in order."""
+@pytest.fixture
+def waits_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets what has begun go on once its job is cancelled."""
     monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
     _BEGUN.clear()
     _ENDING.clear()
+
+
+@pytest.mark.usefixtures("waits_for_the_end")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_beams_local_runner_at_its_next_block(number: int) -> None:
+    """What the signal raises is raised outside of Beam, which ends in order."""
     pipeline = beam.Pipeline(FnApiRunner())
     _ = pipeline | beam.Create([number] * 3) | beam.FlatMap(long_block)
     with pytest.raises(StoppedError) as error, stoppable("go on so"):
@@ -171,13 +175,9 @@ def test_a_signal_ends_beams_local_runner_at_its_next_block(
     assert [number] == _BEGUN
 
 
+@pytest.mark.usefixtures("waits_for_the_end")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_independent_tasks_at_the_next_one(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_tasks, "_cancel", lambda _: _ENDING.set())
-    _BEGUN.clear()
-    _ENDING.clear()
+def test_a_signal_ends_independent_tasks_at_the_next_one(number: int) -> None:
     with pytest.raises(StoppedError), stoppable():
         engine_tasks.run_on_engine(
             PipelineOptions(["--runner=FnApiRunner"]), begin_and_wait, [number] * 3
