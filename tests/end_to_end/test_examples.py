@@ -99,7 +99,7 @@ def test_an_example_leads_to_a_private_model_and_a_report(
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_rows_and_users_have_one_epsilon_of_a_user(folder: pathlib.Path) -> None:
-    printed = run(["sh", "users.sh"], folder, 20_000)
+    printed = run(["sh", "users.sh"], folder, 100_000)
     for level, unit in (
         ("rows", "one user, of whom `dpsgd bound` kept at most 10 rows"),
         ("users", "one user: an example holds the rows of one"),
@@ -110,8 +110,9 @@ def test_rows_and_users_have_one_epsilon_of_a_user(folder: pathlib.Path) -> None
         assert statement["privacy_unit"].startswith(unit)
         # By train and by account.
         assert printed.count(unit) == 2
-        # 4,000 rows: a model that guesses has 0.5, of standard deviation 0.01.
-        assert json.loads((out / "metrics.json").read_text())["auc"] > 0.53
+        # Over nine keys 0.734 to 0.752, of standard deviation 0.006.  20,000 rows are
+        # too few: 31 users a step leave 0.54, of deviation 0.03.
+        assert json.loads((out / "metrics.json").read_text())["auc"] > 0.68
 
 
 @pytest.mark.parametrize("name", TABLES)
