@@ -4,9 +4,10 @@ Formal guarantees:
   - When ``run_to_end`` returns or raises, nothing of the pipeline runs any more in this
     process, and a signal has cancelled the engine's job.
   - When ``run_on_engine`` returns, every task ran to its end at least once.
-  - What a task refuses is raised here as the same ``InputError``, in one line.
+  - A worker's InputError is raised here as the same InputError, and a failure of the
+    engine as an InputError of one line.
 
-An engine may run a task again, or twice at once: a task must leave what is done alone.
+An engine may run a task again, or twice at once: a task must not redo finished work.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability import job_server
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError
 from pipelines.job import progress
+from pipelines.job.steps.bundles import AGAIN
 
 
 def run_to_end(pipeline: beam.Pipeline) -> None:
     """Runs a pipeline; returns or raises once nothing of it runs any more.
 
-    It runs in a thread of its own.  A signal raises in the main thread, wherever that
-    is: amid Beam's code it would leave locks held and objects half made.
+    It runs in a thread of its own: a signal raises in the main thread, where it would
+    interrupt Beam's code with locks held and objects half made.
+
+    Raises:
+      InputError: a worker raised it, or the engine failed.
     """
     given_up, jobs = threading.Event(), list[Any]()
     outcome, told = list[BaseException | None](), queue.SimpleQueue[None]()
@@ -65,6 +71,8 @@ def run_to_end(pipeline: beam.Pipeline) -> None:
             raise
     for error in filter(None, outcome):
         _cancel(jobs)
+        if line := _one_line(error, pipeline):
+            raise line from error
         raise error
 
 
@@ -111,12 +119,12 @@ def run_on_engine(
     """Calls ``task`` with every item, on the workers of an engine.
 
     Args:
-      options: Of Beam: the runner, and what it needs.
-      task: Can be pickled.
-      items: Can be pickled; those of one call are spread over the workers.
+      options: Beam's options: the runner and its settings.
+      task: Function of one item, picklable.
+      items: Picklable items, which are spread over the workers.
 
     Raises:
-      InputError: what a worker refused.
+      InputError: as in ``run_to_end``.
     """
     pipeline = beam.Pipeline(options=options)
     _ = (
@@ -125,10 +133,7 @@ def run_on_engine(
         | beam.Reshuffle()
         | beam.Map(_unless_stopped, task).with_output_types(type(None))
     )
-    try:
-        run_to_end(pipeline)
-    except Exception as error:
-        raise refusal_of(error) or error from None
+    run_to_end(pipeline)
 
 
 def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
@@ -136,18 +141,20 @@ def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
     task(item)
 
 
-def refusal_of(error: Exception) -> InputError | None:
-    """Returns the InputError that a worker raised, however Beam hands it over.
+def _one_line(error: BaseException, pipeline: beam.Pipeline) -> InputError | None:
+    """Returns a worker's InputError, or one for an engine that failed; else None.
 
-    Beam raises it as it is, as another error, or as a traceback that ends with the
-    step.
-
-    Args:
-      error: What Beam raised.
-
-    Returns:
-      None if no worker refused anything.
+    Beam raises a worker's error as it is, as another error, or as a traceback that ends
+    with the step.  Of an engine's own error the first line is kept.  Any other error of
+    the local runner is a bug, which needs its traceback.
     """
     text = f"{type(error).__name__}: {error}"
     found = re.findall(r"InputError: (.*?)(?: \[while running .*)?$", text, re.M)
-    return InputError(found[-1]) if found else None
+    if found:
+        return InputError(found[-1])
+    if not isinstance(error, Exception) or isinstance(pipeline.runner, FnApiRunner):
+        return None
+    return InputError(
+        f"Expected the engine to finish the job: {text.splitlines()[0].rstrip('.')}. "
+        f"See what it logged; then {AGAIN}"
+    )

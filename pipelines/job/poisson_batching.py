@@ -38,7 +38,7 @@ from pipelines.inputs.known_input import know_input
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job import progress
 from pipelines.job.boundaries import BoundariesFile, complete
-from pipelines.job.engine_tasks import refusal_of, run_to_end
+from pipelines.job.engine_tasks import run_to_end
 from pipelines.job.fan_in import FanIn, choose_fan_in
 from pipelines.job.job_folder import (
     BOUNDARIES_NAME,
@@ -52,7 +52,7 @@ from pipelines.job.job_folder import (
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import DEFAULT_MEMORY_LIMIT, local_threads, search_threads
 from pipelines.job.spill import BLOCK_PREFIX, Spill
-from pipelines.job.steps.bundles import AGAIN, storage_error
+from pipelines.job.steps.bundles import storage_error
 from pipelines.job.steps.map_step import Secrets
 from pipelines.job.transforms import WriteBatches
 from pipelines.sampling.keys import read_key_file
@@ -95,26 +95,7 @@ def _run_pipeline(
 ) -> None:
     pipeline = beam.Pipeline(FnApiRunner() if local else None, options=options)
     _ = pipeline | "Blocks" >> beam.Create(dataset.blocks) | "WriteBatches" >> write
-    try:
-        run_to_end(pipeline)
-    except Exception as error:
-        raise _one_line(error, on_engine=not local) from error
-
-
-def _one_line(error: Exception, on_engine: bool) -> Exception:
-    """Returns the InputError that a worker raised, however Beam passes it on.
-
-    Beam raises it as it is, as another error, or as a traceback that ends with the
-    step.  Of an engine's own error the first line is kept.
-    """
-    refusal = refusal_of(error)
-    if refusal or not on_engine:
-        return refusal or error
-    text = f"{type(error).__name__}: {error}"
-    return InputError(
-        f"Expected the engine to finish the job: {text.splitlines()[0].rstrip('.')}. "
-        f"See what it logged; then {AGAIN}"
-    )
+    run_to_end(pipeline)
 
 
 def write_batches(

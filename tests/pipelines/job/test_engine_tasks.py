@@ -1,0 +1,66 @@
+"""Guarantees of pipelines on an engine: how its failures reach the user."""
+
+from __future__ import annotations
+
+import pathlib
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.runner import PipelineRunner
+
+from pipelines.job import engine_tasks
+from tests.pipelines.conftest import run_command, write_table
+
+
+class LostRunner(PipelineRunner):
+    """An engine that fails on its own account, with a stack trace."""
+
+    def run_pipeline(self, pipeline: object, options: object) -> object:
+        del pipeline, options
+        raise RuntimeError("No worker is left.\n\tat Engine.java:7")
+
+
+COMMANDS = {
+    "batches": "--batch-size 10 --epochs 1 --sampler poisson",
+    "bound": "--user-column id --max-examples-per-user 2 --num-examples 100",
+    "prepare": "--schema schema.toml",
+}
+SCHEMA = """
+version = 1
+[columns.id]
+kind = "numeric"
+[columns.label]
+kind = "label"
+task = "binary"
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_failure_of_the_engine_is_one_line(
+    command: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "rows.parquet", 0, 20, 10)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    code, printed = run_command(
+        monkeypatch, capfd, command, "--input", "rows.parquet", "--out", "out",
+        *COMMANDS[command].split(), f"--runner={__name__}.LostRunner",
+    )  # fmt: skip
+    assert code == 2, printed
+    assert printed.splitlines()[-1] == (
+        "error: Expected the engine to finish the job: RuntimeError: No worker is "
+        "left. See what it logged; then run the same command again: it goes on where "
+        "it stopped."
+    )
+    assert "Engine.java" not in printed
+    assert "Traceback" not in printed
+
+
+def test_a_bug_on_the_local_runner_keeps_its_traceback() -> None:
+    pipeline = beam.Pipeline("FnApiRunner")
+    _ = pipeline | beam.Create([0]) | beam.Map(lambda number: 1 // number)
+    with pytest.raises(ZeroDivisionError):
+        engine_tasks.run_to_end(pipeline)
