@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from accounting import deltas, neighboring_relation
+from accounting.cli.byte_size import ByteSize
 from accounting.validation import InputError
 
 _ALLOW = "allow_large_delta"
@@ -63,6 +64,19 @@ relation = _declared(
     type=click.Choice(neighboring_relation.RELATIONS, case_sensitive=False),
 )
 max_examples_per_user = _declared("--max-examples-per-user", type=int)
+user_column = _declared("--user-column")
+sampled = _declared("--sample", type=click.Choice(["rows", "users"]))
+key_file = _declared("--key-file")
+memory_limit = _declared("--memory-limit", type=ByteSize())
+threads = click.option(
+    "--threads", type=int, help="Threads of this process.  [default: all cores]"
+)
+runner = click.option(
+    "--runner",
+    help="Apache Beam runner, to which all other options go; it writes the same "
+    "bytes.  Its workers must reach input, output and key under the same paths.  "
+    "[default: this process]",
+)
 plot = _declared("--plot", type=click.Path(path_type=Path))
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="JSON on standard output."

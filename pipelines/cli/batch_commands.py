@@ -10,7 +10,6 @@ import click
 from accounting.cli import registered, shared_options
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.cli.byte_size import ByteSize
 from pipelines.files.progress_bars import Bars
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
@@ -58,18 +57,15 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
 )
 @shared_options.delta("For auto: the smallest delta.  [default: 0.1 / rows]")
 @click.option("--physical-batch-size", type=int, help="Rows per record of a file.")
-@click.option(
-    "--key-file",
-    help="Secret sampling key, used for this data set alone: a file of mode 0600, made "
-    "if missing; a file in a store; or secretmanager://projects/P/secrets/S/versions/V."
-    "  [default: OUT/private/sampling.key, if OUT is on this machine]",
+@shared_options.key_file(
+    "Secret sampling key, used for this data set alone: a file of mode 0600, made if "
+    "missing; a file in a store; or secretmanager://projects/P/secrets/S/versions/V."
+    "  [default: OUT/private/sampling.key, if OUT is on this machine]"
 )
-@click.option(
-    "--memory-limit",
-    type=ByteSize(),
+@shared_options.memory_limit(
+    "Memory of this process, on the local runner and while it computes shuffles.",
     default="4GiB",
     show_default=True,
-    help="Memory of this process, on the local runner and while it computes shuffles.",
 )
 @click.option(
     "--shuffle",

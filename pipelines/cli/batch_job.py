@@ -18,7 +18,7 @@ from pipelines.cli.console import show
 from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import stoppable
+from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
@@ -35,10 +35,6 @@ _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
 #: Number of files that a dry run lists without --json.
 _LISTED = 20
-
-_STOPPED = (
-    "Stopped by a signal. Give the same command again: it goes on where it stopped."
-)
 
 
 def beam_options(arguments: list[str]) -> PipelineOptions:
@@ -200,7 +196,7 @@ def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifes
     }
     totals = {label: total for label, total in totals.items() if total}
     with (
-        stoppable(_STOPPED),
+        stoppable(RESUMES),
         Bars(totals) as bars,
         progress.listen(bars.advance),
     ):

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from pipelines.cli.byte_size import ByteSize
 
 
 @click.command(
@@ -19,10 +18,9 @@ from pipelines.cli.byte_size import ByteSize
     required=True,
     help="Parquet, CSV or TSV: file, folder or quoted glob.",
 )
-@click.option(
-    "--user-column",
+@shared_options.user_column(
+    "Column of the users' ids (integers, text or bytes), which OUT does not hold.",
     required=True,
-    help="Column of the users' ids (integers, text or bytes), which OUT does not hold.",
 )
 @shared_options.max_examples_per_user(
     "Maximum number of rows kept per user, chosen at random.", required=True
@@ -32,35 +30,23 @@ from pipelines.cli.byte_size import ByteSize
     "users.  It replaces their true number in the sampling rate.",
     required=True,
 )
-@click.option(
-    "--sample",
+@shared_options.sampled(
+    "What an example is: a row, or a user.  A user is one record with all rows kept; "
+    "its gradient is that of their mean loss.",
     "sampled",
-    type=click.Choice(["rows", "users"]),
     default="rows",
     show_default=True,
-    help="What an example is: a row, or a user.  A user is one record with all rows "
-    "kept; its gradient is that of their mean loss.",
 )
 @click.option("--out", required=True, help="New or empty folder.")
-@click.option(
-    "--key-file",
-    help="Secret key that chooses rows: a file of mode 0600, made if missing; not the "
-    "one of the batches.  [default: a temporary key, removed when the job ends]",
+@shared_options.key_file(
+    "Secret key that chooses rows: a file of mode 0600, made if missing; not the one "
+    "of the batches.  [default: a temporary key, removed when the job ends]"
 )
-@click.option(
-    "--memory-limit",
-    type=ByteSize(),
-    default="2GiB",
-    show_default=True,
-    help="Memory of this process, or of a worker.",
+@shared_options.memory_limit(
+    "Memory of this process, or of a worker.", default="2GiB", show_default=True
 )
-@click.option("--threads", type=int, help="In this process.  [default: all cores]")
-@click.option(
-    "--runner",
-    help="Apache Beam runner, to which all other options go; it writes the same "
-    "bytes.  Its workers must reach input, output and key under the same paths.  "
-    "[default: this process]",
-)
+@shared_options.threads
+@shared_options.runner
 @shared_options.as_json
 @click.pass_context
 def bound(

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import Any
 
-from accounting.cli import misspelt
-from accounting.validation import InputError
+from pipelines.cli import engine
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import stoppable
+from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.bounded import USERS
-from pipelines.job.quiet_beam import quiet_beam
 from pipelines.users.bound import bound as bound_users
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_steps import STEPS
-
-#: Printed after a stop by a signal.
-STOPPED = (
-    "Stopped by a signal. Give the same command again: it goes on where it stopped."
-)
 
 
 def bound(
@@ -39,7 +31,7 @@ def bound(
       out: New or empty folder.
       runner: Name of a Beam runner; None for this process.
       others: Options that the command does not know, for Beam.
-      options: The other flags.
+      options: The other flags, by name.
       as_json: Whether the summary is JSON.
 
     Raises:
@@ -47,16 +39,10 @@ def bound(
     """
     names = ("user_column", "max_examples_per_user", "num_examples", "sampled")
     settings = BoundSettings(**{name: options.pop(name) for name in names})
-    if runner is not None and options["threads"] is not None:
-        raise InputError("Expected no --threads beside --runner. Leave it out.")
-    if runner is None and others:
-        raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd bound, and those of "
-            "Beam go with --runner. See `dpsgd bound --help`."
-            f"{misspelt.meant(others[0])}"
-        )
+    engine.check("bound", runner, others, options["threads"])
+    beam_options = None if runner is None else engine.options_of(runner, others)
     began = time.perf_counter()
-    with stoppable(STOPPED), Bars(STEPS) as bars:
+    with stoppable(RESUMES), Bars(STEPS) as bars:
         bound_users(
             source,
             out,
@@ -64,7 +50,7 @@ def bound(
             key_file=options["key_file"],
             memory_limit=options["memory_limit"],
             num_threads=options["threads"],
-            run_tasks=engine(runner, others),
+            run_tasks=engine.task_runner(beam_options),
             on_progress=bars.update,
         )
     shown = {
@@ -77,25 +63,3 @@ def bound(
         "seconds": round(time.perf_counter() - began, 2),
     }
     show("Bounded users", shown, as_json)
-
-
-def engine(runner: str | None, others: list[str]) -> Any:
-    """Returns a function that runs tasks on an engine; None for this process.
-
-    Args:
-      runner: Name of a Beam runner; None for this process.
-      others: Beam's options.
-
-    Raises:
-      InputError: Beam does not know an option, or the engine may lose elements.
-    """
-    if runner is None:
-        return None
-    quiet_beam()
-    from pipelines.cli.batch_job import beam_options
-    from pipelines.job.engine_tasks import run_on_engine
-    from pipelines.job.poisson_batching import runner_of
-
-    found = beam_options([f"--runner={runner}", *others])
-    runner_of(found)  # refuses engines that may lose elements
-    return functools.partial(run_on_engine, found)

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from pipelines.cli.byte_size import ByteSize
 
 
 @click.command()
@@ -129,31 +128,25 @@ _USER_OPTIONS = (
         "training or, with --sample users, on the users.  It replaces their true "
         "number in the sampling rate."
     ),
-    click.option(
-        "--sample",
-        "sampled",
-        type=click.Choice(["rows", "users"]),
-        help="With a column of kind user: what an example is; see `dpsgd bound`.  "
+    shared_options.sampled(
+        "With a column of kind user: what an example is; see `dpsgd bound`.  "
         "[default: rows]",
+        "sampled",
     ),
     click.option(
         "--keep-users",
         is_flag=True,
         default=None,
         help="With a column of kind user, in place of these: keeps all rows and the "
-        "ids, for `dpsgd "
-        "compare --user-column` and `dpsgd bound`.",
+        "ids, for `dpsgd compare --user-column` and `dpsgd bound`.",
     ),
-    click.option(
-        "--key-file",
-        help="With a column of kind user: secret key that chooses rows, made if "
-        "missing; not the one of the batches.  [default: a temporary key]",
+    shared_options.key_file(
+        "With a column of kind user: secret key that chooses rows, made if missing; "
+        "not the one of the batches.  [default: a temporary key]"
     ),
-    click.option(
-        "--memory-limit",
-        type=ByteSize(),
-        help="With a column of kind user: memory of this process, or of a worker.  "
-        "[default: 2GiB]",
+    shared_options.memory_limit(
+        "With a column of kind user: memory of this process, or of a worker.  "
+        "[default: 2GiB]"
     ),
 )
 
@@ -215,13 +208,8 @@ def _user_options(command: Any) -> Any:
     "[default: 131072, fewer if rows are large]",
 )
 @_user_options
-@click.option("--threads", type=int, help="Threads that parse.  [default: all cores]")
-@click.option(
-    "--runner",
-    help="Apache Beam runner, to which all other options go; it writes the same "
-    "bytes.  Its workers must reach input and output under the same paths.  [default: "
-    "this process]",
-)
+@shared_options.threads
+@shared_options.runner
 @shared_options.as_json
 @click.pass_context
 def prepare(

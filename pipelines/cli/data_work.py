@@ -10,12 +10,10 @@ from typing import Any
 
 import click
 
-from accounting.cli import misspelt
 from accounting.validation import InputError
-from pipelines.cli import user_work
+from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
-from pipelines.job.quiet_beam import quiet_beam
 from pipelines.tables import convert, criteo
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.schema.fields import Fields
@@ -134,15 +132,8 @@ def prepare(
     Raises:
       InputError: flags contradict each other, or the table cannot be prepared.
     """
-    if others and runner is None:
-        raise InputError(
-            f"Expected no {others[0]!r}: it is no option of dpsgd prepare, and those "
-            "of Beam go with --runner. See `dpsgd prepare --help`."
-            f"{misspelt.meant(others[0])}"
-        )
     num_threads = options.pop("threads", None)
-    if runner is not None and num_threads is not None:
-        raise InputError("Expected no --threads beside --runner. Leave it out.")
+    engine.check("prepare", runner, others, num_threads)
     of_users = user_work.take(options)
     if schema_file is not None:
         with_users = bool(of_users.get("keep_users"))
@@ -151,15 +142,17 @@ def prepare(
         if "kind" not in options:
             _refuse_tables(source)
         prepared = _criteo_options(options)
+    settings = user_work.settings_for(prepared, of_users, schema_file)
+    beam_options = None if runner is None else engine.options_of(runner, others)
     began = time.perf_counter()
-    if settings := user_work.settings_for(prepared, of_users, schema_file):
+    if settings:
         call = user_work.Call(settings, **of_users)
-        shown = call.prepare(source, out, prepared, runner, others, num_threads)
+        shown = call.prepare(source, out, prepared, beam_options, num_threads)
         shown["seconds"] = round(time.perf_counter() - began, 2)
         show("Prepared data", shown, as_json)
         return
-    if runner is not None:
-        summary = _prepare_on(runner, source, out, prepared, others)
+    if beam_options is not None:
+        summary = _prepare_on(beam_options, source, out, prepared)
     else:
         summary = _prepare_here(source, out, prepared, num_threads)
     shown = _prepared(out, summary, time.perf_counter() - began)
@@ -217,20 +210,12 @@ def _prepare_here(source: str, out: str, prepared: Any, num_threads: Any) -> Any
         )
 
 
-def _prepare_on(
-    runner: str, source: str, out: str, prepared: Any, others: list[str]
-) -> Any:
-    """Prepares on an engine of Beam, with the remaining options."""
-    quiet_beam()
-    from pipelines.cli.batch_job import beam_options
-    from pipelines.job.poisson_batching import runner_of
+def _prepare_on(beam_options: Any, source: str, out: str, prepared: Any) -> Any:
     from pipelines.tables.job.prepare_job import PHASES, prepare_on
 
-    options = beam_options([f"--runner={runner}", *others])
-    runner_of(options)  # refuses what loses elements
     with Bars(PHASES) as bars:
         return prepare_on(
-            source, out, prepared, options, on_progress=bars.update, say=_say
+            source, out, prepared, beam_options, on_progress=bars.update, say=_say
         )
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accounting.validation import InputError
-from pipelines.cli.bound_work import STOPPED, engine
+from pipelines.cli.engine import task_runner
 from pipelines.files.progress_bars import Bars
-from pipelines.files.stopping import stoppable
+from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.tables import convert
 from pipelines.tables.table_format import TableOptions
 from pipelines.users.bound import DEFAULT_MEMORY_LIMIT, bound, threads_for
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_steps import STEPS
 from pipelines.users.prepare_users import PrepareTable, prepare_users
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
@@ -108,8 +111,7 @@ class Call:
         source: str,
         out: str,
         options: TableOptions,
-        runner: str | None,
-        others: list[str],
+        beam_options: PipelineOptions | None,
         num_threads: int | None,
     ) -> dict[str, Any]:
         """Prepares a table and returns a summary, which holds no counts of its rows.
@@ -118,28 +120,26 @@ class Call:
           source: File, folder or glob.
           out: New or empty folder.
           options: Options of the table.
-          runner: Name of a Beam runner; None for this process.
-          others: Beam's options.
-          num_threads: Threads of this process; the number of cores if None.
+          beam_options: Beam's options; None for this process.
+          num_threads: Number of threads of this process; by default its cores.
 
         Raises:
           InputError: the options or the table are refused.
         """
         threads_for(self.memory_limit, num_threads)
-        run_tasks = engine(runner, others)
-        with stoppable(STOPPED), Bars([*_OF_TABLE, *_OF_USERS.values()]) as bars:
+        with stoppable(RESUMES), Bars([*_OF_TABLE, *_OF_USERS.values()]) as bars:
             summary = prepare_users(
                 source,
                 out,
                 options,
                 self.settings,
                 key_file=self.key_file,
-                prepare_table=_prepare_table(run_tasks, bars, num_threads),
+                prepare_table=_prepare_table(beam_options, bars, num_threads),
                 bound_table=functools.partial(
-                    _bound_table,
+                    bound,
                     memory_limit=self.memory_limit,
                     num_threads=num_threads,
-                    run_tasks=run_tasks,
+                    run_tasks=task_runner(beam_options),
                     on_progress=lambda step, *done: bars.update(_OF_USERS[step], *done),
                 ),
             )
@@ -161,20 +161,15 @@ class Call:
         return shown
 
 
-def _bound_table(
-    pattern: str, out: Any, settings: BoundSettings, key_file: Any, **options: Any
-) -> None:
-    bound(pattern, out, settings, key_file=key_file, **options)
-
-
-def _prepare_table(run_tasks: Any, bars: Bars, num_threads: int | None) -> PrepareTable:
-    if run_tasks is None:
+def _prepare_table(
+    beam_options: PipelineOptions | None, bars: Bars, num_threads: int | None
+) -> PrepareTable:
+    if beam_options is None:
         return functools.partial(
             convert.prepare, num_threads=num_threads, on_progress=bars.update
         )
     from pipelines.tables.job.prepare_job import prepare_on
 
-    (options,) = run_tasks.args
     return functools.partial(
-        prepare_on, pipeline_options=options, on_progress=bars.update
+        prepare_on, pipeline_options=beam_options, on_progress=bars.update
     )

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AGAIN = "Stopped by a signal. Give the same command again."
+#: For commands that resume their work.
+RESUMES = f"{_AGAIN.rstrip('.')}: it goes on where it stopped."
 
 
 class StoppedError(BaseException):

@@ -50,8 +50,8 @@ _REMEDY = "Name another --out."
 
 #: Prepares a table: (pattern, folder, options) -> summary.
 PrepareTable = Callable[[str, pathlib.Path, TableOptions], PrepareSummary]
-#: Bounds users: (pattern, folder, settings, key file).
-BoundTable = Callable[[str, pathlib.Path, BoundSettings, pathlib.Path], None]
+#: Bounds users: (pattern, folder, settings, key_file=...).
+BoundTable = Callable[..., None]
 
 
 def prepare_users(
@@ -99,7 +99,7 @@ def prepare_users(
     if not (data / _TRAIN).exists():
         (work / "bound.json").unlink(missing_ok=True)
         _note(work / "bound.json", dataclasses.asdict(settings))
-        bound_table(str(table / _TRAIN), data / _TRAIN, settings, key)
+        bound_table(str(table / _TRAIN), data / _TRAIN, settings, key_file=key)
     _note(work / "bound.json", dataclasses.asdict(settings))
     records = {
         str(path.relative_to(data)): file_record(path)

@@ -91,9 +91,10 @@ def test_docstring_examples_run(path: pathlib.Path) -> None:
 
 SHARED_FLAGS = {
     "--allow-large-delta", "--batch-size", "--batches", "--data-is-public", "--delta",
-    "--epochs", "--epsilon", "--eval", "--json", "--keep-last", "--l2-norm-clip",
-    "--max-examples-per-user", "--method", "--noise-key-file", "--noise-multiplier",
-    "--num-examples", "--num-steps", "--plot", "--relation", "--sampler",
+    "--epochs", "--epsilon", "--eval", "--json", "--keep-last", "--key-file",
+    "--l2-norm-clip", "--max-examples-per-user", "--memory-limit", "--method",
+    "--noise-key-file", "--noise-multiplier", "--num-examples", "--num-steps", "--plot",
+    "--relation", "--runner", "--sample", "--sampler", "--threads", "--user-column",
 }  # fmt: skip
 COMMAND_MODULES = [path for path in SOURCES if "cli" in path.parts]
 

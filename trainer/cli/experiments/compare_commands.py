@@ -12,7 +12,6 @@ from accounting.cli import registered, shared_options
 from accounting.cli.registered import Registered
 from accounting.plan import DYNAMIC_SHUFFLE, TRUNCATED_POISSON
 from accounting.validation import InputError
-from pipelines.cli.byte_size import ByteSize
 from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.batch_settings import BatchSettings
 from trainer.cli import method_flags
@@ -64,21 +63,18 @@ from trainer.settings.user_levels import UserLevels
 @shared_options.l2_norm_clip(
     "Clip norm of all private methods.", "clips", required=True, **listed(click.FLOAT)
 )
-@click.option(
-    "--user-column",
-    help="Column of users' ids: compare sampling rows and users at one user-level "
-    "epsilon.",
+@shared_options.user_column(
+    "Column of users' ids: compare sampling rows and users at one user-level epsilon."
 )
 @shared_options.max_examples_per_user(
     "Maximum number of rows kept per user.", **listed(click.INT)
 )
-@click.option(
-    "--sample",
+@shared_options.sampled(
+    "With --user-column: what an example is.",
     "sampled",
     **listed(click.Choice(SAMPLED)),
     default=SAMPLED,
     show_default=True,
-    help="With --user-column: what an example is.",
 )
 @click.option("--num-users", type=int, help="A public upper bound on the users.")
 @shared_options.num_examples(
@@ -101,12 +97,10 @@ from trainer.settings.user_levels import UserLevels
     show_default=True,
     help="Maximum number of training runs at once, each in its own process.",
 )
-@click.option(
-    "--memory-limit",
-    type=ByteSize(),
+@shared_options.memory_limit(
+    "Memory of all runs at once, which may limit them to fewer than --jobs.",
     default="4GiB",
     show_default=True,
-    help="Memory of all runs at once, which may limit them to fewer than --jobs.",
 )
 @click.pass_context
 def compare(ctx: click.Context, as_json: bool, **flags: Any) -> None:
