@@ -1,4 +1,4 @@
-"""A place to write to, for libraries that want a file, that knows what was written."""
+"""A file for libraries that write to one, which counts and hashes what they write."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Sink(io.RawIOBase):
-    """Hands all bytes to a function, in order.
+    """Passes all bytes to a function, in order.
 
     Args:
-      write: Takes bytes, all of them.
+      write: Takes all of the bytes that it is given.
 
     Attributes:
-      size: Bytes so far.
+      size: Number of bytes so far.
     """
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
@@ -25,7 +25,7 @@ class Sink(io.RawIOBase):
 
     @property
     def sha256(self) -> str:
-        """Of all bytes so far, as hex digits."""
+        """SHA-256 of all bytes so far, as hex digits."""
         return self._digest.hexdigest()
 
     def writable(self) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 
 from accounting.validation import InputError
-from pipelines.inputs.parquet_blocks import Block, Dataset, RowGroups
+from pipelines.inputs.parquet_blocks import Block, Listing
 from pipelines.sampling.keys import commitment, derive
 
 #: A block of another data set passes with probability 2**-128.
@@ -87,7 +87,7 @@ class KnownInput:
         return self.tags[start : start + _TAG_BYTES] if block.ordinal >= 0 else b""
 
 
-def know_input(sampling_key: bytes, dataset: Dataset | RowGroups) -> KnownInput:
+def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
     """Returns the keyed digests that workers need of a data set.
 
     Args:

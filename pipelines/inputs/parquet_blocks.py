@@ -24,7 +24,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -67,27 +67,56 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """The input: its columns, blocks and files.
+class Listing:
+    """The row groups and files of an input.
 
     Digests of footers are sensitive: footers hold column statistics, so a guess at a
     row could be checked against them.
 
     Attributes:
-      columns: Columns of every file.
       blocks: Row groups, in the order of name and number.
-      description: The files' own description; see ``DATASET_METADATA_KEY``.
       files: Name -> number of rows, of every file.
       hidden: Names of hidden files and folders that were skipped.
       footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
     """
 
-    columns: tuple[Column, ...]
     blocks: tuple[Block, ...]
-    description: dict[str, Any]
     files: dict[str, int]
     hidden: tuple[str, ...]
     footers: dict[str, str] = dataclasses.field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names, sizes and footers of all files.  Sensitive."""
+        lines = [
+            f"{block.label} {block.num_rows} {self.footers[block.name]}\n"
+            for block in self.blocks
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowGroups(Listing):
+    """An input with columns of any type.
+
+    Attributes:
+      schema: Schema of every file.
+    """
+
+    schema: pa.Schema
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset(Listing):
+    """An input that batches can be made of.
+
+    Attributes:
+      columns: Columns of every file.
+      description: The files' own description; see ``DATASET_METADATA_KEY``.
+    """
+
+    columns: tuple[Column, ...]
+    description: dict[str, Any]
 
     @property
     def num_examples(self) -> int:
@@ -112,24 +141,6 @@ class Dataset:
           footer: The current ``footer_digest`` of the file.
         """
         return self.footers.get(block.name) == footer
-
-    @property
-    def digest(self) -> str:
-        """Of all files.  Sensitive."""
-        return _digest_of(self.blocks, self.footers)
-
-
-def _digest_of(blocks: Sequence[Block], footers: Mapping[str, str]) -> str:
-    """Returns the SHA-256 over names, sizes and footers of all files.  Sensitive.
-
-    Args:
-      blocks: Blocks of all files.
-      footers: Name of a file -> its ``footer_digest``.
-    """
-    lines = [
-        f"{block.label} {block.num_rows} {footers[block.name]}\n" for block in blocks
-    ]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 IsListed = Callable[[Block, str], bool]
@@ -196,15 +207,22 @@ def numeric_columns(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(column for column in found if column is not None)
 
 
+#: Names of NumPy's types where Arrow has others.
+_DTYPES = {
+    "bool": "uint8",
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+
+
 def _column(field: pa.Field) -> Column | None:
     """Returns the column of batches for a field; None if batches cannot hold it."""
     kind, shape = field.type, []
     while pa.types.is_fixed_size_list(kind):
         shape.append(kind.list_size)
         kind = kind.value_type
-    name = {"bool": "uint8", "halffloat": "float16", "float": "float32"}.get(
-        str(kind), {"double": "float64"}.get(str(kind), str(kind))
-    )
+    name = _DTYPES.get(str(kind), str(kind))
     if name not in DTYPES:
         return None
     return Column(name=field.name, dtype=name, shape=tuple(shape))
@@ -244,30 +262,6 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
                 names[column.path_in_schema.split(".")[0]] = None
     if names:
         raise InputError(with_nulls(names, path))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowGroups:
-    """The row groups of Parquet files with one schema, whatever its types.
-
-    Attributes:
-      schema: Schema of every file.
-      blocks: Row groups, in the order of name and number.
-      files: Name -> number of rows, of every file.
-      hidden: Names of hidden files and folders that were skipped.
-      footers: Name of every file with blocks -> its ``footer_digest``.  Sensitive.
-    """
-
-    schema: pa.Schema
-    blocks: tuple[Block, ...]
-    files: dict[str, int]
-    hidden: tuple[str, ...]
-    footers: dict[str, str] = dataclasses.field(repr=False)
-
-    @property
-    def digest(self) -> str:
-        """Of all files.  Sensitive."""
-        return _digest_of(self.blocks, self.footers)
 
 
 def list_blocks(pattern: str) -> Dataset:

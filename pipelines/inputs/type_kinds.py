@@ -27,7 +27,7 @@ def kind_of_type(kind: pa.DataType) -> str:
     if isinstance(kind, pa.BaseExtensionType):
         return kind_of_type(kind.storage_type)
     types = pa.types
-    if types.is_dictionary(kind) or _is_list(kind):
+    if types.is_dictionary(kind) or is_list(kind):
         return kind_of_type(kind.value_type)
     if types.is_boolean(kind):
         return "boolean"
@@ -35,11 +35,7 @@ def kind_of_type(kind: pa.DataType) -> str:
         return "numeric"
     if types.is_timestamp(kind) or types.is_date(kind):
         return "date"
-    text = types.is_string(kind) or types.is_large_string(kind)
-    data = types.is_binary(kind) or types.is_large_binary(kind)
-    if text or data or types.is_string_view(kind) or types.is_binary_view(kind):
-        return "category"
-    return DROP
+    return "category" if is_text(kind) else DROP
 
 
 def not_numbers(fields: Iterable[pa.Field]) -> str:
@@ -69,6 +65,19 @@ def with_nulls(names: Iterable[str], path: str) -> str:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether cells are texts or bytes of any length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether cells are lists."""
     fixed = pa.types.is_fixed_size_list(kind)
     return bool(fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind))

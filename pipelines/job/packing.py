@@ -26,8 +26,9 @@ from accounting.plan import DpSgdPlan
 from pipelines.batches.batch_format import as_items, encode_batch
 from pipelines.batches.columns import Column, check_record, row_bytes
 from pipelines.batches.manifest import BatchFile, FileChecksum
-from pipelines.batches.record_checksums import RecordChecksum, Summed
+from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.tfrecord import write_record
+from pipelines.files.sink import Sink
 from pipelines.inputs.parquet_blocks import Block, IsListed, read_block
 from pipelines.sampling.samplers import Participations, arrange_steps, sample_block
 
@@ -265,13 +266,13 @@ def encode_steps(
     for steps, pieces in units:
         columns, num_rows = _arrange(layout, steps, pieces)
         for step, part, record in _records(layout, steps, columns, num_rows):
-            of_record = Summed(write)
-            write_record(of_record, record)
+            sink = Sink(write)
+            write_record(sink.write, record)
             found = RecordChecksum(
-                step=step, part=part, size=of_record.size, sha256=of_record.sha256
+                step=step, part=part, size=sink.size, sha256=sink.sha256
             )
             records.append(str(found))
-            size += of_record.size
+            size += sink.size
         num_real += sum(num_rows)
     return FileChecksum(
         size=size,

@@ -179,17 +179,18 @@ def _progress(
     """Reports the progress of the workers."""
     if local:
         written = set(range(layout.num_groups)) - set(pending)
-        progress.advance("steps", sum(len(layout.steps(group)) for group in written))
+        done = sum(len(layout.steps(group)) for group in written)
+        progress.advance(progress.STEPS, done)
         yield
         return
 
     def count() -> dict[str, int]:
-        done = {"steps": num_steps_written(out, layout)}
+        done = {progress.STEPS: num_steps_written(out, layout)}
         if spill:
             names = storage.names(spill.folder)
             files = sum(name.startswith(BLOCK_PREFIX) for name in names)
             sampled = files * spill.fan_in.blocks_per_file
-            done["blocks"] = min(sampled, len(dataset.blocks))
+            done[progress.BLOCKS] = min(sampled, len(dataset.blocks))
         return done
 
     with progress.poll(count, _REMOTE_SECONDS if is_remote(out) else _SECONDS):

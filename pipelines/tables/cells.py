@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.inputs.type_kinds import is_list, is_text
+
 #: The greatest byte that stands for a space; those between are rare in a text.
 _LAST_SPACE = ord(" ")
 
@@ -133,18 +135,6 @@ def _without_empty(texts: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(texts.type, len(texts), [bits, offsets, data])
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Whether cells are texts, also if their file calls them bytes."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
-
-
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, np.ndarray]:
     """Returns values as ``kind``, null where that is impossible, and where it is.
 
@@ -187,15 +177,6 @@ def elements(
         starts, ends = inner[starts], inner[ends]
         array = array.flatten()
     return cells.of(array), starts, ends, absent
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Whether cells are lists."""
-    return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-    )
 
 
 def _offsets(lists: pa.Array) -> np.ndarray:

@@ -27,16 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from accounting.validation import InputError
-from pipelines.inputs.type_kinds import kind_of_type
-from pipelines.tables.cells import (
-    Cells,
-    any_of_row,
-    cast,
-    elements,
-    is_list,
-    is_text,
-    padded,
-)
+from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
+from pipelines.tables.cells import Cells, any_of_row, cast, elements, padded
 from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables.schema import column_kinds as kinds

@@ -386,18 +386,13 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
     Raises:
       InputError: none for the training data.
     """
-    by_rows = shares is None
-    counts = (
-        tuple(int(number) for number in count.of_splits)
-        if shares is None
-        else split_counts(count.num_good, shares)
-    )
+    if shares is None:
+        counts = tuple(int(number) for number in count.of_splits)
+        remedy = "Mend [split] of the schema."
+    else:
+        counts = split_counts(count.num_good, shares)
+        remedy = "Give more input, or a larger share."
     if not counts[0]:
-        remedy = (
-            "Mend [split] of the schema."
-            if by_rows
-            else "Give more input, or a larger share."
-        )
         raise InputError(
             f"Expected --split to leave rows for train; {count.num_good} well-formed "
             f"rows leave none. {remedy}"
@@ -474,24 +469,13 @@ def _write_all(
     write_record(root, schema, options.settings, files)
 
 
-def ignore_progress(phase: str, done: int, total: int) -> None:
-    """Ignores progress.
-
-    Args:
-      phase: What is done.
-      done: Bytes done.
-      total: Bytes in all.
-    """
-    del phase, done, total
-
-
 def prepare(
     pattern: str,
     out: str | os.PathLike[str],
     options: ConvertOptions,
     *,
     num_threads: int | None = None,
-    on_progress: Progress = ignore_progress,
+    on_progress: Progress = lambda *_: None,
 ) -> PrepareSummary:
     """Turns a raw table into Parquet; see the module for what it guarantees.
 

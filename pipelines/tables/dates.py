@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.tables.cells import Cells, cast, is_text
+from pipelines.inputs.type_kinds import is_text
+from pipelines.tables.cells import Cells, cast
 from pipelines.tables.schema import column_kinds as kinds
 
 _ZONED = r"[Tt ].*([Zz]|[+-][0-9]{2}:?[0-9]{2})$"
@@ -70,6 +71,7 @@ def since_1970(moment: datetime.datetime) -> int:
 
 
 _ID_PARTS: dict[str, Callable[[pa.Array], pa.Array]] = {
+    kinds.YEAR: pc.year,
     "month": pc.month,
     "day": pc.day,
     "hour": lambda times: pc.add(pc.hour(times), 1),
@@ -92,13 +94,10 @@ def part_of(times: pa.Array, kind: kinds.Date, part: str) -> np.ndarray:
         days = np.where(missing, np.nan, microseconds(times) / _DAY)
         days = 2 * (np.clip(days, first, last) - first) / (last - first) - 1
         return days.astype(np.float32)
+    numbers = pc.fill_null(_ID_PARTS[part](times), 0)
+    ids = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
     if part == kinds.YEAR:
         assert kind.range is not None
-        numbers = pc.year(times)
-    else:
-        numbers = _ID_PARTS[part](times)
-    ids = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if part == kinds.YEAR and kind.range is not None:
         place = ids - kind.range[0].year
         ids = np.where((place >= 0) & (place < kind.num_years), place + 2, 1)
     ids[missing] = 0

@@ -20,8 +20,6 @@ Public: the schema.  Sensitive: rows, and what is written.
 
 from __future__ import annotations
 
-import os
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +29,7 @@ import pyarrow as pa
 from apache_beam.io.parquetio import WriteToParquetBatched
 
 from accounting.validation import InputError, check_choice
+from pipelines.files.folders import make_private_folder
 from pipelines.files.output_folder import check_output
 from pipelines.files.paths import StrPath, absolute, is_remote, join
 from pipelines.tables.columns import convert, refusal
@@ -105,7 +104,7 @@ class PrepareRows(beam.PTransform):
         """
         if not is_remote(self._out):
             check_output(self._out)
-            _make_private(self._out)
+            make_private_folder(self._out, remedy="Choose another folder.")
         if self._users is not None:
             rows = self._with_bounded_training(rows, self._users)
         parts = (
@@ -131,8 +130,7 @@ class PrepareRows(beam.PTransform):
         return written | beam.Flatten()
 
     def _note(self, split: str) -> Bounded | None:
-        is_bounded = self._users is not None and split == SPLITS[0]
-        return self._users.note if self._users and is_bounded else None
+        return self._users.note if self._users and split == SPLITS[0] else None
 
     def _with_bounded_training(
         self, rows: beam.PCollection, users: BoundUsers
@@ -153,12 +151,6 @@ class PrepareRows(beam.PTransform):
 def _file_schema(schema: Schema, bounded: Bounded | None = None) -> pa.Schema:
     # Pickling loses that elements of lists are never null: as if they could be.
     return prepared_schema(schema, nullable_items=True, bounded=bounded)
-
-
-def _make_private(out: str) -> None:
-    folder = pathlib.Path(out)
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    os.chmod(folder, 0o700)
 
 
 class _Split(beam.DoFn):

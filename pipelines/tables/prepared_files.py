@@ -23,6 +23,7 @@ import hashlib
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,6 +49,8 @@ RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
 _FIELDS = ("dataset", "settings", "files", "fingerprint")
 
+#: Bytes of a row group: the batch job holds a few at a time.
+ROW_GROUP_BYTES = 64 << 20
 #: Bytes of a file that are digested at a time.
 _DIGEST_BYTES = 1 << 22
 
@@ -62,7 +65,7 @@ class FileRecord:
 
 
 def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Returns a writer of pages with checksums, packed as fast as they are read.
+    """Returns a writer of pages with checksums, compressed as fast as they are read.
 
     Args:
       where: A path, or a file that is open for writing.
@@ -75,6 +78,24 @@ def open_writer(where: Any, schema: pa.Schema) -> pq.ParquetWriter:
         compression_level=1,
         write_page_checksum=True,
     )
+
+
+@contextlib.contextmanager
+def new_table(
+    path: pathlib.Path, schema: pa.Schema, folder: str | os.PathLike[str]
+) -> Iterator[pq.ParquetWriter]:
+    """Yields a writer of a file that appears when the context ends well.
+
+    Args:
+      path: Path of the file.
+      schema: Schema of the file.
+      folder: Folder for the temporary file, on the same file system.  Not that of
+        ``path``: what a killed worker leaves must not become output.
+    """
+    temporary = pathlib.Path(folder, f"unfinished-{secrets.token_hex(8)}")
+    with open_writer(temporary, schema) as writer:
+        yield writer
+    os.replace(temporary, path)
 
 
 class SplitWriter:

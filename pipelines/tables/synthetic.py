@@ -340,21 +340,11 @@ def synthetic_rows(
         yield table.slice(skipped, min(last - start, BLOCK_ROWS) - skipped)
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """Tells nobody.
-
-    Args:
-      done: Rows done.
-      total: Rows in all.
-    """
-    del done, total  # nobody listens
-
-
 def write_synth(
     out: str | os.PathLike[str],
     options: SynthOptions,
     *,
-    on_progress: Progress = ignore_progress,
+    on_progress: Progress = lambda *_: None,
 ) -> list[pathlib.Path]:
     """Writes ``out/part-00000.txt`` and so on, and returns their paths.
 

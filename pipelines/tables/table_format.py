@@ -38,6 +38,7 @@ from pipelines.tables.file_parts import (
     range_leaves_open,
     row_group_ranges,
 )
+from pipelines.tables.prepared_files import ROW_GROUP_BYTES
 from pipelines.tables.raw_files import InputFile
 from pipelines.tables.schema.column_kinds import Output
 from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
@@ -52,9 +53,6 @@ from pipelines.tables.table_files import (
     table_columns,
     table_kind,
 )
-
-#: Of a row group: the batch job holds a few at a time.
-_ROW_GROUP_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,7 @@ def row_group_rows(schema: Schema) -> int:
         np.dtype(output.dtype).itemsize * math.prod(output.shape)
         for output in schema.outputs
     )
-    return max(1, min(DEFAULT_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // row_bytes))
+    return max(1, min(DEFAULT_ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes))
 
 
 def prepared_schema(

@@ -39,34 +39,25 @@ References:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import os
 import pathlib
-import secrets
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
 from accounting.validation import check_choice, check_int
 from pipelines.inputs.bounded import ROWS, SAMPLED, USERS
 from pipelines.inputs.known_input import KnownInput
-from pipelines.inputs.parquet_blocks import (
-    Block,
-    read_table,
-)
+from pipelines.inputs.parquet_blocks import Block, read_table
 from pipelines.job.spill import read_slice, spill_path, write_spill
-from pipelines.sampling.keys import (
-    derive,
-    read_key_file,
-)
+from pipelines.sampling.keys import derive, read_key_file
 from pipelines.sampling.streams import Stream
-from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.prepared_files import new_table
 from pipelines.users.keep_least import keep_least
 from pipelines.users.user_ids import hash_ids
 
@@ -269,22 +260,9 @@ class BoundJob:
         if path.exists():
             return
         kept = [self.kept(part, run) for part in range(self.num_parts)]
-        with self.new_table(path) as writer:
+        with new_table(path, self.schema, self.work) as writer:
             for rows in self.kept_rows(run, np.concatenate(kept)):
                 writer.write_table(rows, row_group_size=len(rows))
-
-    @contextlib.contextmanager
-    def new_table(self, path: pathlib.Path) -> Iterator[pq.ParquetWriter]:
-        """Gives a writer of a file that appears when the context ends well.
-
-        Args:
-          path: Of the file.
-        """
-        # Not beside it: what a killed worker leaves must not come into OUT.
-        temporary = pathlib.Path(self.work, f"unfinished-{secrets.token_hex(8)}")
-        with open_writer(temporary, self.schema) as writer:
-            yield writer
-        os.replace(temporary, path)
 
     def kept_rows(self, run: Run, kept: np.ndarray) -> Iterator[pa.Table]:
         """Yields the kept rows of each block, in their order.  Sensitive.

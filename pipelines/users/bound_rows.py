@@ -24,6 +24,7 @@ Public: settings.  Sensitive: rows, ids, the key, and the counts of an engine.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import io
@@ -126,13 +127,7 @@ class BoundUsers(beam.PTransform):
 
     def with_ids(self) -> BoundUsers:
         """Returns the transform that keeps the ids, for ``PrepareRows``."""
-        found = BoundUsers(
-            **{
-                name: getattr(self._settings, name)
-                for name in ("user_column", "max_examples_per_user", "num_examples")
-            },
-            key_file=self._key_file,
-        )
+        found = copy.copy(self)
         found._keeps_ids = True
         return found
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import secrets
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +37,7 @@ from pipelines.files.storage import write_atomically
 from pipelines.inputs.bounded import USERS
 from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.tables.convert import SPLITS, PrepareSummary
-from pipelines.tables.prepared_files import file_record, open_writer, write_record
+from pipelines.tables.prepared_files import file_record, new_table, write_record
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.table_format import TableOptions, prepared_schema
 from pipelines.users.bound_folder import open_work
@@ -144,13 +143,11 @@ def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:
     for path in sorted(source.glob("*.parquet")):
         if (target / path.name).exists():
             continue
-        temporary = source / f"unfinished-{secrets.token_hex(8)}"
         with (
             pq.ParquetFile(path, page_checksum_verification=True) as rows,
-            open_writer(temporary, schema) as writer,
+            new_table(target / path.name, schema, source) as writer,
         ):
             for group in range(rows.num_row_groups):
                 found = rows.read_row_group(group, columns=schema.names)
                 found = found.replace_schema_metadata(schema.metadata)
                 writer.write_table(found, row_group_size=len(found))
-        os.replace(temporary, target / path.name)

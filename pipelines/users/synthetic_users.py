@@ -42,7 +42,6 @@ from pipelines.tables.synthetic import (
     InCommon,
     Progress,
     SynthOptions,
-    ignore_progress,
     synth_generator,
     synthetic_rows,
     write_parts,
@@ -148,7 +147,7 @@ def write_synth_users(
     out: str | os.PathLike[str],
     options: SynthUserOptions,
     *,
-    on_progress: Progress = ignore_progress,
+    on_progress: Progress = lambda *_: None,
 ) -> list[pathlib.Path]:
     """Writes ``out/part-00000.parquet`` and so on, and returns their paths.
 

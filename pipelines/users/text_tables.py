@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import pathlib
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
 from pipelines.inputs.input_files import find_files
 from pipelines.tables.cells import Cells
-from pipelines.tables.prepared_files import open_writer
+from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import InputOptions
 from pipelines.tables.table_files import (
@@ -47,8 +45,6 @@ from pipelines.users.bound_folder import missing_column
 from pipelines.users.bound_job import BoundSettings
 
 _OPTIONS = InputOptions()
-#: Of a row group.
-_GROUP_BYTES = 64 << 20
 
 
 def is_text(pattern: str) -> bool:
@@ -108,17 +104,15 @@ def _write(folder: pathlib.Path, columns: tuple[str, ...], file: InputFile) -> N
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([(name, pa.large_string()) for name in columns])
-    temporary = folder.parent / f"unfinished-{secrets.token_hex(8)}"
-    with open_writer(temporary, schema) as writer:
+    with new_table(path, schema, folder.parent) as writer:
         waiting: list[pa.Table] = []
         for table in _tables(file, schema):
             waiting.append(table)
-            if sum(each.nbytes for each in waiting) >= _GROUP_BYTES:
+            if sum(each.nbytes for each in waiting) >= ROW_GROUP_BYTES:
                 _write_group(writer, waiting)
                 waiting = []
         if waiting:
             _write_group(writer, waiting)
-    os.replace(temporary, path)
 
 
 def _write_group(writer: Any, tables: Sequence[pa.Table]) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
+from pipelines.inputs.type_kinds import is_text
 from pipelines.sampling.keys import derive
 from pipelines.tables.hashing import AFTER, hash_fields, mix, words_of
 
@@ -78,11 +79,8 @@ def _hasher(kind: pa.DataType) -> _Hasher | None:
         return _hash_dictionary if _hasher(kind.value_type) else None
     if types.is_integer(kind):
         return _hash_integers
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_bytes = types.is_binary(kind) or types.is_large_binary(kind)
-    is_view = types.is_string_view(kind) or types.is_binary_view(kind)
     fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)
-    return _hash_bytes if is_text or is_bytes or is_view or fixed else None
+    return _hash_bytes if is_text(kind) or fixed else None
 
 
 def _hash(values: pa.Array, key: bytes) -> np.ndarray:

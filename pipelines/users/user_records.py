@@ -21,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError, check_int
-from pipelines.batches.columns import Column
+from pipelines.batches.columns import Column, row_bytes
 from pipelines.inputs.bounded import ROW_WEIGHTS
 from pipelines.inputs.parquet_blocks import numeric_columns, table_columns
 from pipelines.job.spill import read_slice, spill_path
+from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.users.bound_job import (
     DATA,
     KEPT_ROW,
@@ -35,8 +36,7 @@ from pipelines.users.bound_job import (
     write_pieces,
 )
 
-#: Of a row group: the batch job holds a few at a time.
-_ROW_GROUP_BYTES = 64 << 20
+#: Rows of a row group, at most.
 _MOST_ROWS = 1 << 17
 
 
@@ -57,13 +57,11 @@ def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
             f"Expected no column {ROW_WEIGHTS}: it is to tell rows from padding. "
             "Rename it."
         )
-    weights = Column(name=ROW_WEIGHTS, dtype="float32", shape=())
-    columns = (*columns, weights)
-    row_bytes = sum(column.numpy_dtype.itemsize for column in columns)
+    columns = (*columns, Column(name=ROW_WEIGHTS, dtype="float32"))
     check_int(
         "max_examples_per_user",
         most,
-        at_most=max(1, _ROW_GROUP_BYTES // row_bytes),
+        at_most=max(1, ROW_GROUP_BYTES // row_bytes(columns)),
         remedy="One record holds so many rows of a user. Keep fewer, or sample rows.",
     )
     return pa.schema([_field(column, most) for column in columns], rows.metadata)
@@ -133,9 +131,9 @@ def write_users(job: BoundJob, part: int) -> None:
     ]
     rows = np.concatenate(pieces)
     rows = rows[np.argsort(rows["user"], kind="stable")]
-    with job.new_table(path) as writer:
+    with new_table(path, job.schema, job.work) as writer:
         most = job.settings.max_examples_per_user
-        size = max(1, min(_MOST_ROWS, _ROW_GROUP_BYTES // (most * kind.itemsize)))
+        size = max(1, min(_MOST_ROWS, ROW_GROUP_BYTES // (most * kind.itemsize)))
         starts = np.flatnonzero(np.diff(rows["user"], prepend=~rows["user"][:1]))
         for first in range(0, len(starts), size):
             ends = [*starts[first + size : first + size + 1], len(rows)]

@@ -25,8 +25,9 @@ from pipelines.batches.manifest import (
     Manifest,
     write_manifest,
 )
-from pipelines.batches.record_checksums import RecordChecksum, Summed
+from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.tfrecord import write_record
+from pipelines.files.sink import Sink
 from pipelines.sampling.keys import create_key_file
 from trainer.run.run_record import NOISE_KEY_NAME, RunRecord, write_run
 
@@ -88,9 +89,9 @@ def _write_file(
     """Writes the records of a file, and returns its checksum."""
     buffer, sums = io.BytesIO(), []
     for step, part, record in records:
-        summed = Summed(buffer.write)
-        write_record(summed, record)
-        found = {"size": summed.size, "sha256": summed.sha256}
+        sink = Sink(buffer.write)
+        write_record(sink.write, record)
+        found = {"size": sink.size, "sha256": sink.sha256}
         sums.append(str(RecordChecksum(step=step, part=part, **found)))
     data = buffer.getvalue()
     path.write_bytes(data)

@@ -105,7 +105,7 @@ class SampleBlockFn(_Sampler, beam.DoFn):
             for group in self._groups:
                 yield group, (block.ordinal, packed.piece(group))
         self._blocks_read.inc()
-        progress.advance("blocks")
+        progress.advance(progress.BLOCKS)
 
 
 @beam.typehints.with_input_types(tuple[Block, ...])
@@ -133,7 +133,7 @@ class SpillBlocksFn(_Sampler, BundleFn):
             if not is_written(path):
                 # All steps: a resumed job may want others than this run does.
                 write_packed(path, self._pack(blocks), self._spill)
-        progress.advance("blocks", len(blocks))
+        progress.advance(progress.BLOCKS, len(blocks))
 
     def process(self, blocks: Iterable[Block]) -> Iterator[tuple[int, int]]:
         # Sorted: the order of arrival must not matter.

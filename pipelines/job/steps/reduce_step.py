@@ -132,7 +132,7 @@ class _Writer:
     def _write(self, group: int, units: Iterable[Unit]) -> None:
         with plain_errors():
             write_group(self._layout, self._directory, group, units)
-        progress.advance("steps", len(self._layout.steps(group)))
+        progress.advance(progress.STEPS, len(self._layout.steps(group)))
 
     def _count(self, group: int) -> str:
         self._steps_written.inc(len(self._layout.steps(group)))

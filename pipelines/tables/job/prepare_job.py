@@ -64,7 +64,6 @@ from pipelines.tables.convert import (
     Progress,
     Reader,
     RowCount,
-    ignore_progress,
     refuse_bad_rows,
     rows_of_splits,
     split_parts,
@@ -371,18 +370,14 @@ def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
     ]
 
 
-def _say_nothing(line: str) -> None:
-    del line
-
-
 def prepare_on(
     pattern: str,
     out: str | os.PathLike[str],
     options: ConvertOptions,
     pipeline_options: PipelineOptions,
     *,
-    on_progress: Progress = ignore_progress,
-    say: Callable[[str], None] = _say_nothing,
+    on_progress: Progress = lambda *_: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> PrepareSummary:
     """Does what ``convert.prepare`` does, on an engine of Beam.
 

@@ -108,7 +108,7 @@ def test_columns_are_those_of_batches(
 def test_a_record_fits_a_row_group(
     table: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(user_records, "_ROW_GROUP_BYTES", 3 * (8 + 2 * 8 + 4))
+    monkeypatch.setattr(user_records, "ROW_GROUP_BYTES", 3 * (8 + 2 * 8 + 4))
     bound(str(table), tmp_path / "out", settings(max_examples_per_user=3))
     with pytest.raises(InputError, match=r"max_examples_per_user=4 <= 3\. .* fewer"):
         bound(str(table), tmp_path / "more", settings(max_examples_per_user=4))
