@@ -1,1 +1,1 @@
-"""The format of batches: written, read, verified."""
+"""The format of batches: encoded, read and verified."""

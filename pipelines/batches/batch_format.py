@@ -3,16 +3,15 @@
 A record is a ``tf.train.Example`` with one bytes feature per column, the raw
 little-endian buffer of an array of shape ``(physical_batch_size, *column.shape)``; a
 bytes feature ``weight`` (float32, 1 for a real row, 0 for padding); and the int64
-features ``step`` and ``part``.  Padding rows are all zero bits and stand at the end.  A
-reader parses each batch once, and no single examples.
+features ``step`` and ``part``.  Padding rows are zero bits, after the real rows.
 
-Records are those of version 1.  Since version 2 the choices also derive from the digest
-of the input (``known_input``), so that no key reproduces the batches of version 1.
+Version 2 has the records of version 1.  Its samples also derive from the digest of the
+input (``known_input``), so that no key reproduces the batches of version 1.
 
 Formal guarantees:
   - ``decode_batch(encode_batch(batch))`` returns the same bits, NaN payloads included.
   - Equal batches have equal bytes (features are written in the order of their names).
-  - Records are framed as ``tfrecord`` says: a flipped bit anywhere is an error.
+  - Records are framed by ``tfrecord``: a flipped bit anywhere is an error.
 
 Public: column names, types and shapes.  Sensitive: everything else here.
 """
@@ -36,9 +35,9 @@ class PhysicalBatch:
     """One record.  Sensitive.
 
     Attributes:
-      step: The step that this batch belongs to.
-      part: Its index among the physical batches of that step, from 0.
-      columns: name -> array of shape (physical_batch_size, *column.shape).
+      step: Step of the batch, from 0.
+      part: Index among the physical batches of the step, from 0.
+      columns: Name -> array of shape (physical_batch_size, *column.shape).
       weight: float32 of shape (physical_batch_size,), 1 real, 0 padding.
     """
 
@@ -68,11 +67,11 @@ def encode_batch(
     """Returns the record of the rows in ``columns``, padded with weight-0 rows.
 
     Args:
-      columns: name -> little-endian array of shape (rows, ...), with the same number
+      columns: Name -> little-endian array of shape (rows, ...), with the same number
         of rows in each, at most ``physical_batch_size``.  Sensitive.
       step: Step of the batch.
       part: Index of the record within the step.
-      physical_batch_size: Rows of the record, real and padding.
+      physical_batch_size: Number of rows of the record, real and padding.
 
     Raises:
       ValueError: columns of different lengths, or too many rows.
@@ -119,9 +118,9 @@ def decode_batch(
     """Returns the batch in ``record``; arrays share its memory and are read-only.
 
     Args:
-      record: From ``encode_batch``.
-      columns: Its columns.
-      physical_batch_size: Its rows, real and padding.
+      record: Bytes from ``encode_batch``.
+      columns: Columns of the record.
+      physical_batch_size: As in ``encode_batch``.
 
     Raises:
       CorruptRecordError: not a record of these columns and this size.

@@ -1,4 +1,4 @@
-"""The columns of a record, and how long it becomes.
+"""The columns of a record, and its length in bytes.
 
 Formal guarantees:
   - ``check_record`` accepts no record that ``decode_batch`` could not read.
@@ -35,10 +35,10 @@ DTYPES = (
 )
 RESERVED_NAMES = ("weight", "step", "part")
 
-#: Of a serialized message: no reader of protocol buffers takes a longer one.
+#: The longest message that a reader of protocol buffers accepts.
 MOST_RECORD_BYTES = (1 << 31) - 1
-#: More than tags and lengths of a feature take (six of at most 6 bytes), and more than
-#: the features step and part beside them.
+#: Upper bounds on the tags and lengths of a feature (six of at most 6 bytes), and on
+#: the features step and part.
 _FEATURE_BYTES, _STEP_BYTES = 40, 80
 _WEIGHT_BYTES = 4
 
@@ -48,8 +48,8 @@ class Column:
     """Name, NumPy type and per-example shape of one column.  All public.
 
     Raises:
-      InputError: a type that is not fixed-width numeric, a reserved name, or more bytes
-        of one example than a record or NumPy can hold.
+      InputError: a dtype that is not in ``DTYPES``, a reserved name, or an example that
+        is longer than a record.
     """
 
     name: str
@@ -87,8 +87,8 @@ def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
     """Returns a tight upper bound on the bytes of a record.
 
     Args:
-      columns: Columns of the rows.
-      physical_batch_size: Rows of the record, real and padding.
+      columns: Columns of the record.
+      physical_batch_size: Number of rows of the record, real and padding.
     """
     names = [*(column.name for column in columns), "weight"]
     framing = sum(len(name.encode()) + _FEATURE_BYTES for name in names) + _STEP_BYTES
@@ -96,14 +96,10 @@ def record_bytes(columns: Sequence[Column], physical_batch_size: int) -> int:
 
 
 def check_record(columns: Sequence[Column], physical_batch_size: int) -> None:
-    """Refuses records that could be written but never read.
-
-    Args:
-      columns: Columns of the rows.
-      physical_batch_size: Rows of the record, real and padding.
+    """Refuses records that are too long to be read; arguments as for ``record_bytes``.
 
     Raises:
-      InputError: they are too long.
+      InputError: the largest size that would fit.
     """
     size = record_bytes(columns, physical_batch_size)
     if size <= MOST_RECORD_BYTES:

@@ -1,17 +1,17 @@
-"""The manifest beside the batches (public), and the checksums beside it (sensitive).
+"""The manifest of a folder of batches (public), and its checksums (sensitive).
 
     OUT/manifest.json             plan, columns, physical batch size, files; public
     OUT/batches-*.tfrecord        the batches; sensitive
-    OUT/private/checksums.json    digest, size and real rows of every file, digests of
-                                  its records, and of the input's files; sensitive
+    OUT/private/checksums.json    size and real rows of every file, digests of its
+                                  records and of the input's files; sensitive
     OUT/private/sampling.key      the key, unless it is kept elsewhere; sensitive
 
 Formal guarantees:
   - ``Manifest`` holds public values only: nothing in it depends on which example was
     sampled when, and the files it names depend on plan and columns alone.
-  - ``batches_id`` commits to the sampling key: two sets of batches of one plan but of
-    different keys have different manifests.
-  - An edited manifest no longer matches the digest in the checksums.
+  - ``batches_id`` commits to the sampling key: batches of one plan but of different
+    keys have different manifests.
+  - An edited manifest does not match the digest in the checksums.
   - ``read_input_digests`` identifies the files that the examples are from.
   - Files appear under their final name complete or not at all.
 """
@@ -31,7 +31,7 @@ from pipelines.batches.columns import Column, check_record
 from pipelines.files.paths import StrPath, join
 from pipelines.files.storage import make_folder, read_bytes, write_atomically
 
-#: Bump when a reader of the old version would misread the new one, or when the same
+#: Raise it when a reader of the old version would misread the new one, or when the same
 #: key and input would give other batches.
 FORMAT_VERSION = 2
 
@@ -41,16 +41,16 @@ PRIVATE_NAME = "private"
 CHECKSUMS_NAME = "checksums.json"
 KEY_NAME = "sampling.key"
 
-#: Key of the Parquet schema metadata under which the input describes itself, as a JSON
-#: object of public values.
+#: Key of the Parquet schema metadata with the description of a data set: a JSON object
+#: of public values.
 DATASET_METADATA_KEY = b"dpsgd.dataset"
-#: What `dpsgd prepare` writes beside the folders of its splits.
+#: The record that `dpsgd prepare` writes beside the folders of its splits.
 PREPARED_NAME = "_prepared.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchFile:
-    """A file of batches and the contiguous range of steps that it holds."""
+    """A file of batches and its contiguous range of steps."""
 
     name: str
     first_step: int
@@ -59,20 +59,20 @@ class BatchFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder of batches holds.  All fields are public.
+    """The description of a folder of batches.  All fields are public.
 
     Attributes:
       plan: How the batches were sampled.
       columns: Columns of every record, in the order of the packed row.
-      physical_batch_size: Rows of every record, real and padding.
+      physical_batch_size: Number of rows of every record, real and padding.
       batches_id: Commitment to the sampling key and the input's blocks, 32 hex digits.
-      dataset: What the input said of itself in its Parquet metadata (see
+      dataset: Description of the input from its Parquet metadata (see
         ``DATASET_METADATA_KEY``), such as the number of buckets of a hashed column.
-      files: In step order, together holding every step of the plan exactly once.
+      files: Files in step order, which hold every step of the plan exactly once.
 
     Raises:
-      InputError: files that do not hold every step once, or an impossible size, also
-        of records.
+      InputError: files that do not hold every step once, a physical batch size below 1,
+        or records that are too long to be read.
     """
 
     plan: DpSgdPlan
@@ -100,7 +100,7 @@ class Manifest:
 
     @property
     def parts_per_step(self) -> int | None:
-        """Records of every step; None where it is data dependent (untruncated)."""
+        """Number of records of every step; None if it depends on the data."""
         largest = self.plan.largest_batch_size
         return None if largest is None else -(-largest // self.physical_batch_size)
 
@@ -157,16 +157,16 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileChecksum:
-    """What one batch file holds.  Sensitive: it depends on the examples.
+    """The checksum of one batch file.  Sensitive: it depends on the examples.
 
     Attributes:
       size: Bytes of the file.
-      num_records: Records in the file.
-      num_real: Rows in them, without padding.
-      records: Of each record in order, as ``record_checksums`` writes it; empty of
-        files from before there was this.
-      sha256: Of a file without ``records``, as hex digits; else empty, since to hash
-        every byte twice would cost a twentieth of the job.
+      num_records: Number of records in the file.
+      num_real: Number of real rows in the file.
+      records: Checksum of each record in order, as text (``record_checksums``); empty
+        for files of earlier versions.
+      sha256: SHA-256 of a file without ``records``, as hex digits; otherwise empty:
+        hashing every byte twice would cost a twentieth of the job.
     """
 
     size: int
@@ -177,12 +177,12 @@ class FileChecksum:
 
     @classmethod
     def from_json(cls, fields: Any) -> FileChecksum:
-        """Returns the checksum of which ``fields`` are ``dataclasses.asdict``."""
+        """Returns the checksum whose ``dataclasses.asdict`` is ``fields``."""
         return cls(**{**fields, "records": tuple(fields.get("records", ()))})
 
 
 def pretty_json(value: Any) -> bytes:
-    """Returns ``value`` as indented JSON with sorted keys, for people."""
+    """Returns ``value`` as indented JSON with sorted keys."""
     return (
         json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
     ).encode()
@@ -192,8 +192,8 @@ def read_json(path: StrPath, *, remedy: str = "") -> Any:
     """Returns the JSON value in a file.
 
     Args:
-      path: Of the file.
-      remedy: What to do if it is missing.
+      path: Path of the file.
+      remedy: What the user can do if it is missing.
 
     Raises:
       InputError: no such file, or not JSON.
@@ -234,10 +234,9 @@ def write_manifest(
 
     Args:
       directory: Folder of the batches.
-      manifest: Their description.
+      manifest: Description of the batches.
       checksums: Name of a batch file -> its checksum.
-      input_digests: Of the files that the examples are from; see
-        ``parquet_blocks.footer_digest``.
+      input_digests: ``parquet_blocks.footer_digest`` of each file of the input.
     """
     data = pretty_json(manifest.to_json())
     private = {
@@ -295,7 +294,7 @@ def _read_private(directory: StrPath) -> tuple[Any, InputError]:
         raise refusal
     if private["manifest_sha256"] != hashlib.sha256(data).hexdigest():
         raise InputError(
-            f"Expected {manifest} to be as it was written; it was "
-            "edited. Restore it, or make the batches again."
+            f"Expected {manifest} to be as it was written; it was edited. Restore it, "
+            "or make the batches again."
         )
     return private, refusal

@@ -1,22 +1,19 @@
-"""Reads the physical batches of one of several workers: its share of the bytes.
-
-Part p of a step is worker p mod W's.
+"""Reads the physical batches of one of several workers: part p belongs to p mod W.
 
 Formal guarantees, for ``read_parts`` of all workers run to their ends without an error:
-  - exactly one worker was yielded each physical batch of the plan, and in step order;
-  - every byte was what ``dpsgd batches`` wrote: SHA-256 per record, checked before the
-    record is yielded, where the checksums of a file name each of its steps and parts
-    once and in order, as the records do, and sizes that add up to the size of the file;
-  - otherwise an InputError says which file, or which step, is wrong, to at least one of
-    the workers.
+  - exactly one worker was yielded each physical batch of the plan, in step order;
+  - every byte was what ``dpsgd batches`` wrote: the SHA-256 of a record is checked
+    before it is yielded, the checksums of a file name each of its steps and parts once
+    and in order, as the records do, and their sizes add up to the size of the file;
+  - otherwise an InputError of at least one worker names the file or step that is wrong.
 
 Other guarantees:
-  - A worker reads the bytes of its own records alone, and each once.
-  - What is read ahead from a store is at most 64 MiB, or two records if these are
-    longer, whatever the size of the batches; it is kept in memory alone.
+  - A worker reads only the bytes of its own records, each once.
+  - At most 64 MiB are read ahead from a store, or two records if these are longer,
+    whatever the size of the batches.
 
-Of a file without checksums of records, as earlier versions wrote, a worker reads and
-checks all at once, as ``read_batches``.
+A file without checksums of records, from an earlier version, is read and checked as a
+whole, as by ``read_batches``.
 
 Public: the manifest.  Sensitive: every yielded batch.
 """
@@ -50,22 +47,20 @@ from pipelines.files.paths import StrPath, is_remote, join
 from pipelines.files.storage import range_reader, size
 from pipelines.files.threads import in_order
 
-#: Of ranges that are read ahead, and how many of them at a time.
+#: Maximum bytes and number of the ranges that are read ahead.
 _AHEAD_BYTES, _MOST_AHEAD = 64 << 20, 8
 
 
 def read_parts(
     directory: StrPath, share: Share, *, first_step: int = 0
 ) -> Iterator[PhysicalBatch]:
-    """Yields a worker's physical batches of steps ``first_step`` and later.
+    """Yields a worker's physical batches; other arguments as for ``read_batches``.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
-      share: Which parts.
-      first_step: Where to start; a resumed run passes the number of finished steps.
+      share: The parts of the worker.
 
     Raises:
-      InputError: missing, changed, incomplete or repeated data, or a bad start.
+      InputError: as ``read_batches``.
     """
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
@@ -74,7 +69,7 @@ def read_parts(
 
 
 def has_record_checksums(directory: StrPath) -> bool:
-    """Whether a worker reads its own parts alone.
+    """Whether a worker can read only its own parts.
 
     Raises:
       InputError: no readable checksums.
@@ -108,7 +103,7 @@ def _read(
 def _depth(
     directory: StrPath, manifest: Manifest, checksums: dict[str, FileChecksum]
 ) -> int:
-    """Returns how many ranges are held; a file here waits for no answer."""
+    """Returns how many ranges are held: more of a store, which is slow to answer."""
     if not is_remote(directory):
         return 2
     whole = [sums.size for sums in checksums.values() if not sums.records]
@@ -119,13 +114,10 @@ def _depth(
 def _checked(
     found: Range, path: str, read: Callable[[str, int, int], bytes]
 ) -> list[memoryview]:
-    """Returns the records of a range with their frames, or else all of a file.
-
-    Their digests were checked.
-    """
+    """Returns the records of a range, or the whole file, after checking digests."""
     try:
-        # Of a store one listing has told the sizes of all files before the first step.
-        # What is missing is an error of the read.
+        # In a store, the trainer checks the sizes of all files before its first
+        # step, in one listing.
         if not is_remote(path) and size(path) not in (None, found.checksum.size):
             raise changed(path)
         data = memoryview(read(path, found.start, found.end - found.start))

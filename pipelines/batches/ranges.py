@@ -1,12 +1,12 @@
-"""Which bytes of the batch files hold a worker's records.
+"""The bytes of the batch files that hold a worker's records.
 
 Formal guarantees:
   - ``ranges`` of all workers hold each record of the wanted steps once, in step order
     for each of them, and no other byte.
-  - They come from checksums that name each step and part of a file once and in order,
-    with sizes that add up to that of the file; others are refused.
+  - Checksums that do not name each step and part of a file once and in order, or whose
+    sizes do not add up to that of the file, are refused.
 
-Sensitive: all of it, as the number of parts of a step may follow from the examples.
+Sensitive: all of it, since the number of parts of a step may depend on the examples.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from pipelines.batches.reader import Order, checksum_of, files_from, parse_recor
 from pipelines.batches.record_checksums import RecordChecksum
 from pipelines.batches.share import Share
 
-#: A request for less would wait longer for its answer than for its bytes.
+#: A smaller request would wait longer for its answer than for its bytes.
 RANGE_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(kw_only=True)
 class Range:
-    """Bytes of a file that are read at once.
+    """A range of bytes that is read at once.
 
     Attributes:
-      file: Of the manifest.
-      checksum: Of the file.
-      start: The first byte.
-      end: After the last byte.
-      records: What the bytes are; empty if they are all of a file whose checksums
-        name no records.
+      file: File of the manifest.
+      checksum: Checksum of the file.
+      start: First byte.
+      end: Byte after the last.
+      records: Records in the range; empty for a whole file whose checksum names none.
     """
 
     file: BatchFile
@@ -49,16 +48,18 @@ def ranges(
     share: Share,
     first_step: int,
 ) -> Iterator[Range]:
-    """Yields what a worker reads, in step order.
+    """Yields the ranges that a worker reads, in step order.
+
+    A file whose checksum names no records is one range.
 
     Args:
-      manifest: Of the folder.
+      manifest: Manifest of the folder.
       checksums: From ``read_checksums``.
-      share: Which parts of a step; of a file whose checksums name no records, all.
-      first_step: The first step that is wanted.
+      share: The parts of the worker.
+      first_step: First step to read.
 
     Raises:
-      InputError: checksums that are not of every step and part once.
+      InputError: checksums without each step and part once.
     """
     for file in files_from(manifest.files, first_step):
         checksum = checksum_of(file, checksums)
@@ -75,7 +76,7 @@ def _ranges_of(
     share: Share,
     first_step: int,
 ) -> list[Range]:
-    """Returns the records of a worker, neighbours up to ``RANGE_BYTES`` together."""
+    """Returns a worker's ranges: adjacent records together, up to ``RANGE_BYTES``."""
     found: list[Range] = []
     position = 0
     for record in _records(file, manifest, checksum):
@@ -102,7 +103,7 @@ def _ranges_of(
 def _records(
     file: BatchFile, manifest: Manifest, checksum: FileChecksum
 ) -> list[RecordChecksum]:
-    """Returns the checksums of all records, which are every step and part once."""
+    """Returns the checksums of all records, after checking steps and parts."""
     records = parse_records(file, checksum)
     order = Order(file, manifest.parts_per_step)
     for record in records:

@@ -2,15 +2,14 @@
 
 Formal guarantees, for ``read_batches`` run to its end without an error:
   - every step of the plan was yielded exactly once, in order, with all of its parts;
-  - every byte was what ``dpsgd batches`` wrote (SHA-256 of all records of a file, which
-    are checked before the first of them is yielded);
-  - otherwise an InputError says which file, or which step, is wrong.
+  - every byte was what ``dpsgd batches`` wrote: the SHA-256 of all records of a file is
+    checked before the first of them is yielded;
+  - otherwise an InputError names the file or step that is wrong.
 
 Public: the manifest.  Sensitive: every yielded batch.
 
-Example: the same batches for JAX Privacy, Opacus or anything that reads NumPy:
+Example:
 
-    from pipelines.batches.reader import read_batches
     for batch in read_batches("batches"):
         batch.step, batch.columns["label"], batch.weight
 """
@@ -45,15 +44,13 @@ def read_file(
     checksums: dict[str, FileChecksum],
     buffer: FileBuffer,
 ) -> memoryview:
-    """Returns the contents of a batch file, after checking their checksum.
-
-    They lie in ``buffer`` and are valid until it reads another file.
+    """Returns the contents of a batch file, after checking its digests.
 
     Args:
-      directory: A folder of batches, here or in a store.
-      file: Which file of its manifest.
+      directory: Folder of batches, local or in a store.
+      file: File of its manifest.
       checksums: From ``read_checksums``.
-      buffer: Memory for the contents.
+      buffer: Memory for the contents, which are valid until it reads another file.
 
     Raises:
       InputError: missing, without a checksum, or not the bytes that were written.
@@ -74,7 +71,7 @@ def read_file(
 def _frames(
     data: memoryview, file: BatchFile, checksum: FileChecksum
 ) -> Iterator[tuple[memoryview, str]]:
-    """Yields all of the data in the pieces that have digests, with these."""
+    """Yields the pieces of the data that have digests, each with its digest."""
     if not checksum.records:
         yield data, checksum.sha256
         return
@@ -85,14 +82,14 @@ def _frames(
 
 
 def parse_records(file: BatchFile, checksum: FileChecksum) -> list[RecordChecksum]:
-    """Returns the checksums of all records of a file; none where it has none.
+    """Returns the checksums of all records of a file; empty if it has none.
 
     Args:
-      file: Of the manifest.
-      checksum: Of the file.
+      file: File of the manifest.
+      checksum: Checksum of the file.
 
     Raises:
-      InputError: other texts, or sizes that do not add up to that of the file.
+      InputError: malformed, or sizes that do not add up to that of the file.
     """
     try:
         records = list(map(record_checksums.parse, checksum.records))
@@ -104,7 +101,7 @@ def parse_records(file: BatchFile, checksum: FileChecksum) -> list[RecordChecksu
 
 
 def damaged_checksums(file: BatchFile) -> InputError:
-    """Returns the error for checksums that are not of a file's records."""
+    """Returns the error for checksums that do not match a file's records."""
     return InputError(
         f"Expected the checksums of the records of {file.name} to be as they were "
         "written. Restore private/checksums.json, or make the batches again."
@@ -115,7 +112,7 @@ def checksum_of(file: BatchFile, checksums: dict[str, FileChecksum]) -> FileChec
     """Returns the checksum of a file.
 
     Args:
-      file: Of the manifest.
+      file: File of the manifest.
       checksums: From ``read_checksums``.
 
     Raises:
@@ -127,11 +124,11 @@ def checksum_of(file: BatchFile, checksums: dict[str, FileChecksum]) -> FileChec
 
 
 def unreadable(path: str, error: OSError) -> InputError:
-    """Returns the error for a batch file that cannot be read, with the remedy.
+    """Returns the error for a batch file that cannot be read.
 
     Args:
-      path: Of the file.
-      error: Why.
+      path: Path of the file.
+      error: Error of the read.
     """
     if not is_remote(path):
         return InputError(
@@ -146,7 +143,7 @@ def unreadable(path: str, error: OSError) -> InputError:
 
 
 def changed(path: StrPath) -> InputError:
-    """Returns the error for a batch file that holds other bytes, with the remedy."""
+    """Returns the error for a batch file that was changed."""
     return InputError(
         f"Expected batch file {path} to be as it was written; it was changed. "
         "Restore it, or make the batches again."
@@ -156,12 +153,12 @@ def changed(path: StrPath) -> InputError:
 def check_file(
     data: bytes | memoryview, file: BatchFile, manifest: Manifest
 ) -> Iterator[PhysicalBatch]:
-    """Yields the batches of one file, after checking steps and parts.
+    """Yields the batches of one file, and checks their steps and parts.
 
     Args:
       data: Contents of the file.
-      file: Which file of the manifest.
-      manifest: Of the folder.
+      file: File of the manifest.
+      manifest: Manifest of the folder.
 
     Raises:
       CorruptRecordError: a step or part is missing, repeated or out of order.
@@ -175,11 +172,11 @@ def check_file(
 
 
 class Order:
-    """Accepts the physical batches of a file: each step and part once and in order.
+    """Checks that a file holds each step and part once and in order.
 
     Args:
-      file: Which file of a manifest.
-      parts_per_step: Of every step; None where it is data dependent.
+      file: File of a manifest.
+      parts_per_step: Number of records of every step; None if it depends on the data.
     """
 
     def __init__(self, file: BatchFile, parts_per_step: int | None) -> None:
@@ -192,11 +189,11 @@ class Order:
         """Accepts the next physical batch.
 
         Args:
-          step: That it belongs to.
-          part: Its index among the physical batches of that step.
+          step: Step of the batch.
+          part: Index among the physical batches of the step.
 
         Raises:
-          CorruptRecordError: another one is next.
+          CorruptRecordError: it is not the next one.
         """
         if (step, part) not in self._allowed or step >= self._end[0]:
             raise CorruptRecordError(
@@ -226,11 +223,12 @@ def read_batches(directory: StrPath, *, first_step: int = 0) -> Iterator[Physica
     """Yields every physical batch of steps ``first_step`` and later, in step order.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
-      first_step: Where to start; a resumed run passes the number of finished steps.
+      directory: Folder that ``dpsgd batches`` wrote, local or in a store.
+      first_step: First step to read; a resumed run passes its number of finished steps.
 
     Raises:
-      InputError: missing, changed, incomplete or repeated data, or a bad start.
+      InputError: missing, changed, incomplete or repeated data, or ``first_step`` is
+        out of range.
     """
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)
@@ -256,7 +254,7 @@ def _contents(
     files: Iterable[BatchFile],
     checksums: dict[str, FileChecksum],
 ) -> Iterator[tuple[BatchFile, memoryview]]:
-    """Yields checked files; the next one is read and hashed while one is used."""
+    """Yields checked files; reads and hashes the next one while one is used."""
     buffers = itertools.cycle([FileBuffer(), FileBuffer()])
 
     def read(work: tuple[BatchFile, FileBuffer]) -> tuple[BatchFile, memoryview]:
@@ -271,7 +269,7 @@ def files_from(files: Iterable[BatchFile], first_step: int) -> Iterator[BatchFil
     """Returns the files that hold a step from ``first_step`` on.
 
     Args:
-      files: In step order.
-      first_step: The first step that is wanted.
+      files: Files in step order.
+      first_step: First step to read.
     """
     return (file for file in files if file.first_step + file.num_steps > first_step)

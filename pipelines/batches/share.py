@@ -1,4 +1,4 @@
-"""Which parts of a step are one worker's: part p is worker p mod W's."""
+"""Which parts of a step belong to a worker: part p to worker p mod W."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Share:
 
     Attributes:
       rank: Rank of the worker, from 0.
-      count: Number of all workers.
+      count: Number of workers.
 
     Example:
       >>> [part for part in range(7) if Share(rank=1, count=3).has(part)]
@@ -22,9 +22,9 @@ class Share:
     count: int = 1
 
     def has(self, part: int) -> bool:
-        """Whether a part of a step is this worker's."""
+        """Whether a part of a step belongs to this worker."""
         return part % self.count == self.rank
 
 
-#: Of a worker that is alone.
+#: The share of a single worker.
 ALL = Share()

@@ -1,7 +1,7 @@
-"""The message ``tf.train.Example``, without TensorFlow: bytes and integers alone.
+"""The message ``tf.train.Example``, with bytes and integers only, without TensorFlow.
 
-Its descriptors are in a pool of their own, since TensorFlow registers the same messages
-in the default one: both can be in one process.
+It has a descriptor pool of its own, since TensorFlow registers the same message in the
+default pool, and one process may hold both.
 
 References:
   tensorflow/core/example/example.proto and feature.proto.

@@ -2,8 +2,7 @@
 
 Formal guarantees:
   - ``iterate_records`` yields the records that were written, in order.
-  - A flipped bit anywhere in a record is an error, and so is a file that ends within
-    one.
+  - A flipped bit in a record is an error, and so is a file that ends within one.
 
 References:
   tensorflow/core/lib/io/record_writer.h.
@@ -37,7 +36,7 @@ def write_record(write: Callable[[bytes], object], record: bytes) -> None:
 
     Args:
       write: Appends bytes to a file; called several times.
-      record: The contents of the record.
+      record: Contents of the record.
     """
     length = _LENGTH.pack(len(record))
     write(length + _CRC.pack(_masked_crc(length)))
@@ -46,7 +45,7 @@ def write_record(write: Callable[[bytes], object], record: bytes) -> None:
 
 
 def iterate_records(data: bytes | memoryview) -> Iterator[bytes]:
-    """Yields the records of a TFRecord file, given its contents.
+    """Yields the records in the contents of a TFRecord file.
 
     Raises:
       CorruptRecordError: a checksum does not match, or the file ends within a record.

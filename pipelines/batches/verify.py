@@ -7,7 +7,7 @@ Formal guarantees, if ``verify`` returns no findings:
   - the checksums of single records, where there are any, are those of the files;
   - every record has its real rows first, weights of 0 and 1 only, and zero padding.
 
-Public: the findings, which name files and steps.  Sensitive: everything that is read.
+Public: the findings, which name files and steps.  Sensitive: the batches.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from pipelines.files.paths import StrPath, is_remote
 from pipelines.files.storage import sizes
 from pipelines.files.threads import in_order, num_cores
 
-#: More threads than this wait for Python.
+#: More threads would wait for Python's global lock.
 _MAX_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was checked, and each thing that is wrong, as one line.  All public."""
+    """What was checked; each finding is one line.  All public."""
 
     num_files: int
     num_steps: int
@@ -91,7 +91,7 @@ def _check_files(
     checksums: dict[str, FileChecksum],
     progress: Callable[[int], None],
 ) -> list[str]:
-    """Returns what is wrong with the files of the manifest, in their order."""
+    """Returns the findings about the files of the manifest, in their order."""
     num_threads = 1 if is_remote(directory) else min(num_cores(), _MAX_THREADS)
     buffers: queue.SimpleQueue[FileBuffer] = queue.SimpleQueue()
     for _ in range(num_threads):
@@ -122,14 +122,14 @@ def verify(
     *,
     progress: Callable[[int], None] = lambda num_files: None,
 ) -> Verification:
-    """Checks every byte of a folder of batches; goes on after a finding.
+    """Checks every byte of a folder of batches, and reports all findings.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
+      directory: Folder that ``dpsgd batches`` wrote, local or in a store.
       progress: Called with the number of files checked so far.
 
     Raises:
-      InputError: no readable manifest or checksums to check against.
+      InputError: the manifest or the checksums cannot be read.
     """
     manifest = read_manifest(directory)
     checksums = read_checksums(directory)

@@ -1,1 +1,1 @@
-"""The commands around batches."""
+"""Commands that prepare tables, bound users, and make and verify batches."""

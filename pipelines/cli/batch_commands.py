@@ -14,7 +14,7 @@ from pipelines.files.progress_bars import Bars
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.job.quiet_beam import quiet_beam
 
-#: Options of the job itself, as ``poisson_batching.write_batches`` takes them.
+#: Options that ``poisson_batching.write_batches`` takes.
 _OF_THE_JOB = ("key_file", "memory_limit", "shuffle", "scratch")
 
 
@@ -72,8 +72,8 @@ def _settings(options: dict[str, Any]) -> BatchSettings:
     type=click.Choice(["auto", "files", "engine"]),
     default="auto",
     show_default=True,
-    help="Where rows are kept between map and reduce: in files, which every worker "
-    "must reach, or in the engine.  auto: in files, except on Dataflow.",
+    help="Where rows wait between map and reduce: in files, which every worker must "
+    "reach, or in the engine.  auto: in files, except on Dataflow.",
 )
 @click.option(
     "--scratch",
@@ -113,10 +113,7 @@ def batches(ctx: click.Context, source: str, out: str, **options: Any) -> None:
 
 
 def make_batches(*arguments: Any) -> None:
-    """Makes batches as ``make_batches.make_batches`` does, with progress bars.
-
-    To be called in a process of its own, because it silences Beam's log.
-    """
+    """Calls ``batch_job.make_batches``, in a process of its own: it silences Beam."""
     quiet_beam()
     from pipelines.cli import batch_job
 
@@ -127,7 +124,7 @@ def make_batches(*arguments: Any) -> None:
 @click.argument("directory")
 @shared_options.as_json
 def verify(directory: str, as_json: bool) -> None:
-    """Checks every byte of batches or prepared data against checksums.
+    """Checks every byte of batches or of prepared data against checksums.
 
     DIRECTORY is a folder that `dpsgd batches` or `dpsgd prepare` wrote.
 

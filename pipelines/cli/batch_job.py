@@ -1,4 +1,4 @@
-"""The work of ``dpsgd batches``: Beam's options, a summary, the job with progress."""
+"""The work of ``dpsgd batches``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.sampling.shuffle import num_block_passes
 
-#: Bytes of a bundle's output that Beam's Java modules can queue, with a margin.
+#: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
 MOST_BUNDLE_BYTES = 850 << 20
 _JAVA_RUNNERS = ("FlinkRunner", "SparkRunner", "PortableRunner")
 
-#: Number of files that a dry run lists without --json.
+#: Maximum number of files that a dry run lists without --json.
 _LISTED = 20
 
 
@@ -66,8 +66,8 @@ def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> s
 
     A worker samples its blocks as one bundle.  Beam's Java modules (seen with 2.62; see
     apache/beam#38570) queue up to 100 messages of 10 MiB of a bundle's output in
-    memory, and read them only when the bundle is done: with more output, both sides
-    wait forever.
+    memory, and read them when the bundle is done: with more output, both sides wait
+    forever.
     """
     if runner not in _JAVA_RUNNERS:
         return ""
@@ -101,8 +101,8 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
 
 
 def _listing(dataset: Dataset, as_json: bool) -> dict[str, Any]:
-    """Returns the files found at ``--input``; only the first ones if not as JSON."""
-    if dataset.bounded:  # the number of rows is not public
+    """Returns the files found at ``--input``; without JSON only the first ones."""
+    if dataset.bounded:  # the number of rows is sensitive
         lines = list(dataset.files)
     else:
         lines = [f"{name}: {rows:,} rows" for name, rows in dataset.files.items()]
@@ -133,13 +133,13 @@ def run(
 
     Args:
       source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or the unfinished folder of the same job.
+      out: Empty or new folder, or the unfinished folder of the same job.
       settings: How to sample.
       arguments: Beam's options.
       dry_run: Whether to write nothing.
       as_json: Whether to print JSON instead of a table.
-      **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``, as
-        ``poisson_batching.write_batches`` takes them.
+      **job: ``key_file``, ``memory_limit``, ``shuffle`` and ``scratch``; see
+        ``poisson_batching.write_batches``.
 
     Raises:
       InputError: before any work, for anything that the user can fix.
@@ -174,12 +174,7 @@ def run(
 
 
 def make_batches(source: str, out: str, settings: BatchSettings) -> None:
-    """Makes batches on the local runner, with progress bars.
-
-    Args:
-      source: As in ``run``.
-      out: As in ``run``.
-      settings: How to sample.
+    """Makes batches on the local runner, with progress bars; arguments as for ``run``.
 
     Raises:
       InputError: before any work, for anything that the user can fix.
@@ -188,7 +183,6 @@ def make_batches(source: str, out: str, settings: BatchSettings) -> None:
 
 
 def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
-    """Writes batches, with progress bars."""
     totals = {
         progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
         progress.BLOCKS: len(dataset.blocks),

@@ -61,8 +61,8 @@ def bound(
 
     A secret key chooses the rows of each user at random, whatever their order or file.
     OUT holds the kept rows in their order, without the column of ids.  Its metadata
-    says that users are bounded, which batches, runs and privacy statements then use.
-    The numbers of users and of rows are not published.
+    says that users are bounded, for batches, runs and privacy statements.  The numbers
+    of users and of rows are not published.
 
     Columns of CSV and TSV become text; `dpsgd prepare --schema` turns them into
     numbers, split by hash or time, and keeps the metadata.  `dpsgd prepare` can also

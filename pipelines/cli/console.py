@@ -1,7 +1,4 @@
-"""Tables that commands print on standard output.
-
-Public values only.
-"""
+"""Tables of public values that commands print on standard output."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def show(title: str, fields: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(fields, indent=2))
         return
-    # Long values, such as fingerprints, go below the table so that they can be copied.
+    # Fingerprints go below the table, where they are not wrapped and can be copied.
     table = Table(title=title, show_header=False)
     table.add_column()
     table.add_column(overflow="fold")

@@ -64,7 +64,7 @@ _KINDS = {
 
 
 def _kind_options(command: Any) -> Any:
-    """Adds a flag for each kind of column."""
+    """Adds one flag per kind of column."""
     for kind, text in reversed(_KINDS.items()):
         command = click.option(f"--{kind}", default="", help=text)(command)
     return command

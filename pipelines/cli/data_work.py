@@ -30,7 +30,7 @@ def synth(out: str, options: Mapping[str, Any], *, as_json: bool) -> None:
 
     Args:
       out: New or empty folder.
-      options: The other flags.
+      options: The other flags, by name.
       as_json: Whether the summary is JSON.
 
     Raises:
@@ -69,7 +69,7 @@ def schema(
       out: New file.
       kinds: Kind -> names of columns, separated by commas.
       as_json: Whether the summary is JSON.
-      **options: Further flags of the command.
+      **options: The other flags.
 
     Raises:
       InputError: a flag contradicts the table, or ``out`` exists.
@@ -122,11 +122,11 @@ def prepare(
 
     Args:
       source: File, folder or glob.
-      schema_file: Describes the columns; None for Criteo's text.
+      schema_file: Schema of the table; None for Criteo's text.
       out: New or empty folder.
       runner: Name of a Beam runner; None for this process.
       others: Options that the command does not know, for Beam.
-      options: The other flags that were given.
+      options: The other flags that were given, by name.
       as_json: Whether the summary is JSON.
 
     Raises:
@@ -224,11 +224,7 @@ def _say(line: str) -> None:
 
 
 def _refuse_tables(source: str) -> None:
-    """Refuses files that are no text of Criteo's, by their names, before they are read.
-
-    Raises:
-      InputError: CSV or Parquet.
-    """
+    """Refuses CSV and Parquet, by their names, where Criteo's text is expected."""
     for file in list_files(source, partitions=True):
         if kind_of_file(file.path) not in (None, TSV):
             raise InputError(
@@ -238,7 +234,7 @@ def _refuse_tables(source: str) -> None:
 
 
 def _criteo_options(options: dict[str, Any]) -> Any:
-    options.pop("kind", None)  # there is one
+    options.pop("kind", None)  # Criteo's is the only one
     buckets = _integers("--buckets", options.pop("buckets", "1024"))
     if "vocabulary" in options:
         options["vocabulary"] = criteo.read_vocabulary(options["vocabulary"])

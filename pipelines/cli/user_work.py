@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NEEDED = ("max_examples_per_user", "num_examples")
 _FLAGS = (*_NEEDED, "sampled", "keep_users", "key_file", "memory_limit")
-#: Names of the progress bars; the prefix tells apart two steps of the same name.
+#: Names of the progress bars; the prefix distinguishes steps of the same name.
 _OF_TABLE = ("divide", "check", "convert", "write")
 _OF_USERS = {step: f"users: {step}" for step in STEPS}
 
@@ -39,11 +39,11 @@ def settings_for(
 
     Args:
       prepared: Options of the table.
-      flags: Flags about users; those used here are removed.
+      flags: Flags about users, by name; those used here are removed.
       schema_file: Schema of the table; None for Criteo's text.
 
     Raises:
-      InputError: there are flags but no column of users, or flags are missing.
+      InputError: flags without a column of users, or missing flags.
     """
     user = prepared.schema.user if isinstance(prepared, TableOptions) else ""
     if not user:
@@ -83,11 +83,7 @@ def _flag(name: str) -> str:
 
 
 def without_counts(summary: dict[str, Any]) -> dict[str, Any]:
-    """Returns a summary without the rows of splits, which depend on who has how many.
-
-    Args:
-      summary: Of a table that keeps ids.
-    """
+    """Returns a summary without sizes that depend on how many rows each user has."""
     counts = ("rows", "bytes_written", "rows_per_second")
     return {name: value for name, value in summary.items() if name not in counts}
 
@@ -97,9 +93,9 @@ class Call:
     """A call of the command.
 
     Attributes:
-      settings: Which rows are kept.
-      key_file: Secret key that chooses rows; None for a temporary one.
-      memory_limit: In bytes, of this process or of a worker.
+      settings: How users are bounded.
+      key_file: File of the key that chooses rows; None for a temporary key.
+      memory_limit: Memory of this process, or of a worker, in bytes.
     """
 
     settings: BoundSettings

@@ -1,4 +1,4 @@
-"""The work of ``dpsgd verify``: checks a folder of batches or of prepared data."""
+"""The work of ``dpsgd verify``."""
 
 from __future__ import annotations
 

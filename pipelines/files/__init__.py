@@ -1,1 +1,1 @@
-"""Files in folders and stores, and how work on them is stopped."""
+"""Files in folders and stores, and what commands that write them share."""

@@ -1,4 +1,4 @@
-"""Memory that is used for one file after another."""
+"""A buffer that is reused for one file after another."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipelines.files.storage import drop_from_cache, read_bytes
 
 
 class FileBuffer:
-    """Memory that holds one file after another, as large as the largest of them.
+    """A buffer as large as the largest file so far.
 
-    New memory for each file would cost more than reading it: the kernel has to find and
-    to clear every page.
+    New memory for each file would cost more than reading it, since the kernel clears
+    every page.
 
     Args:
-      cached: Whether what was read may stay in this machine's memory.
+      cached: Whether the page cache may keep the files.
     """
 
     def __init__(self, *, cached: bool = True) -> None:
@@ -26,7 +26,7 @@ class FileBuffer:
         """Returns the contents of a file, valid until the next call.
 
         Raises:
-          OSError: missing, or refused.
+          OSError: missing, or no access.
         """
         if is_remote(path):
             return memoryview(read_bytes(path))

@@ -1,8 +1,8 @@
-"""Folders that a user names: usable, and closed to others, or refused.
+"""Folders that a user names: usable and private, or refused.
 
 Formal guarantees:
-  - After ``make_private_folder`` only the user who runs this may enter the folder, if
-    it is on this machine, whatever its mode was before.
+  - After ``make_private_folder`` only this user may enter a folder of this machine,
+    whatever its mode was before.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from pipelines.files.storage import check_client, make_folder
 
 
 def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> None:
-    """Makes a folder that this user alone may enter, or closes one that is there.
+    """Makes a folder that only this user may enter, or closes an existing one.
 
     Args:
-      path: The folder; in a store, its own rules of access guard it.
+      path: The folder; a store protects it by its own access rules.
       follow: Whether it may be a link to a folder.
-      remedy: What to do if it cannot be made private.
+      remedy: What the user can do if it cannot be made private.
 
     Raises:
-      InputError: another user's, no folder, or on a file system without modes.
-      OSError: no room, no access.
+      InputError: it belongs to another user, is no folder, or is on a file system
+        without modes.
+      OSError: no room, or no access.
     """
     new = make_folder(path)
     if is_remote(path):
@@ -50,20 +51,17 @@ def make_private_folder(path: StrPath, *, follow: bool = True, remedy: str) -> N
 
 @contextlib.contextmanager
 def usable_folder(path: StrPath, option: str) -> Iterator[None]:
-    """Turns an OSError about a folder into one line with a remedy.
+    """Turns an OSError about a folder into an InputError with a remedy.
 
     Args:
       path: The folder.
-      option: The option that named it.
-
-    Raises:
-      InputError: below a file, too long a name, no access, ...
+      option: Command-line option that named it.
     """
     try:
         yield
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        # A mount point, or a folder beside which nothing can be made, takes one within.
+        # A mount point, or a folder with a read-only parent, can hold a new folder.
         within = not is_remote(path) and os.path.isdir(path)
         remedy = f"one within it, {option} {join(path, 'new')}" if within else "another"
         raise InputError(
@@ -76,12 +74,12 @@ def check_folder(path: StrPath, option: str) -> None:
     """Refuses a path that cannot be a folder.
 
     Args:
-      path: A new or an existing folder.
-      option: The option that named it.
+      path: New or existing folder.
+      option: Command-line option that named it.
 
     Raises:
-      InputError: below a file, too long a name or no access; in a store, wildcards, or
-        no name beside the bucket's.
+      InputError: it is below a file, its name is too long, or there is no access; in a
+        store, it has wildcards, or no name after the bucket's.
     """
     if not is_remote(path):
         with usable_folder(path, option), contextlib.suppress(FileNotFoundError):

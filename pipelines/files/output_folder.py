@@ -1,10 +1,11 @@
 """A folder that appears under its name complete, or not at all.
 
 Formal guarantees:
-  - ``check_output`` refuses what cannot become the folder, and leaves nothing behind.
+  - ``check_output`` refuses a path that cannot become the folder, and leaves nothing
+    behind.
   - ``staged_folder`` gives the folder its name when all its files are on the disk; an
-    error or a stop by a signal leaves none of it.
-  - On this machine nobody but this user may enter it, unless ``mode`` says otherwise.
+    error or a signal leaves none of it.
+  - Only this user may enter it, unless ``mode`` says otherwise.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from pipelines.files.stopping import on_signals
 
 
 def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a folder that can be made, or that is empty.
+    """Returns the path of a folder that can be made or is empty.
 
     Raises:
-      InputError: there is something already, or the system does not let it be made.
+      InputError: it is not empty, or it cannot be made.
     """
     path = pathlib.Path(out)
     try:
@@ -43,12 +44,9 @@ def check_output(out: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _try_to_replace(final: pathlib.Path) -> None:
-    """Does with empty folders what ends the work, and undoes it.
+    """Makes and renames empty folders as at the end of the work, and undoes it.
 
-    Nothing else tells beforehand of rights, mount points and limits of names alike.
-
-    Raises:
-      OSError: it cannot be done.
+    Only a trial reveals permissions, mount points and limits of names before the work.
     """
     staged = _staged(final)
     if final.exists():
@@ -65,17 +63,17 @@ def _try_to_replace(final: pathlib.Path) -> None:
         os.rename(staged, final)
     finally:
         for folder in sorted(made, key=lambda path: -len(path.parts)):
-            with contextlib.suppress(OSError):  # those that were not made
+            with contextlib.suppress(OSError):  # not made
                 folder.rmdir()
 
 
 def _real(path: pathlib.Path) -> pathlib.Path:
-    """Where links lead to; of a loop, which the system will refuse, some path."""
+    """Returns the target of links; some path for a loop, which the system refuses."""
     return pathlib.Path(os.path.realpath(path))
 
 
 def _staged(final: pathlib.Path) -> pathlib.Path:
-    """A name beside ``final`` that nobody else uses, whatever the length of its own."""
+    """Returns a free name beside ``final``, short even if its own is long."""
     return final.with_name(f".dpsgd-{secrets.token_hex(8)}")
 
 
@@ -91,10 +89,10 @@ def _flush_to_disk(path: pathlib.Path) -> None:
 def staged_folder(
     out: str | os.PathLike[str], *, mode: int = 0o700
 ) -> Iterator[pathlib.Path]:
-    """Gives a temporary folder that becomes ``out``, or goes, when the context ends.
+    """Yields a temporary folder that becomes ``out``, or is removed after an error.
 
     Args:
-      out: A new or empty folder.
+      out: New or empty folder.
       mode: Permissions of the folder, before the umask.
 
     Raises:
@@ -116,5 +114,5 @@ def staged_folder(
             "restore access, then give the same command again."
         ) from None
     finally:
-        with on_signals(lambda _: None):  # a second signal finds it done
+        with on_signals(lambda _: None):  # a second signal must not interrupt this
             shutil.rmtree(staged, ignore_errors=True)

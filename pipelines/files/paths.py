@@ -1,4 +1,4 @@
-"""Paths of this machine, and of stores: those with a scheme, such as ``s3://``."""
+"""Paths of this machine, and of stores, which have a scheme such as ``s3://``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ WILDCARDS = "*?["
 
 
 def is_remote(path: StrPath) -> bool:
-    """Whether ``path`` is a store's."""
+    """Whether ``path`` is in a store."""
     return SCHEME in os.fspath(path)
 
 
 def absolute(path: StrPath) -> str:
-    """Returns ``path`` as every process of this machine understands it."""
+    """Returns the absolute path; that of a store without slashes at its end."""
     text = os.fspath(path)
     return text.rstrip("/") if is_remote(text) else os.path.abspath(text)
 
 
 def join(folder: StrPath, *names: str) -> str:
-    """Returns the path of something in a folder.
+    """Returns the path of a file or folder in a folder.
 
     Args:
-      folder: Here, or in a store.
-      *names: Of folders within, and of the file.
+      folder: Folder, local or in a store.
+      *names: Names of the folders below it, and of the file.
     """
     if is_remote(folder):
         return "/".join([os.fspath(folder).rstrip("/"), *names])
@@ -35,6 +35,6 @@ def join(folder: StrPath, *names: str) -> str:
 
 
 def hidden_path(path: str) -> str:
-    """Returns a path beside ``path`` that nobody else uses."""
+    """Returns a free, hidden path beside ``path``."""
     folder, name = path.rsplit("/", 1) if "/" in path else (".", path)
     return f"{folder}/.{name}.{secrets.token_hex(8)}"

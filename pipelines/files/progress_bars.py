@@ -1,6 +1,6 @@
-"""Progress that a person can follow: bars on a terminal, elsewhere lines now and then.
+"""Progress on standard error: bars on a terminal, elsewhere a line now and then.
 
-Progress goes to standard error, so that a pipe gets results alone.  Public values only.
+Public values only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE_SECONDS = 15.0
 
 
 class Bars:
-    """Progress bars that appear with the first progress; safe to use from threads.
+    """Progress bars, which appear with the first progress; thread-safe.
 
     Example:
       >>> with Bars(["blocks"]) as bars:
@@ -38,8 +38,8 @@ class Bars:
         """Makes the bars.
 
         Args:
-          labels: One per bar.
-          unit: What is counted, in the singular ("step"), if speed is to be shown.
+          labels: One label per bar.
+          unit: Name of the unit in the singular ("step"); empty to show no speed.
         """
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -71,11 +71,11 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        del kind, error, trace  # an error is shown by who catches it
+        del kind, error, trace
         self.stop()
 
     def stop(self) -> None:
-        """Stops the bars where they are."""
+        """Stops the bars."""
         if self._progress.live.is_started:  # otherwise it would print an empty line
             self._progress.stop()
 
@@ -88,8 +88,8 @@ class Bars:
 
         Args:
           label: Label of the bar.
-          done: What that process did; it does not count for the speed.
-          total: How much there is to do in all.
+          done: Units that were done before; they do not count for the speed.
+          total: Units in all.
         """
         self._progress.reset(
             self._tasks[label], total=total, completed=done, first=done, speed=""
@@ -100,32 +100,32 @@ class Bars:
             self._progress.start()
 
     def set_total(self, label: str, total: int) -> None:
-        """Sets how much there is to do.
+        """Sets the total.
 
         Args:
           label: Label of the bar.
-          total: In all.
+          total: Units in all.
         """
         self._progress.update(self._tasks[label], total=total)
 
     def advance(self, label: str, amount: int) -> None:
-        """Adds to what is done.
+        """Adds progress.
 
         Args:
           label: Label of the bar.
-          amount: What was done since the last call.
+          amount: Units done since the last call.
         """
         self._start(label)
         self._progress.advance(self._tasks[label], amount)
         self._tell(label)
 
     def update(self, label: str, done: int, total: int) -> None:
-        """Sets what is done.
+        """Sets the progress.
 
         Args:
           label: Label of the bar.
-          done: In all.
-          total: How much there is to do.
+          done: Units done so far.
+          total: Units in all.
         """
         self._start(label)
         self._progress.update(self._tasks[label], completed=done, total=total)
@@ -133,7 +133,7 @@ class Bars:
         self._tell(label)
 
     def _speed(self, label: str) -> str:
-        """Returns the speed since the work began, if it is to be shown."""
+        """Returns the mean speed; empty without a unit."""
         task = self._progress.tasks[self._tasks[label]]
         if not self._unit:
             return ""
@@ -148,7 +148,7 @@ class Bars:
             self._progress.start_task(task)
 
     def _tell(self, label: str) -> None:
-        """Prints a line now and then where standard error is not a terminal."""
+        """Prints a line, at most every ``_LINE_SECONDS``, without a terminal."""
         now = time.monotonic()
         task = self._progress.tasks[self._tasks[label]]
         quiet = now - self._last_line < _LINE_SECONDS and task.completed != task.total

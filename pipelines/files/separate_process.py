@@ -1,18 +1,16 @@
-"""A function call in a process of its own, with Python objects in and out.
+"""A function call in a separate process, with Python objects in and out, by pipes.
 
-Beam and TensorFlow each get a process: they start threads, install signal handlers and
-keep memory.  The function is named, not imported, so that this process does not load
-the modules that it needs.
+Beam and TensorFlow each run in a separate process: they start threads, install signal
+handlers and keep memory.  The function is given by name, so that this process does not
+load its modules.
 
 Formal guarantees:
-  - The function runs in a fresh interpreter that finds the same modules; the caller's
-    script or notebook is not run again, as ``multiprocessing`` would.
+  - The function runs in a fresh interpreter that finds the same modules; unlike with
+    ``multiprocessing``, the caller's script or notebook is not run again.
   - An InputError, OSError or StoppedError that is raised there is raised here.  If the
     process ends in any other way, an InputError says so.
   - An exception that ends the wait, such as that of a signal, ends the process too.
-  - If this process ends, however it does, the other one is stopped as by SIGTERM.
-
-Arguments and results go through pipes alone.
+  - If this process ends in any way, the other one is stopped as by SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,16 +30,14 @@ from pipelines.files.stopping import StoppedError, stoppable
 
 
 class Process:
-    """A function call that has begun.  `multiprocessing.connection.wait` takes it.
+    """A running call; arguments as for `call`.
 
-    Args:
-      function: "module:function".
-      *arguments: Picklable, as is the result.
+    ``multiprocessing.connection.wait`` accepts it.
     """
 
     def __init__(self, function: str, *arguments: Any) -> None:
         self._function = function
-        # The first part of the path may be this folder, whatever it is, as "".
+        # "" stands for the current folder of this process.
         path = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, function],
@@ -51,7 +47,7 @@ class Process:
         )
         self._input, self._results = self._process.stdin, self._process.stdout
         assert self._input is not None
-        # If it has ended already, its exit status says so.
+        # A process that has ended already is reported by its exit status.
         with contextlib.suppress(BrokenPipeError):
             self._input.write(pickle.dumps(arguments))
             self._input.flush()
@@ -62,11 +58,7 @@ class Process:
         return self._results.fileno()
 
     def result(self) -> Any:
-        """Waits for the end, and returns what the function returned.
-
-        Raises:
-          InputError: the function raised it, or its process ended without a result.
-        """
+        """Waits for the end, and returns the result; raises as ``call`` does."""
         assert self._results is not None
         sent = self._results.read()
         status = self._process.wait()
@@ -82,7 +74,7 @@ class Process:
         return result
 
     def stop(self) -> None:
-        """Asks the process to end, as a signal to stop does."""
+        """Asks the process to end, by SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
@@ -97,18 +89,18 @@ class Process:
     def _close(self) -> None:
         assert self._input is not None
         assert self._results is not None
-        # Until now it was open: to the other process its end is that of this one.
+        # The other process takes the end of this pipe for the end of its caller.
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         self._results.close()
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Calls a function in a process of its own and returns its result.
+    """Calls a function in a separate process and returns its result.
 
     Args:
-      function: "module:function".
-      *arguments: Picklable, as is the result.
+      function: "module:function".  Its result must be picklable.
+      *arguments: Picklable arguments.
 
     Example:
       >>> call("math:gcd", 12, 18)
@@ -127,7 +119,7 @@ def call(function: str, *arguments: Any) -> Any:
 
 def _main() -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as results:
-        # What libraries print is no part of the result.
+        # Libraries that print must not write into the result.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         results.write(pickle.dumps(_outcome(sys.argv[1])))
 
@@ -144,7 +136,7 @@ def _outcome(function: str) -> tuple[Any, BaseException | None]:
 
 
 def _end_with_caller() -> None:
-    """Stops this process when its standard input ends: that of the caller did."""
+    """Stops this process when its standard input ends, as it does with the caller."""
     # A buffered read would hold a lock at exit.
     while os.read(sys.stdin.fileno(), 1):
         pass

@@ -1,16 +1,14 @@
 """SIGINT and SIGTERM: a stopped command cleans up and prints one line.
 
-Its exit status is that of the signal.
-
 Formal guarantees:
-  - A signal raises an exception that is not an ``Exception``: no library takes it for a
-    failure of its own, which it may retry, log with a traceback, or ignore.
-  - Whatever a library makes of it on its way, ``stoppable`` ends in ``StoppedError``.
+  - A signal raises an exception that is not an ``Exception``: no library handles it as
+    a failure of its own, which it may retry, log with a traceback, or ignore.
+  - Whatever a library raises instead of it, ``stoppable`` ends in ``StoppedError``.
   - When a context ends, the earlier handlers are restored.
 
 References:
-  Exit status 128 + number: POSIX.1-2017, Shell Command Language, section 2.8.2, and
-  common practice (130 for SIGINT, 143 for SIGTERM).
+  Exit status 128 + number of the signal: POSIX.1-2017, Shell Command Language, section
+  2.8.2, and common practice (130 for SIGINT, 143 for SIGTERM).
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ RESUMES = f"{_AGAIN.rstrip('.')}: it goes on where it stopped."
 
 
 class StoppedError(BaseException):
-    """A signal asked for an end.  Its message is one line; safe to print.
+    """A signal stopped the command.
 
     Args:
-      message: For the user.
+      message: One line for the user.
       number: Number of the signal.
     """
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
-        # Libraries that add to a message make a new one of ``args``.
+        # Libraries that add to a message make a new exception from ``args``.
         super().__init__(message, number)
         self.number = number
 
@@ -43,15 +41,15 @@ class StoppedError(BaseException):
 
     @property
     def exit_status(self) -> int:
-        """What a shell reports of a process that ends by this signal."""
+        """Exit status that a shell reports for a process that the signal ended."""
         return 128 + self.number
 
 
 @contextlib.contextmanager
 def on_signals(handler: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``handler(number)``, in the main thread, for every signal to stop.
+    """Calls ``handler(number)`` for every signal; does nothing outside the main thread.
 
-    Python delivers signals to the main thread alone: elsewhere nothing is changed.
+    Python delivers signals only to the main thread.
     """
     before = {}
     for number in _SIGNALS:
@@ -69,7 +67,7 @@ def stoppable(message: str = _AGAIN) -> Iterator[None]:
     """Turns a signal into a StoppedError.
 
     Args:
-      message: One line that says how to go on.
+      message: One line with what the user can do next.
 
     Raises:
       StoppedError: a signal arrived.

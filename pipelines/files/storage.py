@@ -1,16 +1,16 @@
-"""Files of this machine and of every store that Beam knows, through one small door.
+"""Files of this machine and of every store that Beam knows, through one interface.
 
-A path with a scheme (``s3://``, ``gs://``, ``hdfs://``) is a store's, and is handed to
-``stores``.  Any other is this machine's, or mounted on it, and needs no Beam.
+A path with a scheme (``s3://``, ``gs://``, ``hdfs://``) is passed to ``stores``.  Any
+other path is local or mounted, and needs no Beam.
 
 Formal guarantees:
-  - What ``new_file`` and ``write_atomically`` write is visible under its final name
+  - A file of ``new_file`` and ``write_atomically`` is visible under its final name
     complete or not at all.  Where the file system has folders, a temporary file is
-    renamed; on this machine it is flushed to the disk first, unless the caller does
-    without.  In an object store an object appears when its writing ends.  In S3 one
-    whose writing failed never appears; in other stores it is removed.
-  - No error holds anything but the path, the operation and the type of what went wrong:
-    messages of a store's client may quote addresses and credentials.
+    renamed; on this machine it is flushed to the disk first, unless ``flush`` is False.
+    In an object store an object appears when its writing ends.  In S3 an object whose
+    writing failed never appears; in other stores it is removed.
+  - An error holds only the path, the operation and the type of the failure: messages of
+    a store's client may quote addresses and credentials.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _stores() -> Any:
-    """The module for stores, which loads Beam: at the first path of one, not before."""
+    """Returns the module for stores, which loads Beam: at the first path of a store."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)  # Beam warns of each cloud without a client
     try:
@@ -49,11 +49,7 @@ def use_options(options: PipelineOptions) -> None:
 
 
 def check_client(path: str) -> None:
-    """Refuses the path of a store whose client is not installed.
-
-    Raises:
-      InputError: what to install.
-    """
+    """Refuses the path of a store whose client is not installed, by an InputError."""
     _stores().file_system(path)
 
 
@@ -70,13 +66,13 @@ def open_file(path: StrPath) -> IO[bytes]:
     """Returns ``path`` open for reading, with ``seek``.
 
     Raises:
-      OSError: missing, or refused.
+      OSError: missing, or no access.
     """
     return _stores().open_file(os.fspath(path)) if is_remote(path) else open(path, "rb")
 
 
 def _plain_errors(path: StrPath) -> AbstractContextManager[None]:
-    """Errors that quote nothing but the path, as those of the system are."""
+    """Makes errors of a store quote only the path, as those of the system do."""
     return (
         _stores().plain_errors(os.fspath(path))
         if is_remote(path)
@@ -85,11 +81,7 @@ def _plain_errors(path: StrPath) -> AbstractContextManager[None]:
 
 
 def read_bytes(path: StrPath) -> bytes:
-    """Returns the contents of a file.
-
-    Raises:
-      OSError: missing, or refused.
-    """
+    """Returns the contents of a file; raises as ``open_file`` does."""
     if is_remote(path):
         return _stores().read_bytes(os.fspath(path))
     with open_file(path) as file:
@@ -98,12 +90,12 @@ def read_bytes(path: StrPath) -> bytes:
 
 @contextlib.contextmanager
 def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
-    """Yields a function of (start, size) that reads those bytes of a file, and no more.
+    """Yields a function of (start, size) that reads exactly those bytes of a file.
 
-    In ``gs://`` Beam reads 16 MiB at least.
+    From ``gs://`` Beam fetches at least 16 MiB.
 
     Raises:
-      OSError: missing, refused, or too short.
+      OSError: missing, no access, or too short.
     """
 
     def read(start: int, size: int) -> bytes:
@@ -124,11 +116,10 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
 
 
 def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
-    """Returns a function of (path, start, size) for the files of a folder.
+    """Returns a thread-safe function of (path, start, size) for files of a folder.
 
-    Threads may share it.  Of a store it keeps the connections, and asks again for about
-    a minute, unless the store refused.  It raises an OSError for a file that is
-    missing, refused, or too short.
+    For a store it keeps the connections, and retries for about a minute, unless the
+    store refused access.  It raises an OSError, as ``slices`` does.
     """
     return _stores().range_reader(os.fspath(folder)) if is_remote(folder) else _range
 
@@ -144,13 +135,13 @@ def new_file(
     """Yields a function that writes to ``path``, visible when the context ends well.
 
     Args:
-      path: In a folder that is there; a file of that name is replaced.
-      mode: Permissions on this machine; a store has its own rules of access.
-      flush: Whether a loss of power must not undo it.
-      cached: Whether it may fill this machine's memory once it is flushed.
+      path: Path in an existing folder; a file of that name is replaced.
+      mode: Permissions on this machine; a store has its own access rules.
+      flush: Whether the file must survive a loss of power.
+      cached: Whether the page cache may keep the file once it is flushed.
 
     Raises:
-      OSError: no room, no access, no folder.
+      OSError: no room, no access, or no folder.
     """
     if is_remote(path):
         return _stores().new_file(os.fspath(path))
@@ -180,36 +171,31 @@ def _new_file_here(
 
 
 def drop_from_cache(descriptor: int) -> None:
-    """Advises the system to forget what it holds in memory of an open file."""
+    """Advises the system to drop an open file from the page cache."""
     if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # advice alone
+        with contextlib.suppress(OSError):  # it is only advice
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file, as ``new_file`` does.
+    """Writes a whole file; other arguments, and errors, as for ``new_file``.
 
     Args:
-      path: In a folder that is there; a file of that name is replaced.
-      data: All that it is to hold.
-      mode: Permissions on this machine.
-
-    Raises:
-      OSError: no room, no access, no folder.
+      data: Contents of the file.
     """
     with new_file(path, mode=mode) as write:
         write(data)
 
 
 def exists(path: StrPath) -> bool:
-    """Whether there is a file at ``path``; of folders only this machine's."""
+    """Whether there is a file at ``path``, or a local folder."""
     return (
         _stores().exists(os.fspath(path)) if is_remote(path) else os.path.lexists(path)
     )
 
 
 def is_folder(path: StrPath) -> bool:
-    """Whether ``path`` is a folder; in an object store, whether it is no object."""
+    """Whether ``path`` is a folder; in an object store, whether it is not an object."""
     return (
         _stores().is_folder(os.fspath(path)) if is_remote(path) else os.path.isdir(path)
     )
@@ -221,9 +207,9 @@ def walk(
     """Yields the path of every file below a folder, in parts.
 
     Args:
-      folder: Here, where links are followed, or in a store.
-      enter: Whether to look into a folder, by its path in parts.  An object store has
-        no folders and is listed as a whole.
+      folder: Local folder, where links are followed, or one in a store.
+      enter: Path of a folder, in parts -> whether to enter it.  An object store has no
+        folders and is listed as a whole.
 
     Raises:
       OSError: a folder cannot be listed, or is a link to one that it is in.
@@ -258,7 +244,7 @@ def _walk_here(
 
 
 def names(folder: StrPath) -> set[str]:
-    """Returns the names directly in a folder; none where there is no folder."""
+    """Returns the names directly in a folder; empty if there is no folder."""
     if is_remote(folder):
         return _stores().names(os.fspath(folder))
     try:
@@ -268,7 +254,7 @@ def names(folder: StrPath) -> set[str]:
 
 
 def sizes(folder: StrPath) -> dict[str, int]:
-    """Returns name -> bytes of the files directly in a folder, as ``names`` does.
+    """Returns name -> bytes of the files directly in a folder; empty if there is none.
 
     Hadoop lists folders too, with 0 bytes.
     """
@@ -277,7 +263,7 @@ def sizes(folder: StrPath) -> dict[str, int]:
     found = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
-            # A temporary file of a worker may be gone by now.
+            # A worker may have removed a temporary file since.
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file():
                     found[entry.name] = entry.stat().st_size
@@ -285,7 +271,7 @@ def sizes(folder: StrPath) -> dict[str, int]:
 
 
 def size(path: StrPath) -> int | None:
-    """Returns the bytes of a file, or None where there is none."""
+    """Returns the bytes of a file, or None if there is none."""
     try:
         return (
             _stores().size(os.fspath(path))
@@ -297,12 +283,10 @@ def size(path: StrPath) -> int | None:
 
 
 def make_folder(path: StrPath) -> bool:
-    """Makes a folder that its owner alone may enter, where a file system has folders.
-
-    A folder that is there already stays as it is.
+    """Makes a folder that only its owner may enter, if there is none.
 
     Returns:
-      Whether it was made.
+      Whether it was made; False in an object store, which has no folders.
     """
     if is_remote(path):
         return _stores().make_folder(os.fspath(path))
@@ -315,7 +299,7 @@ def make_folder(path: StrPath) -> bool:
 
 
 def delete(path: StrPath) -> None:
-    """Removes a file; nothing happens where there is none."""
+    """Removes a file, if there is one."""
     if is_remote(path):
         _stores().delete(os.fspath(path))
         return
@@ -324,9 +308,9 @@ def delete(path: StrPath) -> None:
 
 
 def delete_folder(path: StrPath) -> None:
-    """Removes a folder with all that is in it; nothing happens where there is none.
+    """Removes a folder with its contents, if there is one.
 
-    In S3 what killed writers had uploaded goes too, where the bucket's rules let it.
+    In S3 also the unfinished uploads of killed writers, if the bucket's rules allow it.
     """
     if is_remote(path):
         _stores().delete_folder(os.fspath(path))

@@ -1,9 +1,9 @@
-"""Files of every store that Beam knows: what ``storage`` does there.
+"""Files of every store that Beam knows: functions of ``storage`` for their paths.
 
-Errors are OSErrors that quote nothing but the path and a type.
+Errors are OSErrors that quote only the path and a type.
 
 References:
-  Strong consistency of what was written: Amazon S3 since 2020-12, Google Cloud Storage.
+  Strong consistency after writes: Amazon S3 since 2020-12, Google Cloud Storage.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from apache_beam.utils.secret import GcpSecret
 from accounting.validation import InputError
 from pipelines.files.paths import SCHEME, WILDCARDS, absolute, hidden_path
 
-#: What has to be installed beside Beam for a scheme.
+#: Extra of Beam that a scheme needs.
 _EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
-#: Of a write: Beam copies all that it holds for each, and S3 takes one as a part.
+#: Bytes per write: for each, Beam copies all that it holds, and S3 stores a part.
 _PART_BYTES = 8 << 20
-#: Never by the ending of a name.
+#: Beam would choose a compression by the suffix of a name.
 _AS_IT_IS = CompressionTypes.UNCOMPRESSED
-#: A store that answers so is busy: request timeout, too many requests.
+#: HTTP status of a busy store: request timeout, too many requests.
 _LATER = (408, 429)
 
-# Their warnings quote addresses.
+# Beam's warnings about retries quote addresses.
 logging.getLogger(retry.__name__).setLevel(logging.ERROR)
 
 
@@ -47,7 +47,7 @@ def file_system(path: str) -> Any:
     """Returns Beam's file system for a path.
 
     Raises:
-      InputError: what it needs is not installed.
+      InputError: its client is not installed.
     """
     # A worker's options arrive as runtime options and must win.
     if not (FileSystems._pipeline_options or RuntimeValueProvider.runtime_options):
@@ -66,7 +66,7 @@ def file_system(path: str) -> Any:
 
 @contextlib.contextmanager
 def plain_errors(path: str) -> Iterator[None]:
-    """Turns what a store's client raises into an OSError that quotes nothing."""
+    """Turns an error of a store's client into an OSError that quotes only the path."""
     try:
         yield
     except (InputError, FileNotFoundError):
@@ -77,14 +77,14 @@ def plain_errors(path: str) -> Iterator[None]:
 
 
 def _code(error: Exception) -> str:
-    """What a client's error has for programs, such as 403 or AccessDenied."""
+    """Returns the error code of a client, such as 403 or AccessDenied; else empty."""
     code = getattr(error, "code", None) or _response(error).get("Error", {}).get("Code")
     text = str(code or "")
     return text if text.isalnum() and len(text) < 40 else ""
 
 
 def _response(error: Exception) -> dict[str, Any]:
-    """What the client of S3 keeps of an answer."""
+    """Returns the answer that an error of S3's client holds; else empty."""
     response = getattr(error, "response", None)
     return response if isinstance(response, dict) else {}
 
@@ -107,7 +107,7 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether a request may succeed later: the store did not refuse it."""
+    """Whether a retry may succeed: the store did not refuse the request."""
     if isinstance(error, (InputError, FileNotFoundError)):
         return False
     metadata = _response(error).get("ResponseMetadata", {})
@@ -116,13 +116,13 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _say_nothing(*_: object) -> None:
-    """In place of a log: what a client says may quote addresses and credentials."""
+    """Replaces a logger: messages of a client may quote addresses and credentials."""
 
 
 def _repeated(get: Callable[..., bytes], most: int) -> Callable[..., bytes]:
-    """Returns ``get``, asked again after 1, 2, 4, ... seconds, ``most`` times.
+    """Returns ``get`` with at most ``most`` retries, after 1, 2, 4, ... seconds.
 
-    A store's own client repeats, too, for some seconds each time.
+    The client of a store also retries, for some seconds each time.
     """
     return retry.with_exponential_backoff(
         num_retries=most,
@@ -138,7 +138,7 @@ def read_bytes(path: str) -> bytes:
         if file_system(path).scheme() != "s3":
             with open_file(path) as file:
                 return file.read()
-        # Beam asks in vain for ten minutes, and says where: soon one line is better.
+        # Beam would retry for ten minutes, and log addresses.
         try:
             return _repeated(_s3_get(file_system(path)), 1)(path)
         except Exception as error:
@@ -148,11 +148,11 @@ def read_bytes(path: str) -> bytes:
 
 
 def range_reader(folder: str) -> Callable[[str, int, int], bytes]:
-    """Returns a function of (path, start, size), as ``storage.range_reader`` does."""
+    """Returns what ``storage.range_reader`` returns."""
     files = file_system(folder)
     readers = {"s3": _s3_reader, "gs": _gs_reader}
     get = readers.get(files.scheme(), _any_reader)(files)
-    repeated = _repeated(get, 6)  # about a minute: it may be in the midst of a job
+    repeated = _repeated(get, 6)  # about a minute, since a job may be half done
 
     def read(path: str, start: int, size: int) -> bytes:
         with plain_errors(path):
@@ -176,7 +176,7 @@ def _any_reader(files: Any) -> Callable[[str, int, int], bytes]:
 
 
 def _gs_reader(files: Any) -> Callable[[str, int, int], bytes]:
-    """Reads ranges by one request each: Beam asks for 16 MiB at least."""
+    """Reads ranges by one request each: Beam would fetch at least 16 MiB."""
     client = files._gcsIO().client
 
     def get(path: str, start: int, size: int) -> bytes:
@@ -189,14 +189,14 @@ def _gs_reader(files: Any) -> Callable[[str, int, int], bytes]:
 
 
 def _s3_client(files: Any) -> Any:
-    """Beam's own client for S3, with its options; threads may share it."""
+    """Returns Beam's client for S3, with its options; thread-safe."""
     return S3IO(options=files._options).client.client
 
 
 def _s3_reader(files: Any) -> Callable[[str, int, int], bytes]:
-    """Reads ranges by one request each: Beam asks for the rest of the object.
+    """Reads ranges by one request each.
 
-    Beam would also make a client for each, which takes 0.1 s.
+    Beam would fetch the rest of the object, and make a client for each, in 0.1 s.
     """
     ask = _s3_get(files)
 
@@ -218,7 +218,7 @@ def _s3_get(files: Any) -> Callable[..., bytes]:
 
 @contextlib.contextmanager
 def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
-    """Writes an object; where there are folders, a temporary file that is renamed."""
+    """Writes an object or, in a store with folders, a temporary file and renames it."""
     with plain_errors(path):
         files = file_system(path)
         target = hidden_path(path) if files.has_dirs() else path
@@ -227,7 +227,7 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
     if target == path:
         return
     with plain_errors(path):
-        if files.exists(path):  # a rename on Hadoop replaces nothing
+        if files.exists(path):  # Hadoop's rename does not replace a file
             files.delete([path])
         files.rename([target], [path])
 
@@ -252,7 +252,7 @@ def _create(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
         yield write
         flush()
     except BaseException:
-        # Closing, now or by the garbage collector, may publish what was written so far.
+        # Closing, here or by the garbage collector, may publish the unfinished object.
         published = not _abort(file)
         for undo in (file.close, *([lambda: files.delete([path])] * published)):
             with contextlib.suppress(Exception):
@@ -263,9 +263,9 @@ def _create(files: Any, path: str) -> Iterator[Callable[[bytes], None]]:
 
 
 def _abort(file: Any) -> bool:
-    """Keeps a file from being published by its end; returns whether that is possible.
+    """Aborts an upload, so that closing does not publish it; returns whether it could.
 
-    It is in S3.  So a whole object of another writer is not replaced, nor then removed.
+    It can in S3: a complete object of another writer is neither replaced nor removed.
     """
     uploader: Any = getattr(getattr(file, "raw", None), "_uploader", None)
     if not isinstance(uploader, S3Uploader):
@@ -279,13 +279,13 @@ def _abort(file: Any) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file at ``path``."""
+    """Whether there is an object at ``path``."""
     with plain_errors(path):
         return file_system(path).exists(path)
 
 
 def is_folder(path: str) -> bool:
-    """Whether ``path`` is a folder; in an object store, whether it is no object."""
+    """Whether ``path`` is a folder; in an object store, whether it is not an object."""
     with plain_errors(path):
         files = file_system(path)
         if path.endswith("/") or not files.exists(path):
@@ -296,13 +296,7 @@ def is_folder(path: str) -> bool:
 def walk(
     folder: str, enter: Callable[[tuple[str, ...]], bool]
 ) -> Iterator[tuple[str, ...]]:
-    """Yields the path of every file below a folder, in parts.
-
-    Args:
-      folder: Where to start.
-      enter: Whether to look into a folder, by its path in parts.  An object store has
-        no folders and is listed as a whole.
-    """
+    """Yields the path of every file below a folder: see ``storage.walk``."""
     root = absolute(folder)
     if file_system(root).has_dirs():
         return _walk(root, _children(root) or [], (), enter)
@@ -328,19 +322,19 @@ def _walk(
 
 
 def _children(folder: str) -> list[Any] | None:
-    """What is directly in a folder of a store with folders; None if it is a file."""
+    """Returns the entries of a folder in a store with folders; None for a file."""
     if any(character in folder for character in WILDCARDS):
         raise OSError(errno.EINVAL, "its name holds a wildcard", folder)
     try:
         with plain_errors(folder):
             return file_system(folder).match([f"{folder}/*"])[0].metadata_list
     except OSError:
-        open_file(folder).close()  # a folder, which could not be listed, cannot be read
+        open_file(folder).close()  # raises for a folder that cannot be listed
         return None
 
 
 def _listing(folder: str) -> dict[str, int]:
-    """Path below a store's folder -> size, at any depth where there are no folders."""
+    """Returns path below a folder -> bytes; at any depth without folders."""
     with plain_errors(folder):
         files = file_system(folder)
         if files.has_dirs() and not files.exists(folder):
@@ -353,28 +347,25 @@ def _listing(folder: str) -> dict[str, int]:
 
 
 def names(folder: str) -> set[str]:
-    """Returns the names directly in a folder; none where there is no folder."""
+    """Returns the names directly in a folder."""
     return {path.split("/")[0] for path in _listing(absolute(folder))}
 
 
 def sizes(folder: str) -> dict[str, int]:
-    """Returns name -> bytes of the files directly in a folder, as ``names`` does.
-
-    Hadoop lists folders too, with 0 bytes.
-    """
+    """Returns name -> bytes of the files directly in a folder."""
     listing = _listing(absolute(folder))
     return {path: size for path, size in listing.items() if "/" not in path}
 
 
 def size(path: str) -> int | None:
-    """Returns the bytes of a file, or None where there is none."""
+    """Returns the bytes of a file, or None if there is none."""
     with plain_errors(path):
         files = file_system(path)
         return files.size(path) if files.exists(path) else None
 
 
 def make_folder(path: str) -> bool:
-    """Makes a folder where a store has folders, and returns whether it is new."""
+    """Makes a folder, if the store has folders, and returns whether it is new."""
     with plain_errors(path):
         files = file_system(path)
         new = files.has_dirs() and not files.exists(path)
@@ -392,7 +383,7 @@ def delete(path: str) -> None:
 
 
 def delete_folder(path: str) -> None:
-    """Removes a folder with all that is in it, if there is one."""
+    """Removes a folder with its contents, if there is one."""
     name = absolute(path)
     with plain_errors(name):
         files = file_system(name)
@@ -407,9 +398,9 @@ def delete_folder(path: str) -> None:
 
 
 def _abort_uploads(files: Any, folder: str) -> None:
-    """Removes from S3 what writers that were killed had uploaded, which nobody sees."""
+    """Removes the unfinished uploads of killed writers, which no listing shows."""
     client, (bucket, prefix) = _s3_client(files), parse_s3_path(f"{folder}/")
-    with contextlib.suppress(Exception):  # a right that readers and writers do without
+    with contextlib.suppress(Exception):  # it needs a permission that jobs do not
         found = client.get_paginator("list_multipart_uploads").paginate(
             Bucket=bucket, Prefix=prefix
         )

@@ -1,4 +1,4 @@
-"""Work on several threads whose results come in order."""
+"""Work on several threads, with results in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 def num_cores() -> int:
-    """Returns how many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -25,13 +25,13 @@ def in_order(
     items: Iterable[_Item],
     depth: int,
 ) -> Generator[_Result, None, None]:
-    """Yields ``function(item)`` in order; if closed early, starts no more of them.
+    """Yields ``function(item)`` in order; if closed early, starts no more calls.
 
     Args:
-      pool: Where ``function`` runs.
-      function: Of one item.
-      items: Taken as they are needed.
-      depth: The most items in flight, the one that the caller uses included.
+      pool: Threads that call ``function``.
+      function: Function of one item.
+      items: Items, which are taken as they are needed.
+      depth: Maximum number of items in flight, including the one that the caller uses.
     """
     pending: collections.deque[Future[_Result]] = collections.deque()
     try:

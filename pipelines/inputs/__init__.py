@@ -1,1 +1,1 @@
-"""The rows that batches are sampled from: files, blocks, identity."""
+"""The rows that batches are sampled from: their files, blocks and digests."""

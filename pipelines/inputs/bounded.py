@@ -4,14 +4,13 @@ An example is either a row, of which a user has at most k, or a user.  A record 
 user holds its rows in columns of shape (k, ...) padded with zeros, and the column
 ``ROW_WEIGHTS``, 1 for a row and 0 for padding.
 
-`dpsgd bound` writes the note into its Parquet files; batches, runs and privacy
-statements carry it on.
+`dpsgd bound` writes the note into its Parquet files, from where it passes to batches,
+runs and privacy statements.
 
 Formal guarantees:
-  - The number of slots is the public one that was given, not the number of rows, which
-    depends on how many rows each user has.
-  - Slots beyond the rows are examples that no step draws; neighbouring data sets may
-    have rows in them.
+  - The number of slots is the public number that the user gave, not the number of rows,
+    which depends on how many rows each user has.
+  - No step draws from slots without rows; neighbouring data sets may have rows in them.
 
 Public: everything here.
 """
@@ -27,7 +26,7 @@ from accounting.versioned_json import header, read_fields
 #: Key of the description of a data set; see ``manifest.DATASET_METADATA_KEY``.
 BOUNDED = "bounded"
 
-#: Label of the commitment to the key that chooses rows; that key chooses nothing else.
+#: Label of the commitment to the key that chooses rows, and nothing else.
 KEY_LABEL = "key of choices"
 
 #: What an example is.
@@ -76,7 +75,7 @@ class Bounded:
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, in words."""
+        """The privacy unit, in words."""
         most = self.max_examples_per_user
         if self.has_users:
             return (
@@ -94,7 +93,7 @@ class Bounded:
         """Returns the note in a data set's description, or None if it has none.
 
         Raises:
-          InputError: the note is of another version, or damaged.
+          InputError: the note has another version, or is damaged.
         """
         if BOUNDED not in description:
             return None

@@ -1,4 +1,4 @@
-"""Finds the files of an input: a file, a folder or a glob, locally or in a store.
+"""Finds the files of an input: a file, a folder or a glob, local or in a store.
 
 As in Spark, pandas, DuckDB and Hive, a folder stands for the visible files below it, at
 any depth.  A file is hidden if its name, or that of a folder above it, begins with a
@@ -11,8 +11,8 @@ Formal guarantees:
   - Hidden files are not returned, but their names are.  A glob matches a hidden file
     only if it spells the dot or underscore.
   - ``**`` in a glob matches any number of folders, including none.
-  - No local file is returned twice, whatever links lead to it: each of its rows would
-    be two examples, and the stated epsilon false.
+  - No local file is returned twice, whatever links lead to it: otherwise each of its
+    rows would be two examples, and the stated epsilon false.
   - A partition folder such as ``day=3`` is refused, because the column ``day`` is only
     in its name, unless the pattern spells ``day=``.
 
@@ -87,7 +87,7 @@ def find_files(
       pattern: A file, a folder or a glob.
       suffix: Required suffix of the files in a folder.
       option: The command-line option of ``pattern``, for messages.
-      partitions: Whether the caller reads the columns in names of partition folders.
+      partitions: Whether the caller reads the columns in the names of folders.
 
     Raises:
       InputError: there is no file, or one that the guarantees above refuse.

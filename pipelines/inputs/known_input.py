@@ -1,4 +1,4 @@
-"""What workers know of the data set: keyed digests, which reveal nothing about it.
+"""Keyed digests by which workers know the data set, and which reveal nothing about it.
 
 Formal guarantees, up to the PRF assumption on keyed BLAKE2b:
   - ``check_block`` accepts a block only if every field (place, name and rows) equals
@@ -28,12 +28,12 @@ _TAG_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class KnownInput:
-    """What is sent to the workers.  Public.
+    """The digests that are sent to the workers.  Public.
 
     Attributes:
       input_id: Commitment to the sampling key and the digest of the input.
-      tags: Keyed digests: first of the empty message, which identifies the key; then,
-        for each block, of the block and of the footer of its file.
+      tags: Keyed digests: first one that identifies the key; then, for each block,
+        that of the block and that of the footer of its file.
     """
 
     input_id: str
@@ -43,7 +43,7 @@ class KnownInput:
         """Returns the key from which all choices for this data set derive.  Secret.
 
         Raises:
-          InputError: the key is not the one that made the digests.
+          InputError: the sampling key is not that of the job.
         """
         key = derive(sampling_key, "data set", self.input_id)
         if self.tags[:_TAG_BYTES] != _tag(key, "key"):
@@ -58,10 +58,10 @@ class KnownInput:
 
         Args:
           data_set_key: From ``KnownInput.data_set_key``.
-          block: The element that a worker received.
+          block: Element that a worker received.
 
         Raises:
-          InputError: the element is not a block, or of another data set.
+          InputError: it is not a block, or one of another data set.
         """
         if not isinstance(block, Block):
             raise not_blocks(type(block).__name__)
@@ -77,8 +77,8 @@ class KnownInput:
 
         Args:
           data_set_key: From ``KnownInput.data_set_key``.
-          block: A block that ``check_block`` accepted.
-          footer: The ``footer_digest`` of its file.
+          block: Block that ``check_block`` accepted.
+          footer: Current ``footer_digest`` of its file.
         """
         return self._tag_of(block, 1) == _footer_tag(data_set_key, block, footer)
 
@@ -104,7 +104,7 @@ def know_input(sampling_key: bytes, dataset: Listing) -> KnownInput:
 
 
 def not_blocks(kind: str, transform: str = "PoissonBatches") -> InputError:
-    """Returns the error for a transform whose input elements are not blocks.
+    """Returns the error for a transform whose elements are not blocks.
 
     Args:
       kind: Name of the elements' type.

@@ -10,9 +10,9 @@ Formal guarantees:
   - ``read_block`` returns exactly ``block.num_rows`` rows, bit for bit as stored, or
     raises.  It refuses a file whose footer is not the one that was listed, and a page
     that does not match its checksum, if it has one (`dpsgd prepare` writes checksums).
-  - Columns that are not fixed-width numbers are refused before any work, and so are
-    nulls that the footer counts; other nulls are refused when the block is read.  No
-    message holds a value.
+  - Columns that are not fixed-width numbers are refused before any work, as are nulls
+    that the footer counts; other nulls are refused when the block is read.  No message
+    holds a value.
   - A ``Block``, which is sent through an engine, holds only public values.
 
 Public: names, types, shapes and numbers of rows.  Sensitive: rows and footers.
@@ -120,12 +120,12 @@ class Dataset(Listing):
 
     @property
     def num_examples(self) -> int:
-        """Number of slots: rows or, if users are bounded, the public number given."""
+        """Number of slots: rows or, if users are bounded, the given public number."""
         return self.bounded.num_examples if self.bounded else self.num_rows
 
     @property
     def num_rows(self) -> int:
-        """Number of rows in all blocks; not public if users are bounded."""
+        """Number of rows in all blocks; sensitive if users are bounded."""
         return sum(block.num_rows for block in self.blocks)
 
     @property
@@ -148,7 +148,7 @@ IsListed = Callable[[Block, str], bool]
 
 def _open(path: str) -> IO[bytes] | pa.NativeFile:
     try:
-        # Arrow's own files avoid a copy.
+        # A file of Arrow's avoids a copy.
         return open_file(path) if is_remote(path) else pa.OSFile(path)
     except OSError as error:
         raise InputError(
@@ -188,7 +188,7 @@ def _parquet_file(file: IO[bytes] | pa.NativeFile, path: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        # Arrow's message may quote the data it could not read.
+        # Arrow's message may quote data.
         raise InputError(
             f"Expected {path} to be an intact Parquet file: {type(error).__name__}."
         ) from None
@@ -229,14 +229,14 @@ def _column(field: pa.Field) -> Column | None:
 
 
 def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
-    """Returns the files' own description; see ``DATASET_METADATA_KEY``.
+    """Returns the description in the metadata of files; see ``DATASET_METADATA_KEY``.
 
     Args:
       schema: Schema of the files.
       path: Path of the files, for messages.
 
     Raises:
-      InputError: the description is not a JSON object.
+      InputError: it is not a JSON object.
     """
     text = (schema.metadata or {}).get(DATASET_METADATA_KEY, b"{}")
     try:
@@ -252,7 +252,7 @@ def description_of(schema: pa.Schema, path: str) -> dict[str, Any]:
 
 
 def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
-    """Refuses nulls that the footer counts; other nulls are found on reading."""
+    """Refuses nulls that the footer counts."""
     names: dict[str, None] = {}
     for row_group in range(metadata.num_row_groups):
         for index in range(metadata.num_columns):
@@ -265,14 +265,14 @@ def _check_nulls(metadata: pq.FileMetaData, path: str) -> None:
 
 
 def list_blocks(pattern: str) -> Dataset:
-    """Returns the blocks, columns and self-description of the input.
+    """Returns the blocks, columns and description of the input.
 
     Args:
-      pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
+      pattern: A file, a folder or a glob; see ``input_files.find_files``.
 
     Raises:
-      InputError: there are no rows, unreadable or differing files, or unusable columns,
-        or the files contradict their note about bounded users.
+      InputError: no rows, unreadable or differing files, unusable columns, or files
+        that contradict their note about bounded users.
     """
     _check_one_split(pattern)
     found = list_row_groups(pattern, _check_nulls)
@@ -291,7 +291,7 @@ def list_blocks(pattern: str) -> Dataset:
 
 
 def _check_no_ids(schema: pa.Schema, description: Any, pattern: str) -> None:
-    """Refuses what `dpsgd prepare --keep-users` wrote, of which nobody is bounded."""
+    """Refuses a table of `dpsgd prepare --keep-users`, whose users are not bounded."""
     columns = description.get("schema", {}).get("columns", {})
     for name in schema.names:
         if columns.get(name, {}).get("kind") == "user":
@@ -320,10 +320,10 @@ def list_row_groups(
 
     Args:
       pattern: As in ``list_blocks``.
-      check_file: Takes footer and path of each file; raises to refuse it.
+      check_file: Function of footer and path of a file, which raises to refuse it.
 
     Raises:
-      InputError: there are no rows, or unreadable or differing files.
+      InputError: no rows, or unreadable or differing files.
     """
     found = find_files(pattern)
     blocks: list[Block] = []
@@ -443,8 +443,8 @@ def read_block(
     Args:
       block: The row group.
       columns: The columns to read.
-      is_listed: Takes block and footer digest; tells whether the file is the one that
-        was listed: ``Dataset.is_listed`` or, in a worker, ``KnownInput.is_listed``.
+      is_listed: (block, footer digest) -> whether the file is the one that was listed:
+        ``Dataset.is_listed`` or, in a worker, ``KnownInput.is_listed``.
 
     Raises:
       InputError: the file is missing, damaged, or not the one that was listed, or a
@@ -475,7 +475,7 @@ def read_table(block: Block, names: Sequence[str], is_listed: IsListed) -> pa.Ta
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             return parquet.read_row_group(block.row_group, columns=list(names))
         except (pa.ArrowException, OSError) as error:
-            # Arrow's message may quote the data it could not read.
+            # Arrow's message may quote data.
             raise InputError(
                 f"Expected row group {block.row_group} of {block.path} to be intact "
                 f"and to hold no nulls: {type(error).__name__}."

@@ -1,7 +1,4 @@
-"""The kind that a first schema gives to a column, from its Arrow type alone.
-
-Public: names and types.
-"""
+"""Kinds of columns by their Arrow types.  Public: names and types."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ DROP = "drop"
 
 
 def kind_of_type(kind: pa.DataType) -> str:
-    """Returns "numeric", "boolean", "category" or "date"; "drop" if none fits.
+    """Returns the kind of a first schema: numeric, boolean, category, date or drop.
 
     Example:
       >>> kind_of_type(pa.string()), kind_of_type(pa.list_(pa.float32()))
@@ -39,7 +36,7 @@ def kind_of_type(kind: pa.DataType) -> str:
 
 
 def not_numbers(fields: Iterable[pa.Field]) -> str:
-    """Returns the error text for columns that batches cannot hold, with the remedy."""
+    """Returns the error text for columns that batches cannot hold."""
     told = [
         f"column {field.name} of type {field.type} "
         f'([columns.{field.name}] kind = "{kind_of_type(field.type)}")'
@@ -52,7 +49,7 @@ def not_numbers(fields: Iterable[pa.Field]) -> str:
 
 
 def with_nulls(names: Iterable[str], path: str) -> str:
-    """Returns the error text for columns with missing values, with the remedy.
+    """Returns the error text for columns with missing values.
 
     Args:
       names: Names of the columns.

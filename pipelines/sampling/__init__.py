@@ -1,1 +1,1 @@
-"""Which example is in which step: a pure function of key and position."""
+"""Which examples are in which step: a pure function of key, plan, block and row."""

@@ -1,1 +1,1 @@
-"""Tables as numbers: Criteo text, synthetic or real, to Parquet."""
+"""Raw tables to numeric Parquet, and synthetic tables."""

@@ -1,1 +1,1 @@
-"""Contributions of users bounded, before rows are sampled."""
+"""Contribution bounding: at most k rows per user, before rows are sampled."""

@@ -1,1 +1,1 @@
-"""What workers do in each step of the job."""
+"""The DoFns of the job."""

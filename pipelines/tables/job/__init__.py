@@ -1,1 +1,1 @@
-"""Preparing a table on an engine of Apache Beam."""
+"""Preparing a table on the workers of Apache Beam."""

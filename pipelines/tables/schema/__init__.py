@@ -1,1 +1,1 @@
-"""The public file that says how the columns of a table become numbers."""
+"""The schema of a table: a public file that says how its columns become numbers."""
