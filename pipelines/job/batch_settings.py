@@ -1,4 +1,4 @@
-"""What a batch job is asked to do: frozen, public, checked before any work."""
+"""Settings of a batch job: frozen, public, checked before any work."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class BatchSettings:
     """How to sample a data set, and how to lay batches out.  All public.
 
     Attributes:
-      expected_batch_size: Expected examples of a step, at least 1.
-      sampler: One of ``accounting.plan.SAMPLERS``.
+      expected_batch_size: Expected number of examples per step, at least 1.
+      sampler: Name of a sampler, such as one of ``accounting.plan.SAMPLERS``.
       num_epochs: Rounds of n/b steps; None if ``num_steps`` is given.
-      num_steps: Steps in all; None if ``num_epochs`` is given.
+      num_steps: Number of steps; None if ``num_epochs`` is given.
       truncated_batch_size: Cap on the examples of a truncated step; None for the
-        smallest that costs no epsilon.
-      epsilon: For that cap: the largest epsilon that the batches are meant for.
-      delta: For that cap: the smallest delta; 0.1 / examples if None.
-      physical_batch_size: Rows of one record; if None, a step is one record, or the
-        fewest equal ones of at most 8,192 rows and 64 MiB.
+        smallest cap that costs no epsilon.
+      epsilon: Largest epsilon that the batches are meant for, which sets that cap.
+      delta: Smallest delta, which sets that cap; 0.1 / examples if None.
+      physical_batch_size: Rows per record; None for one record per step, or the fewest
+        equal ones of at most 8,192 rows and 64 MiB.
 
     Raises:
       InputError: an epsilon that is not positive, or a cap without truncation.

@@ -4,10 +4,11 @@ A search draws every rank of every epoch twice, which takes hours for billions o
 Its result stays in the job's private folder until the batches are written.
 
 Formal guarantees:
-  - What is read is what was found, bit for bit, for the same sampling key, plan, layout
-    and data set.  Any other file (cut short, edited, of another job) is not used.
-  - An epoch that was stored is not searched again.  A killed job loses at most the
-    epochs that it finished within ``_SECONDS``, and the one in progress.
+  - The boundaries that are read are those that were found, bit for bit, for the same
+    sampling key, plan, layout and data set.  Any other file (cut short, edited, of
+    another job) is not used.
+  - A stored epoch is not searched again.  A killed job loses at most the epochs that it
+    finished within ``_SECONDS``, and the one in progress.
   - Memory stays within ``search_bytes`` plus twice ``boundaries_bytes`` of ``shuffle``.
 
 Public: the file's path, and ``batches_id``.  Sensitive: its contents.
@@ -30,32 +31,32 @@ from pipelines.job import progress
 from pipelines.sampling import shuffle
 from pipelines.sampling.keys import KEY_BYTES, derive
 
-#: Between two stores of the epochs found so far.
+#: Seconds between two stores of the epochs found so far.
 _SECONDS = 60.0
 _WORD = np.dtype("<u8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundariesFile:
-    """Where the boundaries of a job are.
+    """The file of the boundaries of a job.
 
     Attributes:
-      path: A file of mode 0600, or one in a store.
-      batches_id: Id of the batches: identifies its key, plan, layout and data set.
+      path: File of mode 0600, or in a store.
+      batches_id: Commitment to the key, plan, layout and data set.
     """
 
     path: str
     batches_id: str
 
     def load(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
-        """Returns what `shuffle.find_boundaries` returns.  Sensitive.
+        """Returns the boundaries, as `shuffle.find_boundaries` does.  Sensitive.
 
         Args:
           plan: Plan of the job.
           sampling_key: Secret, 32 bytes.
 
         Raises:
-          InputError: the file is not what the job wrote.
+          InputError: the file is not the one that the job wrote.
         """
         found = self.load_epochs(plan, sampling_key)
         if len(found) < len(shuffle.empty_boundaries(plan)):
@@ -66,11 +67,7 @@ class BoundariesFile:
         return found
 
     def load_epochs(self, plan: DpSgdPlan, sampling_key: bytes) -> np.ndarray:
-        """Returns the boundaries of the first epochs, as many as were stored.
-
-        Args:
-          plan: Plan of the job.
-          sampling_key: Secret, 32 bytes.
+        """Returns the boundaries of the stored epochs; arguments as for ``load``.
 
         Returns:
           uint64, shape (epochs, steps_per_epoch - 1, 2).  Sensitive.
@@ -99,7 +96,7 @@ class BoundariesFile:
         """
         mac = self._mac(sampling_key)
         with new_file(self.path, mode=0o600) as write:
-            for epoch in boundaries:  # one at a time, which bounds the copy
+            for epoch in boundaries:  # one at a time bounds the copy
                 data = epoch.astype(_WORD, copy=False).tobytes()
                 mac.update(data)
                 write(data)
@@ -118,14 +115,14 @@ def complete(
     *,
     num_threads: int,
 ) -> None:
-    """Makes the file hold the boundaries of all epochs of a shuffle.
+    """Searches the boundaries of all epochs that the file does not hold yet.
 
     Args:
-      file: Made if it is missing; completed if it holds some epochs.
-      plan: A shuffle.
+      file: The file, which may be missing.
+      plan: Plan of a shuffling sampler.
       sampling_key: Secret, 32 bytes.
-      blocks: (name, number of rows) of every block of the data.
-      num_threads: Threads that draw ranks.
+      blocks: (name, number of rows) of every block in the data set.
+      num_threads: Number of threads that draw ranks.
     """
     found = shuffle.empty_boundaries(plan)
     known = file.load_epochs(plan, sampling_key)

@@ -52,7 +52,7 @@ def run_to_end(pipeline: beam.Pipeline) -> None:
         told.put(None)
 
     def wait() -> None:
-        # Thread.join, once it was interrupted, takes the thread for ended.
+        # After an interruption, Thread.join would report that the thread has ended.
         while not outcome:
             with contextlib.suppress(queue.Empty):
                 told.get(timeout=1)
@@ -65,7 +65,7 @@ def run_to_end(pipeline: beam.Pipeline) -> None:
         except BaseException:
             given_up.set()
             _cancel(jobs)
-            # Otherwise it ended, or will find that it is given up.
+            # Otherwise it has ended, or will see that it is given up.
             if thread.is_alive():
                 wait()
             raise
@@ -79,11 +79,11 @@ def run_to_end(pipeline: beam.Pipeline) -> None:
 def _run_jobs(
     pipeline: beam.Pipeline, jobs: list[Any], given_up: threading.Event
 ) -> None:
-    """Appends the job of a pipeline to ``jobs``, and waits for its end."""
+    """Starts the job of a pipeline, appends it to ``jobs``, and waits for its end."""
     if not given_up.is_set():
         with _no_signals_for_beam():
             jobs.append(pipeline.run())
-    if given_up.is_set():  # while an engine took the job
+    if given_up.is_set():  # while the engine accepted the job
         _cancel(jobs)
     for job in jobs:
         job.wait_until_finish()
@@ -91,7 +91,7 @@ def _run_jobs(
 
 @contextlib.contextmanager
 def _no_signals_for_beam() -> Iterator[None]:
-    """Keeps the job server that Beam starts for an engine from handling SIGINT.
+    """Keeps the job server that Beam starts from installing a handler of SIGINT.
 
     Only the main thread may, and ``stoppable`` does.  The server also stops when the
     process exits.
@@ -107,7 +107,7 @@ def _no_signals_for_beam() -> Iterator[None]:
 
 
 def _cancel(jobs: list[Any]) -> None:
-    """Tells an engine to give a job up."""
+    """Asks an engine to cancel jobs."""
     with contextlib.suppress(Exception):
         for job in jobs:
             job.cancel()

@@ -1,19 +1,17 @@
 """How many blocks share a file of the shuffle, and in how many passes rows are sorted.
 
-A reader makes one request for each file and unit, and a store takes tens of
-milliseconds to answer it: what counts is how large the answers are.  D bytes of rows in
-U units, in files of M bytes, take one pass of D / M files and D U / M requests of M / U
-bytes.
+A reader makes one request for each file and unit, and a store answers it in tens of
+milliseconds: few large requests are fastest.  D bytes of rows in U units, in files of M
+bytes, take one pass of D / M files and D U / M requests of M / U bytes.
 
-Where M / U is below ``LEAST_READ``, and requests are many, there are two passes.  The
+If M / U is below ``LEAST_READ``, and requests are many, there are two passes.  The
 first sorts rows by P parts of consecutive units.  A task of the second takes the rows
-of one part from as many files as make M bytes, and writes one file that is sorted by
-unit.  Its requests are of M / P bytes, those of the reduce step of M P / U: both are
-M / sqrt(U) for P = sqrt(U).  There are 2 D sqrt(U) / M of them, and rows are written
-and read twice.
+of one part from files with M bytes of them, and writes one file that is sorted by unit.
+Its requests have M / P bytes, those of the reduce step M P / U: both are M / sqrt(U)
+for P = sqrt(U).  There are 2 D sqrt(U) / M of them; rows are written and read twice.
 
 Formal guarantees:
-  - The numbers depend on the layout and on the row groups alone, never on the engine.
+  - The numbers depend only on the layout and on the row groups, never on the engine.
   - Every block is in one file, and every unit in one part.
 
 Public: everything here; sizes are expectations over the sampling.
@@ -28,12 +26,14 @@ from pipelines.batches.columns import row_bytes
 from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.packing import OVERHEAD_BYTES, Layout
 
-#: Bytes of a file, unless one block has more.  A worker holds them about three times.
+#: Maximum bytes of a file, unless one block has more.  A worker holds about three times
+#: as many.
 FILE_BYTES = 128 << 20
-#: Bytes of a request, unless there are few.
+#: Minimum bytes of a request, unless there are at most ``_MOST_READS``.
 LEAST_READ = 256 << 10
 _MOST_READS = 1 << 16
-#: Files of the map step, where there are as many blocks: workers share them out.
+#: Minimum number of files of the map step, if there are as many blocks, to keep workers
+#: busy.
 _LEAST_FILES = 64
 
 
@@ -42,10 +42,10 @@ class FanIn:
     """How blocks share files.
 
     Attributes:
-      blocks_per_file: Consecutive blocks whose rows a file of the map step holds.
-      units_per_part: Consecutive units of a part; 1 if there is one pass.
-      files_per_merge: Consecutive files of the map step whose rows of a part one file
-        of the second pass holds; 0 if there is one pass.
+      blocks_per_file: Number of consecutive blocks in a file of the map step.
+      units_per_part: Number of consecutive units in a part; 1 if there is one pass.
+      files_per_merge: Number of consecutive files of the map step in a file of the
+        second pass, which holds their rows of one part; 0 if there is one pass.
     """
 
     blocks_per_file: int = 1
@@ -53,19 +53,19 @@ class FanIn:
     files_per_merge: int = 0
 
     def num_files(self, num_blocks: int) -> int:
-        """Returns the files of the map step."""
+        """Returns the number of files of the map step."""
         return -(-num_blocks // self.blocks_per_file)
 
     def num_parts(self, layout: Layout) -> int:
-        """Returns the parts, which are the slices of a file of the map step."""
+        """Returns the number of parts, the slices of a file of the map step."""
         return -(-layout.num_units // self.units_per_part)
 
     def num_merges(self, num_blocks: int) -> int:
-        """Returns the files of the second pass for each part."""
+        """Returns the number of files of the second pass for each part."""
         return -(-self.num_files(num_blocks) // (self.files_per_merge or 1))
 
 
-#: Each block in a file of its own, as on a disk of this machine.
+#: Each block in its own file, as on a disk of this machine.
 ONE_BY_ONE = FanIn()
 
 
@@ -74,7 +74,7 @@ def choose_fan_in(layout: Layout, dataset: Dataset) -> FanIn:
 
     Args:
       layout: Layout of the job.
-      dataset: Its input.
+      dataset: Input of the job.
     """
     block_bytes = _block_bytes(layout, dataset)
     fitting = min(FILE_BYTES // block_bytes, len(dataset.blocks) // _LEAST_FILES)
@@ -93,7 +93,7 @@ def choose_fan_in(layout: Layout, dataset: Dataset) -> FanIn:
 
 
 def _block_bytes(layout: Layout, dataset: Dataset) -> float:
-    """Bytes that the largest block is expected to send; at least one."""
+    """Returns the expected bytes that the largest block sends, at least one."""
     participations = layout.plan.num_steps * float(layout.plan.sampling_probability)
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     largest_block = max(block.num_rows for block in dataset.blocks)
@@ -102,13 +102,13 @@ def _block_bytes(layout: Layout, dataset: Dataset) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What a shuffle asks of a store.
+    """The load of a shuffle on a store.
 
     Attributes:
-      shuffle_files: Files of all passes.
-      shuffle_reads: Requests for slices; each worker also reads an index of a few
-        kilobytes of every file that it reads.
-      bytes_per_read: Expected size of a slice.
+      shuffle_files: Number of files in all passes.
+      shuffle_reads: Number of requests for slices; each worker also reads an index of a
+        few kilobytes for every file that it reads.
+      bytes_per_read: Expected bytes of a slice.
       stored_bytes: Expected bytes in the store until the job ends.
     """
 
@@ -119,11 +119,11 @@ class Traffic:
 
 
 def traffic(layout: Layout, num_blocks: int, fan_in: FanIn) -> Traffic:
-    """Returns what a shuffle asks of a store.
+    """Returns the load of a shuffle on a store.
 
     Args:
       layout: Layout of the job.
-      num_blocks: Number of blocks of its input.
+      num_blocks: Number of blocks in its input.
       fan_in: From ``choose_fan_in``.
     """
     sampled = layout.plan.num_steps * layout.plan.expected_batch_size

@@ -1,6 +1,6 @@
 """The folder of a job: opened, locked, resumed, finished.
 
-    OUT/private/job.json     what is being made; its presence means unfinished
+    OUT/private/job.json     digests of the job; its presence means unfinished
     OUT/private/files/       checksums of finished files, until the manifest is written
     OUT/private/spill/       the shuffle, until then, unless it is elsewhere
     OUT/private/boundaries   of a shuffle, the ranks that start its steps, until then
@@ -8,13 +8,13 @@
 
 Formal guarantees:
   - Existing output is never replaced: a folder that is neither empty nor the unfinished
-    state of the very same job (version, plan, layout, input, key) is refused.
+    state of the same job (version, plan, layout, input, key) is refused.
   - On this machine two jobs never write one folder at a time.  A store has no locks:
     there the job that began last wins, and any other ends with an error.  Both write
     the same bytes.
   - A manifest is written only when every file is there.
-  - On this machine nobody but this user may enter the folder, or read a batch, whether
-    it was there before or not; otherwise the job is refused before any work.
+  - On this machine only this user may enter the folder or read a batch, even if the
+    folder existed before; otherwise the job is refused before any work.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
 """
@@ -61,7 +61,7 @@ BOUNDARIES_NAME = "boundaries"
 
 
 def _mark(name: str) -> str:
-    """File name of the completion marker of the batch file ``name``."""
+    """Returns the file name of the completion marker of the batch file ``name``."""
     return f"{name}.json"
 
 
@@ -76,12 +76,12 @@ def checksum_path(directory: str, name: str) -> str:
 
 
 def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum | None:
-    """Returns the checksum of the batch file ``name``; None if it is not finished.
+    """Returns the checksum of a batch file; None if it is not finished.
 
     Args:
       directory: Directory of the job.
-      name: Name of the file.
-      size: Its bytes; None if it is not there.
+      name: Name of the batch file.
+      size: Bytes of the file; None if there is none.
     """
     try:
         data = b"" if size is None else read_bytes(checksum_path(directory, name))
@@ -93,14 +93,14 @@ def read_checksum(directory: str, name: str, size: int | None) -> FileChecksum |
 
 @contextlib.contextmanager
 def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
-    """Locks an open job; the lock ends with the process, however it ends.
+    """Locks an open job, until the context or the process ends.
 
     Yields:
-      A function to call right before the job is finished: it raises InputError if the
-      lock was lost.  In a store the job that began last has the lock.
+      A function to call right before the job is finished.  It raises an InputError if
+      the lock was lost: in a store the job that began last has it.
 
     Raises:
-      InputError: another job has it.
+      InputError: another job has the lock.
     """
     taken = InputError(
         f"Expected no other job to write {out}. Wait for it, or choose another --out."
@@ -119,10 +119,10 @@ def lock_job(out: StrPath) -> Iterator[Callable[[], None]]:
 
 
 def _own(path: str, taken: InputError) -> Callable[[], None]:
-    """Makes this process the owner of a job; returns the check that it still is.
+    """Makes this process the owner of a job; returns a function that checks it.
 
-    Between that check and the manifest another job may begin; ``verify`` then finds
-    files of two jobs with different keys.
+    Between that check and the manifest another job may begin: if it has another key,
+    ``verify`` finds the files of two jobs.
     """
     name = os.urandom(16)
     write_atomically(path, name, mode=0o600)
@@ -135,7 +135,7 @@ def _own(path: str, taken: InputError) -> Callable[[], None]:
 
 
 def check_out(out: StrPath) -> None:
-    """Refuses a folder that holds anything but an unfinished job.
+    """Refuses a folder that is neither empty nor an unfinished job.
 
     Raises:
       InputError: it holds finished batches or other files, or cannot be a folder.
@@ -156,7 +156,7 @@ def check_out(out: StrPath) -> None:
 
 
 def _is_fresh(out: StrPath) -> bool:
-    """Whether a folder is empty, or of a job that was killed as it made the folder."""
+    """Whether a folder is empty, or left by a job that was killed as it made it."""
     if storage.names(out) - {PRIVATE_NAME}:
         return False
     begun = (f".{KEY_NAME}.", f".{JOB_NAME}.")
@@ -174,7 +174,7 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
       dataset: From ``list_blocks``.
 
     Raises:
-      InputError: the input has other rows than the plan, or other columns.
+      InputError: the numbers of rows, or the columns, differ.
     """
     if dataset.num_examples != layout.plan.num_examples:
         raise InputError(
@@ -192,7 +192,7 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
 
 
 def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
-    """Refuses slots without rows where a sampler must know every slot's place."""
+    """Refuses slots without rows for samplers that give every slot a place."""
     places = plan.largest_batch_size is not None and plan.truncated_batch_size is None
     if places and dataset.bounded is not None:
         raise InputError(
@@ -203,7 +203,7 @@ def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
 
 
 def _check_key(dataset: Dataset, key: bytes) -> None:
-    """Refuses the key that chose which rows of users are kept."""
+    """Refuses the key that chose the rows of users."""
     if dataset.bounded is not None and dataset.bounded.key == commitment(
         key, KEY_LABEL
     ):
@@ -219,14 +219,14 @@ def open_job(
     """Makes or reopens the folder of a job; returns (key file, batches_id).
 
     Args:
-      out: The folder, here or in a store.
+      out: The folder, local or in a store.
       layout: From ``make_layout``.
       dataset: The input.
-      key_file: The sampling key; None for one within the folder.
+      key_file: File of the sampling key; None for one in the folder.
 
     Raises:
-      InputError: the input has other rows or columns, the folder holds something
-        else, or the key file is refused.
+      InputError: as ``check_dataset`` and ``check_out``, or another job is unfinished
+        there, or the key file is refused.
     """
     check_dataset(layout, dataset)
     check_out(out)
@@ -254,9 +254,9 @@ def open_job(
 
 
 def _make_folders(out: StrPath) -> None:
-    """Makes the folders of a job private, whether they are there or not.
+    """Makes the folders of a job, private even if they existed before.
 
-    Batches are sensitive, and so is the size of a file if steps are not truncated.
+    Batches are sensitive, and so are the sizes of files if steps are not truncated.
     """
     private = join(out, PRIVATE_NAME)
     with folders.usable_folder(out, "--out"):
@@ -297,7 +297,7 @@ def _check_same_job(out: StrPath, found: Any, state: dict[str, str]) -> None:
 
 
 def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
-    """Groups whose file is complete, with the checksums of their writers."""
+    """Returns the finished groups, with the checksums of their files."""
     files = storage.sizes(out)
 
     def read(group: int) -> FileChecksum | None:
@@ -305,7 +305,7 @@ def _finished(out: StrPath, layout: Layout) -> dict[int, FileChecksum]:
         return read_checksum(os.fspath(out), name, files.get(name))
 
     groups = range(layout.num_groups)
-    # A store takes a while to answer, and answers many requests at once.
+    # A store answers slowly, but many requests at once.
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         found = pool.map(read, groups)
         return {group: c for group, c in zip(groups, found, strict=True) if c}
@@ -319,18 +319,13 @@ def pending_groups(out: StrPath, layout: Layout) -> list[int]:
       layout: Layout of the job.
     """
     if storage.exists(join(out, MANIFEST_NAME)):
-        return []  # killed while it cleaned up
+        return []  # it was killed during its cleanup
     done = _finished(out, layout)
     return [group for group in range(layout.num_groups) if group not in done]
 
 
 def num_steps_written(out: StrPath, layout: Layout) -> int:
-    """Returns how many steps are in files that have a completion marker.
-
-    Args:
-      out: Folder of the job.
-      layout: Layout of the job.
-    """
+    """Returns the number of steps in finished files; see ``pending_groups``."""
     marks = storage.names(join(out, PRIVATE_NAME, FILES_NAME))
     return sum(
         len(layout.steps(group))
@@ -348,15 +343,14 @@ def finish_job(
 ) -> Manifest:
     """Writes checksums and manifest of an open job, and removes its temporary files.
 
+    Other arguments as for ``open_job``.
+
     Args:
-      out: As given to ``open_job``.
-      layout: As given to ``open_job``.
-      dataset: As given to ``open_job``.
       batches_id: From ``open_job``.
       spill: Folder of the shuffle, if it is not in ``out``.
 
     Raises:
-      InputError: not every file is there.
+      InputError: a file is missing.
     """
     if not storage.exists(join(out, MANIFEST_NAME)):
         _write_manifest(out, layout, dataset, batches_id)
@@ -369,7 +363,7 @@ def _write_manifest(
 ) -> None:
     done = _finished(out, layout)
     if len(done) < layout.num_groups:
-        # Some releases of Beam report success while files are missing.
+        # Some releases of Beam report success with files missing.
         raise InputError(
             f"Expected {layout.num_groups} batch files in {out}; {len(done)} are "
             "there. Run the same command again to finish."
@@ -393,7 +387,7 @@ def _clean(out: StrPath, spill: StrPath | None) -> None:
     own_spill = join(private, SPILL_NAME)
     for folder in {join(private, FILES_NAME), own_spill, spill or own_spill}:
         storage.delete_folder(folder)
-    # Temporary files of processes that were killed.
+    # Killed processes leave temporary files.
     left = (BOUNDARIES_NAME, OWNER_NAME, JOB_NAME)
     names = (KEY_NAME, CHECKSUMS_NAME, *left)
     for folder, prefixes in ((out, ("batches-", MANIFEST_NAME)), (private, names)):
@@ -401,6 +395,6 @@ def _clean(out: StrPath, spill: StrPath | None) -> None:
         for name in storage.sizes(folder):
             if name.startswith(begun):
                 storage.delete(join(folder, name))
-    # Last: while job.json is there, the same command goes on from here.
+    # Last: while job.json is there, the same command resumes here.
     for name in left:
         storage.delete(join(private, name))

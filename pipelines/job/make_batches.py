@@ -1,4 +1,4 @@
-"""Batches of a data set as settings describe them: what ``dpsgd batches`` does."""
+"""Batches of a data set in one call, as by ``dpsgd batches``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipelines.job.sizing import make_layout
 
 
 def make_batches(source: str, out: str, settings: BatchSettings) -> Manifest:
-    """Makes batches in this process, resuming an unfinished same job.
+    """Makes batches in this process, or resumes the same unfinished job.
 
     Args:
       source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or that of the same job, unfinished.
+      out: Empty or new folder, or the unfinished folder of the same job.
       settings: How to sample.
 
     Raises:
-      InputError: before any work, for anything that the user can mend.
+      InputError: before any work, for anything that the user can fix.
     """
     dataset, layout = open_input(source, out, settings)
     return write_batches(dataset=dataset, layout=layout, out=out)
@@ -29,15 +29,9 @@ def make_batches(source: str, out: str, settings: BatchSettings) -> Manifest:
 def open_input(
     source: str, out: str, settings: BatchSettings
 ) -> tuple[Dataset, Layout]:
-    """Returns a data set and the layout of its batches; refuses before any work.
+    """Returns a data set and the layout of its batches.
 
-    Args:
-      source: Parquet: a folder, a file or a glob.
-      out: An empty or new folder, or that of the same job, unfinished.
-      settings: How to sample.
-
-    Raises:
-      InputError: for anything that the user can mend.
+    Arguments as for ``make_batches``, which raises the same errors.
     """
     dataset = list_blocks(source)
     plan = settings.plan(dataset.num_examples)

@@ -1,14 +1,14 @@
-"""Rows that chose steps, packed into bytes, and unpacked into the records of a file.
+"""Sampled rows, packed into bytes, and unpacked into the records of a file.
 
     blocks -> packed rows of a range of steps -> contents of the file of a group
 
 A *group* is a range of consecutive steps, which one reducer writes into one file; it
-holds one *unit* of it at a time.  Blocks send columns to a range of steps, not rows:
-steps, priorities, then each column.
+holds one *unit* of the group at a time.  A packed piece holds columns: steps,
+priorities, then each column of the rows.
 
 Formal guarantees:
-  - The contents of a file depend on (key, plan, input, layout) and the order of the
-    blocks alone.
+  - The contents of a file depend only on (key, plan, input, layout) and the order of
+    the blocks.
   - ``PackedRows.sizes`` are the bytes of the pieces, known before any is made.
 
 Public: the layout.  Sensitive: everything packed.
@@ -34,10 +34,10 @@ from pipelines.sampling.samplers import Participations, arrange_steps, sample_bl
 
 _STEP = np.dtype("<u4")
 _PRIORITY = np.dtype("<u8")
-#: Bytes that travel with each packed row.
+#: Bytes of a packed row beside its columns.
 OVERHEAD_BYTES = _STEP.itemsize + _PRIORITY.itemsize
-#: A unit has at most so many bytes of rows, or it is one step.  It is twice a usual
-#: group, so that only the groups of a very long plan have several units.
+#: Maximum bytes of rows in a unit, unless it is one step.  It is twice a usual group,
+#: so that only the groups of a very long plan have several units.
 _UNIT_BYTES = 64 << 20
 
 
@@ -48,11 +48,11 @@ class Layout:
     Attributes:
       plan: How batches are sampled.
       columns: Columns of the rows.
-      physical_batch_size: Rows of every record, real and padding.
-      steps_per_group: Consecutive steps that one reducer writes into one file.
+      physical_batch_size: Number of rows of every record, real and padding.
+      steps_per_group: Number of consecutive steps in a file.
 
     Raises:
-      InputError: records too long to be read.
+      InputError: records are too long to be read.
     """
 
     plan: DpSgdPlan
@@ -65,7 +65,7 @@ class Layout:
 
     @property
     def num_groups(self) -> int:
-        """Ranges of steps, and files."""
+        """Number of groups, and of files."""
         return -(-self.plan.num_steps // self.steps_per_group)
 
     def steps(self, group: int) -> range:
@@ -75,27 +75,27 @@ class Layout:
 
     @property
     def steps_per_unit(self) -> int:
-        """Consecutive steps of a group whose rows a reducer holds at a time."""
+        """Number of consecutive steps in a unit."""
         fitting = _UNIT_BYTES // (group_bytes(self) // self.steps_per_group or 1)
         return max(1, min(fitting, self.steps_per_group))
 
     @property
     def units_per_group(self) -> int:
-        """Units of every group; the last group may have empty ones."""
+        """Number of units in every group; the last group may have empty ones."""
         return -(-self.steps_per_group // self.steps_per_unit)
 
     @property
     def num_units(self) -> int:
-        """Units of all groups."""
+        """Number of units in all groups."""
         return self.num_groups * self.units_per_group
 
     def group_edges(self) -> np.ndarray:
-        """The first step of each group, and the end: int64, ``num_groups`` + 1."""
+        """First step of each group, and the end: int64, shape (num_groups + 1,)."""
         first = np.arange(self.num_groups) * self.steps_per_group
         return np.append(first, self.plan.num_steps)
 
     def unit_edges(self) -> np.ndarray:
-        """The first step of each unit of all groups, and the end: int64."""
+        """First step of each unit, and the end: int64, shape (num_units + 1,)."""
         within = np.arange(self.units_per_group) * self.steps_per_unit
         first = (self.group_edges()[:-1, None] + within).ravel()
         end = self.plan.num_steps
@@ -118,10 +118,10 @@ def unpack(
 
     Args:
       pieces: From ``PackedRows.piece``.
-      columns: Of the rows.
+      columns: Columns of the rows.
 
     Returns:
-      Parallel arrays: uint32, uint64, and opaque items, one per row of a column.
+      Parallel arrays of shape (rows,): uint32, uint64, and opaque items per column.
     """
     dtypes: list[np.dtype[Any]] = [_STEP, _PRIORITY]
     dtypes += [np.dtype(f"V{column.numpy_dtype.itemsize}") for column in columns]
@@ -141,11 +141,11 @@ def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
     """Returns, for each range of steps, the indices of its participations.  Sensitive.
 
     Args:
-      step: int64, the step of each participation.
+      step: int64, step of each participation.
       edges: int64, ascending: the first step of each range, and the end of the last.
     """
     found, num_ranges = np.searchsorted(edges, step, side="right") - 1, len(edges) - 1
-    # Small integers are sorted by radix, in linear time.
+    # NumPy sorts small integers by radix, in linear time.
     kind = np.uint16 if num_ranges <= 1 << 16 else np.int64
     order = np.argsort(found.astype(kind), kind="stable")
     ends = np.cumsum(np.bincount(found, minlength=num_ranges))
@@ -154,11 +154,11 @@ def split_by_step(step: np.ndarray, edges: np.ndarray) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """What some rows send to each range of steps.  Sensitive.
+    """Rows and their participations by range of steps.  Sensitive.
 
     Attributes:
       columns: Name -> items of the rows.
-      chosen: The steps that the rows chose.
+      chosen: Participations of the rows.
       parts: For each range of steps, the indices of its participations in ``chosen``.
     """
 
@@ -194,18 +194,18 @@ def sample_and_pack(
     *,
     edges: np.ndarray,
 ) -> PackedRows:
-    """Reads blocks and lets their rows choose their steps.
+    """Reads blocks and samples the steps of their rows.
 
     Args:
-      layout: How steps are spread over groups.
+      layout: Layout of the job.
       key: Secret, from ``KnownInput.data_set_key``.
-      blocks: Which rows, in order.
-      is_listed: As of ``read_block``.
-      boundaries: Of a shuffle, from ``shuffle.find_boundaries``.
-      edges: Of the ranges of steps, as of ``split_by_step``.
+      blocks: Blocks to read, in order.
+      is_listed: As in ``read_block``.
+      boundaries: Boundaries of a shuffle, from ``shuffle.find_boundaries``.
+      edges: Edges of the ranges of steps, as in ``split_by_step``.
 
     Raises:
-      InputError: the input is not what it was.
+      InputError: the input has changed.
     """
     tables, chosen, first = [], [], 0
     for block in blocks:
@@ -216,7 +216,7 @@ def sample_and_pack(
         first += block.num_rows
     row, step, priority = map(_joined, zip(*chosen, strict=True))
     return PackedRows(
-        # Popped, so that one column at most is in memory twice.
+        # Popped, so that at most one column is in memory twice.
         columns={
             column.name: _joined([table.pop(column.name) for table in tables])
             for column in layout.columns
@@ -236,16 +236,16 @@ def pack_again(
     """Returns packed rows split into smaller ranges of steps.
 
     Args:
-      pieces: From ``PackedRows.piece``, of one range of steps.
-      columns: Of the rows.
-      edges: Of the smaller ranges, as of ``split_by_step``.
+      pieces: Pieces of one range of steps, from ``PackedRows.piece``.
+      columns: Columns of the rows.
+      edges: Edges of the smaller ranges, as in ``split_by_step``.
     """
     step, priority, items = unpack(pieces, columns)
     chosen = Participations(row=np.arange(len(step)), step=step, priority=priority)
     return PackedRows(columns=items, chosen=chosen, parts=split_by_step(step, edges))
 
 
-#: Steps whose rows are held at a time, and the pieces of them in the order of blocks.
+#: The steps of a unit, and its pieces in the order of blocks.
 Unit = tuple[range, Iterable[bytes]]
 
 
@@ -255,9 +255,9 @@ def encode_steps(
     """Writes the file of a group, a record at a time.  Sensitive.
 
     Args:
-      layout: How steps are spread over groups.
-      units: Of the group, in order.
-      write: Appends bytes to the file; called for each part of a record.
+      layout: Layout of the job.
+      units: Units of the group, in order.
+      write: Appends bytes to the file; called several times for a record.
 
     Returns:
       The checksum of the file.
@@ -285,11 +285,11 @@ def encode_steps(
 def _arrange(
     layout: Layout, steps: range, pieces: Iterable[bytes]
 ) -> tuple[dict[str, np.ndarray], list[int]]:
-    """Returns the columns of ``steps``, in order, and the rows of each step."""
+    """Returns the columns of ``steps``, in order, and the number of rows per step."""
     step, priority, columns = unpack(pieces, layout.columns)
     chosen = arrange_steps(step, priority, steps, layout.plan.truncated_batch_size)
     order = np.concatenate(chosen)
-    # All rows of the unit are put in order at once; batches are then slices.
+    # All rows of the unit are sorted at once, so that batches are slices.
     columns = {name: np.take(items, order) for name, items in columns.items()}
     return columns, [len(rows) for rows in chosen]
 
@@ -318,12 +318,12 @@ def _records(
 
 
 def group_bytes(layout: Layout) -> int:
-    """Returns the bytes of a group's rows: the most, or without a cap the expected."""
+    """Returns the maximum bytes of a group's rows; without a cap the expected bytes."""
     largest = layout.plan.largest_batch_size or layout.plan.expected_batch_size
     row = row_bytes(layout.columns) + OVERHEAD_BYTES
     return layout.steps_per_group * largest * row
 
 
 def unit_bytes(layout: Layout) -> int:
-    """Returns the bytes of a unit's rows, as ``group_bytes`` does of a group's."""
+    """Returns the bytes of a unit's rows, as ``group_bytes`` does for a group."""
     return group_bytes(layout) // layout.steps_per_group * layout.steps_per_unit

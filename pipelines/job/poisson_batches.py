@@ -1,8 +1,7 @@
-"""Poisson batches as one transform of your own pipeline.
+"""Poisson batches as one transform of a user's pipeline.
 
-``PoissonBatches`` is ``WriteBatches`` that makes layout, key and state itself, resumes
-an interrupted pipeline, and ends in a folder that ``dpsgd verify``, the trainer and the
-readers accept.
+``PoissonBatches`` is a ``WriteBatches`` that makes layout, key and state itself and
+resumes an interrupted pipeline.
 
 Formal guarantees: those of ``transforms`` and, for the folder, of ``job_folder``.
 
@@ -49,18 +48,18 @@ class PoissonBatches(TakesBlocks):
     Args:
       plan: How batches are sampled; ``poisson`` or ``truncated-poisson``.
       dataset: From ``list_blocks``.
-      out: An empty or new folder, or that of the same unfinished job, at the same path
-        on every worker.
-      key_file: The sampling key, mode 0600, at the same path on every worker; made if
-        missing.  By default in ``out``/private.
-      physical_batch_size: Rows of every record; by default a step is one record, or
-        several if it is large.
+      out: Empty or new folder, or that of the same unfinished job, at the same path on
+        every worker.
+      key_file: File of the sampling key, mode 0600, at the same path on every worker;
+        made if missing.  By default in ``out``/private.
+      physical_batch_size: Number of rows per record; by default a step is one record,
+        or several if it is large.
       shuffle: "files": rows wait in ``out``/private, which every worker must reach;
         "engine": they travel through the engine; "auto": "engine" on Dataflow, else
         "files".
 
     Raises:
-      InputError: another sampler, a bad size, or no data set.
+      InputError: another sampler, a size out of range, or ``dataset`` of another type.
 
     Example:
       >>> batches = PoissonBatches(plan, dataset, "batches")  # doctest: +SKIP
@@ -94,12 +93,12 @@ class PoissonBatches(TakesBlocks):
         self._key_file = None if key_file is None else absolute(key_file)
 
     def expand(self, blocks: beam.PCollection) -> beam.PCollection:
-        """Opens the folder and wires what is still to be written.
+        """Opens the folder and wires the groups that are not written yet.
 
         Raises:
           InputError: the folder, the key or the options of the pipeline are refused.
         """
-        runner_of(blocks.pipeline.options)  # refuses what loses elements
+        runner_of(blocks.pipeline.options)  # refuses runners that may lose elements
         runner = type(blocks.pipeline.runner).__name__
         shuffle = choose_shuffle(self._shuffle, runner)
         key_file, _ = self._open()
@@ -115,7 +114,7 @@ class PoissonBatches(TakesBlocks):
         )
 
     def finish(self) -> Manifest:
-        """Writes the manifest, which makes a folder of batches of the files.
+        """Writes the manifest, once the pipeline has ended.
 
         Raises:
           InputError: the pipeline did not write every file.

@@ -2,13 +2,12 @@
 
 Formal guarantees:
   - Nothing is written before every option, the input's columns and the key are checked.
-  - The same command finishes a job that was killed: blocks that were sampled and files
-    that were complete are not made again, and the result is byte-identical to that of
-    an undisturbed run.
+  - The same command finishes a job that was killed: sampled blocks and complete files
+    are not made again, and the result is byte-identical to that of an undisturbed run.
   - On the local runner memory stays within ``memory_limit``, whatever the size of the
     data; on any runner so does the search for the boundaries of a shuffle.  In a Python
     worker of an engine it stays within ``sizing.worker_bytes``.
-  - Rows go through files unless ``choose_shuffle`` says otherwise.
+  - Rows go through files unless ``choose_shuffle`` decides otherwise.
   - Those of ``job_folder`` and ``transforms``.
 
 Public: plan and layout.  Sensitive: the key and ``private/``.
@@ -61,7 +60,7 @@ from pipelines.sampling.keys import read_key_file
 LOCAL = "FnApiRunner"
 #: How rows travel from map to reduce; see ``choose_shuffle``.
 AUTO, FILES, ENGINE = SHUFFLES = ("auto", "files", "engine")
-#: Between two counts of what an engine has written.
+#: Seconds between two counts of the files of an engine.
 _SECONDS, _REMOTE_SECONDS = 1.0, 15.0
 
 
@@ -109,26 +108,22 @@ def write_batches(
     scratch: StrPath | None = None,
     options: PipelineOptions | None = None,
 ) -> Manifest:
-    """Writes the batches of ``layout`` to ``out``, resuming an unfinished same job.
+    """Writes the batches of ``layout`` to ``out``, or resumes the same unfinished job.
 
     Args:
       dataset: From ``list_blocks``.
       layout: From ``make_layout``.
-      out: An empty or new folder, or that of the same job, unfinished; on this machine
-        or in a store.
-      key_file: The sampling key; made if missing.  By default in ``out``/private, if
-        that is on this machine.
-      memory_limit: Bytes for this process; it does not concern an engine's workers.
+      out: Empty or new folder, or that of the same unfinished job; local or in a store.
+      key_file: File of the sampling key; made if missing.  By default in
+        ``out``/private, if that is on this machine.
+      memory_limit: Memory of this process in bytes; workers of an engine ignore it.
       shuffle: How rows travel from map to reduce, as in ``choose_shuffle``.
-      scratch: A folder for a shuffle through files, which every worker reaches; by
+      scratch: Folder for a shuffle through files, which every worker reaches; by
         default in ``out``/private or, locally with ``out`` in a store, a temporary one.
       options: Beam's options; without a runner, Beam's in-process runner.
 
-    Returns:
-      The manifest, which is also written.
-
     Raises:
-      InputError: before any work, for anything that the user can mend.
+      InputError: before any work, for anything that the user can fix.
     """
     options = options or PipelineOptions([])  # not those of this process
     storage.use_options(options)
@@ -159,7 +154,7 @@ def write_batches(
                     try:
                         _run_pipeline(dataset, write, options, local)
                     except InputError:
-                        check_lock()  # the job's new owner may have removed its files
+                        check_lock()  # a new owner of the job may have removed files
                         raise
             check_lock()
             return finish_job(root, layout, dataset, batches_id, folder)
@@ -201,8 +196,8 @@ def choose_shuffle(shuffle: str, runner: str) -> str:
     """Returns how rows travel from map to reduce: FILES or ENGINE.
 
     Args:
-      shuffle: FILES, ENGINE, or AUTO: ENGINE on Dataflow, whose shuffle is a service of
-        its own; otherwise FILES.
+      shuffle: FILES, ENGINE, or AUTO: ENGINE on Dataflow, whose shuffle is a separate
+        service, otherwise FILES.
       runner: Name of Beam's runner.
 
     Raises:
@@ -220,7 +215,7 @@ def choose_shuffle(shuffle: str, runner: str) -> str:
 
 
 def _boot_id() -> str:
-    """Identifies this boot: spills are not flushed, and not trusted after another."""
+    """Returns the id of this boot; unflushed spills are not used after another."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -228,11 +223,11 @@ def _boot_id() -> str:
 
 
 def spill_place(out: str, scratch: StrPath | None, local: bool) -> str:
-    """Returns where the files of a shuffle go; jobs share it, unless it is ``out``.
+    """Returns the folder for shuffles; jobs share it, unless it is ``out``.
 
     Args:
       out: Folder of the job.
-      scratch: The folder that the user named, if any.
+      scratch: Folder that the user named, if any.
       local: Whether the local runner runs the job.
 
     Raises:
@@ -262,20 +257,20 @@ def _spill_folder(out: str, place: str, batches_id: str) -> str:
 
 
 def _own_folder(folder: str) -> None:
-    """Makes a private folder, also where other users may make some."""
+    """Makes a private folder, even in a folder that other users write to."""
     folders.make_private_folder(folder, follow=False, remedy="Name another --scratch.")
 
 
 def _open_shuffle(
     shuffle: str, folder: str, fan_in: FanIn | None, num_threads: int
 ) -> contextlib.AbstractContextManager[Spill | None]:
-    """Prepares the files of a shuffle; None if rows travel through the engine.
+    """Opens the folder of a shuffle; yields None if rows travel through the engine.
 
     Args:
       shuffle: FILES or ENGINE.
-      folder: Of the job's shuffle.
-      fan_in: None on the local runner.
-      num_threads: Of the local runner.
+      folder: Folder of the job's shuffle.
+      fan_in: Fan-in of the shuffle; None on the local runner.
+      num_threads: Number of threads of the local runner.
     """
     if fan_in is None:
         return _local_shuffle(folder, num_threads)
@@ -284,13 +279,12 @@ def _open_shuffle(
 
 
 def shared_spill(folder: str, fan_in: FanIn) -> Spill:
-    """Makes a folder for the shuffle of workers that share nothing else.
+    """Makes a folder for the shuffle of several workers.
 
-    Its files are flushed to the disk: those that are there are whole, also after a
-    power loss.
+    Its files are flushed to the disk, so that they are complete after a power loss.
 
     Args:
-      folder: Of the job's shuffle.
+      folder: Folder of the job's shuffle.
       fan_in: From ``choose_fan_in``.
     """
     # Another release may choose another fan-in for the same job.
@@ -303,13 +297,10 @@ def shared_spill(folder: str, fan_in: FanIn) -> Spill:
 
 @contextlib.contextmanager
 def _local_shuffle(folder: str, num_threads: int) -> Iterator[Spill]:
-    """Makes and locks the folder of the local shuffle.
-
-    Files that other boots of this machine left there are removed.
+    """Makes and locks the folder of the local shuffle; removes files of other boots.
 
     Raises:
-      InputError: another process has it or, among temporary files, it is another
-        user's.
+      InputError: another process has the lock, or the folder belongs to another user.
     """
     _own_folder(folder)
     descriptor = os.open(folder, os.O_RDONLY)
@@ -337,7 +328,7 @@ def _secrets(
     batches_id: str,
     num_threads: int,
 ) -> Secrets:
-    """Writes for the workers what derives from key and all blocks together."""
+    """Returns where workers find their secrets, after the search for boundaries."""
     if not layout.plan.num_shuffles:
         return Secrets(key_file=key_file)
     rows = [(block.rows.name, block.rows.num_rows) for block in dataset.blocks]

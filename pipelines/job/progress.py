@@ -1,10 +1,10 @@
-"""Progress of workers, wherever they are.
+"""Progress of workers.
 
 On the local runner workers are threads of this process and report here.  On a cluster
 they are other processes; then ``poll`` counts what they have finished.
 
-Public: all that is reported, which is blocks read, steps written, and blocks drawn in
-search of the boundaries of a shuffle, and tasks begun.
+Public: the reported numbers of blocks read, of steps written, of blocks drawn in the
+search for boundaries, and of tasks begun.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def advance(kind: str, amount: int = 1) -> None:
 
     Args:
       kind: BLOCKS, STEPS, BOUNDARIES or TASKS.
-      amount: What was done since the last report.
+      amount: Number done since the last report.
     """
     if _listener is not None:
         _listener(kind, amount)
@@ -45,12 +45,12 @@ def listen(listener: Callable[[str, int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ending_at(event: threading.Event) -> Iterator[None]:
-    """Ends the workers in this process at their next report after ``event`` is set."""
+    """Stops the workers of this process at their next report after ``event`` is set."""
     tell = _listener
 
     def check(kind: str, amount: int) -> None:
         if event.is_set():
-            raise InputError("Stopped.")  # whoever set the event says why
+            raise InputError("Stopped.")  # the setter of the event raises the reason
         if tell:
             tell(kind, amount)
 
@@ -60,11 +60,11 @@ def ending_at(event: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def poll(count: Callable[[], dict[str, int]], seconds: float) -> Iterator[None]:
-    """Reports what ``count`` finds, in place of what workers report.
+    """Reports the results of ``count`` instead of the workers' reports.
 
     Args:
-      count: Returns kind -> how many are done so far.  An OSError of it is ignored.
-      seconds: Between two counts.
+      count: Returns kind -> number done so far.  Its OSErrors are ignored.
+      seconds: Seconds between two counts.
     """
     tell, reported, ended = _listener, dict[str, int](), threading.Event()
 

@@ -1,8 +1,4 @@
-"""Errors alone on the terminal, each of them once, in a process that runs Beam.
-
-Beam is loaded when the handler is in place: what it says while it is loaded is quieted
-too.
-"""
+"""A quiet terminal in a process that runs Beam: only errors, each of them once."""
 
 from __future__ import annotations
 
@@ -12,12 +8,13 @@ from typing import Any
 
 
 def quiet_beam() -> None:
-    """Lets errors alone reach the terminal, each of them once.
+    """Lets only errors reach the terminal, each of them once.
 
-    Beam warns of every cloud whose client is not installed, and its workers reset the
-    level of the root logger: so the handler filters.  The exception of a worker is
-    logged with its traceback and then raised; the command line shows what is raised.
-    Threads that served an engine end with an exception when it hangs up.
+    Beam warns, when it is loaded, of every cloud whose client is not installed, and its
+    workers reset the level of the root logger: so a handler filters, and it is in place
+    before Beam is loaded.  A worker's exception is logged with its traceback and then
+    raised; the command line shows the raised one.  Threads that serve an engine end
+    with an exception when it disconnects.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s")
     handler = logging.getLogger().handlers[0]
@@ -27,13 +24,13 @@ def quiet_beam() -> None:
     threading.excepthook = lambda _: None
     from apache_beam.runners.worker import sdk_worker
 
-    # An engine's worker in this process prints the traceback of a bundle that failed or
-    # was cancelled, at its own time: also below the line with which the command ends.
+    # An engine's worker in this process prints the traceback of a failed or cancelled
+    # bundle at any time, even after the last line of the command.
     vars(sdk_worker)["print"] = lambda *_, **__: None
 
 
 def make_batches_quietly(*arguments: Any) -> None:
-    """Calls ``make_batches.make_batches`` in a process that nothing else logs to."""
+    """Calls ``make_batches.make_batches``, in a separate process: it silences Beam."""
     quiet_beam()
     from pipelines.job.make_batches import make_batches
 

@@ -1,7 +1,7 @@
-"""How large everything is: records, groups, memory and disk, before a job starts.
+"""Sizes of records, groups, memory and disk, before a job starts.
 
 Formal guarantees:
-  - A layout depends on public values alone, never on the engine or the machine.
+  - A layout depends only on public values, never on the engine or the machine.
 
 Public: everything here; sizes are bounds, or expectations over the sampling.
 """
@@ -21,38 +21,38 @@ from pipelines.job.packing import OVERHEAD_BYTES, Layout, group_bytes, unit_byte
 from pipelines.sampling.samplers import check_assigned
 from pipelines.sampling.shuffle import boundaries_bytes, num_epochs_drawn, search_bytes
 
-#: The most rows and bytes of a record unless the user says otherwise: a small step is
-#: one record, and no record is a burden to its readers.
+#: Maximum rows and bytes of a record by default: a small step is one record, and
+#: readers hold no large record.
 DEFAULT_PHYSICAL_BATCH_SIZE = 8192
 _DEFAULT_RECORD_BYTES = 64 << 20
-#: A group has about this many bytes.  There are enough groups to keep a few workers
-#: busy, and so few that what a block sends to each is not tiny.
+#: Approximate bytes of a group.  There are enough groups to keep a few workers busy,
+#: and few enough that a block's pieces are not tiny.
 _GROUP_BYTES = 32 << 20
 _LEAST_GROUPS = 16
 _MOST_GROUPS = 4096
-#: Memory of the local runner: without any data; per byte of a thread's block or group
-#: (read, gathered, encoded, hashed); and per participation of a block.  Measured, and
+#: Memory of the local runner: without data; per byte of a thread's block or group
+#: (read, gathered, encoded, hashed); per participation of a block.  Measured and
 #: rounded up.
 _BASE_BYTES = 512 << 20
 _COPIES = 6
 _PARTICIPATION_BYTES = 96
 #: Memory of a worker per byte of a file of a shuffle: read, gathered, written.
 _FILE_COPIES = 3
-#: What Beam queues between a Python worker and a slower engine: two queues to send and
-#: one to receive, of 100 MiB each.
+#: Bytes that Beam queues between a Python worker and a slower engine: two queues to
+#: send and one to receive, of 100 MiB each.
 _CHANNEL_BYTES = 300 << 20
 DEFAULT_MEMORY_LIMIT = 4 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a job will cost.  Public: expectations over the sampling.
+    """The cost of a job.  Public: expectations over the sampling.
 
     Attributes:
       shuffle_bytes: Expected bytes between map and reduce; a shuffle through files
         keeps them on disk until the job ends.
       output_bytes: Bytes of the columns and weights of all records.
-      padding: Expected rows of padding per example.
+      padding: Expected number of padding rows per example.
     """
 
     shuffle_bytes: int
@@ -63,16 +63,16 @@ class Estimate:
 def make_layout(
     plan: DpSgdPlan, dataset: Dataset, physical_batch_size: int | None = None
 ) -> Layout:
-    """Returns the layout of a job: a function of public values, never of the engine.
+    """Returns the layout of a job.
 
     Args:
-      plan: What is sampled.
+      plan: How batches are sampled.
       dataset: From ``list_blocks``.
-      physical_batch_size: Rows of a record; None for as few records per step as fit.
+      physical_batch_size: Rows per record; None for the fewest records per step.
 
     Raises:
-      InputError: a bad size, one whose records could not be read, or a sampler whose
-        assignment of rows to steps nobody registered.
+      InputError: a size below 1, records that are too long to be read, or a sampler
+        without a registered assignment of rows to steps.
     """
     check_assigned(plan)
     check_epochs(plan)
@@ -95,14 +95,14 @@ def make_layout(
 
 
 def _usual_batch_size(plan: DpSgdPlan) -> int:
-    """The cap of a step or, without one, a bound that its size rarely exceeds."""
+    """Returns the cap of a step or, without one, a bound that it rarely exceeds."""
     if plan.largest_batch_size is not None:
         return plan.largest_batch_size
     return plan.expected_batch_size + 4 * math.isqrt(plan.expected_batch_size)
 
 
 def estimate(layout: Layout) -> Estimate:
-    """Returns the expected cost of a job, before it starts."""
+    """Returns the expected cost of a job."""
     plan, size = layout.plan, layout.physical_batch_size
     row = row_bytes(layout.columns)
     sampled = plan.num_steps * plan.expected_batch_size
@@ -121,14 +121,14 @@ def worker_bytes(
     by_value: bool = False,
     fan_in: FanIn | None = None,
 ) -> int:
-    """Returns the bytes of memory that a Python worker of an engine needs.  Public.
+    """Returns the memory in bytes that a Python worker of an engine needs.
 
     It holds one block, one file of a shuffle, or one unit of steps at a time, whatever
     the size of the data.
 
     Args:
       layout: Layout of the job.
-      dataset: Its input.
+      dataset: Input of the job.
       by_value: Whether rows travel through the engine, a group at a time.
       fan_in: Fan-in of a shuffle through files; None on the local runner.
     """
@@ -140,11 +140,11 @@ def worker_bytes(
 
 
 def _work_bytes(layout: Layout, dataset: Dataset, largest: int) -> int:
-    """Bytes for the block or the range of steps that one thread works on."""
+    """Returns the bytes for the block or range of steps that one thread works on."""
     largest_block = max(block.num_rows for block in dataset.blocks)
     participations = layout.plan.num_steps * layout.plan.sampling_probability
     row = _COPIES * row_bytes(layout.columns) + _PARTICIPATION_BYTES * participations
-    # A record is as long with padding as without.
+    # Padding can make a record longer than the rows of a unit.
     record = record_bytes(layout.columns, layout.physical_batch_size)
     return max(math.ceil(largest_block * row), _COPIES * max(largest, record))
 
@@ -154,8 +154,8 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
 
     Args:
       layout: Layout of the job.
-      dataset: Its input.
-      memory_limit: Bytes.
+      dataset: Input of the job.
+      memory_limit: Memory in bytes.
 
     Raises:
       InputError: not even one.
@@ -175,9 +175,9 @@ def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
     """Returns how many threads can search the order of a shuffle within memory.
 
     Args:
-      plan: Plan of the job; if it is no shuffle, the answer is 1.
-      dataset: Its input.
-      memory_limit: Bytes.
+      plan: Plan of the job; if it is no shuffle, the result is 1.
+      dataset: Input of the job.
+      memory_limit: Memory in bytes.
 
     Raises:
       InputError: not even one.

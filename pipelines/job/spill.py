@@ -1,20 +1,20 @@
 """A shuffle through files, each indexed by ranges of steps.
 
-The map step writes what some blocks send to each range of steps into one file, and the
-reduce step reads its slices.  Memory then depends on the size of a block and of a
+The map step writes the pieces of some blocks for each range of steps into one file, and
+the reduce step reads its slices.  Memory then depends on the size of a block and of a
 slice, never on that of the data.  An engine that shuffles rows itself holds more:
 Beam's local runner all that it groups, at about six times its size; Flink the values of
 a key; and Beam's Java modules, between a Python worker and Flink or Spark, the output
 of a whole bundle, which is a worker's share of the data.
 
-    block-<ordinal>       of the file's first block: an index, then the slices
-    part-<part>-<merge>   the same, of a second pass (``fan_in``)
+    block-<ordinal>       ordinal of its first block; holds an index, then the slices
+    part-<part>-<merge>   a file of the second pass (``fan_in``), in the same format
 
     index                 num_slices + 1 offsets (int64)
 
 Formal guarantees:
   - A file under its final name is complete; a resumed job reads it, not the blocks.
-    What a store shows of a writer that failed is not taken for a file.
+    The unfinished object of a failed writer in a store is not used.
   - ``read_slice`` and ``SliceReader`` return exactly the bytes that were written.
   - In a store a slice is one request, once the index of its file has been read.
 
@@ -38,10 +38,10 @@ BLOCK_PREFIX = "block-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spill:
-    """Where a shuffle goes through files.
+    """A shuffle through files.
 
     Attributes:
-      folder: Made by the job, on this machine or where every worker reaches it.
+      folder: Existing folder, on this machine or where every worker reaches it.
       num_threads: Number of threads of map and reduce in each worker; with more than
         one, the names of files are emitted before the files are there.
       flush: Whether files must survive a loss of power.
@@ -69,8 +69,8 @@ def part_path(folder: StrPath, part: int, merge: int) -> str:
 
     Args:
       folder: Folder of the spill.
-      part: Whose rows it holds.
-      merge: Which of the files of that part.
+      part: Number of the part.
+      merge: Number of the file among those of the part.
     """
     return join(folder, f"part-{part:09d}-{merge:09d}")
 
@@ -84,11 +84,11 @@ def write_spill(
       path: Final name of the file.
       sizes: Bytes of each slice.
       pieces: The slices, in order.
-      flush: Whether a loss of power must not undo it.
+      flush: Whether the file must survive a loss of power.
 
     Raises:
       ValueError: a piece of another size.
-      OSError: no room, no access, no folder.
+      OSError: no room, no access, or no folder.
     """
     starts = np.cumsum([(len(sizes) + 1) * _OFFSET.itemsize, *sizes], dtype=_OFFSET)
     with new_file(path, mode=0o600, flush=flush) as write:
@@ -100,7 +100,7 @@ def write_spill(
 
 
 def is_written(path: StrPath) -> bool:
-    """Returns whether there is a file that ends where its index says."""
+    """Whether there is a file that ends where its index says."""
     found = size(path)
     if not found:
         return False
@@ -114,8 +114,8 @@ def read_slice(path: StrPath, number: int) -> bytes:
     """Returns a slice of a file.
 
     Args:
-      path: A file of ``write_spill``.
-      number: Which slice.
+      path: Path of a file that ``write_spill`` wrote.
+      number: Number of the slice.
 
     Raises:
       OSError: the file is missing or too short.
@@ -127,13 +127,13 @@ def read_slice(path: StrPath, number: int) -> bytes:
 
 
 class SliceReader:
-    """Reads slices; in a store over connections that stay, and each index once.
+    """Reads slices; from a store over kept connections, and each index once.
 
-    Threads may share it.
+    It is thread-safe.
 
     Args:
       folder: Folder of the files.
-      num_slices: Of every file.
+      num_slices: Number of slices in every file.
     """
 
     def __init__(self, folder: StrPath, num_slices: int) -> None:
@@ -142,15 +142,7 @@ class SliceReader:
         self._edges: dict[str, np.ndarray] = {}
 
     def read(self, path: str, number: int) -> bytes:
-        """Returns a slice of a file.
-
-        Args:
-          path: A file of ``write_spill``, in the folder.
-          number: Which slice.
-
-        Raises:
-          OSError: the file is missing or too short.
-        """
+        """Returns a slice of a file in the folder: see ``read_slice``."""
         if self._read is None:
             return read_slice(path, number)
         if path not in self._edges:

@@ -1,7 +1,7 @@
 """Map, reduce, map: blocks to fixed-size weighted batches, as Beam transforms.
 
-Rows reach their steps in one of two ways.  Through files that every worker reaches;
-then the engine carries only the numbers of blocks and groups:
+Rows reach their steps through files that every worker reaches, so that the engine
+carries only the numbers of blocks and groups:
 
     blocks -> sample, pack, spill -> await all blocks [-> sort parts -> await all parts]
     -> groups -> order, truncate, pad, write
@@ -10,10 +10,10 @@ or through the engine:
 
     blocks -> sample, pack -> group by range of steps -> order, truncate, pad, write
 
-Elements are blocks, not rows.  For each range of steps the map step makes one piece of
-the rows of some blocks that chose a step in it, even if there are none.  The reduce
-step holds a group at a time or, through files, a unit of one: some tens of megabytes.
-``fan_in`` says how many blocks share a file, and when parts are sorted.
+Elements are blocks, not rows.  For each range of steps the map step makes one piece, of
+the rows that chose a step in it, even if there are none.  The reduce step holds a group
+at a time or, through files, a unit of one: some tens of megabytes.  ``fan_in`` chooses
+how many blocks share a file, and whether parts are sorted.
 
 Formal guarantees:
   - Every step of every requested group is written, even if no example chose it.
@@ -21,7 +21,7 @@ Formal guarantees:
     of every block, whatever the engine delivered.
   - Only rows of the data set are sampled: a block whose place, name, rows or columns
     are not those of the data set is refused before it is read (``known_input``).
-  - The bytes of a file depend on (key, plan, input, layout) alone: not on the engine,
+  - The bytes of a file depend only on (key, plan, input, layout): not on the engine,
     the way rows travel, the number of workers, or how often and in which order bundles
     run.
   - A file is visible under its final name only when it is complete; its checksum is
@@ -56,7 +56,7 @@ from pipelines.sampling.keys import read_key_file
 @beam.typehints.with_input_types(tuple[int, Iterable[int]])
 @beam.typehints.with_output_types(int)
 class _AwaitFn(beam.DoFn):
-    """(0, all that was to be done) -> what can then be done."""
+    """(0, numbers of all elements) -> numbers of the elements that follow."""
 
     def __init__(self, done: Sequence[int], then: Sequence[int]) -> None:
         self._done = done
@@ -70,7 +70,7 @@ class _AwaitFn(beam.DoFn):
 @beam.typehints.with_input_types(tuple[int, int])
 @beam.typehints.with_output_types(int)
 class _Await(beam.PTransform):
-    """(0, number) of all that was to be done -> what can then be done."""
+    """(0, number) of each element -> numbers of the elements that follow them all."""
 
     def __init__(self, done: Sequence[int], then: Sequence[int]) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class _Await(beam.PTransform):
 @beam.typehints.with_input_types(Block)
 @beam.typehints.with_output_types(tuple[Block, ...])
 class _SpreadBlocks(beam.PTransform):
-    """Block -> the blocks that share a file.
+    """Block -> the blocks that share a file, spread over the workers.
 
-    They are spread over the workers: a bounded read is one subtask on Flink.
+    On Flink a bounded read is one subtask.
     """
 
     def __init__(self, blocks_per_file: int) -> None:
@@ -118,19 +118,15 @@ def _of_file(file: tuple[int, Iterable[Block]]) -> tuple[Block, ...]:
 
 
 class TakesBlocks(beam.PTransform):
-    """A transform of blocks; of other elements it says what to write instead."""
+    """A transform of blocks, with a helpful error for other elements."""
 
     def type_check_inputs(self, pvalueish: Any) -> None:
-        """Refuses everything but one PCollection of blocks.
-
-        Raises:
-          InputError: what to write instead.
-        """
+        """Refuses everything but one PCollection of blocks, by an InputError."""
         kind: Any = type(pvalueish)
         if isinstance(pvalueish, beam.PCollection):
             kind = pvalueish.element_type
         if kind is not Block:
-            # Unknown is refused too: rows of ReadFromParquet are of no known type.
+            # Unknown types too: rows of ReadFromParquet have no declared type.
             name = getattr(kind, "__name__", str(kind))
             raise not_blocks(name, type(self).__name__)
 
@@ -144,12 +140,12 @@ class WriteBatches(TakesBlocks):
     the files written.
 
     Args:
-      layout: How steps are spread over files.
-      directory: Where the files go, made by ``open_job``; any store that Beam knows.
-      secrets: Where the workers find the sampling key and what derives from it.
+      layout: Layout of the job.
+      directory: Folder for the files, from ``open_job``; local or in a store.
+      secrets: Where workers find the sampling key and the boundaries.
       dataset: The input, whose blocks are the elements.
-      groups: The groups to write; all by default.
-      spill: Folder of a shuffle through files; by default rows go through the engine.
+      groups: Groups to write; all by default.
+      spill: Shuffle through files; by default rows go through the engine.
 
     Raises:
       InputError: ``layout`` was made for another data set.
@@ -221,7 +217,7 @@ class WriteBatches(TakesBlocks):
         )
 
     def _sorting_tasks(self, fan_in: FanIn) -> list[int]:
-        """Returns the tasks of the second pass, for the groups that are wanted."""
+        """Returns the tasks of the second pass for the groups to write."""
         layout, merges = self._layout, fan_in.num_merges(len(self._dataset.blocks))
         first = np.asarray(self._groups, np.int64) * layout.units_per_group
         units = first[:, None] + np.arange(layout.units_per_group)

@@ -1,10 +1,10 @@
-"""Secret keys: how they are made, kept, and turned into independent streams.
+"""Secret keys: made, kept in files, and turned into independent sub-keys.
 
 Formal guarantees:
   - A new key is 256 bits from the operating system, in a file of mode 0600 that did not
     exist before; a half-written key is never visible under its final name.
-  - A key file of this machine that others can read is refused, and so is anything that
-    does not hold exactly one key.  In a store, its access rules decide who can read it.
+  - A key file of this machine that others can read is refused, as is anything that does
+    not hold exactly one key.  In a store, its access rules decide who can read it.
   - Sub-keys of one key under different label tuples are independent and uniform, up to
     the PRF assumption on keyed BLAKE2b; no sub-key reveals the key.
   - No function here has a default key or seed.
@@ -66,7 +66,7 @@ def insecure_key(seed: int) -> bytes:
 def create_key_file(path: StrPath) -> bytes:
     """Makes a key, saves it at ``path`` with mode 0600, and returns it.
 
-    A missing folder is made, with access for its owner alone.
+    A missing folder is made, with access only for its owner.
 
     Raises:
       InputError: ``path`` exists already.
@@ -106,7 +106,7 @@ def _read_text(location: str) -> str:
 
 
 def read_key_file(path: StrPath) -> bytes:
-    """Returns the key at ``path``, which is a file, an object in a store or a secret.
+    """Returns the key at ``path``: a file, an object in a store, or a managed secret.
 
     Raises:
       InputError: the file is missing, readable by others, or does not hold one key.

@@ -1,4 +1,4 @@
-"""Which steps each example takes part in, as a pure function of (key, block, row).
+"""Which steps each example takes part in: a pure function of (key, plan, block, row).
 
 A block is one Parquet row group, named by its file and index.  Every block has its own
 ChaCha20 stream, keyed by (sampling key, plan, block name), so a retried, repeated or
@@ -168,12 +168,9 @@ def distinct_steps(
 def uniform_subsets(
     stream: Stream, counts: np.ndarray, num_steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Does what ``distinct_steps`` does, in linear time even if rows take most steps.
+    """Returns such arrays in linear time, even if rows take most steps.
 
-    Args:
-      stream: Source of randomness.
-      counts: int64, in [0, num_steps], one per row.
-      num_steps: Steps to choose from.
+    Arguments as for ``distinct_steps``.
     """
     light = np.where(counts <= num_steps // 2, counts, 0)
     row, step = distinct_steps(stream, light, num_steps)

@@ -22,11 +22,11 @@ from pipelines.users.text_tables import as_parquet, is_text
 
 #: ``on_progress(step, tasks done, tasks in all)``.
 Progress = Callable[[str, int, int], None]
-#: Calls a task with every item, somewhere.
+#: Calls a task with every item.
 RunTasks = Callable[[Callable[[Any], None], Sequence[Any]], None]
 
 DEFAULT_MEMORY_LIMIT = 2 << 30
-#: Of a thread, with a run and a row group of a wide table.
+#: Bytes per thread, for a run and a row group of a wide table.
 LEAST_MEMORY = 256 << 20
 
 
@@ -45,19 +45,19 @@ def bound(
 
     Args:
       pattern: Parquet, CSV or TSV: a file, a folder or a glob.
-      out: A new or empty folder; if a job was killed, the same one.
-      settings: What is kept.
-      key_file: Chooses rows; made if missing.  None for a key of this job alone, which
-        goes when the job ends.
-      memory_limit: Bytes, of this process or of a worker.
-      num_threads: Number of threads of this process; the number of cores if None.
-      run_tasks: The workers of an engine, which must see input, output and key under
-        the same paths; None for threads of this process.
+      out: New or empty folder; the same one resumes a killed job.
+      settings: Which rows are kept.
+      key_file: File of the key that chooses rows; made if missing.  None for a
+        temporary key, removed when the job ends.
+      memory_limit: Memory of this process, or of a worker, in bytes.
+      num_threads: Number of threads of this process; by default its cores.
+      run_tasks: Runs tasks on the workers of an engine, which must reach input, output
+        and key under the same paths; None for threads of this process.
       on_progress: Called after each task of this process.
 
     Raises:
-      InputError: before any work, for anything that the user can mend; later for a
-        table that changes, ids that are missing, or too few slots.
+      InputError: before any work, for anything that the user can fix; later for a table
+        that changes, missing ids, or too few slots.
     """
     threads = threads_for(memory_limit, num_threads)
 
@@ -85,17 +85,17 @@ def bound(
         if name == WRITE and not job.has_users:
             check_room(job)
         run(name, task, items)
-    if job.has_users:  # who are not counted before
+    if job.has_users:  # users are counted in the written files
         check_room(job)
     finish(job, final)
 
 
 def threads_for(memory_limit: int, wanted: int | None) -> int:
-    """Returns how many threads of this process a limit of memory allows.
+    """Returns the number of threads of this process that fit into memory.
 
     Args:
-      memory_limit: Bytes.
-      wanted: Threads that the user asks for; the number of cores if None.
+      memory_limit: Memory in bytes.
+      wanted: Number of threads that the user asks for; None for all cores.
 
     Raises:
       InputError: too little memory for one, or a number below 1.

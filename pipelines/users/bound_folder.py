@@ -1,9 +1,9 @@
-"""The folder of a job that bounds users: begun once, resumed, and made ``out``.
+"""The folder of a job that bounds users: opened, resumed, and renamed to ``out``.
 
 Formal guarantees:
-  - Nothing is read but footers before every setting and the columns are checked.
-  - An unfinished job goes on with the same input, settings and key alone.
-  - Nobody but this user may enter the folders.
+  - Only footers are read before every setting and the columns are checked.
+  - An unfinished job resumes only with the same input, settings and key.
+  - Only this user may enter the folders.
 
 Public: settings.  Sensitive: everything in the folders.
 """
@@ -34,7 +34,7 @@ from pipelines.users.bound_job import DATA, ENTRY, FOLDERS, BoundJob, BoundSetti
 from pipelines.users.user_ids import check_type
 from pipelines.users.user_records import records_schema
 
-#: What sorting takes, in bytes for each row of a part.
+#: Bytes per row of a part that sorting needs.
 _SORT_BYTES = 4 * ENTRY.itemsize
 _MOST_PARTS = 1 << 12
 _JOB, _KEY = "job.json", "private.key"
@@ -48,18 +48,18 @@ def open_job(
     key_file: str | os.PathLike[str] | None,
     part_bytes: int,
 ) -> tuple[BoundJob, pathlib.Path]:
-    """Makes the folder of a job, or finds the unfinished one; returns job and ``out``.
+    """Makes or resumes the folder of a job; returns the job and the path of ``out``.
 
     Args:
       pattern: Parquet: a file, a folder or a glob.
-      out: A new or empty folder of this machine, or one that every worker mounts.
-      settings: What is kept.
-      key_file: Chooses rows; made if missing.  None for a key that is removed with
-        ``OUT.unfinished``.
-      part_bytes: Memory of a task that chooses rows.
+      out: New or empty folder of this machine, or one that every worker mounts.
+      settings: Which rows are kept.
+      key_file: File of the key that chooses rows; made if missing.  None for a key that
+        is removed with ``OUT.unfinished``.
+      part_bytes: Memory of a task that chooses rows, in bytes.
 
     Raises:
-      InputError: before any work, for anything that the user can mend.
+      InputError: before any work, for anything that the user can fix.
     """
     groups = list_row_groups(pattern)
     _check_columns(groups, settings, pattern)
@@ -87,7 +87,7 @@ def open_job(
 
 
 def open_work(out: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns where ``out`` is, and the folder of the job that makes it.
+    """Returns the path of ``out`` and the folder of the job, which it makes.
 
     Raises:
       InputError: they cannot be made.
@@ -99,7 +99,7 @@ def open_work(out: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema:
-    """Returns the schema of the files that are written."""
+    """Returns the schema of the output files."""
     note = Bounded(**dataclasses.asdict(settings), key=key)
     told = {**description_of(found, "--input"), BOUNDED: note.to_json()}
     fields = [found.field(name) for name in _kept_names(found, settings)]
@@ -129,9 +129,9 @@ def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
     """Returns the error for a table without a column of ids.
 
     Args:
-      column: That was named.
-      names: Columns that there are.
-      place: The table.
+      column: Name that the user gave.
+      names: Names of the table's columns.
+      place: The table, for messages.
     """
     return InputError(
         f"Expected --user-column {column} to be a column of {place}; it has "
@@ -140,15 +140,15 @@ def missing_column(column: str, names: Sequence[str], place: str) -> InputError:
 
 
 def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
-    """Returns a table that can be bounded, and whose examples batches can hold.
+    """Returns the row groups of a table that can be bounded and made into batches.
 
     Args:
       pattern: Parquet: a file, a folder or a glob.
-      user_column: Holds the ids.
-      most: Rows of a record at most.
+      user_column: Column of the ids.
+      most: Maximum number of rows in a record.
 
     Raises:
-      InputError: as for `open_job`, or a column that batches cannot hold.
+      InputError: as in `open_job`, or a column that batches cannot hold.
     """
     groups = list_row_groups(pattern)
     settings = BoundSettings(
@@ -164,7 +164,7 @@ def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
 def _begin(
     work: pathlib.Path, settings: BoundSettings, known: KnownInput, num_parts: int
 ) -> int:
-    """Notes what a new job is, or refuses another; returns the parts that it has."""
+    """Records a new job, or refuses another one; returns its number of parts."""
     job = fingerprint({**dataclasses.asdict(settings), "input": known.input_id})
     path = work / _JOB
     if not path.exists():
@@ -180,13 +180,13 @@ def _begin(
 
 
 def check_room(job: BoundJob) -> None:
-    """Accepts a public number of slots that is enough.
+    """Checks that the public number of slots suffices.
 
     Args:
-      job: With all rows chosen or, if users are sampled, with all files written.
+      job: Job with all rows chosen or, if users are sampled, with all files written.
 
     Raises:
-      InputError: there are more; the message has no count.
+      InputError: it does not; the message has no count.
     """
     found = _num_users(job) if job.has_users else job.num_kept()
     if found > job.settings.num_examples:
@@ -204,11 +204,11 @@ def _num_users(job: BoundJob) -> int:
 
 
 def finish(job: BoundJob, final: pathlib.Path) -> None:
-    """Gives the folder its name, and removes what was needed to make it.
+    """Gives the folder its name, and removes the unfinished one.
 
     Args:
-      job: All of whose tasks are done.
-      final: The folder that the user named.
+      job: Job with all tasks done.
+      final: Path from ``open_job``.
     """
     os.rename(pathlib.Path(job.work, DATA), final)
     shutil.rmtree(job.work)

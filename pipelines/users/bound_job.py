@@ -1,10 +1,10 @@
 """At most k rows of each user, of data of any size: a Map-Reduce job on ids alone.
 
-    OUT.unfinished/job.json          what is done: of the input, settings and key
+    OUT.unfinished/job.json          digest of input, settings and key
     OUT.unfinished/private.key       the key, unless the user named one
-    OUT.unfinished/table-*/          of CSV and TSV, as Parquet
+    OUT.unfinished/table-*/          CSV and TSV as Parquet
     OUT.unfinished/ids/block-*       map: users, priorities and places of rows, by part
-    OUT.unfinished/kept/block-*      reduce: which rows of each run are kept
+    OUT.unfinished/kept/block-*      reduce: the kept rows of each run
     OUT.unfinished/rows/block-*      kept rows by part, if users are sampled
     OUT.unfinished/data/part-*       the kept rows of each run, or the users of each
                                      part; becomes OUT
@@ -12,21 +12,20 @@
 A run is a few consecutive row groups, and a part is a share of the users.  Only 20
 bytes of a row travel from map to reduce; the rows themselves are read once more, and
 written in their order, or by user (``user_records``).  Each step is a list of
-independent tasks, each with one file, which threads of this machine do or the workers
-of an engine of Beam.
+independent tasks, one per file, for threads of this machine or workers of an engine.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
   - at most k: no user has more than ``max_examples_per_user`` rows in ``out``, in
     whatever files and row groups they were.
   - uniform choice: of a user with more, each set of that many rows is equally likely.
-  - pure function: which rows are kept depends on the key, the input and the settings
-    alone; files are the same bytes on every engine and with any number of workers.
+  - pure function: which rows are kept depends only on the key, the input and the
+    settings; files are the same bytes on every engine and with any number of workers.
   - the id is gone: ``out`` holds every column but the users' ids, in the same order.
-  - nothing is told: no message, summary or public field depends on how many users
-    there are, or on how many rows any has; but a kept number of rows above
-    ``num_examples`` is refused, without the number.
-  - a file appears complete or not at all.  The same command goes on where a killed one
-    stopped; one of another input, setting or key is refused.
+  - nothing is told: no message, summary or public field depends on the number of users,
+    or on how many rows any of them has; but more kept rows than ``num_examples`` are
+    refused, without their number.
+  - a file appears complete or not at all.  The same command resumes a killed one; one
+    with another input, setting or key is refused.
   - bounded memory: a task holds a run or a part; a user's rows within a run are bounded
     before they travel, so that one user with very many rows does not fill a part.
 
@@ -61,12 +60,12 @@ from pipelines.tables.prepared_files import new_table
 from pipelines.users.keep_least import keep_least
 from pipelines.users.user_ids import hash_ids
 
-#: Of a row, from map to reduce; ``row`` counts within its run.
+#: A row between map and reduce; ``row`` is its index in its run.
 ENTRY = np.dtype([("user", "<u8"), ("priority", "<u8"), ("row", "<u4")])
-#: Of a row that is kept, from reduce to writing.
+#: A kept row between reduce and writing.
 KEPT_ROW = np.dtype([("user", "<u8"), ("row", "<u4")])
 
-#: A task of the map holds the entries of so many rows, or of one row group.
+#: Maximum number of rows in a run, unless one row group has more.
 RUN_ROWS = 1 << 20
 #: Folders below that of the unfinished job.
 IDS, KEPT, ROWS_OF_PARTS, DATA = FOLDERS = ("ids", "kept", "rows", "data")
@@ -77,15 +76,15 @@ class BoundSettings:
     """How many rows of each user are kept.  All public.
 
     Attributes:
-      user_column: Holds the ids: integers, text or bytes.
-      max_examples_per_user: Rows of a user that are kept at most.
-      num_examples: Slots: a public number, at least the rows that are kept or, if
-        users are sampled, the users.
-      sampled: One of ``SAMPLED``: whether a row or a user is an example.
+      user_column: Column of the ids: integers, text or bytes.
+      max_examples_per_user: Maximum number of rows kept per user.
+      num_examples: Slots: a public upper bound on the kept rows or, if users are
+        sampled, on the users.
+      sampled: What an example is, one of ``SAMPLED``.
 
     Raises:
-      InputError: a number below 1, more rows of a user than a proof is for, or another
-        word.
+      InputError: a number below 1, more rows per user than any proof covers, or an
+        unknown ``sampled``.
     """
 
     user_column: str
@@ -114,8 +113,8 @@ class Run:
     """Consecutive blocks that one task reads, and whose rows fill one file.
 
     Attributes:
-      number: Of the run.
-      blocks: In their order.
+      number: Index of the run.
+      blocks: Its blocks, in order.
     """
 
     number: int
@@ -123,24 +122,24 @@ class Run:
 
     @property
     def num_rows(self) -> int:
-        """Rows of its blocks."""
+        """Number of rows in its blocks."""
         return sum(block.num_rows for block in self.blocks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundJob:
-    """What workers have to know.  Public.
+    """The description of a job that workers get.  Public.
 
     Attributes:
-      settings: What is kept.
-      blocks: Of the input.
-      known: The input, by keyed digests.
+      settings: Which rows are kept.
+      blocks: Blocks of the input.
+      known: Keyed digests of the input.
       names: Columns that are kept.
-      arrow_schema: Of the files that are written, in Arrow's format: a pickled schema
+      arrow_schema: Schema of the output files, in Arrow's format: a pickled schema
         forgets which elements of lists may be null.
-      num_parts: Shares of the users.
-      work: The folder of the unfinished job.
-      key_file: Which every worker reads.
+      num_parts: Number of parts.
+      work: Folder of the unfinished job.
+      key_file: File of the key, which every worker reads.
     """
 
     settings: BoundSettings
@@ -154,7 +153,7 @@ class BoundJob:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the files that are written: they say that users are bounded."""
+        """Schema of the output files, with the note that users are bounded."""
         return pa.ipc.read_schema(pa.py_buffer(self.arrow_schema))
 
     @property
@@ -164,7 +163,7 @@ class BoundJob:
 
     @property
     def runs(self) -> list[Run]:
-        """The input, cut where a run is full."""
+        """The runs of the input."""
         runs: list[list[Block]] = []
         room = 0
         for block in self.blocks:
@@ -215,7 +214,7 @@ class BoundJob:
         return entries
 
     def choose(self, part: int) -> None:
-        """Writes which rows of each run are kept, of the users of a part."""
+        """Writes which rows of a part's users are kept, by run."""
         path = spill_path(self.folder(KEPT), part)
         if os.path.exists(path):
             return
@@ -234,7 +233,7 @@ class BoundJob:
         write_pieces(path, found, counts)
 
     def num_kept(self) -> int:
-        """Returns how many rows are kept.  Sensitive."""
+        """Returns the number of kept rows.  Sensitive."""
         head = (len(self.runs) + 1) * 8  # see ``spill``
         paths = [spill_path(self.folder(KEPT), part) for part in range(self.num_parts)]
         return sum(
@@ -242,20 +241,20 @@ class BoundJob:
         )
 
     def kept(self, part: int, run: Run) -> np.ndarray:
-        """Returns the rows of a run that are kept, of the users of a part.  Sensitive.
+        """Returns the kept rows of a part's users in a run.  Sensitive.
 
         Args:
-          part: Of the users.
-          run: Of the rows.
+          part: Number of the part.
+          run: The run.
 
         Returns:
-          Of type ``KEPT_ROW``.
+          Array of dtype ``KEPT_ROW``.
         """
         path = spill_path(self.folder(KEPT), part)
         return np.frombuffer(read_slice(path, run.number), KEPT_ROW)
 
     def write(self, run: Run) -> None:
-        """Writes the rows of a run that are kept, without ids."""
+        """Writes the kept rows of a run, without ids."""
         path = self.output(run)
         if path.exists():
             return
@@ -268,8 +267,8 @@ class BoundJob:
         """Yields the kept rows of each block, in their order.  Sensitive.
 
         Args:
-          run: Of the rows.
-          kept: From ``kept``, of all parts.
+          run: The run.
+          kept: Its kept rows, from ``kept`` for all parts.
         """
         keep = np.zeros(run.num_rows, bool)
         keep[kept["row"]] = True
@@ -288,19 +287,19 @@ def part_of(users: np.ndarray, num_parts: int) -> np.ndarray:
 
     Args:
       users: Numbers of users, uint64.
-      num_parts: How many there are.
+      num_parts: Number of parts.
     """
     high = users >> np.uint64(32)
     return ((high * np.uint64(num_parts)) >> np.uint64(32)).astype(np.int64)
 
 
 def write_pieces(path: str, entries: np.ndarray, counts: np.ndarray) -> None:
-    """Writes a file of pieces that ``read_slice`` reads.
+    """Writes a file whose slices ``read_slice`` reads.
 
     Args:
-      path: Of the file.
-      entries: In the order of the pieces.
-      counts: Entries of each piece.
+      path: Path of the file.
+      entries: Entries in the order of the slices.
+      counts: Number of entries in each slice.
     """
     edges = np.cumsum([0, *counts])
     pieces = (entries[start:end].tobytes() for start, end in itertools.pairwise(edges))

@@ -1,9 +1,9 @@
-"""Rows of one's own pipeline, of which a user has at most k: as a Beam transform.
+"""At most k rows of each user, as a Beam transform of a user's pipeline.
 
     rows -> count equal ones -> the k least priorities of each -> the k least of a user
 
-A row of a pipeline has no place, from which `dpsgd bound` derives priorities: here a
-priority derives from the row itself and from the number of its copy.  Rows travel as
+`dpsgd bound` derives priorities from the places of rows.  Rows of a pipeline have none:
+here a priority derives from the row and from the index of its copy.  Rows travel as
 pickled bytes; a step holds at most k rows of a user.
 
 Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaCha20:
@@ -11,13 +11,13 @@ Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaC
     keeps them all.
   - uniform choice: of a user with more, each set of that many rows is equally likely,
     equal rows counted one by one.
-  - any order: which rows are left depends on the key and the rows alone, not on their
+  - any order: which rows are left depends only on the key and the rows, not on their
     order, the engine or its workers.
   - the id is gone, and no message tells of users or rows.
   - No key is part of the pipeline: it names the place where workers read the key.
 
-An engine counts what passes each step, and its dashboards show it: users, and rows that
-are left.  With `dpsgd bound`, which hands an engine tasks alone, they do not.
+An engine counts the elements of each step, and its dashboards show the counts of users
+and kept rows.  With `dpsgd bound`, whose elements are tasks, they do not.
 
 Public: settings.  Sensitive: rows, ids, the key, and the counts of an engine.
 """
@@ -51,26 +51,26 @@ from pipelines.sampling.keys import (
 from pipelines.sampling.streams import Stream
 from pipelines.users.bound_job import BoundSettings
 
-#: Copies of a row whose priorities are drawn at a time.
+#: Number of copies of a row whose priorities are drawn at a time.
 _COPIES = 1 << 16
-#: Before the row, the highest first: bytes are compared as the numbers are.
+#: Big-endian, before the row: bytes are ordered as the numbers are.
 _PRIORITY_BYTES = 8
 
 
 class BoundUsers(beam.PTransform):
     """Keeps at most k rows of each user of a bounded PCollection, chosen at random.
 
-    Input: a PCollection of dicts, from names of columns to values that pickle takes.
-    Output: dicts without the id.  Write them to Parquet with what ``schema`` returns:
-    batches, runs and privacy statements then know that users are bounded.
+    Input: a PCollection of dicts, from names of columns to picklable values.  Output:
+    dicts without the id.  Write them to Parquet with the result of ``schema``: batches,
+    runs and privacy statements then know that users are bounded.
 
     Args:
-      user_column: Holds the ids: integers, text or bytes, none missing.
-      max_examples_per_user: k: rows of a user that are kept at most.
-      num_examples: A public number, at least the rows that are kept: the sampling rate
-        is over it.  `dpsgd batches` refuses files with more rows.
-      key_file: Chooses rows: where every worker reads it; made if missing, of mode
-        0600.  Not that of batches, nor of other rows.
+      user_column: Column of the ids: integers, text or bytes, none missing.
+      max_examples_per_user: k, the maximum number of rows kept per user.
+      num_examples: Public upper bound on the kept rows, by which the sampling rate is
+        computed.  `dpsgd batches` refuses files with more rows.
+      key_file: File of the key that chooses rows, mode 0600, at the same path on every
+        worker; made if missing.  Use no other key's file, such as that of batches.
 
     Raises:
       InputError: a number below 1, or a key file that is refused.
@@ -105,14 +105,14 @@ class BoundUsers(beam.PTransform):
 
     @property
     def note(self) -> Bounded:
-        """What the rows that are left may say of themselves."""
+        """The note that files of the kept rows may carry."""
         return Bounded(**dataclasses.asdict(self._settings), key=self._commitment)
 
     def schema(self, columns: pa.Schema) -> pa.Schema:
-        """Returns columns of Parquet, with the note that users are bounded.
+        """Returns the schema of Parquet files with the note that users are bounded.
 
         Args:
-          columns: Columns of the rows that are left.
+          columns: Columns of the kept rows.
 
         Raises:
           InputError: the column of the ids is among them.
@@ -135,7 +135,7 @@ class BoundUsers(beam.PTransform):
         """Counts equal rows, and keeps those of the least priorities.
 
         Raises:
-          InputError: an unbounded PCollection, of which no user ever has all rows.
+          InputError: an unbounded PCollection, in which a user always may have more.
         """
         if not rows.is_bounded:
             raise InputError(
@@ -157,16 +157,13 @@ class BoundUsers(beam.PTransform):
 
 
 class _Packer(pickle.Pickler):
-    """Pickles without looking for objects that occur twice.
-
-    Equal rows get equal bytes, whether their values are one object or copies of it.
-    """
+    """Pickles equal rows to equal bytes, even if values are shared objects."""
 
     fast = True
 
 
 def _packed(row: Mapping[str, Any]) -> bytes:
-    """Returns a row as bytes, equal for rows whose columns come in another order."""
+    """Returns a row as bytes, which do not depend on the order of its columns."""
     if not isinstance(row, Mapping):
         raise InputError(
             f"Expected rows to be dicts, not {type(row).__name__}. Convert them before "
@@ -181,14 +178,14 @@ def _rows(
     kept: tuple[bytes, list[bytes]], left_out: str | None
 ) -> Iterator[dict[str, Any]]:
     for data in kept[1]:
-        row = pickle.loads(data[_PRIORITY_BYTES:])  # of our own making
+        row = pickle.loads(data[_PRIORITY_BYTES:])  # from _packed
         yield {name: value for name, value in row if name != left_out}
 
 
 @beam.typehints.with_input_types(tuple[bytes, int])
 @beam.typehints.with_output_types(tuple[bytes, bytes])
 class _Prioritize(beam.DoFn):
-    """(row, its copies) -> (user, priority and row) for the least of its priorities."""
+    """(row, number of copies) -> (user, priority and row) for its least priorities."""
 
     def __init__(self, column: str, most: int, key_file: str) -> None:
         self._column, self._most, self._key_file = column, most, key_file
@@ -198,7 +195,7 @@ class _Prioritize(beam.DoFn):
 
     def process(self, counted: tuple[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
         data, count = counted
-        row = dict(pickle.loads(data))  # of our own making
+        row = dict(pickle.loads(data))  # from _packed
         if self._column not in row:
             raise InputError(
                 f"Expected rows with user_column={self._column!r}; one has "
@@ -221,7 +218,7 @@ def _least(stream: Stream, count: int, most: int) -> np.ndarray:
 
 
 def _id(column: str, value: Any) -> tuple[str, str]:
-    """Returns the kind of an id and what it is, alike for equal ids."""
+    """Returns the kind of an id and its text, equal for equal ids."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return "integers", str(int(value))
     if isinstance(value, str):

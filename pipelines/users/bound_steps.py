@@ -23,8 +23,8 @@ class Step(NamedTuple):
     """A list of tasks, which may run in any order.
 
     Attributes:
-      name: One of ``STEPS``, but for the first one, before there is a job.
-      task: Called with every item; can be pickled.
+      name: One of ``STEPS`` except TEXT, which comes before there is a job.
+      task: Picklable function of one item.
       items: Runs or parts.
     """
 

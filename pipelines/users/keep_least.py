@@ -1,12 +1,12 @@
-"""Which rows of a user are kept: those of the least priorities.
+"""The rows of each user that are kept: those with the least priorities.
 
 Formal guarantees, for priorities that are independent and uniform:
   - at most: no user has more than ``most`` rows left; one with fewer keeps them all.
   - uniform choice: of a user with more, each set of ``most`` rows is equally likely.
-  - any order: which rows are kept does not depend on the order in which they come,
-    unless two of them share a priority (2**-64).
-  - in two rounds: to keep the least of each part, and then the least of what is left
-    of all parts, keeps the same rows as one round.
+  - any order: which rows are kept does not depend on the order of arrival, unless two
+    rows of a user share a priority, with probability 2**-64 per pair.
+  - in two rounds: keeping the least of each part, and then the least of those, keeps
+    the same rows as one round.
 
 Sensitive: everything.
 
@@ -23,9 +23,9 @@ def keep_least(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarr
     """Returns which rows are kept, bool of shape (rows,).
 
     Args:
-      users: Of each row, uint64; equal for rows of one user.
-      priorities: Of each row, uint64.
-      most: Rows of a user that are kept, at least 1.
+      users: User of each row, uint64.
+      priorities: Priority of each row, uint64.
+      most: Maximum number of rows kept per user, at least 1.
     """
     kept = np.ones(len(users), bool)
     order = np.lexsort((priorities, users))

@@ -1,19 +1,19 @@
 """A raw table to numeric Parquet, and its users bounded: ``prepare``, then ``bound``.
 
-    OUT.unfinished/job.json      what is done: of the table, its schema and options
-    OUT.unfinished/bound.json    of whom: settings of the users that are bounded
-    OUT.unfinished/private.key   chooses rows, unless the user named a key
-    OUT.unfinished/table/        prepared, with ids
+    OUT.unfinished/job.json      digest of the table, its schema and options
+    OUT.unfinished/bound.json    digest of the settings that bound users
+    OUT.unfinished/private.key   the key that chooses rows, unless the user named one
+    OUT.unfinished/table/        the prepared table, with ids
     OUT.unfinished/data/         becomes OUT
 
 Formal guarantees:
   - The rows of a user are in one split, unless the schema says ``cut_users``.
-  - Of each user at most ``max_examples_per_user`` rows are in OUT/train, which says so
-    of itself; those are the guarantees of ``bound_job``.  Held-out rows are all kept.
+  - OUT/train holds at most ``max_examples_per_user`` rows of each user, and the note
+    about it, with the guarantees of ``bound_job``.  All held-out rows are kept.
   - The id is gone: no file of OUT holds it.
-  - Nothing is read before every setting is checked.  The same command goes on where a
-    killed one stopped; one of another table, schema, option or setting is refused.
-  - ``out`` appears complete or not at all; nobody but this user may enter it.
+  - Nothing is read before every setting is checked.  The same command resumes a killed
+    one; one with another table, schema, option or setting is refused.
+  - ``out`` appears complete or not at all; only this user may enter it.
 
 Public: options and settings.  Sensitive: everything read and written.
 """
@@ -67,18 +67,19 @@ def prepare_users(
 
     Args:
       pattern: CSV, TSV or Parquet: a file, a folder or a glob.
-      out: A new or empty folder; if a job was killed, the same one.
-      options: Of what kind the table is, and what to write.
+      out: New or empty folder; the same one resumes a killed job.
+      options: Options of the table.
       settings: Which rows are kept for training.
-      key_file: Chooses rows; made if missing.  None for a key of this job alone.
-      prepare_table: ``convert.prepare`` or ``prepare_job.prepare_on``, in part.
-      bound_table: ``bound.bound``, in part.
+      key_file: File of the key that chooses rows; made if missing.  None for a
+        temporary key.
+      prepare_table: ``convert.prepare`` or ``prepare_job.prepare_on``, as a partial.
+      bound_table: ``bound.bound``, as a partial.
 
     Returns:
-      What was read, with the rows of training data before users are bounded; sensitive.
+      Summary of the table before users are bounded.  Sensitive.
 
     Raises:
-      InputError: before any work, for anything that the user can mend; later for
+      InputError: before any work, for anything that the user can fix; later for
         malformed rows, files that change, or too few slots.
     """
     schema = prepared_schema(options.schema)
@@ -112,7 +113,7 @@ def prepare_users(
 
 
 def _note(path: pathlib.Path, described: dict[str, Any]) -> None:
-    """Notes what a new job is, or refuses another."""
+    """Records a new job, or refuses another one."""
     wanted = {"job": fingerprint(described)}
     if not path.exists():
         write_atomically(path, pretty_json(wanted), mode=0o600)
@@ -130,7 +131,7 @@ def _prepared(
     """Prepares the table unless it was done, and returns the summary."""
     path = work / "summary.json"
     if not path.exists():
-        # Without a summary it is not known to be complete.
+        # Without a summary the table may be incomplete.
         shutil.rmtree(work / "table", ignore_errors=True)
         found = pretty_json(dataclasses.asdict(prepare()))
         write_atomically(path, found, mode=0o600)
@@ -138,7 +139,7 @@ def _prepared(
 
 
 def _drop_ids(source: pathlib.Path, target: pathlib.Path, schema: Any) -> None:
-    """Copies the files of a split, but for the ids."""
+    """Copies the files of a split without the ids."""
     make_private_folder(target, remedy=_REMEDY)
     for path in sorted(source.glob("*.parquet")):
         if (target / path.name).exists():

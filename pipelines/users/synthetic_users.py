@@ -1,13 +1,13 @@
-"""Made-up clicks of made-up users, a few of whom have very many: prepared Parquet.
+"""Synthetic clicks of synthetic users, as prepared Parquet with a column of ids.
 
-The text of Criteo has no place for an id.  So rows are written as `dpsgd prepare` makes
-them of the text, with one column more: ``USER``.
+Criteo's text has no column for ids.  So rows are written as `dpsgd prepare` makes them
+from the text, with one more column: ``USER``.
 
 The m users have ranks, and the one of rank r has about ``mean * (m / r)**(2/3) / 3``
-rows: a heavy tail, of index 1.5.  All rows of a user have some categories in common,
-and a taste: a term of the log-odds of a click that no column tells.  A further row of a
-user therefore says less of the law than a row of another user.  All seeds follow one
-law, of other users.
+rows: a heavy tail, of index 1.5.  All rows of a user share some categories and a taste,
+a term of the log-odds of a click that no column reveals.  A second row of a user is
+therefore less informative than a row of another user.  All seeds share one
+distribution, with different users.
 
 Formal guarantees:
   - Row i is a function of (seed, number of users, i) alone, for one version of NumPy:
@@ -49,9 +49,9 @@ from pipelines.tables.synthetic import (
 
 #: Column of the ids.
 USER = "user"
-#: Categories that all rows of a user have in common.
+#: Categories that all rows of a user share.
 _PROFILE = (1, 5, 13, 16, 22)
-#: Scale of the logistic law of tastes: a standard deviation of 0.9 in the log-odds.
+#: Scale of the logistic distribution of tastes: standard deviation 0.9 in the log-odds.
 _TASTE = 0.5
 _ROW_GROUP_BLOCKS = 8
 
@@ -75,16 +75,16 @@ class SynthUserOptions(SynthOptions):
 
     @property
     def num_users(self) -> int:
-        """Users, with or without rows."""
+        """Number of users, with or without rows."""
         return max(1, round(self.num_rows / self.rows_per_user))
 
 
 class Users:
-    """Whose rows are whose, and what those of one user have in common.
+    """Users of rows, and what the rows of one user share.
 
     Args:
-      seed: Which users.
-      num_users: How many.
+      seed: Seed of the users.
+      num_users: Number of users.
     """
 
     def __init__(self, *, seed: int, num_users: int) -> None:
@@ -98,7 +98,7 @@ class Users:
         return np.minimum(users, self._num_users - 1)
 
     def in_common(self, number: int) -> InCommon:
-        """Returns what the rows of a block share with others of their users."""
+        """Returns what the rows of a block share with other rows of their users."""
         users = self.of_block(number)
         uniform = {each: self._uniform(users, each) for each in _PROFILE}
         taste = self._uniform(users, "taste")
@@ -115,7 +115,7 @@ class Users:
 
 
 def _tables(options: SynthUserOptions, first: int, last: int) -> Iterator[pa.Table]:
-    """Yields rows with their users, as they are written, in order."""
+    """Yields rows with their users, in order."""
     settings = criteo.PrepareOptions()
     encoder, schema = criteo.CategoryEncoder(settings), criteo.dataset_schema(settings)
     users = Users(seed=options.seed, num_users=options.num_users)
@@ -151,13 +151,7 @@ def write_synth_users(
 ) -> list[pathlib.Path]:
     """Writes ``out/part-00000.parquet`` and so on, and returns their paths.
 
-    Args:
-      out: A new or empty folder.
-      options: What to write.
-      on_progress: Called with rows done and rows in all.
-
-    Raises:
-      InputError: ``out`` is in use, or cannot be written.
+    Arguments as for ``write_synth``.
     """
     schema = criteo.dataset_schema(criteo.PrepareOptions())
     schema = schema.append(pa.field(USER, pa.int64(), nullable=False))

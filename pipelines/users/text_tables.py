@@ -2,14 +2,14 @@
 
     OUT.unfinished/table-*/NAME.csv.parquet
 
-Every column is text, and null where a cell is empty: `dpsgd prepare` says what texts
-become, and guesses nothing.  It keeps the note that users are bounded.
+Every column is text, and null where a cell is empty: `dpsgd prepare` turns texts into
+numbers, and keeps the note that users are bounded.
 
 Formal guarantees:
   - Every row of a file is in its Parquet file, in order; a row with another number of
     cells is refused by file and number.
   - A file appears complete or not at all, and is not written again.  A table that was
-    written to since is another table.
+    modified since counts as another table.
   - Bounded memory: a file is read by blocks.
 
 Public: names of files and columns.  Sensitive: rows.
@@ -48,7 +48,7 @@ _OPTIONS = InputOptions()
 
 
 def is_text(pattern: str) -> bool:
-    """Whether all files of an input are CSV or TSV, by their names."""
+    """Whether all files of an input are CSV or TSV, by their suffixes."""
     if is_remote(pattern):
         return False
     found = find_files(pattern, suffix="", partitions=True).files
@@ -65,14 +65,13 @@ def as_parquet(
 
     Args:
       pattern: CSV or TSV: a file, a folder or a glob.
-      work: The folder of the unfinished job.
-      settings: What is kept.
+      work: Folder of the unfinished job.
+      settings: Which rows are kept.
       run: Calls a task with every file.
 
     Raises:
-      InputError: before any row is read: users are to be sampled, or the header of a
-        file has other columns than that of the first, or none of users; later for
-        malformed rows.
+      InputError: before any row is read if users are sampled, headers differ, or there
+        is no column of users; later for malformed rows.
     """
     files = [file for file in list_files(pattern) if file.size]
     if settings.sampled != BoundSettings.sampled:

@@ -1,16 +1,16 @@
-"""Ids of users as 64-bit numbers, by a keyed hash that every engine computes alike.
+"""Ids of users as 64-bit numbers, by a keyed hash that is the same on every engine.
 
 Formal guarantees, for ids of one column:
   - equal ids: they have equal numbers, in whatever file, block or encoding of the
     column's type they come, and so do equal texts and equal integers of any width.
   - integers: different ones never share a number.
-  - texts: a user shares a number with one of m others with probability m * 2**-64,
-    nearly, over the secret key.  The two then count as one user: of both together fewer
+  - texts: a user shares a number with one of m others with probability of nearly
+    m * 2**-64, over the secret key.  The two then count as one user: fewer of their
     rows are kept, and what hides one hides them as a pair.
-  - no id is missing: a null would be a user of its own or all users at once, and is
-    refused, as are numbers with fractions, which compare in surprising ways.
+  - no id is missing: a null could be one user or many, and is refused, as are
+    floating-point numbers, which compare in surprising ways.
 
-Sensitive: ids, and the numbers, which tell who has many rows.
+Sensitive: ids, and the numbers, which reveal who has many rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pipelines.tables.hashing import AFTER, hash_fields, mix, words_of
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
-    """Accepts a column whose values can be ids.
+    """Checks that the values of a column can be ids.
 
     Args:
       name: Name of the column.
-      kind: Its type.
+      kind: Type of the column.
 
     Raises:
       InputError: neither integers nor text nor bytes.
@@ -44,11 +44,11 @@ def check_type(name: str, kind: pa.DataType) -> None:
 
 
 def hash_ids(name: str, column: pa.Array | pa.ChunkedArray, key: bytes) -> np.ndarray:
-    """Returns a number for each row, uint64 of shape (rows,).
+    """Returns the number of each row's user, uint64 of shape (rows,).
 
     Args:
       name: Name of the column.
-      column: Its values.
+      column: Values of the column.
       key: Secret, 32 bytes.
 
     Raises:

@@ -1,16 +1,15 @@
-"""Records of users: one holds the rows of one user, in columns (k, ...).
+"""Records of users, each of which holds the rows of one user, in columns (k, ...).
 
-Rows come in the order of the input; zeros fill a record up, and the column
-``ROW_WEIGHTS`` tells them apart.  Users are in the order of their keyed numbers.
+Rows are in the order of the input, padded with zeros, which have weight 0 in the column
+``ROW_WEIGHTS``.  Users are in the order of their keyed numbers.
 
 Formal guarantees:
-  - one record of each user: all rows of a user that are kept are in one record, and no
-    other user's.
+  - one record of each user: it holds all kept rows of the user, and no other user's.
   - the rest is zero, in every column, and has weight 0.
   - a record fits a row group: a k for which it would not is refused before any work.
   - pure function: files are the same bytes on every engine.
 
-Sensitive: rows and weights, which tell how many rows a user has.
+Sensitive: rows and weights, which reveal how many rows a user has.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _MOST_ROWS = 1 << 17
 
 
 def records_schema(rows: pa.Schema, most: int) -> pa.Schema:
-    """Returns the columns of records of users.
+    """Returns the schema of records of users.
 
     Args:
-      rows: Columns of a row, and metadata.
-      most: Rows of a record.
+      rows: Schema of rows.
+      most: Number of rows in a record.
 
     Raises:
-      InputError: a column that batches cannot hold, one called ``ROW_WEIGHTS``, or more
+      InputError: a column that batches cannot hold, a column ``ROW_WEIGHTS``, or more
         rows than fit a row group.
     """
     columns = numeric_columns(rows)
@@ -89,11 +88,11 @@ def _row_type(columns: tuple[Column, ...]) -> np.dtype:
 
 
 def gather(job: BoundJob, run: Run) -> None:
-    """Writes the rows of a run that are kept, by part.
+    """Writes the kept rows of a run, by part.
 
     Args:
-      job: With all rows chosen.
-      run: Which rows.
+      job: Job with all rows chosen.
+      run: The run.
     """
     path = spill_path(job.folder(ROWS_OF_PARTS), run.number)
     if os.path.exists(path):
@@ -114,11 +113,11 @@ def gather(job: BoundJob, run: Run) -> None:
 
 
 def write_users(job: BoundJob, part: int) -> None:
-    """Writes the records of the users of a part.
+    """Writes the records of a part's users.
 
     Args:
-      job: With all rows gathered.
-      part: Which users.
+      job: Job with all rows gathered.
+      part: Number of the part.
     """
     path = job.folder(DATA) / f"part-{part:05d}.parquet"
     if path.exists():
@@ -145,7 +144,7 @@ def write_users(job: BoundJob, part: int) -> None:
 def _records(
     rows: np.ndarray, columns: tuple[Column, ...], most: int, schema: pa.Schema
 ) -> pa.Table:
-    """Returns the records of rows that are in the order of their users."""
+    """Returns the records of rows that are sorted by user."""
     is_first = np.diff(rows["user"], prepend=~rows["user"][:1]) != 0
     starts = np.flatnonzero(is_first)
     user = np.cumsum(is_first) - 1

@@ -1,9 +1,9 @@
-"""What the functions of workers share: errors, threads, and what was delivered.
+"""What the DoFns share: errors, threads, and the check of delivered elements.
 
 Formal guarantees:
   - An error in a worker is an InputError of one line, which names no row.
-  - A bundle ends after all of its work, or with an error; nothing of a bundle that was
-    abandoned goes on writing.
+  - A bundle ends after all of its work, or with an error; an abandoned bundle writes
+    nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AGAIN = "run the same command again: it goes on where it stopped."
 
 
 def storage_error(error: OSError) -> InputError:
-    """Returns the error for a full disk or a lost file, with a remedy."""
+    """Returns the error for a full disk or a lost file."""
     reason = error.strerror or type(error).__name__
     where = f" ({error.filename})" if isinstance(error.filename, str) else ""
     return InputError(
@@ -36,11 +36,8 @@ def storage_error(error: OSError) -> InputError:
 def plain_errors() -> Iterator[None]:
     """Turns every error into an InputError of one line.
 
-    The message of an unexpected error may quote rows, and would reach the logs of the
-    engine: only its type and place are kept.
-
-    Raises:
-      InputError: what went wrong, and how to go on.
+    Of an unexpected error only type and place are kept: its message may quote rows, and
+    would reach the logs of the engine.
     """
     try:
         yield
@@ -58,11 +55,11 @@ def plain_errors() -> Iterator[None]:
 
 
 def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
-    """Refuses anything but each of the expected elements once.
+    """Checks that each of the expected elements was delivered once.
 
     Args:
-      found: Numbers of the elements that were delivered.
-      expected: Numbers of the elements that were sent, ascending.
+      found: Numbers of the delivered elements.
+      expected: Numbers of the sent elements, ascending.
 
     Raises:
       InputError: the engine lost or repeated elements.
@@ -77,9 +74,9 @@ def check_delivery(found: Iterable[int], expected: Sequence[int]) -> None:
 
 
 class BundleFn(beam.DoFn):
-    """Runs the jobs of a bundle, in several threads if it may.
+    """Runs the jobs of a bundle on threads; the bundle ends after all of its jobs.
 
-    What a job emits is known before it runs; a bundle ends after all of its jobs.
+    The output of a job is known before it runs.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -91,7 +88,7 @@ class BundleFn(beam.DoFn):
 
     def _run(self, job: Callable[..., None], *arguments: object) -> None:
         if self._num_threads == 1:
-            job(*arguments)  # in turn, so that the engine sees its progress
+            job(*arguments)  # at once, so that the engine sees progress
         else:
             self._jobs.append(self._pool.submit(job, *arguments))
 
@@ -103,6 +100,6 @@ class BundleFn(beam.DoFn):
             self._pool.shutdown(cancel_futures=True)
 
     def teardown(self) -> None:
-        # A bundle that was abandoned does not finish: nothing may go on writing.
+        # An abandoned bundle is not finished, and must write nothing more.
         if hasattr(self, "_pool"):
             self._pool.shutdown(cancel_futures=True)

@@ -4,9 +4,9 @@ Formal guarantees:
   - Only rows of the data set are sampled: a block whose place, name, rows or columns
     are not those of the data set is refused before it is read (``known_input``).
   - Every block has a piece for every group or part, even if no example chose it.
-  - A file that is written already is not written again.
+  - A complete file is not written again.
 
-Sensitive: what is emitted or written, which holds rows.
+Sensitive: elements and files, which hold rows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Secrets:
     """Where workers find the secrets of a job; never their values.
 
     Attributes:
-      key_file: The sampling key: a file on every worker, one in a store, or a managed
-        secret (see ``keys.read_key_file``).
-      boundaries: Of a shuffle, the file that ``boundaries.complete`` made.
+      key_file: Place of the sampling key: a file on every worker, one in a store, or a
+        managed secret (see ``keys.read_key_file``).
+      boundaries: File of the boundaries of a shuffle, from ``boundaries.complete``.
     """
 
     key_file: str
@@ -46,13 +46,13 @@ class Secrets:
 
 
 class _Sampler:
-    """Reads blocks and lets their rows choose their steps.
+    """Reads blocks and samples the steps of their rows.
 
     Args:
-      layout: Of the job.
-      secrets: Where they are.
-      known: The data set.
-      edges: Of the ranges of steps, as of ``packing.split_by_step``.
+      layout: Layout of the job.
+      secrets: Secrets of the job.
+      known: Digests of the data set.
+      edges: Edges of the ranges of steps, as in ``packing.split_by_step``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SampleBlockFn(_Sampler, beam.DoFn):
 @beam.typehints.with_input_types(tuple[Block, ...])
 @beam.typehints.with_output_types(tuple[int, int])
 class SpillBlocksFn(_Sampler, BundleFn):
-    """Blocks of a file -> (0, ordinal) of each, with their packed rows in the file."""
+    """Blocks that share a file -> (0, ordinal) of each; writes the file."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class SpillBlocksFn(_Sampler, BundleFn):
         path = spill_path(self._spill.folder, blocks[0].ordinal)
         with plain_errors():
             if not is_written(path):
-                # All steps: a resumed job may want others than this run does.
+                # All steps: a resumed job may need others.
                 write_packed(path, self._pack(blocks), self._spill)
         progress.advance(progress.BLOCKS, len(blocks))
 
@@ -150,21 +150,21 @@ class SpillBlocksFn(_Sampler, BundleFn):
 
 
 def _part_edges(layout: Layout, spill: Spill) -> np.ndarray:
-    """The first step of each slice of a file of the map step, and the end."""
+    """Returns the first step of each slice of a file of the map step, and the end."""
     edges = layout.unit_edges()
     return np.append(edges[:-1][:: spill.fan_in.units_per_part], edges[-1])
 
 
 def write_packed(path: str, packed: PackedRows, spill: Spill) -> None:
-    """Writes packed rows, a slice for each of their parts.
+    """Writes packed rows, one slice per part.
 
     Args:
-      path: Of the file.
+      path: Path of the file.
       packed: The rows.  Sensitive.
-      spill: Of the job.
+      spill: Shuffle of the job.
 
     Raises:
-      OSError: no room, no access.
+      OSError: no room, or no access.
     """
     pieces = map(packed.piece, range(len(packed.parts)))
     write_spill(path, packed.sizes, pieces, flush=spill.flush)

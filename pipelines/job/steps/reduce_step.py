@@ -1,6 +1,6 @@
 """The reduce step: packed rows of all blocks to the files of batches.
 
-Through files it may have two passes: the first sorts the parts of the plan by unit.
+A shuffle through files may have two passes, of which the first sorts parts by unit.
 
 Formal guarantees:
   - A group is written only from exactly one piece of every block.
@@ -31,7 +31,7 @@ from pipelines.job.spill import SliceReader, Spill, is_written, part_path, spill
 from pipelines.job.steps.bundles import BundleFn, check_delivery, plain_errors
 from pipelines.job.steps.map_step import write_packed
 
-#: Slices of a store's files that a worker asks for at a time; a client of S3 keeps ten
+#: Number of slices that a worker requests from a store at once; S3's client keeps ten
 #: connections.
 _REQUESTS = 8
 
@@ -42,27 +42,27 @@ def write_group(
     """Writes the file of a group and then its checksum, unless they are there.
 
     Args:
-      layout: Of the job.
-      directory: Of the job.
-      group: Which group.
-      units: All of the group, in order.  Sensitive.
+      layout: Layout of the job.
+      directory: Directory of the job.
+      group: Number of the group.
+      units: Units of the group, in order.  Sensitive.
 
     Raises:
-      OSError: no room, no access.
+      OSError: no room, or no access.
     """
     name = layout.file(group).name
     if read_checksum(directory, name, storage.size(join(directory, name))):
         return  # an engine that lost a worker may run a bundle again
-    # The job does not read it again: memory is left to the shuffle.
+    # Not cached: the job reads the files of its shuffle, but not this one.
     with new_file(join(directory, name), mode=0o600, cached=False) as write:
         checksum = encode_steps(layout, units, write)
-    # Last: a file with a checksum is finished, and is not written again.
+    # Last: a file with a checksum is finished.
     text = json.dumps(dataclasses.asdict(checksum), sort_keys=True)
     write_atomically(checksum_path(directory, name), text.encode(), mode=0o600)
 
 
 class _SliceReading(BundleFn):
-    """Reads the same slice of several files."""
+    """A DoFn that reads the same slice of several files."""
 
     def __init__(self, spill: Spill, num_slices: int) -> None:
         super().__init__(spill.num_threads)
@@ -71,7 +71,7 @@ class _SliceReading(BundleFn):
 
     def start_bundle(self) -> None:
         super().start_bundle()
-        if not hasattr(self, "_slices"):  # it outlives the bundle
+        if not hasattr(self, "_slices"):  # kept for later bundles
             self._slices = SliceReader(self._spill.folder, self._num_slices)
 
     def _read(self, paths: Iterable[str], number: int) -> Iterator[bytes]:
@@ -81,7 +81,7 @@ class _SliceReading(BundleFn):
         if not is_remote(self._spill.folder):
             yield from map(read, paths)
             return
-        # A store takes a while to answer, and answers many requests at once.
+        # A store answers slowly, but many requests at once.
         with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
             yield from pool.map(read, paths)
 
@@ -89,14 +89,14 @@ class _SliceReading(BundleFn):
 @beam.typehints.with_input_types(int)
 @beam.typehints.with_output_types(tuple[int, int])
 class SortPartFn(_SliceReading):
-    """Task of the second pass -> (0, task), with rows of a part in a file by unit."""
+    """Task of the second pass -> (0, task); writes rows of a part, sorted by unit."""
 
     def __init__(self, layout: Layout, num_blocks: int, spill: Spill) -> None:
         super().__init__(spill, spill.fan_in.num_parts(layout))
         self._columns = layout.columns
         edges = layout.unit_edges()
         units = self._num_slices * spill.fan_in.units_per_part
-        # The last part may have fewer units; its files have as many slices as others.
+        # The last part may have fewer units, but its files have as many slices.
         self._edges = np.append(edges, [edges[-1]] * (units + 1 - len(edges)))
         self._num_blocks = num_blocks
 
@@ -121,7 +121,7 @@ class SortPartFn(_SliceReading):
 
 
 class _Writer:
-    """Writes the files of groups."""
+    """A DoFn that writes the files of groups."""
 
     def __init__(self, layout: Layout, directory: str, num_blocks: int) -> None:
         self._layout = layout
@@ -142,14 +142,13 @@ class _Writer:
 @beam.typehints.with_input_types(tuple[int, Iterable[tuple[int, bytes]]])
 @beam.typehints.with_output_types(str)
 class WriteGroupFn(_Writer, beam.DoFn):
-    """(group, elements) -> name of the file that then holds the group's steps."""
+    """(group, elements) -> name of the file of the group."""
 
     def process(
         self, group_and_elements: tuple[int, Iterable[tuple[int, bytes]]]
     ) -> Iterator[str]:
         group, values = group_and_elements
-        # Iterated once: Flink allows no more.  Sorted: the order of arrival must not
-        # matter.
+        # Flink iterates values once.  Sorted: the order of arrival must not matter.
         elements = sorted(values)
         ordinals = (ordinal for ordinal, _ in elements)
         check_delivery(ordinals, range(self._num_blocks))
@@ -161,7 +160,7 @@ class WriteGroupFn(_Writer, beam.DoFn):
 @beam.typehints.with_input_types(int)
 @beam.typehints.with_output_types(str)
 class WriteSpilledFn(_Writer, _SliceReading):
-    """Group -> name of the file that then holds the group's steps."""
+    """Group -> name of the file of the group."""
 
     def __init__(
         self, layout: Layout, directory: str, num_blocks: int, spill: Spill
