@@ -1,7 +1,7 @@
-"""Cells of one column of a block, without the encodings that files have.
+"""Cells of one column of a block, without the encodings of its file.
 
-Arrow parses numbers and dates; where it refuses a block, the block is halved until the
-cells that it refuses stand alone.
+Arrow parses numbers and dates; a block that it refuses is halved until the malformed
+cells are found.
 
 Sensitive: everything but names and reasons.
 """
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.inputs.type_kinds import is_list, is_text
 
-#: The greatest byte that stands for a space; those between are rare in a text.
+#: Bytes up to this one are spaces, or rare in a text.
 _LAST_SPACE = ord(" ")
 
 
@@ -26,11 +26,11 @@ class Cells:
 
     Args:
       name: Name of the column.
-      array: As the file has it.
+      array: Values as in the file.
       missing_values: Texts that stand for null.
-      faults: (whether a row is malformed, why): to which faults are added.
-      padded: Whether spaces around texts are none of theirs.
-      decimal: What is before the fraction of a number.
+      faults: (whether each row is malformed, reason), to which faults are appended.
+      padded: Whether spaces around texts are ignored.
+      decimal: Decimal separator.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Cells:
         return pc.if_else(missing, pa.scalar(None, array.type), array)
 
     def _listed(self, texts: pa.Array) -> pa.Array:
-        """Returns which texts stand for missing."""
+        """Returns which texts are missing values."""
         listed = pa.array(self._missing_values, pa.large_string())
         return pc.is_in(texts, value_set=listed)
 
@@ -85,10 +85,10 @@ class Cells:
 
     @property
     def with_points(self) -> pa.Array:
-        """The cells, with a point before the fractions of numbers in texts."""
+        """The cells, with a point as the decimal separator of texts."""
         if self._decimal == "." or not is_text(self.array.type):
             return self.array
-        # A point would be between thousands, or a number of another way of writing.
+        # A point in such a text separates thousands, or is a mistake: it is malformed.
         texts = pc.replace_substring(self.array, ".", "?")
         return pc.replace_substring(texts, self._decimal, ".")
 
@@ -97,23 +97,23 @@ class Cells:
 
     @functools.cached_property
     def missing(self) -> np.ndarray:
-        """Which of them are null."""
+        """Which cells are null."""
         nulls: np.ndarray = self.array.is_null().to_numpy(zero_copy_only=False)
         return nulls
 
     def fault(self, rows: np.ndarray, reason: str) -> None:
-        """Says that some rows are malformed.
+        """Reports malformed rows.
 
         Args:
-          rows: Whether each is, bool of shape (rows,).
-          reason: What its cell is, after the name of the column.
+          rows: Whether each row is malformed, bool of shape (rows,).
+          reason: Predicate of the cell, for messages.
         """
         if rows.any():
             self._faults.append((rows, f"{self.name} {reason}"))
 
 
 def _has_spaces(texts: pa.Array) -> bool:
-    """Whether there is anything to trim; some bytes of none of the texts may be."""
+    """Whether there may be spaces to trim; the buffer may hold other bytes, too."""
     data = texts.buffers()[2]
     return (
         data is not None
@@ -136,11 +136,11 @@ def _without_empty(texts: pa.Array) -> pa.Array:
 
 
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, np.ndarray]:
-    """Returns values as ``kind``, null where that is impossible, and where it is.
+    """Returns values as ``kind``, null where they are malformed, and which are.
 
     Args:
       array: Cells.
-      kind: Their type afterwards.
+      kind: Type of the result.
     """
     try:
         return array.cast(kind), np.zeros(len(array), bool)
@@ -160,12 +160,12 @@ def elements(
     """Returns the elements of lists, and where those of each row start and end.
 
     Args:
-      cells: Lists, also of lists, or texts.
-      separator: Between the elements of a text.
+      cells: Lists, also nested, or texts.
+      separator: Separator of the elements of a text; empty for lists.
 
     Returns:
-      The elements of all rows; int64 offsets, of shape (rows,), of the first one and
-      after the last one; and which rows are missing.
+      The elements of all rows; the offsets of the first and after the last element of
+      each row, int64 of shape (rows,); and which rows are missing.
     """
     array, absent = cells.array, cells.missing
     if separator:
@@ -180,7 +180,7 @@ def elements(
 
 
 def _offsets(lists: pa.Array) -> np.ndarray:
-    """Returns where lists start among the elements of ``flatten``, and the end."""
+    """Returns the offsets of lists among the elements of ``flatten``, and the end."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     return np.concatenate(
         [[0], np.cumsum(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)]
@@ -191,7 +191,7 @@ def any_of_row(bad: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndar
     """Returns which rows have a bad element.
 
     Args:
-      bad: Of every element, bool.
+      bad: Whether each element is bad.
       starts: From ``elements``.
       ends: From ``elements``.
     """
@@ -203,13 +203,13 @@ def any_of_row(bad: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndar
 def padded(
     values: np.ndarray, starts: np.ndarray, ends: np.ndarray, length: int
 ) -> np.ndarray:
-    """Returns lists cut or filled up with 0, of shape (rows, length).
+    """Returns lists truncated or padded with 0, of shape (rows, length).
 
     Args:
-      values: Of every element.
+      values: Value of each element.
       starts: From ``elements``.
       ends: From ``elements``.
-      length: Elements of a row.
+      length: Number of elements per row.
     """
     place = np.arange(length)
     present = place < (ends - starts)[:, None]

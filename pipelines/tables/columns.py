@@ -1,16 +1,14 @@
-"""Columns of a table, as Arrow holds them, to columns of numbers, as the schema says.
-
-Whole columns of a block are converted at once.
+"""Columns of a table in Arrow's types to columns of numbers, by the schema.
 
 Formal guarantees:
-  - A row's numbers depend on this row and on the schema alone.
-  - A missing number is NaN, or what the schema says; a missing category, word or part
-    of a date is 0, and a present one never is.
-  - A cell that the schema's kind cannot take makes its row malformed, with a reason
-    that names column and kind, and holds nothing of the cell.
-  - Equal cells give equal numbers, whatever file format they came in: texts of numbers
-    and numbers, dictionaries and their values.  (Of ``log`` the last bit may differ
-    between machines.)
+  - A row's numbers depend only on this row and on the schema.
+  - A missing number is NaN, or the schema's choice; a missing category, word or part of
+    a date is 0, and a present one never is.
+  - A cell that its kind does not accept makes its row malformed, for a reason that
+    names column and kind, and quotes nothing of the cell.
+  - Equal cells give equal numbers in every file format: texts of numbers and numbers,
+    dictionaries and their values.  (The last bit of ``log`` may differ between
+    machines.)
 
 Public: kinds, names and reasons.  Sensitive: cells.
 """
@@ -45,8 +43,8 @@ class Converted:
 
     Attributes:
       arrays: Name of an output -> array of shape (rows, *shape).
-      faults: (whether a row is malformed, why), of which the first one counts.
-      splits: Index in ``SPLITS`` of every row, int8; None where shares decide.
+      faults: (whether each row is malformed, reason); the first fault of a row counts.
+      splits: Index in ``SPLITS`` of every row, int8; None if shares decide.
       users: Ids of the users, large strings; None without a column of that kind.
     """
 
@@ -66,15 +64,15 @@ def convert(
     padded: bool = False,
     inputs_only: bool = False,
 ) -> Converted:
-    """Returns what the columns of some rows become.
+    """Converts the columns of some rows.
 
     Args:
-      schema: What they are.
-      columns: Name -> array, of every column that the schema needs, or to check that
-        can hold a fault.  Sensitive.
-      check_only: Whether only faults and splits are asked for.
-      padded: Whether spaces around texts are none of theirs.
-      inputs_only: Whether label and split are left out, as of rows to be predicted.
+      schema: Schema of the table.
+      columns: Name -> array of every column that the schema needs; with ``check_only``
+        only of those that may hold a fault.  Sensitive.
+      check_only: Whether to return only faults and splits.
+      padded: Whether spaces around texts are ignored.
+      inputs_only: Whether to omit label and split, for predictions.
 
     Raises:
       InputError: cells that Arrow cannot read.
@@ -125,12 +123,7 @@ def _plain_errors(name: str) -> Iterator[None]:
 
 
 def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
-    """Returns whether no cell of a type can be malformed.
-
-    Args:
-      kind: What the schema says.
-      found: What the file says.
-    """
+    """Whether no cell of a type can be malformed; arguments as for ``refusal``."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     return kind.kind == "text" or (kind.kind == "category" and is_text(found))
@@ -140,7 +133,7 @@ def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
 
 
 def _floats(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
-    """Returns float64 of cells, NaN if missing, and which of them are no numbers."""
+    """Returns cells as float64, NaN if missing, and which are not numbers."""
     array = cells.with_points
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
@@ -152,7 +145,7 @@ def _floats(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
-    """Returns values clipped, in logarithms and scaled, as the schema says."""
+    """Returns values clipped, log-transformed and scaled, by the schema."""
     ends = np.array(kind.range or (-_MOST_FLOAT, _MOST_FLOAT))
     values = np.clip(values, *ends)
     if kind.log:
@@ -164,7 +157,7 @@ def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
         values = 2 * (values - ends[0]) / (ends[1] - ends[0]) - 1
     elif kind.log:
         values = values / kinds.LOG_SCALE
-    if kind.scale is not None:  # else it is small, or was clipped to that
+    if kind.scale is not None:  # otherwise values are in float32's range already
         values = np.clip(values, -_MOST_FLOAT, _MOST_FLOAT)
     return values.astype(np.float32)
 
@@ -195,13 +188,13 @@ def _with_missing(
     values: np.ndarray,
     transform: Callable[[np.ndarray], np.ndarray],
 ) -> list[np.ndarray]:
-    """Returns transformed values, and of which cells there are none if that is asked.
+    """Returns transformed values, and their indicator if ``missing`` asks for it.
 
     Args:
-      cells: Of the column.
-      missing: What the schema says of missing values.
+      cells: Cells of the column.
+      missing: The schema's choice for missing values.
       values: float64, NaN where missing.
-      transform: To float32.
+      transform: Function to float32.
     """
     _refuse_absent(cells, missing, values)
     absent = np.isnan(values)
@@ -240,7 +233,7 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
 
 
 def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
-    """Returns 0, 1 or, if missing, NaN, and which of them are none of these."""
+    """Returns 0, 1 or, if missing, NaN, and which cells are malformed."""
     if is_text(cells.array.type):
         word = pc.utf8_lower(_one_text(cells.array))
         true = pc.is_in(word, value_set=pa.array(_TRUE, word.type))
@@ -256,10 +249,10 @@ def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _texts(cells: Cells) -> tuple[pa.Array, np.ndarray]:
-    """Returns values as texts, and which of them have none.
+    """Returns values as texts, and which are malformed.
 
-    Whole numbers and booleans have one text each, also in texts: pandas stores, and
-    writes to CSV, integers of which some are missing as floating-point numbers.
+    Whole numbers and booleans have one text each, in every type: pandas stores, and
+    writes to CSV, integers with missing values as floating-point numbers.
     """
     array, bad = cells.array, np.zeros(len(cells), bool)
     if is_text(array.type):
@@ -271,7 +264,7 @@ def _texts(cells: Cells) -> tuple[pa.Array, np.ndarray]:
 
 
 def _one_text(texts: pa.Array) -> pa.Array:
-    """Returns texts with 5 for 5.0 and true for True, as pandas writes them."""
+    """Returns texts with 5 for 5.0 and true for True, which pandas writes."""
     if pc.any(pc.ends_with(texts, ".0")).as_py():
         texts = pc.replace_substring_regex(texts, WHOLE_NUMBER, r"\1")
     truths = pc.is_in(texts, value_set=pa.array(TRUTHS, texts.type))
@@ -282,7 +275,7 @@ def _one_text(texts: pa.Array) -> pa.Array:
 
 @functools.cache
 def salt_of(name: str) -> np.uint64:
-    """Returns what makes the hash of one column, or split, unlike that of others."""
+    """Returns the salt of the hash of a column or split."""
     data = name.encode()
     at = np.array([0, len(data)], np.int64)
     return np.uint64(
@@ -291,10 +284,10 @@ def salt_of(name: str) -> np.uint64:
 
 
 def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
-    """Returns uint64 hashes; that of null is that of the empty text.
+    """Returns uint64 hashes; null has the hash of the empty text.
 
     Args:
-      texts: Of type large_string.
+      texts: Texts of type large_string.
       salt: From ``salt_of``.
     """
     if not len(texts):
@@ -310,7 +303,7 @@ def hash_texts(texts: pa.Array, salt: np.uint64) -> np.ndarray:
 def _ids(
     texts: pa.Array, buckets: int, vocabulary: Sequence[str] | None, salt: np.uint64
 ) -> np.ndarray:
-    """Returns int32 ids of large strings, 0 of null."""
+    """Returns int32 ids of large strings, 0 for null."""
     missing = texts.is_null().to_numpy(zero_copy_only=False)
     if vocabulary is None:
         ids = buckets_of(hash_texts(texts, salt), buckets).astype(np.int32)
@@ -351,7 +344,7 @@ def _words(
         pc.utf8_lower(array), pattern=r"[^\pL\pN]+", replacement=" "
     )
     words = cells.of(pc.split_pattern(pc.utf8_trim(plain, characters=" "), " "))
-    flat, starts, ends, _ = elements(words, "")  # the empty one of no words is missing
+    flat, starts, ends, _ = elements(words, "")  # of no words: one empty, missing word
     ids = _ids(flat.array, kind.buckets, None, salt_of(name))
     return [padded(ids, starts, ends, kind.tokens)]
 
@@ -370,7 +363,7 @@ def _dates(
 
 
 def _users(cells: Cells) -> pa.Array:
-    """Returns ids as texts: equal ones for equal ids, in whatever type they come."""
+    """Returns ids as texts, equal for equal ids of any type."""
     texts, bad = _texts(cells)
     cells.fault(bad | cells.missing, "is missing, or no whole number or text")
     return texts.cast(pa.large_string())
@@ -404,7 +397,7 @@ def _labels(
 
 
 def _splits(schema: Schema, cells: Cells) -> np.ndarray:
-    """Returns the split of every row, int8, by the column that decides it."""
+    """Returns the split of every row, int8, by the split column of the schema."""
     split = schema.split
     if split.by == HASH:
         texts, bad = _texts(cells)
@@ -432,17 +425,17 @@ _CONVERTERS: dict[str, Callable[..., list[np.ndarray]]] = {
 
 
 def refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
-    """Returns what to write for cells of a type that a kind cannot take; else None.
+    """Returns the remedy for cells of a type that a kind does not accept; else None.
 
     Args:
-      kind: What the schema says.
-      found: What the file says.
+      kind: Kind of the column in the schema.
+      found: Type of the column in the file.
     """
     if isinstance(found, pa.BaseExtensionType):
         found = found.storage_type
     if pa.types.is_dictionary(found):
         found = found.value_type
-    if pa.types.is_null(found):  # without values it is of any kind
+    if pa.types.is_null(found):  # a column without values can be of any kind
         return None
     return _list_refusal(kind, found) or _value_refusal(kind, found)
 

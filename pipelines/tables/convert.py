@@ -5,24 +5,23 @@
     OUT/test/part-00000.parquet ...
     OUT/_prepared.json                 see ``prepared_files``
 
-What a block of a file is, and what columns it becomes, is the matter of a ``Format``:
-Criteo's lines, or any table with a schema.  The first pass checks every row and counts;
-the second one writes.  Nothing is written before every row is known to be good or to be
-left out, and a split by shares is exact without holding the data.  A damaged column in
-which no value is malformed is refused by the second pass.
+A ``Format`` (Criteo's lines, or any table with a schema) reads files in blocks and
+converts them.  The first pass checks and counts every row; the second pass writes.  So
+a split by shares is exact without holding the data.  A damaged column whose values
+cannot be malformed is found by the second pass.
 
 Formal guarantees:
   - Rows keep their order within a split.  Splits by shares are contiguous, and the end
     of each is ``round_half_up(rows * cumulative share)``.
   - Equal input and options give equal columns, whatever the number of threads, or how
     the rows are cut into files and blocks.
-  - ``out`` appears complete or not at all, and what cannot become a folder is refused
-    before any row is read; a stop by a signal leaves none of it.
-  - On this machine nobody but this user may enter ``out``.
+  - ``out`` appears complete or not at all; a path that cannot become a folder is
+    refused before any row is read; a stop by a signal leaves nothing.
+  - Only this user may enter ``out``.
   - No message holds content of a row.
 
-Public: options and schema.  Sensitive: everything read and written, and how many rows
-are malformed.
+Public: options and schema.  Sensitive: everything read and written, and the number of
+malformed rows.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from pipelines.tables.raw_files import InputFile, changed, list_files
 
 SPLITS = ("train", "val", "test")
 ON_BAD_ROW = ("fail", "skip")
-#: A row group is the sampling block of the batch job, which holds a few at a time.
+#: A row group is a block of the batch job, which holds a few at a time.
 DEFAULT_ROW_GROUP_ROWS = 131_072
-#: About 4 million rows of Criteo's, 200 MB, per file.
+#: About 4 million rows, 200 MB, per file of Criteo's data.
 ROW_GROUPS_PER_FILE = 32
 
 #: ``on_progress(phase, bytes done, bytes in all)``.
@@ -61,14 +60,14 @@ _REPORTED_ROWS = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedBlock:
-    """What a block of rows holds.  Sensitive.
+    """A parsed block of rows.  Sensitive.
 
     Attributes:
-      num_rows: Rows, good and bad.
+      num_rows: Number of rows, good and bad.
       bad_rows: Indices of the malformed rows, increasing.
-      bad_reasons: What is wrong with each, without its content.
-      splits: Index in ``SPLITS`` of every good row, int8; None where shares decide.
-      table: The good rows in their order; None if only checked.
+      bad_reasons: Reason for each malformed row, without its content.
+      splits: Index in ``SPLITS`` of every good row, int8; None if shares decide.
+      table: The good rows in order; None if they were only checked.
     """
 
     num_rows: int
@@ -82,8 +81,8 @@ class Format(Protocol):
     """How files become blocks, and blocks become columns.
 
     Attributes:
-      schema: Of the files that are written, with what they say of themselves.
-      shares: Of train, val and test, in any unit; None where blocks bring splits.
+      schema: Schema of the output files, with the description of the data set.
+      shares: Shares of train, val and test, in any unit; None if blocks hold splits.
       first_row: Number of the first row of a file, for messages.
       left_out: Columns of the files that are not read.
       lines_are_rows: Whether every one of ``ranges`` begins with a row.
@@ -105,10 +104,10 @@ class Format(Protocol):
     def lines_are_rows(self) -> bool: ...
 
     def blocks(self, file: InputFile, *, check_only: bool) -> Iterator[tuple[Any, int]]:
-        """Yields blocks of a file in order, and the bytes of the file so far.
+        """Yields blocks of a file in order, and the number of bytes read so far.
 
         Args:
-          file: One of the input.
+          file: File of the input.
           check_only: Whether the blocks are for a ``parse`` that only checks.
         """
 
@@ -116,23 +115,19 @@ class Format(Protocol):
         """Returns parts of a file, for ``blocks``; one if it cannot be divided.
 
         Args:
-          file: One of the input.
-          num_bytes: Of a part, about.
+          file: File of the input.
+          num_bytes: Approximate size of a part in bytes.
         """
 
     def leaves_open(self, part: InputFile) -> States:
-        """Returns whether the row goes on after it: see ``file_parts.leaves_open``.
-
-        Args:
-          part: From ``ranges``.
-        """
+        """Returns whether a quotation is open after a part: see ``file_parts``."""
 
     def parse(self, block: Any, *, check_only: bool) -> ParsedBlock:
-        """Parses a block; called from several threads.
+        """Parses a block; thread-safe.
 
         Args:
-          block: One of ``blocks``.
-          check_only: Whether rows are counted and checked alone, and not kept.
+          block: Block from ``blocks``.
+          check_only: Whether to check and count rows without returning them.
         """
 
 
@@ -141,12 +136,12 @@ class ConvertOptions:
     """How rows become files.  All fields are public.
 
     Attributes:
-      on_bad_row: "fail" refuses an input with a malformed row, "skip" leaves it out.
-      row_group_rows: Rows of a row group, but for the last one of a split.
-      row_groups_per_file: Row groups of a file, but for the last one of a split.
+      on_bad_row: "fail" refuses an input with a malformed row, "skip" omits the row.
+      row_group_rows: Rows per row group, except for the last of a split.
+      row_groups_per_file: Row groups per file, except for the last of a split.
 
     Raises:
-      InputError: a value out of bounds.
+      InputError: a value out of range.
     """
 
     on_bad_row: str = "fail"
@@ -163,7 +158,7 @@ class ConvertOptions:
 
     @property
     def layout(self) -> dict[str, int]:
-        """How large files are, as ``SplitWriter`` takes it."""
+        """Sizes of files, for ``SplitWriter``."""
         return {
             "row_group_rows": self.row_group_rows,
             "row_groups_per_file": self.row_groups_per_file,
@@ -171,27 +166,27 @@ class ConvertOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the prepared data does not say of itself."""
+        """Settings that the schema of the prepared data does not hold."""
         return {**self.layout, "on_bad_row": self.on_bad_row}
 
     def open(self, files: Sequence[InputFile]) -> Format:
-        """Returns the format of files, after a look at their names and headers.
+        """Returns the format of files, after checking their names and headers.
 
         Raises:
-          InputError: files that it is not for.
+          InputError: files of another format.
         """
         raise NotImplementedError
 
 
 def check_shares(name: str, shares: Sequence[int]) -> None:
-    """Refuses what are not shares of train, val and test, with one for train.
+    """Checks the shares of train, val and test.
 
     Args:
-      name: Where they were given.
-      shares: In any unit.
+      name: Name of the flag or field, for messages.
+      shares: Shares in any unit.
 
     Raises:
-      InputError: another number of them, or one that is negative.
+      InputError: not three, a negative one, or none for train.
     """
     if len(shares) != len(SPLITS):
         raise InputError(
@@ -204,7 +199,7 @@ def check_shares(name: str, shares: Sequence[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareSummary:
-    """What ``prepare`` read and wrote, and the columns that it left out."""
+    """What ``prepare`` read, wrote and left out."""
 
     num_files: int
     num_rows: dict[str, int]
@@ -220,12 +215,12 @@ class PrepareSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reader:
-    """Parses files, as often as asked, on several threads.
+    """Parses files on several threads.
 
     Attributes:
-      files: In order.
-      format: Of all of them.
-      num_threads: That parse.
+      files: Files in order.
+      format: Format of all files.
+      num_threads: Number of threads that parse.
       on_progress: Called with the phase, bytes read, and bytes in all.
     """
 
@@ -240,7 +235,7 @@ class Reader:
         """Yields the blocks of all files in order.
 
         Args:
-          phase: Of the progress.
+          phase: Name of the phase, for ``on_progress``.
           check_only: As in ``Format.parse``.
         """
         total, before = sum(file.num_bytes for file in self.files), 0
@@ -260,13 +255,13 @@ class Reader:
 
 @dataclasses.dataclass(kw_only=True)
 class RowCount:
-    """What the first pass learns.  Sensitive.
+    """Counts of the first pass.  Sensitive.
 
     Attributes:
-      num_good: Well-formed rows.
-      num_bad: Malformed rows.
-      bad: File, number and reason of the first of these.
-      of_splits: Well-formed rows of each split; zeros where shares decide.
+      num_good: Number of well-formed rows.
+      num_bad: Number of malformed rows.
+      bad: File, number and reason of the first malformed rows.
+      of_splits: Number of well-formed rows per split; zeros if shares decide.
     """
 
     num_good: int = 0
@@ -278,7 +273,7 @@ class RowCount:
 
     @property
     def num_rows(self) -> int:
-        """Well-formed and malformed ones."""
+        """Number of all rows."""
         return self.num_good + self.num_bad
 
     @property
@@ -287,7 +282,7 @@ class RowCount:
         return [f"{path}:{row}: {reason}" for path, row, reason in self.bad]
 
     def after(self, num_rows: int) -> RowCount:
-        """Returns the count of the same rows, of which ``num_rows`` are before them."""
+        """Returns this count with row numbers after ``num_rows`` earlier rows."""
         bad = [(path, row + num_rows, reason) for path, row, reason in self.bad]
         return dataclasses.replace(self, bad=bad)
 
@@ -295,9 +290,9 @@ class RowCount:
         """Counts a block.
 
         Args:
-          path: Of its file, for messages.
+          path: Path of its file, for messages.
           first_row: Number of its first row.
-          block: Parsed.
+          block: The parsed block.
         """
         num_bad = len(block.bad_rows)
         self.num_good += block.num_rows - num_bad
@@ -310,7 +305,7 @@ class RowCount:
             self.bad.append((path, first_row + int(row), reason))
 
     def merge(self, other: RowCount) -> None:
-        """Counts what another one counted, of rows that come later."""
+        """Adds the count of later rows."""
         self.num_good += other.num_good
         self.num_bad += other.num_bad
         self.bad = [*self.bad, *other.bad][:_REPORTED_ROWS]
@@ -322,7 +317,7 @@ class RowCount:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RowCount:
-        """Returns what ``to_json`` was made of."""
+        """Returns the count that ``to_json`` wrote."""
         return cls(**{**fields, "of_splits": np.array(fields["of_splits"], np.int64)})
 
 
@@ -336,14 +331,14 @@ def _check_rows(reader: Reader) -> RowCount:
 
 
 def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
-    """Refuses an input with malformed rows, unless they may be left out.
+    """Refuses an input with malformed rows, unless the options omit them.
 
     Args:
-      count: Of all rows.
-      options: Say whether they may.
+      count: Count of all rows.
+      options: Options of the table.
 
     Raises:
-      InputError: there are some.
+      InputError: there are malformed rows.
     """
     if not count.num_bad or options.on_bad_row == "skip":
         return
@@ -359,11 +354,11 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
 
 
 def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
-    """Returns the rows of each split: differences of half-up rounded boundaries.
+    """Returns the number of rows per split: differences of half-up rounded boundaries.
 
     Args:
-      num_rows: At least 0.
-      split: Shares, in any unit.
+      num_rows: Number of rows, at least 0.
+      split: Shares in any unit.
 
     Example:
       >>> split_counts(1999, (80, 10, 10))
@@ -377,14 +372,14 @@ def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:
 
 
 def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the rows of each split.
+    """Returns the number of rows per split.
 
     Args:
-      count: Of all rows.
-      shares: Of the splits; None where every row has its own.
+      count: Count of all rows.
+      shares: Shares of the splits; None if every row has its own split.
 
     Raises:
-      InputError: none for the training data.
+      InputError: there are no rows for training.
     """
     if shares is None:
         counts = tuple(int(number) for number in count.of_splits)
@@ -409,9 +404,9 @@ def split_parts(
     """Yields (index of a split, rows for it), in order.
 
     Args:
-      blocks: Parsed, with tables.
-      counts: Rows of each split.
-      first: Well-formed rows before these blocks.
+      blocks: Parsed blocks, with tables.
+      counts: Number of rows per split.
+      first: Number of well-formed rows before these blocks.
 
     Raises:
       InputError: more rows than were counted.
@@ -419,7 +414,7 @@ def split_parts(
     bounds = np.cumsum([0, *counts])
     for block in blocks:
         table, splits = block.table, block.splits
-        assert table is not None  # the second pass does not only check
+        assert table is not None  # in the second pass
         if splits is not None:
             for split in range(len(SPLITS)):
                 yield split, table.filter(pa.array(splits == split))
@@ -477,18 +472,18 @@ def prepare(
     num_threads: int | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> PrepareSummary:
-    """Turns a raw table into Parquet; see the module for what it guarantees.
+    """Turns a raw table into Parquet, with the guarantees of this module.
 
     Args:
       pattern: A file, a folder or a glob.
-      out: A new or empty folder.
-      options: Of what kind the table is, and what to write.
-      num_threads: Threads that parse; as many as there are cores by default.
-      on_progress: Called with "check" and "write", bytes read, and bytes in all.
+      out: New or empty folder.
+      options: Format of the table, and what to write.
+      num_threads: Number of threads that parse; by default all cores.
+      on_progress: Called with "check" or "write", bytes read, and bytes in all.
 
     Raises:
-      InputError: see ``list_files``, ``check_output`` and the options; malformed rows;
-        no row for the training data.
+      InputError: as ``list_files``, ``check_output`` and ``options.open``; malformed
+        rows; no rows for training.
     """
     if num_threads is not None:
         check_int("--threads", num_threads, at_least=1)
@@ -519,11 +514,11 @@ def summarize(
     """Returns the summary of finished work.
 
     Args:
-      files: That were read.
+      files: Files of the input.
       table: Their format.
-      count: Of the first pass.
-      counts: Rows of each split.
-      bytes_written: Of all files together.
+      count: Count of all rows.
+      counts: Number of rows per split.
+      bytes_written: Bytes of all output files.
     """
     return PrepareSummary(
         num_files=len(files),

@@ -3,19 +3,18 @@
     label, 13 integers, 26 categories     tab-separated, no header, missing is empty
 
 Formal guarantees:
-  - A category depends on its own bytes, its column and the options alone: with hashing
-    or a vocabulary file, the columns that are written tell nothing about other rows.
+  - A category depends only on its own bytes, its column and the options: the written
+    columns of a row reveal nothing about other rows.
   - A missing value is 0 in ``categories`` and NaN in ``integers``; a present one never
     is.  Hashed values lie in [1, num_buckets), listed ones in [2, len(list) + 2).
   - Equal lines and options give equal columns, on every machine.
 
-A vocabulary counted from the training data is itself a release about every row, which
-the accounting of DP-SGD does not cover.  Hence hashing by default, vocabularies only
-from a file that the user vouches for as public, and none counted here.
+A vocabulary counted from the training data would be a release about every row, which
+the accounting of DP-SGD does not cover.  So strings are hashed, or looked up in a file
+that the user declares public.
 
-The text is parsed by NumPy on bytes rather than by ``pyarrow.csv``: its reader quotes
-cells in conversion errors, stops at the first of them, and knows no line numbers when
-it runs on several threads.
+NumPy parses the bytes, and not ``pyarrow.csv``, which quotes cells in conversion
+errors, stops at the first of them, and has no line numbers on several threads.
 
 Public: options, the schema and its metadata.  Sensitive: lines and columns.
 
@@ -57,8 +56,8 @@ NUM_FIELDS = 1 + NUM_INTEGERS + NUM_CATEGORIES
 
 DEFAULT_NUM_BUCKETS = 1024
 
-# Eight bytes before the text may be read as part of a word; a line end before the first
-# line makes it like the others.
+# Up to eight bytes before the text are read as part of a word, and every line follows a
+# line end.
 _BEFORE = b"\0\0\0\0\0\0\0\n"
 
 _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO = b"\t\n\r-0"
@@ -70,13 +69,14 @@ class PrepareOptions(ConvertOptions):
     """How text becomes Parquet.  All fields are public.
 
     Attributes:
-      num_buckets: Values of each of the 26 categories, 0 for missing among them.
+      num_buckets: Number of values of each of the 26 categories, including 0 for
+        missing; ignored for those with a vocabulary.
       split: Shares of train, val and test, in any unit.
-      vocabulary: For each category the strings that get a value of their own, or None
-        where it is hashed.  ``num_buckets`` does not matter where it is given.
+      vocabulary: For each category the strings with values of their own, or None if it
+        is hashed.
 
     Raises:
-      InputError: a value out of bounds.
+      InputError: a value out of range.
     """
 
     num_buckets: tuple[int, ...] = (DEFAULT_NUM_BUCKETS,) * NUM_CATEGORIES
@@ -95,13 +95,13 @@ class PrepareOptions(ConvertOptions):
         check_shares("--split", self.split)
 
     def open(self, files: Sequence[InputFile]) -> CriteoFormat:
-        """Returns the format of lines of text, whatever the files."""
-        del files  # their lines are looked at by the first pass
+        """Returns the format of lines of text, for any files."""
+        del files
         return CriteoFormat(self)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Distinct values of each category, missing and unlisted ones included."""
+        """Number of values of each category, including missing and unlisted ones."""
         return tuple(
             buckets if strings is None else len(strings) + 2
             for buckets, strings in zip(self.num_buckets, self.vocabulary, strict=True)
@@ -140,13 +140,13 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParsedLines:
-    """What a block of lines holds.  Sensitive.
+    """A parsed block of lines.  Sensitive.
 
     Attributes:
-      num_lines: Lines, good and bad.
+      num_lines: Number of lines, good and bad.
       bad_lines: Indices of the malformed lines, increasing.
-      bad_reasons: What is wrong with each, see ``bad_reason``.
-      rows: The good lines in their order; None if only checked.
+      bad_reasons: Code of the reason for each, as in ``bad_reason``.
+      rows: The good lines in order; None if they were only checked.
     """
 
     num_lines: int
@@ -156,7 +156,7 @@ class ParsedLines:
 
 
 def bad_reason(code: int) -> str:
-    """Returns the words for a value of ``ParsedLines.bad_reasons``."""
+    """Returns the text for a value of ``ParsedLines.bad_reasons``."""
     if code == 1:
         return f"not {NUM_FIELDS} fields"
     if code == 2:
@@ -174,9 +174,9 @@ _SALTS = _SALTS[:, None]  # fields come as (columns, rows)
 def _eight_digits(
     words: np.ndarray, num_digits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers that the last ``num_digits`` characters spell, and validity.
+    """Returns the numbers in the last ``num_digits`` characters, and their validity.
 
-    Multiplies neighbouring digits, pairs and quadruples together within each word.
+    Combines neighbouring digits, then pairs, then quadruples within each word.
     """
     # Zero characters, and zeros for those before the number.
     digits = (words ^ np.uint64(0x3030303030303030)) & ~low_bytes(8 - num_digits)
@@ -219,11 +219,11 @@ def _parse_integers(
 
 
 def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns where the fields of lines with the right number of them start and end.
+    """Returns the places of the fields of complete lines.
 
     Returns:
-      starts and ends, of shape (NUM_FIELDS, such lines), and for every line whether it
-      is such a line.
+      Starts and ends, of shape (NUM_FIELDS, complete lines), and whether each line is
+      complete: has the right number of fields.
     """
     is_end = text == _NEWLINE
     delimiters = np.flatnonzero((text == _TAB) | is_end)
@@ -248,7 +248,7 @@ def _locate_fields(text: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 class CategoryEncoder:
-    """Maps the strings of each category to int32 values, as the options say."""
+    """Maps the strings of each category to int32 values, by the options."""
 
     def __init__(self, options: PrepareOptions) -> None:
         self._num_buckets = np.array(options.num_buckets, np.uint64)[:, None]
@@ -276,14 +276,14 @@ class CategoryEncoder:
         """Returns int32 values of shape (rows, 26).
 
         Args:
-          words: Text of the block, as of ``hash_fields``.
+          words: Words of the block's text, as in ``hash_fields``.
           starts: First byte of each field, of shape (26, rows).
-          ends: The byte after each field, of shape (26, rows).
+          ends: Byte after each field, of shape (26, rows).
         """
         hashes = hash_fields(words, starts, ends, _SALTS)
         buckets = buckets_of(hashes, self._num_buckets)
         for column, (listed, numbers) in self._listed.items():
-            # Two strings share a hash with probability 2**-64: below that of a bad bit.
+            # Two strings share a hash with probability 2**-64.
             found = np.searchsorted(listed, hashes[column])
             found = np.minimum(found, len(listed) - 1)
             known = listed[found] == hashes[column]
@@ -297,7 +297,7 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedLines:
 
     Args:
       data: Bytes that end in a line end.  Sensitive.
-      encoder: What makes numbers of categories; None only checks the lines.
+      encoder: Encoder of the categories; None to only check the lines.
     """
     padded = _BEFORE + data + AFTER
     words, text = words_of(padded), np.frombuffer(padded, np.uint8)
@@ -306,7 +306,7 @@ def parse_block(data: bytes, encoder: CategoryEncoder | None) -> ParsedLines:
     good_label = (label <= 1) & (ends[0] - starts[0] == 1)
     at = slice(1, 1 + NUM_INTEGERS)
     integers, valid = _parse_integers(words, starts[at], ends[at])
-    # The first thing wrong with a line, from the left, is what is reported.
+    # The first fault of a line, from the left, is reported.
     first_invalid = np.where(valid.all(axis=0), 0, 3 + valid.argmin(axis=0))
     reasons = np.where(complete, 0, 1)
     reasons[complete] = np.where(good_label, first_invalid, 2)
@@ -334,10 +334,11 @@ def read_vocabulary(
 ) -> tuple[tuple[str, ...] | None, ...]:
     """Returns the lists of strings in a JSON file such as {"C1": ["68fd1e64"]}.
 
-    Columns that it does not name, C1 to C26, are None.
+    Columns that it does not name, among C1 to C26, are None.
 
     Raises:
-      InputError: not such a file, or a list with an empty, repeated or odd string.
+      InputError: another file, or a list with an empty or repeated string, or one with
+        tabs or line ends.
     """
     fields = read_json(
         pathlib.Path(path), remedy="Give --vocabulary a JSON file, or omit it."
@@ -372,7 +373,7 @@ def _vocabulary_column(name: str, strings: Any) -> tuple[str, ...]:
 
 
 def dataset_schema(options: PrepareOptions) -> pa.Schema:
-    """Returns the columns of the prepared data, and what they say of themselves."""
+    """Returns the schema of the prepared data, with its description."""
 
     def array(kind: pa.DataType, size: int) -> pa.DataType:
         return pa.list_(pa.field("item", kind, nullable=False), size)
@@ -398,7 +399,7 @@ def dataset_schema(options: PrepareOptions) -> pa.Schema:
 
 
 def rows_table(rows: Rows, schema: pa.Schema) -> pa.Table:
-    """Returns ``rows`` as a table, without a copy if they allow it.
+    """Returns ``rows`` as a table, without a copy if possible.
 
     Args:
       rows: Rows of one split.
@@ -434,31 +435,21 @@ class CriteoFormat:
     def blocks(
         self, file: InputFile, *, check_only: bool
     ) -> Iterator[tuple[bytes, int]]:
-        """Yields whole lines, and the bytes of the file so far.
-
-        Args:
-          file: File of text.
-          check_only: The lines are the same.
-        """
+        """Yields whole lines: see `Format.blocks`."""
         del check_only
         return read_lines(file)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
-        """Returns whole lines, or the file if it is packed; see `Format.ranges`."""
+        """Returns whole lines, or a compressed file; see `Format.ranges`."""
         return [file] if file.path.endswith(".gz") else line_ranges(file, num_bytes)
 
     def leaves_open(self, part: InputFile) -> States:
-        """Returns that no line goes on: nothing is quoted."""
+        """Returns that nothing is open: Criteo's text has no quotations."""
         del part
         return False, False
 
     def parse(self, block: bytes, *, check_only: bool) -> ParsedBlock:
-        """Parses complete lines.
-
-        Args:
-          block: Bytes that end in a line end.  Sensitive.
-          check_only: Whether columns are not asked for.
-        """
+        """Parses complete lines: see `Format.parse`."""
         lines = parse_block(block, None if check_only else self._encoder)
         return ParsedBlock(
             num_rows=lines.num_lines,

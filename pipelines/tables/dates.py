@@ -1,4 +1,4 @@
-"""Dates and times of a table to their public parts.
+"""Dates and times of a table to ids and numbers.
 
 Sensitive: everything but the schema.
 """
@@ -22,7 +22,7 @@ _DAY = 86_400_000_000  # microseconds
 
 
 def times_of(cells: Cells, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
-    """Returns times on the clock of the zone, and which cells are no times.
+    """Returns local times in the zone of the schema, and which cells are malformed.
 
     Args:
       cells: Dates, times, texts or integers.
@@ -41,7 +41,7 @@ def times_of(cells: Cells, kind: kinds.Date) -> tuple[pa.Array, np.ndarray]:
 
 def _in_zone(array: pa.Array, zone: str) -> pa.Array:
     known = array.cast(pa.timestamp("us", "UTC"), safe=False)
-    if zone == kinds.UTC:  # small images have no time zones
+    if zone == kinds.UTC:  # small container images have no time zones
         return known.cast(pa.timestamp("us"))
     return pc.local_timestamp(known.cast(pa.timestamp("us", zone)))
 
@@ -59,14 +59,14 @@ def _parsed_times(array: pa.Array, kind: kinds.Date) -> tuple[pa.Array, np.ndarr
 
 
 def microseconds(times: pa.Array) -> np.ndarray:
-    """Returns int64 microseconds since 1970, 0 where there is no time."""
+    """Returns int64 microseconds since 1970, 0 if missing."""
     counts = times.cast(pa.timestamp("us")).cast(pa.int64())
     found: np.ndarray = pc.fill_null(counts, 0).to_numpy(zero_copy_only=False)
     return found
 
 
 def since_1970(moment: datetime.datetime) -> int:
-    """Returns microseconds, of a time without a zone."""
+    """Returns the microseconds since 1970 of a time without a zone."""
     return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
@@ -80,11 +80,11 @@ _ID_PARTS: dict[str, Callable[[pa.Array], pa.Array]] = {
 
 
 def part_of(times: pa.Array, kind: kinds.Date, part: str) -> np.ndarray:
-    """Returns ids, 0 where missing, or days from -1 to 1, NaN where missing.
+    """Returns int32 ids, 0 if missing, or days scaled to [-1, 1], NaN if missing.
 
     Args:
       times: From ``times_of``.
-      kind: Has the range of years and days.
+      kind: Kind with the range of years and days.
       part: One of ``kinds.PARTS``.
     """
     missing = times.is_null().to_numpy(zero_copy_only=False)

@@ -4,24 +4,27 @@
     Criteo's text    bytes that begin after a line end
     CSV, TSV         bytes that begin after a line end outside of quotation marks
 
-Whether a line end is quoted depends on all of the text before it. ``leaves_open`` says
-for a range of lines alone what is open after it, if a quotation is open before it and
-if none is. These answers, in order, say which ranges begin with a row (as Ge et al.
-2019, "Speculative Distributed CSV Data Parsing for Big Data Analytics", SIGMOD). The
-automaton is that of Arrow's reader: a quotation mark opens a quotation at the beginning
-of a cell alone, two of them within it stand for one, and after its end they are plain
+Whether a line end is quoted depends on all of the text before it.  For a single range
+of lines ``leaves_open`` finds whether a quotation is open after it, both if one is open
+before it and if none is.  Combined in order, the answers tell which ranges begin with a
+row.  As in Arrow's reader, a quotation mark opens a quotation only at the beginning of
+a cell, two of them within it stand for one, and after its end they are plain
 characters.
 
-Not divided: packed text, which cannot be read from its middle; text whose schema has an
-escape character; and encodings in which the bytes of line ends or quotation marks may
-be part of other characters.
+Not divided: compressed text, which cannot be read from its middle; text whose schema
+has an escape character; and encodings in which the bytes of line ends or quotation
+marks may be part of other characters.
 
 Formal guarantees:
   - The rows of the parts, in order, are those of the file, read by the same reader.
   - A part begins where a row does: no quotation is open there.
-  - Ranges that are not yet known to begin with a row are looked through once each.
+  - Each range that is not yet known to begin with a row is scanned once.
 
 Public: paths, sizes, and where parts begin, as lengths of files are.  Sensitive: text.
+
+References:
+  Ge et al. (2019), "Speculative Distributed CSV Data Parsing for Big Data Analytics",
+  SIGMOD.
 """
 
 from __future__ import annotations
@@ -44,30 +47,30 @@ from pipelines.tables.raw_files import (
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _BLOCK_BYTES = 1 << 23
-#: A longer line is looked at no further: the next range begins after another one.
+#: A range never begins after a longer line.
 _MAX_LINE_BYTES = 1 << 24
 
-#: Whether a quotation is open after lines: if none was before, and if one was.
+#: Whether a quotation is open after lines, if none was open before and if one was.
 States = tuple[bool, bool]
 
-# Every byte below 128 is the ASCII character, whatever is before it.
+# Encodings in which every byte below 128 is the ASCII character.
 _OF_ASCII_BYTES = re.compile(r"utf-8|ascii|iso8859-\d+|cp125\d|koi8-[rtu]")
 
 
 def has_ascii_bytes(encoding: str) -> bool:
-    """Whether bytes of ASCII stand for themselves alone in an encoding."""
+    """Whether every byte below 128 is the ASCII character in an encoding."""
     return bool(_OF_ASCII_BYTES.fullmatch(codecs.lookup(encoding).name))
 
 
 def line_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
-    """Returns ranges of a text that begin after line ends, quoted ones too.
+    """Returns ranges of a text that begin after line ends, even quoted ones.
 
     Args:
-      file: Text that is not packed.
+      file: Text that is not compressed.
       num_bytes: Approximate size of a range in bytes.
 
     Raises:
-      InputError: the file was written to.
+      InputError: the file has changed.
     """
     starts = [0]
     with open(file.path, "rb") as raw:
@@ -81,14 +84,14 @@ def line_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
 
 
 def row_group_ranges(file: InputFile, num_bytes: int) -> list[InputFile]:
-    """Returns row groups of Parquet, as many together as have the bytes.
+    """Returns parts of Parquet of consecutive row groups.
 
     Args:
-      file: Parquet.
+      file: Parquet file.
       num_bytes: Minimum size of a part in bytes, except for the last one.
 
     Raises:
-      InputError: the file was written to.
+      InputError: the file has changed.
     """
     with open(file.path, "rb") as raw:
         check_unchanged(file, os.fstat(raw.fileno()))
@@ -121,17 +124,17 @@ def leaves_open(lines: bytes, delimiter: str) -> States:
     """Returns whether a quotation is open after lines, for both states before them.
 
     Args:
-      lines: Whole, by their line ends.  Sensitive.
-      delimiter: One byte.
+      lines: Whole lines.  Sensitive.
+      delimiter: Delimiter of cells, one byte.
     """
     codes = np.frombuffer(lines, np.uint8)
     marks = np.flatnonzero(codes == _QUOTE)
     firsts = np.flatnonzero(np.diff(marks, prepend=-2) != 1)
     lengths = np.diff(firsts, append=len(marks))
-    # Of a run of marks, pairs change nothing: they stand for a mark, or for no text.
+    # Pairs of marks change nothing: they stand for a mark, or for an empty text.
     odd = marks[firsts[lengths % 2 == 1]]
     at_cell = np.isin(codes[odd - 1], [ord(delimiter), _NEWLINE, _RETURN]) | (odd == 0)
-    # One that is not at the beginning of a cell can close a quotation alone.
+    # A mark that is not at the beginning of a cell can only close a quotation.
     closing = np.flatnonzero(~at_cell)
     turned = bool((len(odd) - 1 - (closing[-1] if len(closing) else -1)) % 2)
     return turned, turned != (len(closing) == 0)
@@ -142,10 +145,10 @@ def range_leaves_open(file: InputFile, delimiter: str) -> States:
 
     Args:
       file: From ``line_ranges``.
-      delimiter: Between two cells.
+      delimiter: As in ``leaves_open``.
 
     Raises:
-      InputError: the file was written to, or has a line that no row can have.
+      InputError: the file has changed, or has a line that is too long.
     """
     closed, opened = False, True
     mark = codecs.BOM_UTF8 if file.begins else b""
@@ -161,7 +164,7 @@ def join_rows(ranges: Sequence[InputFile], after: Sequence[States]) -> list[Inpu
 
     Args:
       ranges: Ranges of one file, in order.
-      after: From ``range_leaves_open``, of each.
+      after: ``range_leaves_open`` of each.
     """
     parts: list[InputFile] = []
     is_open = False

@@ -1,4 +1,4 @@
-"""Strings to buckets, by a hash that no machine, release or other row changes.
+"""Strings to buckets, by a hash that does not depend on machine, release or other rows.
 
     h = salt ^ len(s) * 0x9E3779B97F4A7C15, then h = mix(h ^ word) for each
     little-endian 64-bit word of the bytes s, the last one zero-padded; an empty s is
@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import numpy as np
 
-#: Bump when a string may get another bucket.
+#: Change it when a string may get another bucket.
 HASH_NAME = "dpsgd-mix64-v1"
 
-#: Eight bytes after the text may be read as part of a word.
+#: Up to eight bytes after the text are read as part of a word.
 AFTER = b"\0\0\0\0\0\0\0\0"
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -63,14 +63,12 @@ def hash_fields(
     ends: np.ndarray,
     salts: np.ndarray | np.uint64,
 ) -> np.ndarray:
-    """Returns a 64-bit hash of each field, of any bytes and any length.
-
-    Eight hexadecimal digits are one word.
+    """Returns a 64-bit hash of each field.
 
     Args:
-      words: From ``words_of``, of text that ends in ``AFTER``.
+      words: ``words_of`` a text that ends in ``AFTER``.
       starts: int64 offsets of the fields, of any shape.
-      ends: Offsets after them, of the same shape.
+      ends: Offsets after the fields, of the same shape.
       salts: uint64, of a shape that broadcasts to theirs.
     """
     lengths = ends - starts

@@ -1,21 +1,21 @@
-"""Rows of one's own pipeline (BigQuery, Avro, a database) to prepared Parquet.
+"""Rows of a user's pipeline (BigQuery, Avro, a database) to prepared Parquet.
 
-    OUT/train-00000-of-00004.parquet ...  below OUT/train, OUT/val and OUT/test
+    OUT/train/part-00000-of-00004.parquet ...  and the same below OUT/val and OUT/test
 
 ``PrepareRows`` converts dicts by a schema, as `dpsgd prepare` does with files, and
-writes them by Beam's own Parquet sink.  Batches are made from the files, in a second
-pipeline: sampling needs to know how many rows there are, and where each one is.
+writes them by Beam's Parquet sink.  Batches are made from the files, in a second
+pipeline: sampling needs the number of rows and the place of each.
 
 Formal guarantees:
   - A row becomes the numbers that ``prepare`` makes of it in a file.
   - Every row is in one split, decided by the row alone: a pipeline has no order.
   - Files appear complete or not at all; a bundle that is run again writes no row twice.
-  - A schema with a column of users takes a ``BoundUsers``, which bounds the rows of
-    training alone; ids are gone, and the files for training say that users are bounded.
+  - A schema with a column of users needs a ``BoundUsers``, which bounds only the rows
+    for training; no file holds ids, and the files for training hold the note about it.
   - With on_bad_row="fail" a malformed row fails the pipeline; with "skip" it is left
-    out.  No message holds its content; counters are not kept, since engines show them.
+    out.  No message holds its content, and no counter its number: engines show them.
 
-Public: the schema.  Sensitive: rows, and what is written.
+Public: the schema.  Sensitive: rows and files.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from pipelines.inputs.bounded import Bounded
     from pipelines.users.bound_rows import BoundUsers
 
-#: Rows that are converted at once.
+#: Maximum number of rows that are converted at once.
 _MOST_ROWS = 4096
 
 
 class PrepareRows(beam.PTransform):
     """Converts rows by a schema, and writes them.
 
-    Input: a PCollection of dicts, from names of columns to values.  Output: the paths
-    of the files, of all splits.
+    Input: a PCollection of dicts, from names of columns to values.  Output: a
+    PCollection of the paths of all files.
 
     Args:
-      schema: What the columns are; its split is by hash or by time.
-      out: A new or empty folder, or a path in a store.
-      on_bad_row: "fail" or "skip": what a malformed row does.
-      files_per_split: How many files Beam writes; it decides if 0.
-      users: Bounds the users of a schema that has a column of them.
+      schema: Schema of the rows, with a split by hash or by time.
+      out: New or empty folder, or a path in a store.
+      on_bad_row: "fail" or "skip" a malformed row.
+      files_per_split: Number of files per split; 0 lets Beam choose.
+      users: Bounds the users of a schema with a column of users.
 
     Raises:
       InputError: a split by shares, which needs an order, a folder in use, or users
@@ -135,7 +135,7 @@ class PrepareRows(beam.PTransform):
     def _with_bounded_training(
         self, rows: beam.PCollection, users: BoundUsers
     ) -> beam.PCollection:
-        """Returns the rows, those of training bounded; all of them with their ids."""
+        """Returns all rows with their ids, after bounding those for training."""
         training, others = (
             rows
             | "GroupToSplit" >> beam.BatchElements(max_batch_size=_MOST_ROWS)
@@ -149,18 +149,18 @@ class PrepareRows(beam.PTransform):
 
 
 def _file_schema(schema: Schema, bounded: Bounded | None = None) -> pa.Schema:
-    # Pickling loses that elements of lists are never null: as if they could be.
+    # Pickling forgets that elements of lists are never null.
     return prepared_schema(schema, nullable_items=True, bounded=bounded)
 
 
 class _Split(beam.DoFn):
-    """Lists of rows -> single ones, those that are not for training with a tag."""
+    """Lists of rows -> single rows; those that are not for training have a tag."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
 
     def process(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-        """Yields the rows; one that has no split goes on, to be refused later."""
+        """Yields the rows; a row without a split is refused later."""
         name = self._schema.split.column
         column = _columns(self._schema, rows, (name,))
         splits = convert(self._schema, column, check_only=True).splits
@@ -171,13 +171,13 @@ class _Split(beam.DoFn):
 
 @beam.typehints.with_output_types(pa.Table)
 class _Convert(beam.DoFn):
-    """Converts lists of rows to a table for each split."""
+    """Lists of rows -> a table for each split."""
 
     def __init__(self, schema: Schema, on_bad_row: str) -> None:
         self._schema, self._on_bad_row = schema, on_bad_row
 
     def process(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-        """Yields tables, each for the output of its split."""
+        """Yields tables, tagged with their splits."""
         reasons: dict[int, str] = {}
         found = convert(self._schema, _columns(self._schema, rows, self._schema.needed))
         good = first_faults(found, np.arange(len(rows)), reasons)
@@ -199,15 +199,15 @@ class _Convert(beam.DoFn):
 def _columns(
     schema: Schema, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """Returns columns of the rows, as the schema needs them.  Sensitive.
+    """Returns columns of the rows.  Sensitive.
 
     Args:
-      schema: What they are.
+      schema: Schema of the rows.
       rows: Rows of the pipeline.
-      names: Which columns.
+      names: Names of the columns.
 
     Raises:
-      InputError: a column is missing, or holds what no kind takes.
+      InputError: a column is missing, or of a type that its kind does not accept.
     """
     refuse_missing(names, list(rows[0]), "the rows of the pipeline")
     columns = {}
@@ -215,7 +215,7 @@ def _columns(
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            # Its message quotes a value.
+            # The message of the error quotes a value.
             raise InputError(
                 f"Expected values of one type in column {name}: "
                 f"{type(error).__name__}. Convert them before PrepareRows."

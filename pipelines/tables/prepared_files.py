@@ -1,16 +1,16 @@
-"""The files that ``prepare`` writes, and what tells whether they are still the same.
+"""The files that ``prepare`` writes, and the record by which they are verified.
 
     OUT/train/part-00000.parquet ...   rows
     OUT/_prepared.json                 rows, size and digest of every file, the schema
-                                       and the settings; sensitive, as the rows are
+                                       and the settings; sensitive
 
-Readers of a folder pass over names that begin with an underscore.
+Readers of a folder skip names that begin with an underscore.
 
 Formal guarantees, if ``verify_prepared`` returns no findings:
-  - every file is there, byte for byte as it was written, and no other one is;
-  - every file holds the rows, and says of itself the schema, that the record says
-    (beside which files for training may say that users are bounded);
-  - the record was not edited, short of a new fingerprint.
+  - every file is there, byte for byte as it was written, and there is no other file;
+  - every file has the number of rows and the schema that the record says (files for
+    training may also hold the note that users are bounded);
+  - the record was not edited, unless its fingerprint was computed anew.
 
 Public: schema, settings and findings, which name files.  Sensitive: all else.
 """
@@ -49,15 +49,15 @@ RECORD_NAME = PREPARED_NAME
 _HEADER: Any = {"format_name": "dpsgd-prepared", "version": 1}
 _FIELDS = ("dataset", "settings", "files", "fingerprint")
 
-#: Bytes of a row group: the batch job holds a few at a time.
+#: Maximum bytes of a row group: the batch job holds a few at a time.
 ROW_GROUP_BYTES = 64 << 20
-#: Bytes of a file that are digested at a time.
+#: Bytes of a file that are hashed at a time.
 _DIGEST_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What one file holds.  Sensitive: it depends on the rows."""
+    """The record of one file.  Sensitive: it depends on the rows."""
 
     num_rows: int
     size: int
@@ -102,15 +102,15 @@ class SplitWriter:
     """Writes the rows of one split to its numbered files, in whole row groups.
 
     Args:
-      folder: A new one.
+      folder: New folder.
       schema: Schema of the files.
-      row_group_rows: Rows of a row group, but for the last one.
-      row_groups_per_file: Row groups of a file, but for the last one.
+      row_group_rows: Rows per row group, except for the last.
+      row_groups_per_file: Row groups per file, except for the last.
       first_file: Number of the first file.
 
     Attributes:
-      num_rows: Rows so far.
-      files: Name -> record, of every finished file.
+      num_rows: Number of rows so far.
+      files: Name -> record of every finished file.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class SplitWriter:
         self.files: dict[str, FileRecord] = {}
 
     def add(self, table: pa.Table) -> None:
-        """Appends rows, of which some may wait for their row group to be full."""
+        """Appends rows; some may wait until their row group is full."""
         for group in self.gather(table):
             self.write(group)
 
     def gather(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Yields row groups that are full with these rows, for ``write``."""
+        """Yields the row groups that these rows complete, for ``write``."""
         while len(table):
             room = self._group_rows - sum(map(len, self._waiting))
             self._waiting.append(table.slice(0, room))
@@ -179,7 +179,7 @@ class SplitWriter:
         )
 
     def close(self) -> None:
-        """Finishes the last file; a split without rows gets a file without rows."""
+        """Finishes the last file; a split without rows gets an empty file."""
         if self._waiting:
             self.write(self._gathered())
         if self._writer is None and not self.files:
@@ -187,7 +187,7 @@ class SplitWriter:
         self._finish_file()
 
     def abandon(self) -> None:
-        """Closes the file as it is."""
+        """Closes an unfinished file."""
         with self._open, contextlib.suppress(OSError):
             self._finish_file()
 
@@ -198,13 +198,13 @@ def write_record(
     settings: Mapping[str, Any],
     files: Mapping[str, FileRecord],
 ) -> None:
-    """Writes what ``verify_prepared`` holds the files against.
+    """Writes the record for ``verify_prepared``.
 
     Args:
       folder: Folder of the prepared data.
       schema: Schema of the files.
-      settings: How rows became files.
-      files: Path below ``folder`` -> record, of all files.
+      settings: Settings of the conversion, JSON-serialisable.
+      files: Path below ``folder`` -> record of every file.
     """
     record = {
         "dataset": _description(schema),
@@ -224,13 +224,13 @@ def _description(schema: pa.Schema) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedVerification:
-    """What was checked, and each thing that is wrong, as one line.
+    """What was checked.  Public.
 
     Attributes:
-      num_files: Files of the record.
-      num_rows: Their rows, by the record; None where users are bounded, since it tells
-        how many rows they have.
-      findings: What is wrong; they name files.
+      num_files: Number of files in the record.
+      num_rows: Number of rows in the record; None if users are bounded: it depends on
+        how many rows each has.
+      findings: What is wrong, as one line each.
     """
 
     num_files: int
@@ -248,14 +248,14 @@ def verify_prepared(
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PreparedVerification:
-    """Checks every byte of prepared data; goes on after a finding.
+    """Checks every byte of prepared data, and reports all findings.
 
     Args:
-      folder: What ``dpsgd prepare`` wrote.
-      progress: Called with the files checked so far, and files in all.
+      folder: Folder that ``dpsgd prepare`` wrote.
+      progress: Called with the number of files checked so far, and in all.
 
     Raises:
-      InputError: no readable record to check against.
+      InputError: the record cannot be read.
     """
     root = pathlib.Path(folder)
     dataset, files, has_users = _read_record(root / RECORD_NAME)
@@ -279,7 +279,7 @@ def verify_prepared(
 
 
 def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
-    """Returns what the data says of itself, files, and whether users are bounded."""
+    """Returns the description of the data, its files, and whether users are bounded."""
     remedy = "Name a folder that `dpsgd prepare` wrote."
     found = read_json(path, remedy=remedy)
     refusal = InputError(
@@ -299,7 +299,7 @@ def _read_record(path: pathlib.Path) -> tuple[Any, dict[str, FileRecord], bool]:
 
 
 def _strays(root: pathlib.Path, files: Mapping[str, FileRecord]) -> list[str]:
-    """Returns a finding for every file that is not of the record."""
+    """Returns a finding for every file that is not in the record."""
     there = {
         str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()
     }
@@ -310,7 +310,7 @@ def _strays(root: pathlib.Path, files: Mapping[str, FileRecord]) -> list[str]:
 def _check_file(
     root: pathlib.Path, name: str, record: FileRecord, dataset: Any
 ) -> Iterator[str]:
-    """Yields what is wrong with a file."""
+    """Yields the findings about a file."""
     try:
         if _digest(root / name) != record.sha256:
             yield f"Expected {name} to be byte for byte as it was written."
@@ -330,7 +330,7 @@ def _check_file(
 
 
 def _without_note(description: Any) -> Any:
-    """Returns a description of a data set, but for what it says of users."""
+    """Returns a description without the note about users."""
     if not isinstance(description, dict):
         return description
     return {name: value for name, value in description.items() if name != BOUNDED}

@@ -1,6 +1,6 @@
 """The files of a raw table: listed once, and refused when they change.
 
-Public: paths and sizes.  Sensitive: what is in the files.
+Public: paths and sizes.  Sensitive: contents.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, BinaryIO, NamedTuple
 from accounting.validation import InputError
 from pipelines.inputs.input_files import find_files
 
-# Small enough for the temporaries of a block to stay in the cache of a core, and for
-# the allocator to keep their memory: a MiB takes twice as long per row.
+# The arrays of such a block stay in a core's cache, and the allocator keeps their
+# memory: with a MiB a row takes twice as long.
 _BLOCK_BYTES = 1 << 18
 _MAX_LINE_BYTES = 1 << 24
 
 
 class Part(NamedTuple):
-    """Whole rows of a file that are read apart from its others.
+    """A part of a file, of whole rows.
 
     Attributes:
-      start: Its first byte for text, its first row group for Parquet.
-      end: After the last one.
-      num_bytes: Size of the file in bytes; approximate for Parquet.
+      start: First byte of text, or first row group of Parquet.
+      end: Byte or row group after the last.
+      num_bytes: Size of the part in bytes; approximate for Parquet.
     """
 
     start: int
@@ -40,14 +40,14 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """A file of the input, as it was when it was listed.
+    """A file of the input or a part of it, as it was when it was listed.
 
     Attributes:
-      path: Where it is.
-      name: Relative to the input.
-      size: Bytes.
-      modified_ns: When it was last written to.
-      part: Which rows of it are meant; None for all.
+      path: Path of the file.
+      name: Path relative to the input.
+      size: Bytes of the file.
+      modified_ns: Time of its last modification, in nanoseconds.
+      part: The part; None for the whole file.
     """
 
     path: str
@@ -58,17 +58,17 @@ class InputFile:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is meant."""
+        """Bytes of the part, or of the file."""
         return self.part.num_bytes if self.part else self.size
 
     @property
     def begins(self) -> bool:
-        """Whether what is meant begins where the file does."""
+        """Whether the part begins where the file does."""
         return self.part is None or self.part.start == 0
 
     @property
     def shown(self) -> str:
-        """The path for messages: values of partition columns are not said."""
+        """Path for messages, without the values of partition columns."""
         folder = self.path.removesuffix(self.name)
         return folder + re.sub(r"=[^/]*/", "=*/", self.name)
 
@@ -79,14 +79,14 @@ def _natural(path: str) -> list[tuple[int, str]]:
 
 
 def list_files(pattern: str, *, partitions: bool = False) -> list[InputFile]:
-    """Returns the input in order: by name, with numbers by value (day_2, day_10).
+    """Returns the files in natural order of their names (day_2, day_10).
 
     Args:
-      pattern: A file, a folder or a glob, as ``input_files.find_files`` reads it.
+      pattern: A file, a folder or a glob; see ``input_files.find_files``.
       partitions: Whether folders such as ``day=3`` are read as columns.
 
     Raises:
-      InputError: no file, one that cannot be read, or nothing in them.
+      InputError: no file, one that cannot be read, or only empty files.
     """
     found = find_files(pattern, suffix="", partitions=partitions).files
     files = []
@@ -111,7 +111,7 @@ def list_files(pattern: str, *, partitions: bool = False) -> list[InputFile]:
 
 
 def changed() -> InputError:
-    """Returns the error of an input that was written to."""
+    """Returns the error for an input that has changed."""
     return InputError(
         "Expected --input not to change while it is read. Run it again when nothing "
         "writes to it."
@@ -119,25 +119,25 @@ def changed() -> InputError:
 
 
 def check_unchanged(file: InputFile, status: os.stat_result) -> None:
-    """Refuses a file that is not the one that was listed.
+    """Refuses a file that has changed since it was listed.
 
     Args:
-      file: As it was listed.
-      status: As it is.
+      file: The listed file.
+      status: Current status of the file.
 
     Raises:
-      InputError: they differ in size or time.
+      InputError: size or time differ.
     """
     if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
         raise changed()
 
 
 class TextRange(io.RawIOBase):
-    """A part of a file that is read as if it were one.
+    """A part of a file that is read like a file.
 
     Args:
       raw: The file.
-      part: Bytes of it.
+      part: Its bytes.
     """
 
     def __init__(self, raw: BinaryIO, part: Part) -> None:
@@ -155,12 +155,12 @@ class TextRange(io.RawIOBase):
         return len(data)
 
     def tell(self) -> int:
-        """Returns the bytes of the part that were read."""
+        """Returns the number of bytes read so far."""
         return self._raw.tell() - self._part.start
 
 
 def long_line(file: InputFile) -> InputError:
-    """Returns the error of a file that is no text, as it seems."""
+    """Returns the error for a file that does not seem to be text."""
     return InputError(
         f"Expected lines of at most {_MAX_LINE_BYTES} bytes in {file.path}. Is it text?"
     )
@@ -169,16 +169,16 @@ def long_line(file: InputFile) -> InputError:
 def read_lines(
     file: InputFile, block_bytes: int = _BLOCK_BYTES
 ) -> Iterator[tuple[bytes, int]]:
-    """Yields whole lines, some at a time, and the bytes of the file so far.
+    """Yields blocks of whole lines, and the number of bytes read so far.
 
-    The last line of the file is given a line end if it has none.
+    A line end is added to the last line if it has none.
 
     Args:
-      file: Or a part of one.
-      block_bytes: About as many at a time.
+      file: Text, or a part of it.
+      block_bytes: Approximate size of a block in bytes.
 
     Raises:
-      InputError: unreadable, changed since it was listed, or not lines of text.
+      InputError: the file is unreadable, has changed, or has no lines of text.
     """
     try:
         with contextlib.ExitStack() as stack:

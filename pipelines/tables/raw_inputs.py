@@ -1,11 +1,11 @@
-"""Rows of a raw table as what a model takes of them, for predictions.
+"""Rows of a raw table as inputs of a model, for predictions.
 
 Formal guarantees:
   - A row becomes the inputs that ``prepare`` makes of it; neither label nor split is
     needed.
-  - Rows come in the order of the table, every one of them: a malformed row is an error
-    that tells file, number and reason, and nothing of its content.
-  - Columns that are missing, or of a type that their kind cannot take, are refused
+  - All rows come in the order of the table: a malformed row is an error with file,
+    number and reason, and nothing of its content.
+  - Columns that are missing, or of a type that their kind does not accept, are refused
     before any row is read.
   - Memory does not depend on the number of rows.
 
@@ -31,7 +31,7 @@ from pipelines.tables.table_format import (
     read_blocks,
 )
 
-#: Inputs of some rows, their carried columns, and the bytes of all files so far.
+#: Inputs of some rows, their carried columns, and the number of bytes read so far.
 Part = tuple[dict[str, np.ndarray], pa.Table, int]
 
 
@@ -40,14 +40,14 @@ class RawInputs:
 
     Args:
       pattern: A file, a folder or a glob.
-      schema: Of the training examples, as the manifest of their batches has it.
-      carried: Columns that are handed on as they are, such as an id.
+      schema: Schema of the training examples, from the manifest of their batches.
+      carried: Columns that are passed on unchanged, such as an id.
 
     Attributes:
-      num_bytes: Of all files.
+      num_bytes: Bytes of all files.
 
     Raises:
-      InputError: no table, or columns that the schema is not for.
+      InputError: no table, or columns that do not fit the schema.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RawInputs:
                 self._check_carried(file, types)
 
     def _check_carried(self, file: InputFile, types: dict[str, pa.DataType]) -> None:
-        """Refuses a carried column that is missing, or of another type than before."""
+        """Refuses a carried column that is missing, or whose type differs by file."""
         columns = table_columns(file, self._kind, self._schema.input)
         for name in self._carried:
             if name not in columns:
@@ -81,7 +81,7 @@ class RawInputs:
                 )
 
     def parts(self, num_rows: int) -> Iterator[Part]:
-        """Yields all rows in order, at least ``num_rows`` at a time but for the last.
+        """Yields all rows in order, at least ``num_rows`` at a time except at the end.
 
         Raises:
           InputError: a malformed row, or a damaged file.
@@ -117,7 +117,7 @@ class RawInputs:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Returns values in place of a dictionary of them, which differs by file."""
+    """Returns values without a dictionary, since dictionaries differ by file."""
     is_dictionary = pa.types.is_dictionary(array.type)
     return array.dictionary_decode() if is_dictionary else array
 

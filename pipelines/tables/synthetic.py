@@ -1,12 +1,12 @@
-"""Criteo-format text that is nobody's data and has something to learn in it.
+"""Synthetic text in Criteo's format, from which a model can learn.
 
-Marginals are of the kind that click logs have: a quarter of the labels are 1, a few
-values of each category are frequent and most are rare, integers are heavy-tailed and
-some are negative, and missing values come in groups of columns.
+Marginals resemble those of click logs: a quarter of the labels are 1, a few values of
+each category are frequent and most are rare, integers are heavy-tailed and some are
+negative, and missing values come in groups of columns.
 
 The log-odds of a click are a sum of terms linear in the logarithm of some integers, of
 an effect of each frequent value of some categories, and of two mild interactions.
-Their constants are part of the code: text of any two seeds follows one law.
+Their constants are in the code, so that all seeds share one distribution.
 
 Formal guarantees:
   - Row i is a function of (seed, i) alone, for one version of NumPy: more rows extend
@@ -14,8 +14,8 @@ Formal guarantees:
   - Memory does not depend on the number of rows.
   - ``out`` appears complete or not at all; a stop by a signal leaves none of it.
 
-Everything here is public, the seed too: there is no person behind a row.  That is why
-it may have a default, which no seed or key of sampling or noise ever has.
+Everything here is public: there is no person behind a row.  So the seed may have a
+default, which no key of sampling or noise ever has.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from pipelines.tables.criteo import NUM_CATEGORIES, NUM_FIELDS, NUM_INTEGERS
 #: ``on_progress(rows done, rows in all)``.
 Progress = Callable[[int, int], None]
 
-#: Changing it changes the rows.  A block is 4 MB of text.
+#: Rows per block, 4 MB of text.  Changing it changes the rows.
 BLOCK_ROWS = 16_384
 
-#: How a table of the 40 columns becomes text.
+#: Options that write a table of the 40 columns as text.
 TEXT = pyarrow.csv.WriteOptions(
     include_header=False, delimiter="\t", quoting_style="none"
 )
 
-# What the labels of the law are drawn with; changing it changes the law.
+# Seed of the effects; changing it changes the distribution.
 _LAW_SEED = 20141
 
 
@@ -135,19 +135,19 @@ _INTERCEPT = -2.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InCommon:
-    """What the rows of a block have in common with others, as those of one user have.
+    """What the rows of a block share with other rows, such as those of their users.
 
     Attributes:
-      uniform: Of some categories, by their number: what their ranks are made
-        of, in [0, 1) and of shape (rows,).
-      log_odds: What no column tells of the label, of shape (rows,).
+      uniform: Number of a category -> uniform numbers in [0, 1) that set its ranks, of
+        shape (rows,).
+      log_odds: Term of the log-odds that no column reveals, of shape (rows,).
     """
 
     uniform: Mapping[int, np.ndarray]
     log_odds: np.ndarray
 
 
-#: Of the number of a block of ``BLOCK_ROWS`` rows.
+#: Number of a block of ``BLOCK_ROWS`` rows -> what its rows share.
 InCommonOf = Callable[[int], InCommon]
 
 
@@ -156,12 +156,12 @@ class SynthOptions:
     """What to write.  All fields are public.
 
     Attributes:
-      num_rows: Rows of all files together.
-      num_files: Files of about equal size.
-      seed: Which rows.
+      num_rows: Number of rows in all files.
+      num_files: Number of files, of about equal size.
+      seed: Seed of the rows.
 
     Raises:
-      InputError: a value out of bounds.
+      InputError: a value out of range.
     """
 
     num_rows: int
@@ -181,18 +181,18 @@ class SynthOptions:
 
     @property
     def cuts(self) -> list[tuple[int, int]]:
-        """Of each file its first row, and the one after its last."""
+        """First row of each file, and the row after its last."""
         rows, files = self.num_rows, self.num_files
         edges = [rows * number // files for number in range(files + 1)]
         return list(itertools.pairwise(edges))
 
 
 def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
-    """Returns the generator of a part of the rows of a seed.
+    """Returns the generator for a part of the rows.
 
     Args:
-      *labels: Of the part.
-      seed: Which rows.
+      *labels: Labels of the part.
+      seed: Seed of the rows.
     """
     key = keys.derive(keys.insecure_key(seed), "synth", *labels)
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
@@ -201,7 +201,7 @@ def synth_generator(*labels: str | int, seed: int) -> np.random.Generator:
 def _effects() -> np.ndarray:
     """Returns the effects of the frequent values, of shape (26, _NUM_FREQUENT + 1).
 
-    The last column is that of all other values and of missing ones, 0.
+    The last column, of zeros, is for all other values and for missing ones.
     """
     effects = synth_generator("law", seed=_LAW_SEED).standard_normal(
         (NUM_CATEGORIES, _NUM_FREQUENT + 1)
@@ -228,10 +228,10 @@ def _missing(
 
 
 def _ranks(uniform: np.ndarray) -> np.ndarray:
-    """Returns ranks, by inverting a continuous power law of each category.
+    """Returns ranks, by inverting a continuous power law for each category.
 
     Args:
-      uniform: In [0, 1), of shape (26, rows).
+      uniform: Uniform numbers in [0, 1), of shape (26, rows).
     """
     ranks = uniform.copy()
     for row, category in zip(ranks, _CATEGORIES, strict=True):
@@ -262,17 +262,17 @@ def _log_odds(
     """Returns the log-odds of a click, of shape (rows,).
 
     Args:
-      normals: What the integers are made of, of shape (13, rows), 0 where missing.
-      ranks: Ranks of shape (26, rows), -1 where missing.
-      effects: See ``_effects``.
+      normals: Normal numbers behind the integers, of shape (13, rows), 0 if missing.
+      ranks: Ranks of shape (26, rows), -1 if missing.
+      effects: From ``_effects``.
     """
-    # One at a time: a product of matrices rounds differently from machine to machine.
+    # No product of matrices, which is rounded differently from machine to machine.
     slopes = [
         integer.slope * values
         for integer, values in zip(_INTEGERS, normals, strict=True)
         if integer.slope
     ]
-    # -1, missing, is the last one, as are all ranks that are not frequent.
+    # Missing values, -1, take the last column, as do all values that are not frequent.
     terms = {
         column: effects[column][np.minimum(ranks[column], _NUM_FREQUENT)]
         for column, category in enumerate(_CATEGORIES)
@@ -298,7 +298,7 @@ def _hex_column(names: np.ndarray, missing: np.ndarray) -> pa.Array:
 def _block(
     seed: int, number: int, effects: np.ndarray, in_common: InCommon | None
 ) -> pa.Table:
-    """Returns rows ``number * BLOCK_ROWS`` and on, of all 40 columns."""
+    """Returns the rows of a block, from ``number * BLOCK_ROWS``, in 40 columns."""
     generator = synth_generator("rows", number, seed=seed)
     absent_integers, absent_categories = _missing(generator, BLOCK_ROWS)
     normals = generator.standard_normal((NUM_INTEGERS, BLOCK_ROWS))
@@ -324,13 +324,13 @@ def _block(
 def synthetic_rows(
     first: int, last: int, *, seed: int, in_common: InCommonOf | None = None
 ) -> Iterator[pa.Table]:
-    """Yields rows as tables of the 40 columns, in order, each of one block.
+    """Yields rows as tables of the 40 columns, in order, one table per block.
 
     Args:
-      first: The first row.
-      last: The row after the last.
-      seed: Which rows.
-      in_common: What rows have in common with those of other blocks; None for nothing.
+      first: First row.
+      last: Row after the last.
+      seed: Seed of the rows.
+      in_common: What the rows of a block share; None for nothing.
     """
     effects = _effects()
     for number in range(first // BLOCK_ROWS, -(-last // BLOCK_ROWS)):
@@ -349,7 +349,7 @@ def write_synth(
     """Writes ``out/part-00000.txt`` and so on, and returns their paths.
 
     Args:
-      out: A new or empty folder.
+      out: New or empty folder.
       options: What to write.
       on_progress: Called with rows done and rows in all.
 
@@ -373,17 +373,12 @@ def write_parts(
     write: Callable[[pathlib.Path, int, int], Iterator[int]],
     on_progress: Progress,
 ) -> list[pathlib.Path]:
-    """Writes the files of a synthetic table, all or none, and returns their paths.
+    """Writes all files of a synthetic table; other arguments as for ``write_synth``.
 
     Args:
-      out: A new or empty folder.
-      options: What to write.
       suffix: Suffix of the files, without the dot.
-      write: Writes the file of rows [first, last); yields the rows of each piece.
-      on_progress: Called with rows done and rows in all.
-
-    Raises:
-      InputError: ``out`` is in use, or cannot be written.
+      write: Writes the file of rows [first, last); yields the number of rows of each
+        piece.
     """
     names, done = list[str](), 0
     with staged_folder(out, mode=0o777) as root:  # public

@@ -1,13 +1,13 @@
-"""Files of a table as blocks of rows: CSV, TSV and Parquet, by Arrow's own readers.
+"""Files of a table as blocks of rows: CSV, TSV and Parquet, by Arrow's readers.
 
-Text may be packed (.gz, .zst, .bz2).  Every column of text is read as text: what its
-cells are is said by the schema, and guessed by nothing.
+Text may be compressed (.gz, .zst, .bz2).  Its columns are read as text: only the schema
+decides what cells are.
 
 Formal guarantees:
   - Every row of a file is in exactly one block, in order, or is counted as malformed.
-  - A file that is cut, damaged or written to is refused, without a word of its content.
-  - Memory does not depend on the number of rows, but for Parquet on the largest row
-    group, as it is stored.
+  - A file that is truncated, damaged or has changed is refused, without its content.
+  - Memory does not depend on the number of rows, but for Parquet on the stored size of
+    the largest row group.
 
 Public: names, columns and types.  Sensitive: rows.
 """
@@ -43,15 +43,16 @@ _ENDINGS = {
 }
 _PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
-# Of text, and of rows as Arrow holds them.  Arrow reads some 32 blocks of text ahead.
+# Maximum size of a block of text, and of one of Parquet.  Arrow reads about 32 blocks
+# of text ahead.
 _BLOCK_BYTES = 1 << 21
 _BLOCK_ROWS = 1 << 14
-#: What Spark and Hive write for null in the name of a folder.
+#: Value of null in the names of partition folders of Spark and Hive.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 def is_packed(file: InputFile) -> bool:
-    """Whether a text is packed, so that it is read from its beginning alone."""
+    """Whether a text is compressed, so that it can only be read from its beginning."""
     return os.path.splitext(file.path.lower())[1] in _PACKED
 
 
@@ -60,10 +61,10 @@ class RawBlock:
     """Consecutive rows of a file.  Sensitive.
 
     Attributes:
-      columns: Name -> cells of the rows that have the right number of them.
-      num_rows: All rows, those with another number of cells among them.
-      uneven: Indices of those, increasing.
-      padded: Whether spaces around texts are none of theirs.
+      columns: Name -> cells of the rows with the right number of cells.
+      num_rows: Number of rows, including uneven ones.
+      uneven: Indices of rows with another number of cells, increasing.
+      padded: Whether spaces around texts are ignored.
     """
 
     columns: dict[str, pa.Array] = dataclasses.field(repr=False)
@@ -73,7 +74,7 @@ class RawBlock:
 
 
 def kind_of_file(path: str) -> str | None:
-    """Returns "CSV", "TSV" or "Parquet", by the name; None if it is none of them."""
+    """Returns "CSV", "TSV" or "Parquet", by the suffix of a file; None for others."""
     stem, ending = os.path.splitext(path.lower())
     if ending in _PACKED:
         kind = _ENDINGS.get(os.path.splitext(stem)[1])
@@ -82,10 +83,10 @@ def kind_of_file(path: str) -> str | None:
 
 
 def table_kind(files: Sequence[InputFile]) -> str:
-    """Returns the kind that all files are of.
+    """Returns the kind of all files.
 
     Raises:
-      InputError: of different kinds, or of none.
+      InputError: files of different kinds, or of none.
     """
     kinds = {}
     for file in files:
@@ -106,7 +107,7 @@ def table_kind(files: Sequence[InputFile]) -> str:
 
 
 def partitions_of(file: InputFile) -> dict[str, str | None]:
-    """Returns name -> value of the columns that are in the names of folders."""
+    """Returns name -> value of the columns in the names of folders."""
     folders = [part for part in file.name.split("/")[:-1] if "=" in part]
     pairs = [folder.split("=", 1) for folder in folders]
     return {
@@ -142,7 +143,7 @@ def _plain_errors(file: InputFile) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
-    """Gives the file, and a stream of what is packed in it."""
+    """Yields the file, and a stream of its uncompressed text."""
     packed = _PACKED.get(os.path.splitext(file.path.lower())[1])
     with contextlib.ExitStack() as stack:
         raw: Any = stack.enter_context(pa.OSFile(file.path))
@@ -158,20 +159,20 @@ def _open_text(file: InputFile) -> Iterator[tuple[Any, Any]]:
 
 
 def delimiter_of(file: InputFile, options: InputOptions) -> str:
-    """Returns what is between two cells of text.
+    """Returns the delimiter of cells.
 
     Args:
       file: CSV or TSV.
-      options: How cells are read.
+      options: How text is read.
     """
     return options.delimiter or ("\t" if kind_of_file(file.path) == TSV else ",")
 
 
 def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
-    """Returns the names of the columns, and the lines that the header takes."""
+    """Returns the names of the columns, and the number of lines in the header."""
     whole = dataclasses.replace(file, part=None)
     with _plain_errors(file), _open_text(whole) as (_, stream):
-        # The rows after it are read ahead: they are not for this to judge.
+        # Rows after the header are read ahead, but not checked here.
         lines = io.TextIOWrapper(
             stream, _with_mark(options.encoding), errors="replace", newline=""
         )
@@ -194,14 +195,10 @@ def _header(file: InputFile, options: InputOptions) -> tuple[list[str], int]:
 
 
 def text_columns(file: InputFile, options: InputOptions) -> list[str]:
-    """Returns the names of the columns in the header, and reads no further.
-
-    Args:
-      file: CSV or TSV.
-      options: How cells are read.
+    """Returns the names of the columns; arguments as for ``delimiter_of``.
 
     Raises:
-      InputError: no header, one with a name twice, or a row in its place.
+      InputError: no header, a name that occurs twice, or a row in place of a header.
     """
     names, _ = _header(file, options)
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -224,9 +221,9 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
 
 
 def _looks_like_a_row(names: Sequence[str]) -> bool:
-    """Whether names are cells: one is a number, and they do not count from 0.
+    """Whether a name is a number, and they do not count from 0.
 
-    A row that is taken for a header would stand in the schema, which is public.
+    A row that is taken for a header would be published in the schema.
     """
     named = [name for name in names if name]
     counted = named == [str(number) for number in range(len(named))]
@@ -242,22 +239,22 @@ def _is_number(text: str) -> bool:
 
 
 def _with_mark(encoding: str) -> str:
-    """The same encoding, but for the mark with which spreadsheets begin UTF-8."""
+    """Returns the encoding, with the byte order mark of spreadsheets for UTF-8."""
     return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
 
 def read_text(
     file: InputFile, needed: Sequence[str], options: InputOptions
 ) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the bytes of the file so far.
+    """Yields blocks of rows, and the number of bytes read so far.
 
     Args:
-      file: CSV or TSV, or a part of one.
-      needed: Columns that are read.
-      options: How cells are read.
+      file: CSV or TSV, or a part of it.
+      needed: Names of the columns to read.
+      options: How text is read.
 
     Raises:
-      InputError: the file is damaged, or was written to.
+      InputError: the file is damaged, or has changed.
     """
     names, skipped = _header(file, options)
     if not file.begins:
@@ -297,13 +294,13 @@ def read_text(
 def _numbered(
     reader: Any, uneven: list[int], partitions: dict[str, str | None], raw: Any
 ) -> Iterator[tuple[RawBlock, int]]:
-    """Yields batches, each with the uneven rows that stand before or among its own.
+    """Yields batches with the uneven rows before or among their rows.
 
     Args:
-      reader: Gives batches without those rows.  It may be one batch ahead.
-      uneven: Their indices in the file, to which the reader adds.
+      reader: Yields batches without uneven rows.  It may be one batch ahead.
+      uneven: Indices of the uneven rows in the file, appended by the reader.
       partitions: From ``partitions_of``.
-      raw: Tells how far the file was read.
+      raw: The file, whose position is the number of bytes read.
     """
     first = 0
     for batch in reader:
@@ -327,7 +324,7 @@ def _block(
     uneven: Sequence[int],
     partitions: dict[str, str | None],
 ) -> RawBlock:
-    # A dictionary of one value: the hash of it is computed once.
+    # With a dictionary of one value, its hash is computed once.
     zeros = pa.array(np.zeros(num_rows, np.int32))
     in_names = {
         name: pa.DictionaryArray.from_arrays(zeros, pa.array([value], pa.string()))
@@ -351,7 +348,7 @@ def _open_parquet(file: InputFile) -> Iterator[pq.ParquetFile]:
 
 
 def parquet_schema(file: InputFile) -> pa.Schema:
-    """Returns the columns of a Parquet file, from its footer.
+    """Returns the schema of a Parquet file, from its footer.
 
     Raises:
       InputError: it is damaged.
@@ -363,14 +360,14 @@ def parquet_schema(file: InputFile) -> pa.Schema:
 def read_parquet(
     file: InputFile, needed: Sequence[str]
 ) -> Iterator[tuple[RawBlock, int]]:
-    """Yields blocks of rows, and the bytes of the file so far, about.
+    """Yields blocks of rows, and the approximate number of bytes read so far.
 
     Args:
-      file: Parquet, or row groups of one.
-      needed: Columns that are read.
+      file: Parquet, or some of its row groups.
+      needed: Names of the columns to read.
 
     Raises:
-      InputError: the file is damaged, or was written to.
+      InputError: the file is damaged, or has changed.
     """
     partitions, done = partitions_of(file), 0
     with _plain_errors(file), _open_parquet(file) as parquet:
@@ -389,7 +386,7 @@ def read_parquet(
 
 
 def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
-    """As many as a block may hold bytes, by what the footer says of the largest."""
+    """Returns the rows of a block, by the largest row size in the footer."""
     metadata = parquet.metadata
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     sizes = [group.total_byte_size / max(1, group.num_rows) for group in groups]
@@ -399,15 +396,15 @@ def _rows_at_a_time(parquet: pq.ParquetFile) -> int:
 def table_columns(
     file: InputFile, kind: str, options: InputOptions
 ) -> dict[str, pa.DataType]:
-    """Returns name -> type of the columns of a file, those in names of folders too.
+    """Returns name -> type of the columns of a file and of the names of its folders.
 
     Args:
-      file: A table.
+      file: File of a table.
       kind: From ``table_kind``.
-      options: How cells of text are read.
+      options: How text is read.
 
     Raises:
-      InputError: it is damaged, or has a name twice.
+      InputError: the file is damaged, or a name occurs twice.
     """
     if kind == PARQUET:
         schema = parquet_schema(file)

@@ -1,12 +1,12 @@
 """A table with a schema, as a format of ``convert``.
 
 Formal guarantees:
-  - Columns that the schema needs and a file lacks, or that are of a type that their
-    kind cannot take, are refused before any row is read, all in one line.
-  - What is prepared carries the schema: batches, models and predictions know it.
-  - A table that `dpsgd bound` wrote hands on its note, and which split a row is in does
-    not depend on other rows, whose number tells of users.
-  - Ids of users are prepared on request alone, for whoever bounds them next.
+  - Columns that the schema needs and a file lacks, or whose type their kind does not
+    accept, are refused before any row is read, all in one line.
+  - The prepared data carries the schema, for batches, models and predictions.
+  - A table that `dpsgd bound` wrote passes on its note, and the split of a row does not
+    depend on other rows, whose number is sensitive.
+  - Ids of users are prepared only on request, for a later `dpsgd bound`.
 
 Public: schema and options.  Sensitive: rows.
 """
@@ -60,8 +60,8 @@ class TableOptions(ConvertOptions):
     """How a table becomes Parquet.  All fields are public.
 
     Attributes:
-      schema: What its columns are.
-      with_users: Whether ids of users are kept, in a column of the name of theirs.
+      schema: Schema of the table.
+      with_users: Whether ids of users are kept, under the name of their column.
     """
 
     schema: Schema
@@ -73,7 +73,7 @@ class TableOptions(ConvertOptions):
         """Returns the format of files of one kind that have all columns.
 
         Raises:
-          InputError: other files.
+          InputError: other files, or users that are not bounded.
         """
         if self.schema.user and not self.with_users:
             raise InputError(
@@ -85,7 +85,7 @@ class TableOptions(ConvertOptions):
 
 
 def row_group_rows(schema: Schema) -> int:
-    """Returns the rows of a row group of a size that a worker can hold."""
+    """Returns the rows of a row group that a worker can hold."""
     row_bytes = sum(
         np.dtype(output.dtype).itemsize * math.prod(output.shape)
         for output in schema.outputs
@@ -100,13 +100,13 @@ def prepared_schema(
     with_users: bool = False,
     bounded: Bounded | None = None,
 ) -> pa.Schema:
-    """Returns the columns of the prepared data, and what they say of themselves.
+    """Returns the Arrow schema of the prepared data, with its description.
 
     Args:
       schema: Schema of the table.
-      nullable_items: Whether elements of lists are declared as if they could be null.
+      nullable_items: Whether elements of lists are declared nullable.
       with_users: Whether ids of users are kept, in the last column.
-      bounded: What the table says of its users.
+      bounded: Note that users are bounded, if they are.
     """
     note = {} if bounded is None else {BOUNDED: bounded.to_json()}
     description = json.dumps({**schema.description, **note})
@@ -131,12 +131,12 @@ class TableFormat:
     """Blocks of rows of CSV, TSV or Parquet, and their columns by a schema.
 
     Args:
-      schema: What the columns are.
+      schema: Schema of the table.
       files: Files of one kind.
       with_users: Whether ids of users are kept.
 
     Raises:
-      InputError: other files, or columns that the schema is not for.
+      InputError: other files, or columns that do not fit the schema.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TableFormat:
         self.lines_are_rows = self._kind == PARQUET
 
     def _bounded(self, files: Sequence[InputFile]) -> Bounded | None:
-        """Returns what the files say of their users."""
+        """Returns the note of the files that users are bounded, if there is one."""
         if self._kind != PARQUET:
             return None
         schemas = [(parquet_schema(file), file.shown) for file in files if file.size]
@@ -183,7 +183,7 @@ class TableFormat:
         return bounded
 
     def _check_columns(self, file: InputFile) -> list[str]:
-        """Returns the columns that the schema does not mention."""
+        """Returns the columns that are not in the schema."""
         found = check_columns(file, self._kind, self._table, self._table.needed)
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
@@ -191,11 +191,11 @@ class TableFormat:
     def blocks(
         self, file: InputFile, *, check_only: bool
     ) -> Iterator[tuple[RawBlock, int]]:
-        """Yields blocks of rows, and the bytes of the file so far.
+        """Yields blocks of rows, and the number of bytes read so far.
 
         Args:
-          file: A table.
-          check_only: Whether columns are left out of which any cell is good.
+          file: File of the table.
+          check_only: Whether to omit columns in which no cell can be malformed.
         """
         needed = self._table.needed
         if check_only and file.size:
@@ -203,11 +203,9 @@ class TableFormat:
         return read_blocks(file, self._kind, self._table, needed)
 
     def ranges(self, file: InputFile, num_bytes: int) -> list[InputFile]:
-        """Returns parts of a file, which of text may begin in a quotation.
+        """Returns parts of a file; those of text may begin in a quotation.
 
-        Args:
-          file: A table.
-          num_bytes: Approximate size of a part in bytes.
+        Arguments as for ``Format.ranges``.
         """
         if file.size <= num_bytes:
             return [file]
@@ -219,15 +217,11 @@ class TableFormat:
         return line_ranges(file, num_bytes) if can_be_read_from_within else [file]
 
     def leaves_open(self, part: InputFile) -> States:
-        """Returns whether a quotation is open after it: see ``file_parts``.
-
-        Args:
-          part: Part of text.
-        """
+        """Returns whether a quotation is open after a part: see ``file_parts``."""
         return range_leaves_open(part, delimiter_of(part, self._table.input))
 
     def _checked(self, file: InputFile) -> tuple[str, ...]:
-        """Returns the columns in which a row can be malformed, or that split them."""
+        """Returns the split column, and those in which a cell can be malformed."""
         table = self._table
         types = table_columns(file, self._kind, table.input)
         return tuple(
@@ -238,12 +232,7 @@ class TableFormat:
         )
 
     def parse(self, block: RawBlock, *, check_only: bool) -> ParsedBlock:
-        """Converts the columns of a block.
-
-        Args:
-          block: Of ``blocks``.  Sensitive.
-          check_only: Whether only malformed rows and splits are asked for.
-        """
+        """Converts the columns of a block: see ``Format.parse``."""
         even, reasons = even_rows(block)
         if not len(even):
             found = Converted()
@@ -269,16 +258,16 @@ class TableFormat:
 def check_columns(
     file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
 ) -> list[str]:
-    """Returns the columns of a file that a schema is for.
+    """Returns the columns of a file, after checking those that are needed.
 
     Args:
-      file: A table.
+      file: File of a table.
       kind: From ``table_kind``.
-      schema: What the columns are.
-      needed: Those that are read.
+      schema: Schema of the table.
+      needed: Names of the columns to read.
 
     Raises:
-      InputError: one is missing, or of a type that its kind cannot take.
+      InputError: a column is missing, or of a type that its kind does not accept.
     """
     found = table_columns(file, kind, schema.input)
     refuse_missing(needed, list(found), file.shown)
@@ -299,13 +288,9 @@ def check_columns(
 def read_blocks(
     file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
 ) -> Iterator[tuple[RawBlock, int]]:
-    """Returns blocks of rows of a file, and the bytes of the file so far.
+    """Yields blocks of rows, and the number of bytes read so far.
 
-    Args:
-      file: A table.
-      kind: From ``table_kind``.
-      schema: How cells of text are read.
-      needed: Columns that are read.
+    Arguments as for ``check_columns``.
     """
     if not file.size:
         return iter(())
@@ -315,7 +300,7 @@ def read_blocks(
 
 
 def even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:
-    """Returns the rows that have all cells, and the others with the reason."""
+    """Returns the indices of even rows, and index -> reason of the uneven ones."""
     even = np.setdiff1d(np.arange(block.num_rows), block.uneven)
     return even, dict.fromkeys(block.uneven.tolist(), "another number of cells")
 
@@ -323,12 +308,12 @@ def even_rows(block: RawBlock) -> tuple[np.ndarray, dict[int, str]]:
 def first_faults(
     found: Converted, rows: np.ndarray, reasons: dict[int, str]
 ) -> np.ndarray:
-    """Returns which rows are well-formed, bool.
+    """Returns which rows are well-formed, bool of shape (rows,).
 
     Args:
-      found: Has their faults.
-      rows: Their indices.
-      reasons: Index -> reason, to which the first fault of every other row is added.
+      found: Converted rows, with their faults.
+      rows: Indices of the rows.
+      reasons: Index -> reason, to which the first fault of each malformed row is added.
     """
     good = np.ones(len(rows), bool)
     for faulty, reason in found.faults:
@@ -343,7 +328,7 @@ def to_table(found: Converted, good: np.ndarray, schema: pa.Schema) -> pa.Table:
 
     Args:
       found: Columns of all rows.
-      good: Which rows are well-formed.
+      good: Whether each row is well-formed.
       schema: From ``prepared_schema``.
     """
     if not len(good):

@@ -1,10 +1,10 @@
-"""Large files of a table as parts, found by the workers of an engine.
+"""Large files of a table, divided into parts by the workers of an engine.
 
 Formal guarantees:
   - Parts, in order, have the rows of the files, and each begins with a row.
-  - A range of text is looked through once, also by a job that was killed.
+  - A range of text is scanned once, also by a job that was killed and resumed.
 
-Public: what is here.  Sensitive: text that is looked through.
+Public: everything here.  Sensitive: the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.tables.convert import ConvertOptions
 from pipelines.tables.file_parts import join_rows
 from pipelines.tables.raw_files import InputFile
 
-#: Folder of what ranges leave open, in that of the unfinished job.
+#: Folder of the states of ranges, in the folder of the unfinished job.
 DIVIDED = "divided"
 
 
@@ -29,9 +29,9 @@ class Division:
     """How large files become parts.  Public.
 
     Attributes:
-      ranges: Ranges of the files, in order; of text some may begin in a quotation.
+      ranges: Ranges of the files, in order; those of text may begin in a quotation.
       options: How rows become files.
-      work: The folder of the unfinished job.
+      work: Folder of the unfinished job.
     """
 
     ranges: tuple[InputFile, ...]
@@ -39,11 +39,11 @@ class Division:
     work: str
 
     def path(self, index: int) -> pathlib.Path:
-        """Where it is said what a range leaves open."""
+        """Path of the states after a range."""
         return pathlib.Path(self.work, DIVIDED, f"{index:07d}.json")
 
     def look(self, index: int) -> None:
-        """Says what a range leaves open, unless it was said."""
+        """Writes the states after a range, unless it was done."""
         if not self.path(index).exists():
             part = self.ranges[index]
             found = self.options.open([part]).leaves_open(part)
@@ -51,7 +51,7 @@ class Division:
 
     @functools.cached_property
     def unknown(self) -> list[int]:
-        """Indices of the ranges to be looked through."""
+        """Indices of the ranges to scan."""
         parts = [i for i, each in enumerate(self.ranges) if each.part]
         if not parts or self.options.open([self.ranges[parts[0]]]).lines_are_rows:
             return []
@@ -74,7 +74,7 @@ class Division:
         return tuple(parts)
 
     def looked_at(self) -> tuple[int, int]:
-        """Returns the bytes that need no more to be looked at, and all of them."""
+        """Returns the bytes that are scanned or need no scan, and the bytes in all."""
         left = [i for i in self.unknown if not self.path(i).exists()]
         total = sum(each.num_bytes for each in self.ranges)
         return total - sum(self.ranges[i].num_bytes for i in left), total

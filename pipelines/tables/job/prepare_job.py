@@ -1,30 +1,31 @@
 """Preparing a table on an engine of Apache Beam: the files of ``convert.prepare``.
 
-Large files of the input are divided into parts, each of which is one piece of work.
-Four pipelines: the first looks where quotations of a large text end, so that its parts
-begin with rows.  The second checks every part and counts its rows; then it is known
-which rows every file of the output holds.  The third converts every part to a piece for
-each of those, and the fourth puts the pieces together.
+Large files of the input are divided into parts, each of which is one task.  There are
+four pipelines: the first finds where quotations of a large text end, so that its parts
+begin with rows.  The second checks every part and counts its rows, which decides which
+rows each output file holds.  The third converts every part to one piece for each of
+these files, and the fourth joins the pieces.
 
-    OUT.unfinished/job.json           what is done: of the input, schema and options
-    OUT.unfinished/divided/           of a range of text, whether it ends in a quotation
-    OUT.unfinished/counts/            of every part, once it is checked; sensitive
+    OUT.unfinished/job.json           digest of input, schema and options
+    OUT.unfinished/divided/           whether each range of text ends in a quotation
+    OUT.unfinished/counts/            counts of every checked part; sensitive
     OUT.unfinished/pieces/            converted rows; sensitive
     OUT.unfinished/progress/          bytes read so far
-    OUT.unfinished/records/           of every file of the output, once it is written
+    OUT.unfinished/records/           records of the finished output files
     OUT.unfinished/data/              becomes OUT
 
-Workers and whoever starts the job must see input and output under the same paths.
+Workers and this process must reach input and output under the same paths.
 
 Formal guarantees:
   - The files are those of ``convert.prepare``, byte for byte.
-  - A file appears complete or not at all.  The same command goes on where a killed one
-    stopped; one of another input, schema or option is refused.
+  - A file appears complete or not at all.  The same command resumes a killed one; one
+    with another input, schema or option is refused.
   - ``out`` appears when all of its files are there.
   - Every row is read once to be checked, and once to be converted; text of more than
-    one part is looked through once before.
+    one part is scanned once before.
 
-Packed text, and what else ``file_parts`` does not divide, is the work of one worker.
+One worker reads all of a file that ``file_parts`` does not divide, such as compressed
+text.
 
 Public: options, paths, sizes.  Sensitive: counts, and everything read and written.
 """
@@ -76,24 +77,23 @@ from pipelines.tables.raw_files import InputFile, changed, list_files
 _JOB, _COUNTS, _RECORDS, _DATA = "job.json", "counts", "records", "data"
 _PIECES, _PROGRESS = "pieces", "progress"
 
-#: What is done, in this order.
-DIVIDE, CHECK, CONVERT, WRITE = "divide", "check", "convert", "write"
-PHASES = (DIVIDE, CHECK, CONVERT, WRITE)
+#: Phases, in order.
+DIVIDE, CHECK, CONVERT, WRITE = PHASES = ("divide", "check", "convert", "write")
 
-#: Of a part of a large file, about.
+#: Approximate bytes of a part of a large file.
 _PART_BYTES = 128 << 20
 
-#: Seconds between two reports of a worker, and of whoever started the job.
+#: Seconds between two reports of a worker, and of this process.
 _BETWEEN_TOLD = _BETWEEN_COUNTS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Task:
-    """One file of the output.
+    """One output file.
 
     Attributes:
       split: Index of its split.
-      number: Of the file in the split.
+      number: Number of the file in the split.
       first: Index of its first row in the split.
       last: Index after its last row.
     """
@@ -105,18 +105,18 @@ class _Task:
 
     @property
     def name(self) -> str:
-        """Its path below the output."""
+        """Path of the file below the output."""
         return f"{SPLITS[self.split]}/part-{self.number:05d}.parquet"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What workers have to know.  Public.
+    """The description of a job that workers get.  Public.
 
     Attributes:
-      files: Of the input, in order, or parts of them.
+      files: Files of the input or parts of them, in order.
       options: How rows become files.
-      work: The folder of the unfinished job.
+      work: Folder of the unfinished job.
     """
 
     files: tuple[InputFile, ...]
@@ -124,23 +124,23 @@ class _Job:
     work: str
 
     def count_path(self, index: int) -> pathlib.Path:
-        """Where the count of an input file is kept."""
+        """Path of the count of an input file."""
         return pathlib.Path(self.work, _COUNTS, f"{index:07d}.json")
 
     def task_path(self, task: _Task) -> pathlib.Path:
-        """Where a file of the output is."""
+        """Path of an output file."""
         return pathlib.Path(self.work, _DATA, task.name)
 
     def record_path(self, task: _Task) -> pathlib.Path:
-        """Where the record of a file of the output is kept."""
+        """Path of the record of an output file."""
         return pathlib.Path(self.work, _RECORDS, f"{task.name.replace('/', '-')}.json")
 
     def piece_path(self, task: _Task, index: int) -> pathlib.Path:
-        """Where the rows of an input file for a file of the output wait.
+        """Path of the rows of an input file for an output file.
 
         Args:
-          task: The file of the output.
-          index: Number of the input file.
+          task: The output file.
+          index: Index of the input file.
         """
         return pathlib.Path(self._pieces(task), f"{index:07d}.arrow")
 
@@ -148,16 +148,11 @@ class _Job:
         return pathlib.Path(self.work, _PIECES, task.name.replace("/", "-"))
 
     def converted_path(self, index: int) -> pathlib.Path:
-        """What says that an input file was converted."""
+        """Path of the completion marker of a converted input file."""
         return pathlib.Path(self.work, _PIECES, f"{index:07d}.done")
 
     def progress_path(self, phase: str, index: int) -> pathlib.Path:
-        """Where a worker records how much of an input file it has read.
-
-        Args:
-          phase: As in `Reader.parse`.
-          index: Number of the input file.
-        """
+        """Path of a worker's number of bytes read; arguments as for ``_Job.blocks``."""
         return pathlib.Path(self.work, _PROGRESS, f"{phase}-{index:07d}")
 
     def blocks(self, phase: str, index: int) -> Iterator[ParsedBlock]:
@@ -165,7 +160,7 @@ class _Job:
 
         Args:
           phase: As in `Reader.parse`.
-          index: Number of the input file.
+          index: Index of the input file.
         """
         tell = _Teller(self.progress_path(phase, index))
         reader = Reader(
@@ -178,7 +173,7 @@ class _Job:
 
     @property
     def format(self) -> Format:
-        """Tells schema and shares, which are those of every file."""
+        """Format of the first file, with the schema and shares of all."""
         return self.options.open(self.files[:1])
 
     def check_file(self, index: int) -> None:
@@ -205,7 +200,7 @@ class _Job:
         return counts
 
     def convert_file(self, index: int) -> None:
-        """Converts an input file to its piece of each output file, unless it was."""
+        """Converts an input file to a piece of each output file, unless it was done."""
         if self.converted_path(index).exists():
             return
         counts, table = self.read_counts(), self.format
@@ -223,7 +218,7 @@ class _Job:
         self.converted_path(index).touch()
 
     def write_file(self, task: _Task) -> None:
-        """Writes a file of the output from its pieces, unless it was done."""
+        """Writes an output file from its pieces, unless it was done."""
         path = self.task_path(task)
         if path.exists():
             return
@@ -252,9 +247,9 @@ class _Job:
 
 
 class _Pieces:
-    """Hands the rows of an input file to a new file for each file of the output.
+    """Writes the rows of an input file to one piece for each output file.
 
-    Each appears when it is complete, and the context ends without an error.
+    A piece appears when it is complete and the context ends without an error.
     """
 
     def __init__(
@@ -264,7 +259,7 @@ class _Pieces:
         self._tasks = {
             (task.split, task.number): task for task in _tasks(sizes, job.options)
         }
-        self._open: dict[int, _Piece] = {}  # by split: what is complete is closed
+        self._open: dict[int, _Piece] = {}  # unfinished pieces, by split
 
     def __enter__(self) -> _Pieces:
         return self
@@ -277,11 +272,11 @@ class _Pieces:
                 raise error[1]
 
     def add(self, split: int, place: int, rows: pa.Table) -> None:
-        """Appends rows to the files of a split.
+        """Appends rows to the pieces of a split.
 
         Args:
-          split: Number of the split.
-          place: Number of the first row in its split.
+          split: Index of the split.
+          place: Index of the first row in its split.
           rows: The rows.
         """
         while len(rows):
@@ -310,7 +305,7 @@ class _Pieces:
 
 
 class _Piece(NamedTuple):
-    """A file that is being written, and what ends it well or not."""
+    """An unfinished piece; closing ``files`` finishes it."""
 
     task: _Task
     writer: Any
@@ -318,13 +313,13 @@ class _Piece(NamedTuple):
 
 
 class _Teller:
-    """Tells how much of a file is read, now and then, to whoever sees the folder."""
+    """Writes the number of bytes read to a file, now and then."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path, self._last = path, time.monotonic()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        del phase, total  # the file's name and the listing say these
+        del phase, total
         if time.monotonic() - self._last >= _BETWEEN_TOLD:
             self._path.write_text(str(done))
             self._last = time.monotonic()
@@ -333,7 +328,7 @@ class _Teller:
 def _rows_of(
     count: RowCount, sizes: Sequence[int], shares: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """Returns how many of the first rows, which were counted, each split has."""
+    """Returns the number of counted rows, the first of the input, in each split."""
     if shares is None:
         return tuple(int(number) for number in count.of_splits)
     bounds = np.cumsum([0, *sizes])
@@ -348,7 +343,7 @@ def _rows_per_file(options: ConvertOptions) -> int:
 
 
 def sum_counts(counts: Sequence[RowCount]) -> RowCount:
-    """Returns the count of all files together."""
+    """Returns the sum of counts."""
     total = RowCount()
     for count in counts:
         total.merge(count)
@@ -356,7 +351,7 @@ def sum_counts(counts: Sequence[RowCount]) -> RowCount:
 
 
 def _tasks(sizes: Sequence[int], options: ConvertOptions) -> list[_Task]:
-    """Returns the files of the output: one at least of every split."""
+    """Returns the output files, at least one per split."""
     per_file = _rows_per_file(options)
     return [
         _Task(
@@ -379,20 +374,20 @@ def prepare_on(
     on_progress: Progress = lambda *_: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> PrepareSummary:
-    """Does what ``convert.prepare`` does, on an engine of Beam.
+    """Prepares a table, as ``convert.prepare`` does, on an engine of Beam.
 
     Args:
-      pattern: A file, a folder or a glob, which every worker sees.
-      out: A new or empty folder, on a file system that every worker mounts; if a job
-        was killed, the same one.
-      options: Of what kind the table is, and what to write.
-      pipeline_options: Of Beam: the runner, and what it needs.
-      on_progress: Called with a phase of ``PHASES``, what is done, and all of it: bytes
-        of the input, at last rows.
-      say: Takes a line about a large file that is not divided.
+      pattern: A file, a folder or a glob, which every worker reaches.
+      out: New or empty folder, on a file system that every worker mounts; the same one
+        resumes a killed job.
+      options: Format of the table, and what to write.
+      pipeline_options: Beam's options: the runner and its settings.
+      on_progress: Called with a phase of ``PHASES``, the amount done, and in all: bytes
+        of the input, or rows when writing.
+      say: Called with a line about a large file that is not divided.
 
     Raises:
-      InputError: as of ``convert.prepare``, or another job is unfinished there.
+      InputError: as in ``convert.prepare``, or another job is unfinished there.
     """
     files = tuple(list_files(pattern, partitions=options.partitions))
     final = pathlib.Path(os.path.realpath(check_output(out)))
@@ -443,19 +438,19 @@ def prepare_on(
 def _read_so_far(
     job: _Job, phase: str, path_when_done: Callable[[int], pathlib.Path]
 ) -> tuple[int, int]:
-    """Returns the bytes of the input that a phase has read, and all of them."""
+    """Returns the bytes of the input that a phase has read, and in all."""
     done = 0
     for index, file in enumerate(job.files):
         if path_when_done(index).exists():
             done += file.num_bytes
             continue
-        with contextlib.suppress(OSError, ValueError):  # not told yet, or only half
+        with contextlib.suppress(OSError, ValueError):  # not written, or only half
             done += int(job.progress_path(phase, index).read_text())
     return done, sum(file.num_bytes for file in job.files)
 
 
 def _written_so_far(job: _Job, tasks: Sequence[_Task]) -> tuple[int, int]:
-    """Returns the rows of finished files of the output, and all rows."""
+    """Returns the rows of finished output files, and in all."""
     done = sum(t.last - t.first for t in tasks if job.task_path(t).exists())
     return done, sum(task.last - task.first for task in tasks)
 
@@ -464,7 +459,7 @@ def _written_so_far(job: _Job, tasks: Sequence[_Task]) -> tuple[int, int]:
 def _watching(
     on_progress: Progress, phase: str, count: Callable[[], tuple[int, int]]
 ) -> Iterator[None]:
-    """Reports what workers, wherever they are, have left in the folder of the job."""
+    """Reports the progress of workers, by the files in the folder of the job."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -484,11 +479,7 @@ def _watching(
 def _open_work(
     work: pathlib.Path, files: Sequence[InputFile], options: ConvertOptions
 ) -> None:
-    """Makes the folder of a job, or finds that it is one of the same job.
-
-    Raises:
-      InputError: it is one of another job.
-    """
+    """Makes the folder of a job, or refuses that of another one."""
     described = {
         "files": [dataclasses.asdict(file) for file in files],
         "options": repr(options),

@@ -1,13 +1,13 @@
-"""What a schema says of a column, by its kind, and what the column becomes.
+"""Kinds of columns: their fields in a schema, and their outputs.
 
     kind       becomes
-    numeric    a float32, NaN where missing; or float32[length]
+    numeric    a float32, NaN if missing; or float32[length]
     boolean    the same, 0 or 1
-    category   an int32 id, 0 where missing; or int32[length], 0 after the last
-    text       int32[tokens], ids of its words, 0 after the last
-    date       an int32 id for each part, 0 where missing; days are a float32
+    category   an int32 id, 0 if missing; or int32[length], padded with 0
+    text       int32[tokens], ids of its words, padded with 0
+    date       an int32 id for each part, 0 if missing; days are a float32
     label      int8 (binary), int32 (classes) or float32 (regression)
-    user       nothing; says whose row it is (`Schema.user`)
+    user       nothing; holds the user's id (`Schema.user`)
     drop       nothing
 
 Formal guarantees:
@@ -30,7 +30,7 @@ from pipelines.tables.schema.fields import Fields
 MOST_IDS = 2**31 - 1
 _MOST_LENGTH = 1 << 20
 
-#: What a model makes of an output; see ``Output``.
+#: Roles of an output; see ``Output``.
 COUNT, NUMBER, NUMBERS, ID, IDS = "count", "number", "numbers", "id", "ids"
 
 #: What a missing number becomes.
@@ -40,14 +40,14 @@ MISSING = (NAN, INDICATOR, REFUSE)
 BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
 TASKS = (BINARY, CLASSES, REGRESSION)
 
-#: Part of a date -> number of ids, 0 for missing among them.
+#: Part of a date -> number of ids, including 0 for missing.
 ID_PARTS = {"month": 13, "weekday": 8, "day": 32, "hour": 25}
 YEAR, DAYS = "year", "days"
 PARTS = (YEAR, *ID_PARTS, DAYS)
 
 UTC = "UTC"
 
-#: Divides logarithms that have no other scale: counts of thousands come out near 2.
+#: Divisor of logarithms without another scale: counts of thousands become about 2.
 LOG_SCALE = 4.0
 
 LABEL = "label"
@@ -60,11 +60,11 @@ class Output:
 
     Attributes:
       name: Name of the column.
-      role: What a model makes of it: "count" is a number whose logarithm it takes,
-        "number" and "numbers" it takes as they are, "id" and "ids" it embeds.
-      dtype: NumPy's name.
+      role: Use in a model: "count" is a number whose logarithm it takes, "number" and
+        "numbers" are taken unchanged, "id" and "ids" are embedded.
+      dtype: Name of the NumPy dtype.
       shape: Shape of one row.
-      size: Number of ids, 0 for missing or padding among them; 0 of numbers.
+      size: Number of ids, including 0 for missing or padding; 0 for numbers.
       nullable: Whether NaN may stand for missing.
     """
 
@@ -81,7 +81,7 @@ class Kind:
     """A column of the table.
 
     Attributes:
-      name: Name of what it becomes.
+      name: Name of its output; empty for that of the column.
     """
 
     kind: ClassVar[str]
@@ -92,7 +92,7 @@ class Kind:
         """Returns the column that fields describe.
 
         Raises:
-          InputError: a wrong or an unknown field.
+          InputError: a wrong or unknown field.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         fields.only("kind", *known)
@@ -104,15 +104,11 @@ class Kind:
         return fields.text("name", "") if fields.get("name") is not None else ""
 
     def _check(self, fields: Fields) -> Kind:
-        del fields  # fields that depend on each other are the matter of some kinds
+        del fields  # some kinds check fields that depend on each other
         return self
 
     def outputs(self, name: str) -> tuple[Output, ...]:
-        """Returns what the column becomes.
-
-        Args:
-          name: Name of the column, as far as a model can use it.
-        """
+        """Returns the outputs of the column, whose usable name is ``name``."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -159,15 +155,16 @@ class Numeric(Kind):
     """A number, or a list of numbers.
 
     Attributes:
-      range: Values are clipped to it and scaled to [-1, 1]; None for neither.
-      log: Whether sign(x) log(1 + |x|) is taken, after the clip and before the scale.
-      mean: Subtracted, and
-      scale: divided by, in place of the scaling to [-1, 1].
-      missing: "nan"; "indicator" for 0 and a column NAME_missing; "refuse"; or the
-        number that stands in.
-      length: Length of a list, which is cut or filled up with 0; None for a single
+      range: Range to which values are clipped before they are scaled to [-1, 1]; None
+        for neither.
+      log: Whether sign(x) log(1 + |x|) is taken, after clipping and before scaling.
+      mean: Subtracted from values, instead of scaling to [-1, 1].
+      scale: Divisor of values, after ``mean`` is subtracted.
+      missing: "nan"; "indicator" for 0 and a column NAME_missing; "refuse"; or a number
+        in place of missing ones.
+      length: Length to which lists are truncated or padded with 0; None for a single
         number.
-      separator: Between the numbers of a text.
+      separator: Separator of the numbers in a text.
     """
 
     kind: ClassVar[str] = "numeric"
@@ -209,7 +206,7 @@ class Numeric(Kind):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the schema says of what size its values come out."""
+        """Whether the schema scales the values."""
         return self.range is not None or self.log or self.scale is not None
 
     def outputs(self, name: str) -> tuple[Output, ...]:
@@ -247,11 +244,10 @@ class Category(Kind):
     """One of many values, or a list of them.
 
     Attributes:
-      buckets: Ids, 0 for missing among them, if values are hashed.
+      buckets: Number of ids of hashed values, including 0 for missing.
       vocabulary: Values with ids of their own, from 2; 1 is for all others.
-      length: Length of a list, which is cut or filled up with 0; None for a single
-        value.
-      separator: Between the values of a text.
+      length: As in ``Numeric``.
+      separator: Separator of the values in a text.
     """
 
     kind: ClassVar[str] = "category"
@@ -294,11 +290,11 @@ class Category(Kind):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Text(Kind):
-    """Words, in lower case, split at whatever is neither a letter nor a digit.
+    """Words in lower case, separated by characters that are no letters or digits.
 
     Attributes:
-      tokens: Words that are kept, first to last.
-      buckets: Ids that they are hashed into, 0 for none among them.
+      tokens: Maximum number of words, the first ones.
+      buckets: Number of ids of hashed words, including 0 for padding.
     """
 
     kind: ClassVar[str] = "text"
@@ -331,12 +327,12 @@ class Date(Kind):
     """A day or a time.
 
     Attributes:
-      parts: Of ``PARTS``, each of which becomes a column NAME_part.
-      range: First and last; needed by year, whose ids it bounds, and by days, which
-        are clipped to it and scaled to [-1, 1].
-      format: Format of a text, as of C's ``strptime``; empty for ISO 8601.
-      unit: Unit of an integer: s, ms or us since 1970; empty if it is no integer.
-      zone: In which a time with a zone is read.
+      parts: Some of ``PARTS``, each of which becomes a column NAME_part.
+      range: First and last date.  "year" needs it to bound its ids, and "days", which
+        is clipped to it and scaled to [-1, 1].
+      format: Format of texts for C's ``strptime``; empty for ISO 8601.
+      unit: Unit of integers: s, ms or us since 1970; empty for other types.
+      zone: Time zone to which times with a zone are converted.
     """
 
     kind: ClassVar[str] = "date"
@@ -394,7 +390,7 @@ class Date(Kind):
     def _zone(fields: Fields) -> str:
         zone = fields.text("zone", UTC)
         try:
-            if zone != UTC:  # small images have no time zones
+            if zone != UTC:  # small container images have no time zones
                 zoneinfo.ZoneInfo(zone)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             wanted = "a time zone that this system knows"
@@ -415,18 +411,18 @@ class Date(Kind):
 
     @property
     def num_years(self) -> int:
-        """Years from the first to the last of ``range``."""
+        """Number of years in ``range``."""
         return self.range[1].year - self.range[0].year + 1 if self.range else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label(Kind):
-    """What is predicted; it becomes the column ``label``.
+    """The column to predict, which becomes ``label``.
 
     Attributes:
       task: "binary", "classes" or "regression".
-      classes: The values that become 0, 1, ...; or how many integers from 0 there are;
-        None for 0 and 1, or false and true.
+      classes: Values that become 0, 1, ...; or the number of integers from 0; None for
+        0 and 1, or false and true.
       range: Range of a regression: numbers are clipped to it and scaled to [-1, 1].
     """
 
@@ -481,7 +477,7 @@ class Label(Kind):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; 0 of a regression, and where the schema does not say."""
+        """Number of classes; 0 for a regression, or if the schema does not say."""
         if isinstance(self.classes, int):
             return self.classes
         return len(self.classes or ()) or (2 if self.task == BINARY else 0)
@@ -495,12 +491,12 @@ class Label(Kind):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class User(Kind):
-    """Says whose row it is: integers or text, none of them missing."""
+    """Id of the row's user: integers or text, none missing."""
 
     kind: ClassVar[str] = USER
 
     def outputs(self, name: str) -> tuple[Output, ...]:
-        """Returns nothing: no model sees it."""
+        """Returns nothing: no model uses ids."""
         del name
         return ()
 
@@ -529,7 +525,7 @@ KINDS: dict[str, type[Kind]] = {
 
 
 def usable_name(name: str) -> str:
-    """Returns the name with which a model can take a column: letters, digits and _.
+    """Returns a name that a model can use for a column: letters, digits and _.
 
     Example:
       >>> usable_name("hours-per-week"), usable_name("2nd")
@@ -540,5 +536,5 @@ def usable_name(name: str) -> str:
 
 
 def is_usable(name: str) -> bool:
-    """Whether a model can take a column of this name."""
+    """Whether a model can use this name for a column."""
     return re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) is not None

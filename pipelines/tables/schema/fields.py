@@ -1,4 +1,4 @@
-"""Values of a schema file: read one by one, each wrong one refused in one line.
+"""Fields of a schema file, each checked when it is read.
 
 Everything here is public, so that messages may quote it.
 """
@@ -15,7 +15,7 @@ from accounting.validation import InputError, did_you_mean
 
 _WORDS = {int: "an integer", str: "a text", bool: "true or false"}
 
-#: Texts of a whole number and of booleans as pandas writes them: read as 5 and true.
+#: Whole numbers and booleans as pandas writes them, which are read as 5 and true.
 WHOLE_NUMBER = r"^(-?[0-9]+)\.0$"
 TRUTHS = ("True", "False")
 
@@ -24,7 +24,7 @@ class Fields:
     """The fields of one table of a schema file, such as ``[columns.age]``.
 
     Args:
-      values: Name of a field -> value, as TOML or JSON has them.
+      values: Name of a field -> value, from TOML or JSON.
       place: File and table, for messages.
     """
 
@@ -35,15 +35,11 @@ class Fields:
         self._values = dict(values)
 
     def names(self) -> list[str]:
-        """Returns the names of the fields that are there."""
+        """Returns the names of the fields."""
         return list(self._values)
 
     def only(self, *names: str) -> None:
-        """Refuses fields of other names.
-
-        Raises:
-          InputError: there is one.
-        """
+        """Refuses fields with other names, by an InputError."""
         for name in self._values:
             if name not in names:
                 raise InputError(
@@ -52,12 +48,12 @@ class Fields:
                 )
 
     def wrong(self, name: str, wanted: str, example: str) -> InputError:
-        """Returns the error of a field.
+        """Returns the error for a field.
 
         Args:
-          name: Of the field.
-          wanted: What it should be, after "to be".
-          example: A line that is right.
+          name: Name of the field.
+          wanted: Its correct values, after "to be".
+          example: A correct line.
         """
         if name not in self._values:
             return InputError(
@@ -71,11 +67,11 @@ class Fields:
         )
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns the value of a field as it is.
+        """Returns the unchecked value of a field.
 
         Args:
-          name: Of the field.
-          default: What is returned if it is not there.
+          name: Name of the field.
+          default: Value if it is missing.
         """
         return self._values.get(name, default)
 
@@ -89,15 +85,15 @@ class Fields:
         """Returns a text.
 
         Args:
-          name: Of the field.
-          default: If it is not there; None if it has to be.
-          example: A line that is right.
+          name: Name of the field.
+          default: Value if it is missing; None if the field is required.
+          example: A correct line.
         """
         value: str = self._typed(name, str, default, example or f'{name} = "..."')
         return value
 
     def flag(self, name: str) -> bool:
-        """Returns true or false, which it is if it is not there."""
+        """Returns true or false; false if it is missing."""
         value: bool = self._typed(name, bool, False, f"{name} = true")
         return value
 
@@ -105,9 +101,9 @@ class Fields:
         """Returns one of some words.
 
         Args:
-          name: Of the field.
+          name: Name of the field.
           choices: The words.
-          default: If it is not there; empty if it has to be.
+          default: Word if it is missing; empty if the field is required.
         """
         example = f'{name} = "{next(iter(choices))}"'
         value = self.get(name, default)
@@ -123,10 +119,10 @@ class Fields:
         """Returns an integer.
 
         Args:
-          name: Of the field.
-          default: If it is not there; None if it has to be.
-          at_least: The smallest.
-          at_most: The largest.
+          name: Name of the field.
+          default: Value if it is missing; None if the field is required.
+          at_least: Lower bound.
+          at_most: Upper bound.
         """
         value = self.get(name, default)
         if type(value) is not int or not at_least <= value <= at_most:
@@ -135,11 +131,11 @@ class Fields:
         return value
 
     def number(self, name: str, *, above: float = -math.inf) -> float | None:
-        """Returns a finite number above a bound; None if it is not there.
+        """Returns a finite number; None if it is missing.
 
         Args:
-          name: Of the field.
-          above: The bound.
+          name: Name of the field.
+          above: Exclusive lower bound.
         """
         if name not in self._values:
             return None
@@ -150,7 +146,7 @@ class Fields:
         return float(value)
 
     def range(self, name: str) -> tuple[float, float] | None:
-        """Returns two numbers, the smaller first; None if they are not there."""
+        """Returns two numbers, the smaller first; None if they are missing."""
         if name not in self._values:
             return None
         value = self._values[name]
@@ -162,11 +158,11 @@ class Fields:
         return float(value[0]), float(value[1])
 
     def texts(self, name: str, example: str) -> tuple[str, ...] | None:
-        """Returns different words, of texts, integers or booleans; None if not there.
+        """Returns different texts, integers or booleans, as texts; None if missing.
 
         Args:
-          name: Of the field.
-          example: A line that is right.
+          name: Name of the field.
+          example: A correct line.
         """
         if name not in self._values:
             return None
@@ -181,7 +177,7 @@ class Fields:
         return words
 
     def moment(self, name: str) -> datetime.datetime | None:
-        """Returns a date or a time without a zone; None if it is not there."""
+        """Returns a date or a time without a zone; None if it is missing."""
         if name not in self._values:
             return None
         found = to_moment(self._values[name])
@@ -192,7 +188,7 @@ class Fields:
 
 
 def to_moment(value: Any) -> datetime.datetime | None:
-    """Returns what a date, time or ISO text stands for; None if it is none of them."""
+    """Returns the time of a date, time or ISO text without a zone; None for others."""
     if isinstance(value, str):
         try:
             value = datetime.datetime.fromisoformat(value)
@@ -211,6 +207,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _word(value: str | int) -> str:
-    """Returns the text of a category or class, as `columns` reads it in cells."""
+    """Returns the text of a category or class, as `columns` reads it from cells."""
     text = re.sub(WHOLE_NUMBER, r"\1", str(value))
     return text.lower() if text in TRUTHS else text

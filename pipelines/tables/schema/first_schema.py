@@ -1,13 +1,13 @@
-"""A first schema of a table, for people to complete.
+"""A first schema of a table, for the user to complete.
 
 Formal guarantees:
-  - Without ``look_at_rows`` no value is read: of Parquet the footers' names and types,
-    of text the header.  What cannot be known so is left to be chosen.
+  - Without ``look_at_rows`` no value is read, only names and types in the footers of
+    Parquet, or the header of text.  Other fields are left to the user.
   - With it, the schema says how many rows were looked at, in a field that the prepared
     data and the manifest of its batches carry.
-  - What is written can be read: names of columns and classes are quoted as TOML wants.
+  - The schema can be read: names of columns and classes are quoted as in TOML.
 
-Public: the schema, but for what ``look_at_rows`` puts there.  Sensitive: rows.
+Public: the schema, except what ``look_at_rows`` adds.  Sensitive: rows.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from pipelines.tables.table_files import (
     table_kind,
 )
 
-#: Texts that people write for a missing value; they are looked for on request alone.
+#: Common texts for a missing value, searched only on request.
 _MISSING = ("?", "NA", "N/A", "NULL", "null", "None")
 _BOOLEANS = {"true", "false", "yes", "no"}
-#: Words of a text; categories have fewer.
+#: Minimum mean number of spaces in a text; categories have fewer.
 _WORDS_OF_TEXT = 6
 _MOST_CLASSES = 1000
 
@@ -89,13 +89,13 @@ shares = [80, 10, 10]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Column:
-    """What is known of a column.
+    """A column of the schema.
 
     Attributes:
-      name: In the table.
-      type: Of its file.
-      kind: For the schema.
-      lines: The lines after ``kind``.
+      name: Name in the table.
+      type: Type in the file.
+      kind: Kind in the schema.
+      lines: Lines after ``kind``.
     """
 
     name: str
@@ -117,10 +117,10 @@ def first_schema(
 
     Args:
       pattern: A table: a file, a folder or a glob.
-      label: The column that is predicted; empty if that is still to be said.
-      classes: Its values, which are public; none if that is still to be said.
-      kinds: Name of a column -> its kind, where they are known.
-      look_at_rows: Rows whose values may be looked at; 0 for none.
+      label: Column to predict; empty if unknown.
+      classes: Its values, which are public; empty if unknown.
+      kinds: Name of a column -> its kind, where known.
+      look_at_rows: Number of rows whose values may be looked at.
       options: How text is read.
 
     Raises:
@@ -178,7 +178,7 @@ def _column(
     cells: Cells | None,
     table: str,
 ) -> _Column:
-    """Returns a column by what was told, looked at, or known by its type."""
+    """Returns a column by the user's choice, its values, or its type."""
     chosen = told
     if chosen is None and (not name or re.fullmatch("__index_level_[0-9]+__", name)):
         chosen = "drop"
@@ -279,7 +279,7 @@ def _rows(
     num_rows: int,
     options: InputOptions,
 ) -> dict[str, pa.Array]:
-    """Returns the first rows; none if none may be looked at.  Sensitive."""
+    """Returns the first ``num_rows`` rows; empty for 0.  Sensitive."""
     parts, left = [], num_rows
     if num_rows:
         for block in _blocks(files, table, names, options):
@@ -312,7 +312,7 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def _missing_values(rows: Mapping[str, pa.Array]) -> tuple[str, ...]:
-    """Returns which of the usual texts for missing stand in some cell."""
+    """Returns the common texts for missing values that occur in a cell."""
     seen = set()
     for array in rows.values():
         if is_text(array.type):
@@ -410,7 +410,7 @@ def _key(name: str) -> str:
 
 
 def _word(text: str) -> str:
-    # JSON's texts are TOML's, but for one character that JSON lets stand.
+    # TOML's strings are JSON's, but with this character escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -15,16 +15,16 @@
     kind = "category"
     buckets = 256
 
-docs/your_table.md has every field.  The prepared data carries the schema in its
-metadata, the manifest of its batches does too, and models read it there.
+docs/your_table.md describes every field.  The metadata of the prepared data and the
+manifest of its batches hold the schema, where models read it.
 
 Formal guarantees:
-  - An unknown field, kind or version is refused, and every wrong value by file, column
-    and remedy.
-  - ``Schema.from_json`` gives back what ``to_json`` was made of.
+  - An unknown field, kind or version is refused, as is every wrong value, with file,
+    column and remedy.
+  - ``Schema.from_json`` returns the schema that ``to_json`` wrote.
   - No two columns of the prepared data have one name, and one of them is ``label``.
-  - Rows of one user are in one split, unless the schema says ``cut_users``; which split
-    a row is in depends on this row alone.
+  - Rows of one user are in one split, unless the schema says ``cut_users``; with users
+    the split of a row depends on this row alone.
 
 Everything here is public.
 """
@@ -69,7 +69,7 @@ DATASET_NAME = "table"
 
 FRACTION, TIME, HASH = "fraction", "time", "hash"
 
-#: What a first schema says of a column whose kind it cannot know.
+#: Placeholder of a first schema for an unknown kind.
 UNCHOSEN = "choose"
 
 
@@ -78,13 +78,13 @@ class Split:
     """Which rows are for training, validation and test.
 
     Attributes:
-      by: "fraction", first to last; "time"; or "hash", of which rows of one value, such
-        as a person's, come out together.
-      shares: Of train, val and test, in any unit; not used by "time".
-      column: Whose time or value decides.
-      val_from: The time at which val begins.
-      test_from: The time at which test begins.
-      salt: Public; another one gives another choice of "hash".
+      by: "fraction", first to last; "time"; or "hash", with all rows of one value, such
+        as a person's, in one split.
+      shares: Shares of train, val and test, in any unit; not used by "time".
+      column: Column of the time or of the hashed value.
+      val_from: Time at which val begins.
+      test_from: Time at which test begins.
+      salt: Public salt of the hash, which selects another split.
       cut_users: Whether rows of one user may be in several splits.
     """
 
@@ -101,11 +101,11 @@ class Split:
         """Returns the split that fields describe.
 
         Args:
-          fields: Of the schema.
-          user: Column of users, by which rows are split if nothing else is said.
+          fields: Fields of [split].
+          user: Column of users, by which rows are split by default; empty if none.
 
         Raises:
-          InputError: a wrong or an unknown field.
+          InputError: a wrong or unknown field.
         """
         by = fields.choice("by", (FRACTION, TIME, HASH), HASH if user else FRACTION)
         if by == TIME:
@@ -147,7 +147,7 @@ class Split:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields that count."""
+        """Returns the fields that ``by`` uses."""
         if self.by == FRACTION:
             return {"by": self.by, "shares": list(self.shares)}
         more = {"cut_users": True} if self.cut_users else {}
@@ -170,14 +170,14 @@ class InputOptions:
     """How cells of text are read.
 
     Attributes:
-      missing_values: Texts that stand for a missing value, beside null; the empty one
+      missing_values: Texts that stand for a missing value, besides null; the empty one
         always does.
-      delimiter: Of CSV; empty for a comma, of TSV a tab.
+      delimiter: Delimiter of cells; empty for a comma, or a tab in TSV.
       header: Names of the columns of CSV or TSV without a header; empty if it has one.
-      escape: Character before a quote that is part of a cell, as Spark writes it; empty
-        where such a quote is doubled.
-      encoding: Of CSV and TSV.
-      decimal: What texts have before the fraction of a number.
+      escape: Character before a quote in a cell, as Spark writes it; empty if such a
+        quote is doubled.
+      encoding: Encoding of CSV and TSV.
+      decimal: Decimal separator.
     """
 
     missing_values: tuple[str, ...] = ("",)
@@ -192,7 +192,7 @@ class InputOptions:
         """Returns the options that fields describe.
 
         Raises:
-          InputError: a wrong or an unknown field.
+          InputError: a wrong or unknown field.
         """
         fields.only(*(field.name for field in dataclasses.fields(cls)))
         delimiter, escape = (fields.text(name, "") for name in ("delimiter", "escape"))
@@ -233,14 +233,14 @@ class Schema:
     """How the columns of a table become numbers.  All fields are public.
 
     Attributes:
-      columns: Name in the table -> what it is, in the order of the prepared data.
+      columns: Name in the table -> kind, in the order of the prepared data.
       split: Which rows are for training, validation and test.
       input: How cells of text are read.
-      looked_at_rows: Rows whose values `dpsgd schema` was told to look at; 0 for none.
-        No epsilon covers what the schema says because of them.
+      looked_at_rows: Number of rows whose values `dpsgd schema` was told to look at; no
+        epsilon covers what the schema says because of them.
 
     Raises:
-      InputError: no label or several, or two columns that become one.
+      InputError: no label or several, or two outputs with one name.
     """
 
     columns: Mapping[str, Kind]
@@ -270,7 +270,7 @@ class Schema:
                 )
 
     def _check_users(self) -> None:
-        """Accepts one column of users at most, and a split that leaves them whole."""
+        """Checks that there is at most one column of users, and no split cuts them."""
         users = [name for name, kind in self.columns.items() if kind.kind == USER]
         if len(users) > 1:
             raise InputError(
@@ -296,7 +296,7 @@ class Schema:
 
     @property
     def user(self) -> str:
-        """The column that says whose row it is; empty if none does."""
+        """Name of the column of users; empty if there is none."""
         found = (name for name, kind in self.columns.items() if kind.kind == USER)
         return next(found, "")
 
@@ -325,11 +325,11 @@ class Schema:
         """Returns the schema that the values of a file describe.
 
         Args:
-          values: As TOML or JSON gives them.
+          values: Values from TOML or JSON.
           place: The file, for messages.
 
         Raises:
-          InputError: a wrong or an unknown field.
+          InputError: a wrong or unknown field.
         """
         fields = Fields(values, place)
         if fields.get("version") != VERSION:
@@ -352,7 +352,7 @@ class Schema:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict, from which ``from_json`` reads it back."""
+        """Returns a JSON-serialisable dict for ``from_json``."""
         found: dict[str, Any] = {"version": VERSION}
         if self.looked_at_rows:
             found["looked_at_rows"] = self.looked_at_rows
@@ -365,39 +365,39 @@ class Schema:
 
     @property
     def label(self) -> Label:
-        """What is predicted."""
+        """The column to predict."""
         return next(kind for kind in self.columns.values() if isinstance(kind, Label))
 
     def outputs_of(self, column: str) -> tuple[Output, ...]:
-        """Returns what a column of the table becomes."""
+        """Returns the outputs of a column of the table."""
         return _outputs(self.columns[column], column)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
-        """The columns of the prepared data, in order."""
+        """Columns of the prepared data, in order."""
         return tuple(out for name in self.columns for out in self.outputs_of(name))
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns of the table that are read, in order."""
+        """Columns of the table that are read, in order."""
         kept, column = self.kept, self.split.column
         return (*kept, column) if column and column not in kept else kept
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The columns of the table that are not left out, in order."""
+        """Columns of the table that are not dropped, in order."""
         found = self.columns.items()
         return tuple(name for name, kind in found if kind.kind != Drop.kind)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns of the table that a model takes, in order."""
+        """Columns of the table that a model uses, in order."""
         left_out = (Drop.kind, LABEL, USER)
         return tuple(n for n, kind in self.columns.items() if kind.kind not in left_out)
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the prepared data says of itself, for the manifest and for models."""
+        """Description of the prepared data, for the manifest and for models."""
         inputs = [
             {**dataclasses.asdict(output), "shape": list(output.shape)}
             for output in self.outputs
@@ -413,7 +413,7 @@ class Schema:
         }
 
 
-@functools.lru_cache(maxsize=1 << 14)  # asked for with every block
+@functools.lru_cache(maxsize=1 << 14)  # called for every block
 def _outputs(kind: Kind, column: str) -> tuple[Output, ...]:
     return kind.outputs(usable_name(column))
 
@@ -460,11 +460,7 @@ def _check_name(column: str, output: Output, seen: dict[str, str]) -> None:
 
 
 def hint_of_delimiter(header: str) -> str:
-    """Returns what to write where the only column has the names of several.
-
-    Args:
-      header: Its name.
-    """
+    """Returns a hint if the name of the only column holds those of several."""
     found = next((each for each in ";\t|" if each in header), None)
     if found is None:
         return ""
@@ -478,8 +474,8 @@ def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> N
     """Refuses a table that lacks columns of a schema, all in one line.
 
     Args:
-      needed: Which columns there must be.
-      names: The columns of the table.
+      needed: Names of the needed columns.
+      names: Names of the table's columns.
       place: The table, for messages.
 
     Raises:
