@@ -86,10 +86,7 @@ class Bars:
     def begin(self, label: str, done: int, total: int) -> None:
         """Starts a bar for work that another process may have begun.
 
-        Args:
-          label: Label of the bar.
-          done: Units that were done before; they do not count for the speed.
-          total: Units in all.
+        Arguments as for ``Bars.update``; ``done`` does not count for the speed.
         """
         self._progress.reset(
             self._tasks[label], total=total, completed=done, first=done, speed=""
@@ -100,21 +97,11 @@ class Bars:
             self._progress.start()
 
     def set_total(self, label: str, total: int) -> None:
-        """Sets the total.
-
-        Args:
-          label: Label of the bar.
-          total: Units in all.
-        """
+        """Sets the total; arguments as for ``Bars.update``."""
         self._progress.update(self._tasks[label], total=total)
 
     def advance(self, label: str, amount: int) -> None:
-        """Adds progress.
-
-        Args:
-          label: Label of the bar.
-          amount: Units done since the last call.
-        """
+        """Adds ``amount``, the units done since the last call; see ``Bars.update``."""
         self._start(label)
         self._progress.advance(self._tasks[label], amount)
         self._tell(label)

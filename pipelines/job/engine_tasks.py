@@ -34,7 +34,7 @@ from pipelines.job.steps.bundles import AGAIN
 def run_to_end(pipeline: beam.Pipeline) -> None:
     """Runs a pipeline; returns or raises once nothing of it runs any more.
 
-    It runs in a thread of its own: a signal raises in the main thread, where it would
+    It runs in a separate thread: a signal, which raises in the main thread, would
     interrupt Beam's code with locks held and objects half made.
 
     Raises:

@@ -235,9 +235,9 @@ def pack_again(
 ) -> PackedRows:
     """Returns packed rows split into smaller ranges of steps.
 
+    Other arguments as for ``unpack``.
+
     Args:
-      pieces: Pieces of one range of steps, from ``PackedRows.piece``.
-      columns: Columns of the rows.
       edges: Edges of the smaller ranges, as in ``split_by_step``.
     """
     step, priority, items = unpack(pieces, columns)

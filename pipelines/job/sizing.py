@@ -174,10 +174,10 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
 def search_threads(plan: DpSgdPlan, dataset: Dataset, memory_limit: int) -> int:
     """Returns how many threads can search the order of a shuffle within memory.
 
+    Other arguments as for ``local_threads``.
+
     Args:
       plan: Plan of the job; if it is no shuffle, the result is 1.
-      dataset: Input of the job.
-      memory_limit: Memory in bytes.
 
     Raises:
       InputError: not even one.

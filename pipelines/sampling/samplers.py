@@ -309,13 +309,10 @@ def find_boundaries(
 ) -> np.ndarray | None:
     """Returns the boundaries of a shuffle, or None for other samplers.  Sensitive.
 
-    Args:
-      plan: Public description of the sampling.
-      sampling_key: Secret, 32 bytes, as in ``sample_block``.
-      blocks: All blocks of the data set.
+    Other arguments as for ``sample_block``.
 
-    Returns:
-      As ``shuffle.find_boundaries`` does.
+    Args:
+      blocks: All blocks of the data set.
     """
     if not plan.num_shuffles:
         return None

@@ -193,12 +193,10 @@ def search_epochs(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields each epoch and the ranks that start its steps.  Sensitive.
 
+    Other arguments as for ``find_boundaries``.
+
     Args:
-      plan: Plan of a shuffling sampler.
-      sampling_key: Secret, 32 bytes.
-      blocks: (name, number of rows) of every block in the data set.
       first_epoch: Epoch to start at.
-      num_threads: Number of threads that draw ranks.
       advance: Called with the number of blocks drawn since the last call.
     """
     with ThreadPoolExecutor(num_threads) as pool:
@@ -316,11 +314,9 @@ def shuffled_steps(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (row, step, priority): one step per row and epoch.  Sensitive.
 
+    Other arguments as for ``draw_ranks``.
+
     Args:
-      plan: Plan of a shuffling sampler.
-      sampling_key: Secret, 32 bytes.
-      block_name: Unique within the data set.
-      num_rows: Number of rows in the block.
       boundaries: From ``find_boundaries``.
 
     Returns:

@@ -192,8 +192,7 @@ def any_of_row(bad: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndar
 
     Args:
       bad: Whether each element is bad.
-      starts: From ``elements``.
-      ends: From ``elements``.
+      starts, ends: From ``elements``.
     """
     total = np.concatenate([[0], np.cumsum(bad)])
     rows: np.ndarray = total[ends] > total[starts]
@@ -207,8 +206,7 @@ def padded(
 
     Args:
       values: Value of each element.
-      starts: From ``elements``.
-      ends: From ``elements``.
+      starts, ends: From ``elements``.
       length: Number of elements per row.
     """
     place = np.arange(length)

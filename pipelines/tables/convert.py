@@ -344,9 +344,9 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
         return
     total = count.num_rows
     more = ", ..." if count.num_bad > len(count.bad_lines) else ""
-    remedy = "Mend them, or leave them out with --on-bad-row skip."
+    remedy = "Fix them, or leave them out with --on-bad-row skip."
     if not count.num_good:
-        remedy = "All are: mend the schema, such as the kind of that column."
+        remedy = "All are: fix the schema, such as the kind of that column."
     raise InputError(
         f"Expected well-formed rows; {count.num_bad} of {total} are malformed: "
         f"{', '.join(count.bad_lines)}{more}. {remedy}"
@@ -383,7 +383,7 @@ def rows_of_splits(count: RowCount, shares: Sequence[int] | None) -> tuple[int, 
     """
     if shares is None:
         counts = tuple(int(number) for number in count.of_splits)
-        remedy = "Mend [split] of the schema."
+        remedy = "Fix [split] of the schema."
     else:
         counts = split_counts(count.num_good, shares)
         remedy = "Give more input, or a larger share."

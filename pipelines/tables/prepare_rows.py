@@ -184,7 +184,7 @@ class _Convert(beam.DoFn):
         if reasons and self._on_bad_row != "skip":
             raise InputError(
                 f"Expected well-formed rows: {min(reasons.values())}. "
-                'Mend it, or leave such rows out with on_bad_row="skip".'
+                'Fix it, or leave such rows out with on_bad_row="skip".'
             )
         assert found.splits is not None  # not by shares
         arrow_schema = _file_schema(self._schema)

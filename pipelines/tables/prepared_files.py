@@ -89,8 +89,8 @@ def new_table(
     Args:
       path: Path of the file.
       schema: Schema of the file.
-      folder: Folder for the temporary file, on the same file system.  Not that of
-        ``path``: what a killed worker leaves must not become output.
+      folder: Folder for the temporary file, on the same file system but not that of
+        ``path``: the rest of a killed worker must not become output.
     """
     temporary = pathlib.Path(folder, f"unfinished-{secrets.token_hex(8)}")
     with open_writer(temporary, schema) as writer:

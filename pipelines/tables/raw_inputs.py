@@ -146,6 +146,6 @@ def _inputs(
         row = min(reasons)
         raise InputError(
             f"Expected well-formed rows; {file.shown}:{first + row}: {reasons[row]}. "
-            "Mend it, or take it away."
+            "Fix it, or remove it."
         )
     return arrays

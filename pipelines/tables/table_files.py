@@ -362,12 +362,7 @@ def read_parquet(
 ) -> Iterator[tuple[RawBlock, int]]:
     """Yields blocks of rows, and the approximate number of bytes read so far.
 
-    Args:
-      file: Parquet, or some of its row groups.
-      needed: Names of the columns to read.
-
-    Raises:
-      InputError: the file is damaged, or has changed.
+    Arguments, and errors, as for ``read_text``; ``file`` may be some row groups.
     """
     partitions, done = partitions_of(file), 0
     with _plain_errors(file), _open_parquet(file) as parquet:

@@ -126,7 +126,7 @@ def _tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
         if len(block.uneven):
             raise InputError(
                 f"Expected well-formed rows; {file.shown}:{first + block.uneven[0]} "
-                f"has not {len(schema)} cells. Mend it; `dpsgd prepare` with "
+                f"has not {len(schema)} cells. Fix it; `dpsgd prepare` with "
                 'kind = "user" can leave such rows out.'
             )
         first += block.num_rows

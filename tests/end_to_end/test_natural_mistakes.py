@@ -77,7 +77,7 @@ MISTAKES = [
     ("split twice", f"{PREPARE} --schema good.toml --split 8,1,1", "into good.toml"),
     # The table.
     ("semicolons in a table", f"{WITH_GOOD} semicolon.csv", 'delimiter = ";" below'),
-    ("text as numbers", f"{PREPARE} --schema text.toml", "All are: mend the schema"),
+    ("text as numbers", f"{PREPARE} --schema text.toml", "All are: fix the schema"),
     ("a word for a number", f"{WITH_GOOD} word.csv", "word.csv:62: age is not"),
     ("another class", f"{WITH_GOOD} maybe.csv", "62: churned is missing, or none of"),
     ("no label in a row", f"{WITH_GOOD} unlabelled.csv", "62: churned is missing"),

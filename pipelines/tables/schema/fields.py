@@ -98,12 +98,9 @@ class Fields:
         return value
 
     def choice(self, name: str, choices: Collection[str], default: str = "") -> str:
-        """Returns one of some words.
+        """Returns one of ``choices``.
 
-        Args:
-          name: Name of the field.
-          choices: The words.
-          default: Word if it is missing; empty if the field is required.
+        Other arguments as for ``Fields.text``; an empty ``default`` means required.
         """
         example = f'{name} = "{next(iter(choices))}"'
         value = self.get(name, default)
@@ -116,13 +113,9 @@ class Fields:
     def integer(
         self, name: str, default: int | None, *, at_least: int, at_most: int
     ) -> int:
-        """Returns an integer.
+        """Returns an integer in [``at_least``, ``at_most``].
 
-        Args:
-          name: Name of the field.
-          default: Value if it is missing; None if the field is required.
-          at_least: Lower bound.
-          at_most: Upper bound.
+        Other arguments as for ``Fields.text``.
         """
         value = self.get(name, default)
         if type(value) is not int or not at_least <= value <= at_most:
@@ -160,9 +153,7 @@ class Fields:
     def texts(self, name: str, example: str) -> tuple[str, ...] | None:
         """Returns different texts, integers or booleans, as texts; None if missing.
 
-        Args:
-          name: Name of the field.
-          example: A correct line.
+        Arguments as for ``Fields.text``.
         """
         if name not in self._values:
             return None

@@ -60,18 +60,18 @@ _MOST_CLASSES = 1000
 
 _NOT_LOOKED_AT = """\
 # Made from {source} alone.  No value was looked at:
-# there may be missing values, ranges and classes that this file does not know of."""
+# there may be missing values, ranges and classes that are not in this file."""
 _LOOKED_AT = """\
 # Kinds, classes and missing values were learned from the first {rows} rows.  No epsilon
-# covers what this file tells of them: write down what is public, or look at rows that
-# are nobody's."""
+# covers what this file reveals about them: keep only what is public, or look at public
+# rows."""
 _HEAD = """\
 # How the columns of a table become numbers, for `dpsgd prepare --schema`.
 #
 {looked}
 #
 # This file is public.  Write no number into it that was counted from the data: a range
-# is what a value can be, a vocabulary what everybody knows.
+# holds the possible values, a vocabulary public ones.
 version = {version}
 """
 _SPLIT = """
@@ -199,7 +199,7 @@ def _length(kind: pa.DataType) -> list[str]:
     while pa.types.is_fixed_size_list(kind):
         size, kind = size * kind.list_size, kind.value_type
     if is_list(kind):
-        return ["length = 16  # longer lists are cut, shorter ones filled up with 0"]
+        return ["length = 16  # longer lists are truncated, shorter ones padded with 0"]
     return [f"length = {size}"]
 
 
@@ -234,7 +234,7 @@ _LINES = {
     "date": _date,
     "boolean": lambda kind: (),
     "text": lambda kind: ("tokens = 32  # words that are kept", "buckets = 8192"),
-    USER: lambda kind: ("# none is missing; the ids do not stay",),
+    USER: lambda kind: ("# none may be missing; the ids are removed",),
     "drop": lambda kind: (),
     UNCHOSEN: lambda kind: (),
 }
@@ -262,7 +262,7 @@ def _label(
         hint = '# 0 or 1; or "classes" with classes = [1, 2, 3]; or "regression"'
         return of(BINARY, hint)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return of(REGRESSION, "range = []  # to be chosen: the least and the largest")
+        return of(REGRESSION, "range = []  # to be chosen: smallest and largest")
     if table != PARQUET:
         hint = '# classes = ["no", "yes"]  # unless they are 0 and 1, or false and true'
         return of(BINARY, hint)

@@ -448,7 +448,7 @@ def test_no_row_for_train_is_refused_with_what_to_mend(
     message = refused(
         table, tmp_path / "out", schema=schema_of(split=split), on_bad_row="skip"
     )
-    assert "Mend [split] of the schema." in message
+    assert "Fix [split] of the schema." in message
 
 
 def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -> None:
