@@ -23,7 +23,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Callable
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import (
@@ -33,21 +32,15 @@ from pipelines.batches.manifest import (
     write_atomically,
 )
 from trainer.experiments.bias_report import NOT_PRIVATE, Report
-from trainer.run import origin, preflight
-from trainer.run.run_record import RECORD_NAME
+from trainer.experiments.comparison.runs import Say, check_code, is_finished, silent
+from trainer.run import preflight
 from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, BiasSettings
 from trainer.settings.request import Request
 
 _SETTINGS_NAME = "settings.json"
 
 
-def _silent(line: str) -> None:
-    del line
-
-
-def measure_bias(
-    settings: BiasSettings, say: Callable[[str], None] = _silent
-) -> Report:
+def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
     """Trains with every method that is not done yet, and reports the bias of each.
 
     Args:
@@ -59,7 +52,7 @@ def measure_bias(
     """
     requests = settings.requests()
     for request in requests:
-        if not _is_finished(request):
+        if not is_finished(request.run):
             preflight.check(request)
     _check_same(settings)
     say(NOT_PRIVATE)
@@ -84,24 +77,14 @@ def _check_same(settings: BiasSettings) -> None:
         write_atomically(path, pretty_json(asked))
 
 
-def _is_finished(request: Request) -> bool:
-    record = request.run / RECORD_NAME
-    return record.exists() and bool(read_json(record)["complete"])
-
-
 def _train(request: Request) -> None:
-    if not _is_finished(request):
-        # Imported here: it loads TensorFlow.
-        from trainer.train import train
-
-        train(request)
+    if is_finished(request.run):
+        check_code(request.run)
         return
-    began_under = origin.read(request.run)
-    if edited := began_under and origin.edited_files(began_under):
-        raise InputError(
-            f"Expected {request.run} to be a run of your current code, which was "
-            f"edited since: {', '.join(edited)}. Restore it, or give another --out."
-        )
+    # Imported here: it loads TensorFlow.
+    from trainer.train import train
+
+    train(request)
 
 
 def _read(request: Request) -> list[dict[str, float]]:

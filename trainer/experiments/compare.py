@@ -8,7 +8,9 @@ Every seed has its own batches, initial weights and noise.  The noise multiplier
 computed first; then the batches, which runs share, are made; then the runs.
 
 Formal guarantees:
-  - All errors that can be found without TensorFlow are raised before any batch is made.
+  - All errors that can be found without TensorFlow are raised before any batch is made;
+    held-out files that do not match the training examples, before any noise is
+    computed.
   - A comparison that was stopped or killed resumes with the same settings, or with
     longer lists: finished batches and runs are not made again, and an unfinished run
     continues where it was.

@@ -27,11 +27,16 @@ import numpy as np
 
 from accounting.plan import DETERMINISTIC
 from pipelines.batches.manifest import read_json
-from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments import drifting_table
 from trainer.experiments.comparison.case import Case
-from trainer.experiments.comparison.runs import Runs, Say, settled, silent
+from trainer.experiments.comparison.runs import (
+    Runs,
+    Say,
+    settled,
+    silent,
+    training_data,
+)
 from trainer.run.run_record import CURVE_NAME
 from trainer.settings.comparison_settings import LAST
 from trainer.settings.iterate_settings import ShiftSettings
@@ -115,7 +120,7 @@ def shift(
     size, period = settings.expected_batch_size, settings.period
     settings = settled(settings)
     num_steps = drifting_table.num_steps_of(
-        list_blocks(settings.source).num_examples, size, period
+        training_data(settings).num_examples, size, period
     )
     settings.trained.check_steps(num_steps)
     data = settings.out / "data"

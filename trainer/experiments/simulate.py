@@ -18,9 +18,9 @@ from accounting.planning.comparison import LARGEST_DESIGN_EPSILON, Question
 from accounting.planning.tan import Configuration
 from accounting.statement import PrivacyStatement
 from accounting.validation import check_choice
-from pipelines.inputs.parquet_blocks import Dataset, list_blocks
+from pipelines.inputs.parquet_blocks import Dataset
 from pipelines.job.batch_settings import MAKE_BATCHES
-from trainer.experiments.comparison.runs import Say, settled, silent
+from trainer.experiments.comparison.runs import Say, settled, silent, training_data
 from trainer.experiments.simulation import Protocol, Simulator, best
 from trainer.experiments.simulation_report import NOT_PRIVATE, Report
 from trainer.model.metrics import VOTE_METRICS
@@ -48,7 +48,7 @@ def simulate(
     _check_weights(settings)
     settings = settled(settings)
     _check_weights(settings)
-    dataset = list_blocks(settings.source)
+    dataset = training_data(settings)
     reference = _reference(settings, dataset)
     statement = _statement(settings, reference, dataset.description)
     num_examples = reference.plan.num_examples

@@ -40,11 +40,17 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.stats import f as fisher
 
-from pipelines.inputs.parquet_blocks import list_blocks
+from accounting.plan import DpSgdPlan
 from pipelines.job.batch_settings import MAKE_BATCHES
 from trainer.averaging.uncertainty import PREDICTION, column_names
 from trainer.experiments.comparison.case import Case, Trial
-from trainer.experiments.comparison.runs import Runs, Say, settled, silent
+from trainer.experiments.comparison.runs import (
+    Runs,
+    Say,
+    settled,
+    silent,
+    training_data,
+)
 from trainer.prediction.predict import predict
 from trainer.run import privacy
 from trainer.run.run_record import UNCERTAINTY_NAME
@@ -154,10 +160,10 @@ def variance(
         existing batches or runs have other settings.
     """
     settings = settled(settings)
-    _check(settings)
+    plan = settings.batches.plan(training_data(settings).num_examples)
+    _check(settings, plan)
     runs = Runs(settings, say, make_batches)
     case = Case(batches=settings.batches, settings=settings.trained)
-    plan = settings.batches.plan(_num_examples(settings))
     say(f"{settings.seeds} runs, each of which costs its own epsilon")
     last, stddevs, results = [], [], []
     for seed in range(settings.seeds):
@@ -205,14 +211,9 @@ def spreads(
     )
 
 
-def _num_examples(settings: VarianceSettings) -> int:
-    return list_blocks(settings.source).num_examples
-
-
-def _check(settings: VarianceSettings) -> None:
+def _check(settings: VarianceSettings, plan: DpSgdPlan) -> None:
     """Refuses settings that every run would refuse, as far as known in advance."""
     training = settings.training
-    plan = settings.batches.plan(_num_examples(settings))
     training.check_steps(plan.num_steps)
     if training.method == NON_PRIVATE or training.target_epsilon is None:
         return

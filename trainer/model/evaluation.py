@@ -1,12 +1,11 @@
 """Evaluation on held-out examples, which the privacy statement does not protect.
 
 Formal guarantees:
-  - Rows are read one row group at a time; of all rows only what ``tasks.Scores`` keeps
-    stays.
-  - A row whose label the loss does not take is refused, without a word of the row, and
-    no other error quotes a row.
-  - No file that the batches were sampled from is taken, under whatever name.  Such a
-    file is recognised by its size and footer; training rows in others are not noticed.
+  - Rows are read one row group at a time; only what ``metrics.Scores`` keeps of them
+    stays in memory.
+  - A row whose label the loss does not take is refused, and no error quotes a row.
+  - A file that the batches were sampled from is refused, whatever its name.  It is
+    recognised by its size and footer; training rows in other files are not noticed.
   - ``digest`` differs between folders whose files differ in name, order or one byte.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
@@ -37,16 +36,16 @@ from pipelines.inputs.parquet_blocks import footer_digest
 from trainer.model.metrics import Metric, Metrics, Scores, joined
 from trainer.model.user_code import withhold_values
 
-if TYPE_CHECKING:  # it loads TensorFlow, and this module is read before that
+if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
     from trainer.model.trainable_model import TrainableModel
 
-#: Columns of some rows -> outputs of the network as arrays, or a dict of them.
+#: Columns of some rows -> outputs of the network: an array, or a dict of arrays.
 Predict = Callable[[Mapping[str, np.ndarray]], Any]
 
-#: Rows that a model sees at a time.
+#: Rows per forward pass.
 _BATCH_ROWS = 8192
 
-#: Bytes of a file that are digested at a time.
+#: Bytes per read.
 _DIGEST_BYTES = 1 << 22
 
 
@@ -55,17 +54,17 @@ class HeldOut:
 
     Args:
       directory: Holds ``*.parquet`` files.
-      manifest: The batches; the files must have their columns.
-      input_digests: Digests of the files that the training examples are from.
-      option: Where the user gave ``directory``, for messages.
+      manifest: Manifest of the batches, whose columns the files must have.
+      input_digests: ``footer_digest`` of every file that the batches were sampled from.
+      option: Flag that gave ``directory``, for messages.
 
     Attributes:
-      num_rows: How many examples there are.
-      option: As given.
+      num_rows: Number of examples.
+      option: As above.
 
     Raises:
       InputError: no file, no row, other columns, data prepared in another way, or a
-        file of the training examples.
+        file that the batches were sampled from.
     """
 
     def __init__(
@@ -80,11 +79,9 @@ class HeldOut:
         self._directory = directory
         self.option = option
         self._paths = [path for path, _ in _files(directory, option)]
-        self.num_rows = sum(_check_file(path, manifest) for path in self._paths)
-        if input_digests:
-            check_apart(directory, input_digests)
-        if not self.num_rows:
-            raise InputError(f"Expected examples in {option} {directory}; it has none.")
+        self.num_rows = check_files(
+            directory, manifest.columns, manifest.dataset, input_digests, option=option
+        )
 
     @functools.cached_property
     def digest(self) -> str:
@@ -99,13 +96,10 @@ class HeldOut:
         return total.hexdigest()
 
     def check_others(self, names: Sequence[str]) -> None:
-        """Accepts further columns that all files have, of one type each.
-
-        Args:
-          names: Names of the columns.
+        """Accepts names of further columns that all files have, of one type each.
 
         Raises:
-          InputError: a file lacks one, or has it in another type than the first one.
+          InputError: a file lacks one, or its type differs between files.
         """
         types: dict[str, pa.DataType] = {}
         for path in self._paths if names else ():
@@ -124,17 +118,17 @@ class HeldOut:
                     )
 
     def batches(self, num_rows: int = _BATCH_ROWS) -> Iterator[dict[str, np.ndarray]]:
-        """Yields columns of at most ``num_rows`` rows.  Sensitive."""
+        """Yields columns of up to ``num_rows`` rows.  Sensitive."""
         return (columns for columns, _ in self.parts(num_rows))
 
     def parts(
         self, num_rows: int, others: Sequence[str] = ()
     ) -> Iterator[tuple[dict[str, np.ndarray], pa.RecordBatch]]:
-        """Yields columns of rows, and these rows as Arrow holds them.  Sensitive.
+        """Yields columns of rows, and the same rows as Arrow record batch.  Sensitive.
 
         Args:
-          num_rows: At most so many at a time.
-          others: Further columns of the rows, from ``check_others``.
+          num_rows: Largest number of rows at a time.
+          others: Further columns of the record batch; ``check_others`` accepted them.
         """
         names = list(dict.fromkeys([*(c.name for c in self._columns), *others]))
         for path in self._paths:
@@ -151,13 +145,13 @@ class HeldOut:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Judges the present weights of a model by held-out examples.
+    """Evaluates the current weights of a model on held-out examples.
 
     Attributes:
       held_out: The examples.
-      model: Says what labels mean and how outputs are judged.
-      predict: Gives the outputs of the model's network.
-      metric: One more metric, of the user's own.
+      model: Their labels and loss.
+      predict: Computes the outputs of the model's network.
+      metric: A user's metric, reported beside those of the loss.
     """
 
     held_out: HeldOut
@@ -170,8 +164,8 @@ class Evaluator:
         """Returns the metrics of all examples.
 
         Raises:
-          InputError: a label that the loss does not take, outputs that are not
-            finite, or an error of model, loss or metric.
+          InputError: the loss does not take a label, an output is not finite, or the
+            model, the loss or the metric fails.
         """
         return self._metrics(
             (self.model.labels(columns), outputs)
@@ -180,10 +174,9 @@ class Evaluator:
 
     @withhold_values
     def outputs(self) -> tuple[Any, Any]:
-        """Returns labels and outputs of the network for all examples, in order.
+        """Returns labels and outputs of all examples, in order; raises as ``metrics``.
 
-        Raises:
-          InputError: as ``metrics``.
+        Each is an array (examples, ...), or a dict of them.
         """
         found = [
             (_arrays(self.model.labels(columns)), outputs)
@@ -194,14 +187,14 @@ class Evaluator:
 
     @withhold_values
     def metrics_of(self, labels: Any, outputs: Any) -> Metrics:
-        """Returns the metrics of outputs that are given.
+        """Returns the metrics of given outputs.
 
         Args:
-          labels: Labels of all examples, as of ``outputs``.
+          labels: Labels, as the method ``outputs`` returns them.
           outputs: An array (examples, ...), or a dict of them.
 
         Raises:
-          InputError: an error of loss or metric.
+          InputError: the loss or the metric fails.
         """
         num_rows = len(next(iter(_leaves(labels))))
         return self._metrics(
@@ -262,11 +255,11 @@ def check_finite(outputs: Any, option: str = "--eval") -> None:
     """Accepts finite outputs of a model.
 
     Args:
-      outputs: An array, or a dict of them.
-      option: Where the user gave the rows, for messages.
+      outputs: An array, or a dict of arrays.
+      option: Flag that gave the rows, for messages.
 
     Raises:
-      InputError: one of them is not finite.
+      InputError: an output is not finite.
     """
     if not all(np.isfinite(array).all() for array in _leaves(outputs)):
         raise InputError(
@@ -276,21 +269,52 @@ def check_finite(outputs: Any, option: str = "--eval") -> None:
         )
 
 
-def _check_file(path: pathlib.Path, manifest: Manifest) -> int:
-    """Returns the number of rows of a file that has the columns of ``manifest``."""
+def check_files(
+    directory: str | os.PathLike[str],
+    columns: Sequence[Column],
+    description: Mapping[str, Any],
+    input_digests: Collection[str] = (),
+    *,
+    option: str = "--eval",
+) -> int:
+    """Returns the number of held-out rows, whose files match the training examples.
+
+    Args:
+      directory: Holds ``*.parquet`` files.
+      columns: Columns of one row of the training examples.
+      description: The training examples' own description.
+      input_digests: ``footer_digest`` of every file of the training examples.
+      option: Flag that gave ``directory``, for messages.
+
+    Raises:
+      InputError: as ``HeldOut``.
+    """
+    paths = [path for path, _ in _files(directory, option)]
+    num_rows = sum(_check_file(path, columns, description) for path in paths)
+    if input_digests:
+        _check_apart(directory, input_digests)
+    if not num_rows:
+        raise InputError(f"Expected examples in {option} {directory}; it has none.")
+    return num_rows
+
+
+def _check_file(
+    path: pathlib.Path, columns: Sequence[Column], description: Mapping[str, Any]
+) -> int:
+    """Returns the number of rows of a file, which must match the training examples."""
     with _one_line_errors(path), pq.ParquetFile(path) as file:
         schema, num_rows = file.schema_arrow, file.metadata.num_rows
-    missing = [c.name for c in manifest.columns if c.name not in schema.names]
+    missing = [c.name for c in columns if c.name not in schema.names]
     if missing:
         raise InputError(
             f"Expected {_columns(missing)} of the batches in {path}; it has "
             f"{', '.join(schema.names)}. Give the test split of the same `dpsgd "
             "prepare`."
         )
-    for column in manifest.columns:
+    for column in columns:
         _check_column(path, schema, column)
-    # Nobody need bound the held-out users.
-    trained = {k: v for k, v in manifest.dataset.items() if k != BOUNDED}
+    # Only training examples are bounded per user.
+    trained = {k: v for k, v in description.items() if k != BOUNDED}
     if _description(schema) != trained:
         raise InputError(
             f"Expected {path} to be prepared as the examples of the batches were; its "
@@ -311,23 +335,15 @@ def _columns(names: Sequence[str]) -> str:
 def _files(
     directory: str | os.PathLike[str], option: str = "--eval"
 ) -> list[tuple[pathlib.Path, str]]:
-    """Returns path and name of every file, found as ``batches`` finds its input."""
+    """Returns path and name of every file, found as `dpsgd batches` finds its input."""
     found = find_files(os.fspath(directory), option=option)
     return [(pathlib.Path(path), name) for path, name in found.files]
 
 
-def check_apart(
+def _check_apart(
     directory: str | os.PathLike[str], input_digests: Collection[str]
 ) -> None:
-    """Accepts held-out files that are none of the files of the training examples.
-
-    Args:
-      directory: Directory of the held-out files.
-      input_digests: ``footer_digest`` of every file of the training examples.
-
-    Raises:
-      InputError: a file with rows has one of these digests.
-    """
+    """Refuses held-out files of which one with rows is among the training examples."""
     for path, name in _files(directory):
         if footer_digest(os.fspath(path)) not in input_digests:
             continue
@@ -345,7 +361,7 @@ def check_apart(
 
 @contextlib.contextmanager
 def _one_line_errors(path: pathlib.Path) -> Iterator[None]:
-    """Raises errors of a file's content without their text, which may quote it."""
+    """Raises errors without their text, which may quote the file's content."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:

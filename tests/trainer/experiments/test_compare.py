@@ -319,6 +319,22 @@ def test_held_out_files_that_are_sampled_from_are_refused_before_any_batch_is_ma
     assert not (tmp_path / "out").exists()
 
 
+def test_held_out_files_that_do_not_match_are_refused_before_any_noise_is_computed(
+    make_settings: MakeSettings, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accountant, "noise_multiplier", None)
+    settings = make_settings()
+    (path,) = settings.held_out.glob("*.parquet")
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("label")
+    other = table.set_column(place, "label", table["label"].cast(pa.float64()))
+    pq.write_table(other, path)
+    with pytest.raises(InputError, match=r"column label of .* to be .*; it is double"):
+        library.compare(settings)
+    assert not work.batches
+    assert not settings.out.exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -37,6 +37,7 @@ USERS = UserLevels(
     num_examples=tuple(ROWS_KEPT.values()),
 )
 Make = Callable[..., ComparisonSettings]
+_DOUBLE = pa.schema([("user", "string"), ("x", "float64"), ("label", "float32")])
 
 
 class UserWork(Work):
@@ -73,7 +74,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 @pytest.fixture
-def make_settings(tmp_path: pathlib.Path, held_out: pathlib.Path) -> Make:
+def make_settings(tmp_path: pathlib.Path) -> Make:
     """``make_settings(**changes)`` of a comparison on 400 rows of 60 users at most."""
     rng = np.random.default_rng(7)
     table = pa.table(
@@ -84,6 +85,9 @@ def make_settings(tmp_path: pathlib.Path, held_out: pathlib.Path) -> Make:
         }
     )
     pq.write_table(table, tmp_path / "visits.parquet")
+    held_out = tmp_path / "held_out"
+    held_out.mkdir()
+    pq.write_table(table.slice(0, 50).drop(["user"]), held_out / "visits.parquet")
 
     def make(**changes: Any) -> ComparisonSettings:
         fields: dict[str, Any] = {
@@ -229,7 +233,11 @@ def test_slots_that_are_not_given_always_suffice() -> None:
         ({"samplers": ("dynamic-shuffle",)}, "to draw each example indep.*--samp"),
         ({"users": {"user_column": "who"}}, "--user-column who to be a column of"),
         ({"users": {"max_examples_per_user": (1, 51)}}, "max_examples_per_user=51 <= "),
-        ({"held_out": "source"}, "no training examples"),
+        ({"held_out": lambda table: table}, "no training examples"),
+        (
+            {"held_out": lambda table: table.cast(_DOUBLE)},
+            "column x of .* to be float32 .*; it is double",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_made(
@@ -239,8 +247,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_made(
         changes = {"users": dataclasses.replace(USERS, **changes["users"])}
     if "held_out" in changes:
         source = pathlib.Path(make_settings().source)
+        table = changes["held_out"](pq.read_table(source))
         (source.parent / "test").mkdir()
-        (source.parent / "test" / "a.parquet").write_bytes(source.read_bytes())
+        pq.write_table(table, source.parent / "test" / "a.parquet")
         changes = {"held_out": source.parent / "test"}
     with pytest.raises(InputError, match=message):
         library.compare(make_settings(**changes))

@@ -20,17 +20,23 @@ import dataclasses
 import pathlib
 import shlex
 
+import pyarrow as pa
+
 from accounting.plan import TRUNCATED_POISSON
 from accounting.validation import InputError
 from pipelines.inputs.bounded import USERS, Bounded
-from pipelines.inputs.parquet_blocks import list_blocks
+from pipelines.inputs.parquet_blocks import (
+    description_of,
+    list_blocks,
+    numeric_columns,
+)
 from pipelines.job.batch_settings import BatchSettings
 from pipelines.users.bound import bound
 from pipelines.users.bound_folder import check_table
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.text_tables import is_text
-from trainer.experiments.comparison.runs import Say
-from trainer.model.evaluation import check_apart
+from trainer.experiments.comparison.runs import Say, training_data
+from trainer.model.evaluation import check_files
 from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.user_levels import Level, UserLevels
@@ -82,7 +88,7 @@ def find_parts(settings: ComparisonSettings) -> list[Part]:
     """
     if settings.users is not None:
         return _parts_of_users(settings, settings.users)
-    dataset = list_blocks(settings.source)
+    dataset = training_data(settings)
     count = privacy.count_of(dataset.description)
     return [
         Part(
@@ -96,7 +102,12 @@ def find_parts(settings: ComparisonSettings) -> list[Part]:
 def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Part]:
     most = max(users.max_examples_per_user) if USERS in users.sampled else 1
     groups = check_table(settings.source, users.user_column, most)
-    check_apart(settings.held_out, groups.footers.values())
+    check_files(
+        settings.held_out,
+        numeric_columns(_without(groups.schema, users.user_column)),
+        description_of(groups.schema, settings.source),
+        groups.footers.values(),
+    )
     num_rows = sum(groups.files.values())
     parts = [
         _part(settings, level, dataclasses.replace(batches, expected_batch_size=size))
@@ -106,6 +117,10 @@ def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Par
     for part in parts:
         _check_samplers(part)
     return parts
+
+
+def _without(schema: pa.Schema, column: str) -> pa.Schema:
+    return schema.remove(schema.get_field_index(column))
 
 
 def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) -> Part:

@@ -36,15 +36,17 @@ from pipelines.batches.manifest import (
 )
 from pipelines.files import separate_process
 from pipelines.inputs.parquet_blocks import (
+    Dataset,
     description_of,
     list_blocks,
     list_row_groups,
 )
 from pipelines.job.batch_settings import MAKE_BATCHES, BatchSettings
 from trainer.experiments.comparison.case import Trial
-from trainer.model.evaluation import check_apart
+from trainer.model.evaluation import check_files
 from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
+from trainer.model.user_rows import columns_of_row
 from trainer.run import origin
 from trainer.run.preflight import Request, with_loss
 from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
@@ -94,16 +96,11 @@ class Runs:
           source: Parquet input; that of the experiment if None.
 
         Raises:
-          InputError: the batches are refused or have another plan, or held-out examples
-            would be sampled.
+          InputError: the batches are refused, or have another plan.
         """
         folder = self._batches(name)
         if not (folder / MANIFEST_NAME).exists():
-            experiment = self._experiment
-            source = experiment.source if source is None else source
-            # Training would refuse them, but only after the batches are made.
-            digests = list_blocks(source).footers.values()
-            check_apart(experiment.held_out, digests)
+            source = self._experiment.source if source is None else source
             folder.parent.mkdir(parents=True, exist_ok=True)
             self._say(f"batches: {name}")
             separate_process.call(self._make_batches, source, str(folder), settings)
@@ -136,9 +133,9 @@ class Runs:
         """
         request = self.request(trial)
         _check_same(request)
-        if not _is_finished(request.run):
+        if not is_finished(request.run):
             return request
-        _check_code(request.run)
+        check_code(request.run)
         return None
 
     def result(self, trial: Trial) -> dict[str, Any]:
@@ -188,7 +185,7 @@ def _check_same(request: Request) -> None:
             f"Expected {request.run} to have the settings given now; {path.name} "
             "beside it has others. Give the same settings, or another --out."
         )
-    if not known and _is_finished(request.run):
+    if not known and is_finished(request.run):
         raise InputError(
             f"Expected {path} to hold the settings of the finished run beside it. "
             "Restore it, or give another --out."
@@ -202,7 +199,12 @@ def note(request: Request) -> None:
     write_atomically(path, pretty_json(describe(request)))
 
 
-def _check_code(run: pathlib.Path) -> None:
+def check_code(run: pathlib.Path) -> None:
+    """Refuses a run if the user's code was edited since it began.
+
+    Raises:
+      InputError: names the edited files.
+    """
     # Runs of earlier releases lack it.
     began_under = origin.read(run)
     edited = began_under and origin.edited_files(began_under)
@@ -213,7 +215,8 @@ def _check_code(run: pathlib.Path) -> None:
         )
 
 
-def _is_finished(run: pathlib.Path) -> bool:
+def is_finished(run: pathlib.Path) -> bool:
+    """Returns whether a folder holds a complete run."""
     path = run / RECORD_NAME
     return path.exists() and bool(read_json(path)["complete"])
 
@@ -225,6 +228,22 @@ def train_here(request: Request) -> None:
     from trainer.train import train
 
     train(request)
+
+
+def training_data(experiment: Experiment) -> Dataset:
+    """Returns the training examples, which the held-out ones must match.
+
+    Training would refuse others, but only after the batches are made.
+
+    Raises:
+      InputError: the training examples are refused, or the held-out files are of other
+        columns or types, or among the training examples.
+    """
+    dataset = list_blocks(experiment.source)
+    columns = columns_of_row(dataset.columns, dataset.description)
+    footers = dataset.footers.values()
+    check_files(experiment.held_out, columns, dataset.description, footers)
+    return dataset
 
 
 def settled(experiment: _E) -> _E:
