@@ -483,6 +483,10 @@ TRAIN = [
     row("--metric own:f", "own.py has none of that name", "- --metric"),
     number("--eval", "table.csv", "table.csv to be an intact Parquet", "data/test"),
     row("--batchs batches", "Did you mean --batches?", "- --batchs"),
+    *(
+        row(f"{flag} 32", f"make other batches by `dpsgd batches {flag}`", f"- {flag}")
+        for flag in ("--batch-size", "--epochs", "--sampler")
+    ),
     row("--lr 1", "'--lr'. Did you mean --learning-rate?"),
     row("--clip 1", "'--clip'. Did you mean --l2-norm-clip?"),
     row("--loss mse", "poisson. Did you mean mean_squared_error?"),

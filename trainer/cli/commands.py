@@ -54,7 +54,31 @@ def integers(name: str, text: str, *, example: str) -> tuple[int, ...]:
         ) from None
 
 
-@click.command(name="train", cls=method_flags.TrainsByMethods)
+#: Options of `dpsgd batches` that a user may expect of `dpsgd train`.
+_OF_BATCHES = (
+    "--batch-size", "--epochs", "--num-steps", "--physical-batch-size", "--sampler",
+    "--truncated-batch-size",
+)  # fmt: skip
+
+
+class _Train(method_flags.TrainsByMethods):
+    """A command that names `dpsgd batches` as the place of options of the plan."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments: see `click.Command.parse_args`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            if name not in _OF_BATCHES:
+                raise
+            raise InputError(
+                f"Expected no {name} for `dpsgd train`: the batches determine it. "
+                f"Omit it, or make other batches by `dpsgd batches {name}`."
+            ) from None
+
+
+@click.command(name="train", cls=_Train)
 @run_flags.batches(
     type=run_flags.PLACE,
     help="Folder that `dpsgd batches` wrote, here or in a store: s3:// and such, with "

@@ -1,9 +1,9 @@
 """Flags of training methods, made from their settings: `trainer.settings.methods`.
 
 Formal guarantees:
-  - every setting of every method that is registered when the command runs has its flag;
+  - Every setting of every method that is registered when the command runs has its flag;
     a flag of a method that is not used is refused.
-  - a flag has one meaning: a setting whose flag the command already has is refused.
+  - A flag has one meaning: a setting whose flag the command already has is refused.
 """
 
 from __future__ import annotations
@@ -49,25 +49,21 @@ class SettingsOfMethods(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns all parameters, with those of the methods before ``--help``."""
         params = super().get_params(ctx)
-        own = _apart(list(map(_option, methods.own_settings())), params)
+        own = _apart(list(map(_option, self._settings())), params)
         return [*params[:-1], *own, params[-1]]
 
+    def _settings(self) -> Iterator[tuple[str, Setting]]:
+        return methods.own_settings()
 
-class AccountsForMethods(click.Command):
+
+class AccountsForMethods(SettingsOfMethods):
     """A command with the settings of methods that have their own accounting."""
 
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns all parameters, with those of the methods before ``--help``."""
-        params = super().get_params(ctx)
-        own = _apart(list(map(_option, _of_theorems())), params)
-        return [*params[:-1], *own, params[-1]]
-
-
-def _of_theorems() -> Iterator[tuple[str, Setting]]:
-    for name in methods.names():
-        method = methods.get(name)
-        if method.has_theorem:
-            yield from method.settings.items()
+    def _settings(self) -> Iterator[tuple[str, Setting]]:
+        for name in methods.names():
+            method = methods.get(name)
+            if method.has_theorem:
+                yield from method.settings.items()
 
 
 def take(flags: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _print(
 
 
 def _take_over(out: pathlib.Path) -> None:
-    """Writes the settings of runs of earlier releases, which stored flags.
+    """Writes the settings of runs for which older releases wrote flags.
 
     Args:
       out: The folder with ``runs``.
@@ -139,6 +139,6 @@ def _take_over(out: pathlib.Path) -> None:
         if not new.exists():
             request = train_request(read_json(path))
             asked = compare_runs.describe(request)
-            if request.settings.loss == AUTO_LOSS:  # then always the loss of 0 and 1
+            if request.settings.loss == AUTO_LOSS:  # older runs had labels 0 and 1
                 asked["settings"]["loss"] = TrainSettings.loss
             write_atomically(new, pretty_json(asked))
