@@ -26,9 +26,9 @@ Formal guarantees:
     have been released, and is not used twice.  Between steps it can continue.
   - A run folder is used by one object: no noise is drawn twice from one run id.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
-  - Losses and metrics of training examples are computed only if
-    ``non_private_training_metrics`` asks for them; their names begin with
-    ``non_private_``, and no callback of Keras's may decide by them.
+  - Losses and metrics of training examples are computed only with
+    ``non_private_training_metrics``; their names begin with ``non_private_``, and no
+    callback of Keras's may decide by them.
   - Weights of examples and classes enter the loss before its gradient is clipped.
 
 Noise is added to every row of an embedding table at every step.  Only ``dpsgd train``
@@ -239,12 +239,12 @@ class PrivateModel(keras.Model):
             noise_key_file=noise_key_file,
         )
         self._within_step = False
-        # Not named _trainable, which Keras uses for whether weights are trained.
+        # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
         self._trained_model: TrainableModel | None = None
         self.build(None)
 
-    # -- what Keras asks of a model ------------------------------------------------
+    # -- Keras's methods -----------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
         """Does nothing: the network is built."""

@@ -1,15 +1,12 @@
-"""Models: the default one for prepared tables, and models that users bring.
+"""Models: the default one for prepared tables (see ``table_model``), and users' own.
 
-The default model is built from the description of the prepared data: see
-``table_model``.
-
-A model maps a dict of columns to outputs.  For the default loss it outputs one logit
-per example, whose binary cross-entropy with the column ``label`` is minimised; for
-others see ``losses``.  Preprocessing is part of the model, so that the exported model
+A model maps a dict of columns to outputs.  With the default loss it outputs one logit
+per example, whose binary cross-entropy with the column ``label`` is minimised; see
+``losses`` for others.  Preprocessing is part of the model, so that the exported model
 takes raw columns.
 
-Your own model is ``--model module:function``, where ``function(manifest)`` returns such
-a Keras model.  A subclassed model takes all columns except ``label``:
+With ``--model module:function``, ``function(manifest)`` returns such a Keras model.  A
+subclassed model takes all columns except ``label``:
 
     def small(manifest):
         integers = keras.Input((13,), name="integers")
@@ -53,7 +50,7 @@ from trainer.tf_compat import check_plain, keras
 
 
 def _check_loss(table: Table, loss: Loss) -> None:
-    """Refuses a named loss that does not suit the label of the table."""
+    """Refuses a named loss that does not suit the table's label."""
     suiting = LOSSES_OF_LABELS[table.task]
     if loss.ones_own or loss.name in suiting:
         return
@@ -64,7 +61,7 @@ def _check_loss(table: Table, loss: Loss) -> None:
 
 
 def make_loss(name: str) -> Loss:
-    """Returns the loss with a Keras name, or the one that ``module:function`` computes.
+    """Returns the loss with a Keras name, or that of ``module:function``.
 
     Raises:
       InputError: no such loss.
@@ -120,10 +117,10 @@ def make_model(
 def make_trained(
     model: TrainableModel, manifest: Manifest, views: Views
 ) -> TrainableModel:
-    """Returns the model that a step trains: of views or users, and with dropout.
+    """Returns the model that a step trains: over views or users, with dropout.
 
     Args:
-      model: From ``make_model``, or one that ``check_model`` accepted.
+      model: A model that ``check_model`` accepted.
       manifest: Manifest of the batches.
       views: Views of an example.
 
@@ -139,17 +136,15 @@ def make_trained(
 
 
 def manifest_of(model: TrainableModel, manifest: Manifest) -> Manifest:
-    """Returns the manifest with the columns that a model of one view takes.
+    """Returns ``manifest`` with the columns of ``model``, a model of one view.
 
-    Args:
-      model: From ``make_model``.
-      manifest: Manifest of the batches.
+    See ``make_trained``.
     """
     return dataclasses.replace(manifest, columns=model.columns)
 
 
 def _call(spec: str, manifest: Manifest) -> Any:
-    """Returns the model that the user's function makes, as a functional model."""
+    """Returns the model of the user's function, as a functional model."""
     function = load_function(spec)
     with one_line_errors(f"model={spec!r}"):
         network = function(manifest)
@@ -163,7 +158,7 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
 
     Args:
       network: A Keras model, functional or subclassed.
-      manifest: Manifest of the batches, for columns and their shapes.
+      manifest: Manifest of the batches.
 
     Raises:
       InputError: the model contains TF Privacy's own clip and noise.
@@ -180,9 +175,9 @@ def as_functional(network: Any, manifest: Manifest) -> Any:
 
 
 def identity(model: TrainableModel) -> str:
-    """Returns a text that differs if sizes, weights or vocabularies differ.
+    """Returns text that differs if sizes, weights or vocabularies differ.
 
-    The computation of the layers is not covered; it is part of ``origin``.
+    ``origin`` covers what the layers compute.
     """
     shapes = [(v.dtype.name, tuple(v.shape)) for v in model.network.variables]
     weights = hashlib.sha256()

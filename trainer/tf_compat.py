@@ -1,7 +1,7 @@
 """Imports TensorFlow, Keras 2 and TF Privacy with the settings that they need.
 
-Every module of this package that needs TensorFlow imports ``tf``, ``keras`` and the
-parts of TF Privacy from here, so that the settings precede the first import.
+Every module of this package imports ``tf``, ``keras`` and parts of TF Privacy from
+here, so that the settings precede the first import.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from accounting.validation import InputError
 
-#: How users give clip and noise instead, in words.
+#: How users set clip norm and noise instead.
 NOISE_PLACES = "to make_private, or as --l2-norm-clip and --noise-multiplier"
 
 
 @contextlib.contextmanager
 def _quiet_standard_error() -> Iterator[None]:
-    # TensorFlow's native libraries write a dozen lines about CUDA and oneDNN while they
-    # load, before any log level is read.  Import errors are Python exceptions, so that
-    # nothing a user needs is lost.
+    # TensorFlow's native libraries log a dozen lines about CUDA and oneDNN while they
+    # load, before any log level is read.  Import errors are Python exceptions, which
+    # this does not hide.
     sys.stderr.flush()
     saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -50,10 +50,10 @@ with _quiet_standard_error():
 
     try:
         from tensorflow_privacy.privacy.fast_gradient_clipping import clip_grads
-    except ImportError:  # pip installs it for Python 3.11 and earlier alone
+    except ImportError:  # pip installs it only for Python 3.11 and earlier
         clip_grads = None
 
-    tf.config.list_physical_devices()  # the rest of those lines
+    tf.config.list_physical_devices()  # logs the rest of those lines
 
 if tf.keras.Model is not keras.Model:
     raise InputError(
@@ -62,8 +62,8 @@ if tf.keras.Model is not keras.Model:
     )
 
 # Grappler's remapper sometimes fails on a graph ("Node Relu_2 has an empty op name")
-# and leaves it unchanged.  Whether kernels are fused would depend on chance, and a
-# resumed run might differ in the last bits.
+# and leaves it unchanged.  Whether kernels are fused would then depend on chance, and
+# a resumed run might differ in the last bits.
 tf.config.optimizer.set_experimental_options({"remapping": False})
 
 # AutoGraph warns about built-in Python functions whose source it cannot find.
@@ -71,7 +71,7 @@ tf.get_logger().setLevel("ERROR")
 
 
 def is_of_tf_privacy(thing: Any) -> bool:
-    """Returns whether a model, layer or optimizer is of a TF Privacy class."""
+    """Returns whether a model, layer or optimizer is an object of TF Privacy."""
     modules = [kind.__module__ for kind in type(thing).__mro__]
     return any(name.partition(".")[0] == "tensorflow_privacy" for name in modules)
 

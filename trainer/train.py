@@ -19,7 +19,7 @@ Formal guarantees:
   - The record says "complete" last, when all results are written.
   - No error quotes an example.
   - Losses of training examples, gradient norms and numbers of real rows are not
-    reported, except by ``clipping_bias`` if a user asks for it.
+    reported, except by ``clipping_bias`` on request.
 
 Public: what is written outside of ``private``.  Sensitive: noise key, batches, sums.
 """
@@ -208,7 +208,7 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
     gradient_sum, grid = registry.sum_on_grid(
         trained, settings, checked.manifest.plan, checked.noise_multiplier
     )
-    if settings.model != DEFAULT_MODEL:  # whose export is tested
+    if settings.model != DEFAULT_MODEL:  # tests cover its export
         check_export(model, models.manifest_of(model, checked.manifest))
     reporter.say(_describe(checked, model))
     if settings.initial_weights is not None:

@@ -29,9 +29,9 @@ from trainer.settings import methods
 from trainer.settings.audit_settings import MECHANISM, TRAINER, AuditSettings
 from trainer.settings.method_settings import NON_PRIVATE
 
-#: What is counted while an audit of each level goes on.
+#: Unit of progress at each level.
 COUNTED = {MECHANISM: "trials", TRAINER: "runs"}
-#: Takes what is counted, how many are done, and of how many.
+#: Called with the unit of progress, the number done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -39,8 +39,8 @@ def audit(settings: AuditSettings, progress: Progress = lambda *_: None) -> Repo
     """Attacks a mechanism in many trials, and returns the findings.
 
     Args:
-      settings: What to audit, and how.
-      progress: Takes the unit of progress, the number done, and the total.
+      settings: Settings of the audit.
+      progress: As ``Progress``.
 
     Raises:
       InputError: there is nothing to audit, or a small run was refused.
@@ -71,7 +71,7 @@ def settings_of_run(
       manifest: Manifest of its batches, from ``run_record.read_run``.
       delta: Delta of the claim; that of the run if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
-      **others: Fields of ``AuditSettings``: claim, level, trials, confidence.
+      **others: Further fields of ``AuditSettings``.
 
     Raises:
       InputError: the run is not private, or its releases are not those of DP-SGD.
@@ -134,13 +134,7 @@ def _audit_mechanism(
 
 
 def _of_users(rows: int, settings: AuditSettings, count: int) -> list[str]:
-    """Returns notes on canaries that are users.
-
-    Args:
-      rows: Rows of a canary.
-      settings: Settings of the audit.
-      count: Rows per user that the claim allows.
-    """
+    """Returns notes on canaries of ``rows`` rows; the claim allows ``count``."""
     if not settings.is_of_users:
         return []
     if settings.rows_per_record is not None:
@@ -155,7 +149,7 @@ def _audit_trainer(
     settings: AuditSettings, progress: Progress
 ) -> tuple[JointVerdict, list[str]]:
     noise, delta = settings.noise_multiplier, settings.delta
-    # The claim is that of runs which are still to be made.
+    # Before any run is made, which the claim will be for.
     claims.check(noise, delta)
     sampled, rows, count = _small_users(settings)
     runs = audit_training.runs(
@@ -183,13 +177,13 @@ def _audit_trainer(
 
 
 def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:
-    """Returns what is sampled in small runs, a user's rows, and those of the claim."""
+    """Returns what small runs sample, rows per user, and k of the claim."""
     if not settings.is_of_users:
         return None, 1, 1
     most = audit_training.MOST_ROWS
     if settings.rows_per_record is not None:
         return USERS, min(settings.rows_per_record, most), 1
     count = min(settings.max_examples_per_user, most)
-    # No more of the canary than of the claim, where both are too many.
+    # The canary keeps its excess over the claim, which may be zero, if both are cut.
     more = settings.num_canary_rows - settings.max_examples_per_user
     return ROWS, max(1, count + more), count

@@ -1,37 +1,34 @@
 """Repeated trials of the mechanism on its worst-case data set.
 
 One example, the canary, contributes the whole clip norm to each of its steps, or is a
-ghost that contributes nothing.  If the unit is a user, the canary has several such
-examples.  Each step releases the sum over its examples plus noise.  In units of the
-clip norm that is one number per step, since directions in which the two worlds do not
-differ do not help a test.
+ghost that contributes nothing.  If the privacy unit is a user, the canary has several
+such examples.  Each step releases the sum over its examples plus noise: one number per
+step, in clip norms, since other directions do not help to tell the two data sets apart.
 
-The sampler is ``pipelines.sampling.samplers`` and the noise is
-``trainer.gradients.noise``, as a run uses them, each trial with a sampling key of its
-own.  With samplers that choose rows independently, the other examples contribute
-nothing.  With shuffles they contribute the opposite of the canary, which reveals the
-step in which the canary replaced one of them; under Poisson sampling, where batch sizes
-are random, this would reveal nothing.
+Sampler and noise are those of a run (``pipelines.sampling.samplers``,
+``trainer.gradients.noise``).  With samplers that choose rows independently, the other
+examples contribute nothing.  With shuffles they contribute the opposite of the canary,
+which reveals the step in which the canary replaced one of them; under Poisson sampling,
+where batch sizes are random, this would reveal nothing.
 
-Scaling.  Steps, epochs, the noise multiplier and the sampling probability are those of
-the plan.  The attacker's view depends only on the canary's own steps:
+Scaling.  Steps, epochs, noise multiplier and sampling probability are those of the
+plan.  The attacker's view depends only on the canary's own steps:
   - Poisson, balls-and-bins, deterministic: the canary's choices are a function of its
-    own block, so that only a few rows of one block are sampled, under the plan as it
-    is.  Nothing is scaled.
-  - truncated Poisson: where all rows of the plan are few enough, they are sampled and
-    truncated.  Else the cap is left out; that changes any probability by at most the
-    probability that any step is truncated, ``slack``, which is taken off the bounds.
-  - shuffles: where the rows are too many for a shuffle per trial, fewer are shuffled,
-    in as many equal batches.  The canary's step is uniform either way (exactly where
-    the batch size divides the examples).
+    own block, so that only a few rows of one block are sampled.  Nothing is scaled.
+  - truncated Poisson: if the plan has few enough rows, all are sampled and truncated.
+    Otherwise the cap is omitted, which changes any probability by at most ``slack``,
+    the probability that any step is truncated; the bounds are lowered by it.
+  - shuffles: if the plan has too many rows for a shuffle per trial, fewer are shuffled,
+    into as many equal batches.  The canary's step is uniform either way, exactly so if
+    the batch size divides the number of examples.
 
-The score is the logarithm of the likelihood ratio of this pair of data sets: by Neyman
-and Pearson's lemma no score has fewer errors.
+The score is the log-likelihood ratio of the two data sets, which has the fewest errors
+by the Neyman-Pearson lemma.
 
 Formal guarantees:
-  - fresh keys: every trial has its own sampling key, every chunk of trials its own
+  - Fresh keys: every trial has its own sampling key, every chunk of trials its own
     noise key; in a chunk each trial reads its own values of each step's noise.
-  - both worlds are sampled alike; only the canary's contribution differs.
+  - Both data sets are sampled alike; only the canary's contribution differs.
 
 Public: everything, since nobody's data is in it.
 
@@ -59,22 +56,22 @@ from pipelines.sampling.samplers import BlockRows
 from pipelines.sampling.shuffle import first_positions
 from trainer.gradients import noise
 
-#: Values of a chunk of trials: 128 MiB of noise at most.
+#: Largest number of noise values in a chunk of trials (128 MiB), and of its trials.
 _CHUNK_VALUES = 1 << 24
 _MOST_CHUNK = 1 << 14
-#: Of the grid on which noise is added, as that of a run whose clip is 1.
+#: Unit of the grid of noise, that of a run with clip norm 1.
 _UNIT = 2.0**-30
 
 
 def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
-    """Returns the data set on which ``plan`` is audited.
+    """Returns the worst-case data set of a plan.
 
     Args:
-      plan: That is audited.
-      canary_rows: Examples of the canary, which is a user if they are several.
+      plan: The audited plan.
+      canary_rows: Examples of the canary; above 1 it is a user.
 
     Raises:
-      InputError: the sampler brings no audit.
+      InputError: the sampler has no audit.
     """
     return _audit(plan, canary_rows).worst_case(plan)
 
@@ -106,13 +103,13 @@ def _blocks(case: Case) -> list[BlockRows]:
 def sample_sums(case: Case, sampling_key: bytes, *, real: bool) -> np.ndarray:
     """Returns the sums of all steps of one trial before noise, shape (num_steps,).
 
-    Under shuffles the attacker knows the sizes of the batches: what full batches of the
-    other examples contribute is subtracted.
+    Shuffles have known batch sizes: the contribution of full batches of the other
+    examples is subtracted.
 
     Args:
       case: From ``worst_case``.
       sampling_key: Sampling key of the trial, 32 bytes.
-      real: With the canary, or with a ghost.
+      real: Whether the canary is real or a ghost.
     """
     plan = case.plan
     blocks = _blocks(case)
@@ -160,10 +157,10 @@ def simulate(
 
     Args:
       case: From ``worst_case``.
-      noise_multiplier: Above 0.
-      trials: How many.
-      real: With the canary, or with a ghost.
-      advance: Is told of finished trials.
+      noise_multiplier: Noise multiplier, above 0.
+      trials: Number of trials.
+      real: Whether the canary is real or a ghost.
+      advance: Called with numbers of finished trials.
     """
     size = max(1, min(_MOST_CHUNK, _CHUNK_VALUES // case.plan.num_steps))
     scores = []
@@ -210,12 +207,13 @@ def score(
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
 
     Args:
-      plan: How the canary was sampled.
-      noise_multiplier: Above 0.
-      observe: What was released.
-      positions: The canary's row in the data, one for all trials or one for each.
-      means: Means of a step with the canary, and with the ghost, beside steps without.
-      canary_rows: Examples of the canary.
+      plan: Plan by which the canary was sampled.
+      noise_multiplier: Noise multiplier, above 0.
+      observe: Step -> released values of all trials.
+      positions: Row of the canary in the data, one for all trials or one per trial.
+      means: Means of a step with the canary and with the ghost, relative to steps
+        without.
+      canary_rows: Number of examples of the canary.
     """
     return _audit(plan, canary_rows).score(
         plan, noise_multiplier, observe, positions, means

@@ -1,17 +1,17 @@
-"""The models that the audit trains: weights per canary, and a gradient that is known.
+"""The models that the audit trains: own weights and a known gradient per canary.
 
 A canary has a weight of its own in each of four layers: two Dense layers, a small
-embedding table and a large one.  Its loss is linear in them, so that its gradient is
-known whatever the weights are: ``label - 1`` in its own weights and 0 elsewhere.  A
-canary has labels far from 1, and is clipped; a ghost has labels of 1 and no gradient.
+embedding table and a large one.  Its loss is linear, so that its gradient does not
+depend on the weights: ``label - 1`` in its own weights and 0 elsewhere.  A canary has
+labels far from 1, and is clipped; a ghost has labels of 1 and no gradient.
 
-What else the models have, so that more faults show:
+To reveal more faults:
   - Canaries are of five kinds (see ``directions``): the gradient is equal in all
-    layers, or nearly all of it is in one.  A layer that the norm leaves out is seen.
-  - The large table takes several chunks of a flush if canaries are many, and they are
-    spread over it.
+    layers, or nearly all of it is in one.  This shows a layer that the norm omits.
+  - With many canaries, which are spread over the large table, a flush of it takes
+    several chunks.
   - An example reads its row of the large table twice.
-  - A row of zeros, as padding is, has a huge gradient in weights that no canary has.
+  - A row of zeros, such as padding, has a huge gradient in weights of no canary.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import numpy as np
 from pipelines.batches.manifest import Manifest
 from trainer.tf_compat import keras, tf
 
-#: Column that says which weights are an example's own; 0 is no canary, but padding.
+#: Column of the number of an example's canary; 0 is padding.
 CANARY = "canary"
-#: In what the data says of itself: canaries, which may have several rows.
+#: Key of the data set's own description; a canary may have several rows.
 NUM_CANARIES = "num_canaries"
 FIRST, SECOND, SMALL, LARGE = "first", "second", "small", "large"
 #: The layers, in the order of labels and outputs.
 LAYERS = (FIRST, SECOND, SMALL, LARGE)
 LARGE_DIM = 10
-#: Of the large table, of many canaries: one and a half chunks of a flush.
+#: Rows of the large table: one and a half chunks of a flush.
 _LARGE_ROWS = (3 << 19) // LARGE_DIM
-#: Rows of the large table per canary, at most: fewer for the vectorised path.
+#: Largest number of its rows per canary; few canaries take the vectorised path.
 _MOST_ROWS_EACH = 512
-#: Share of a gradient that lies in each layer but one, for canaries of that one.
+#: Share of a gradient in every other layer, for canaries of one layer.
 _SMALL_SHARE = 0.1
-#: Gradient of a row of zeros: beyond any clip norm.
+#: Gradient of a row of zeros, beyond any clip norm.
 _PADDING_SLOPE = float(1 << 20)
 
 
@@ -49,8 +49,8 @@ def num_kinds() -> int:
 def directions(num_canaries: int) -> np.ndarray:
     """Returns the unit gradient of each canary, shape (canaries, layers).
 
-    Canary ``i`` (in row ``i - 1``) is of kind ``i % num_kinds()``.  Signs differ: noise
-    that two layers share cancels in the sum of some canaries.
+    Canary ``i`` (in row ``i - 1``) is of kind ``i % num_kinds()``.  Signs differ, so
+    that noise that two layers share cancels for some canaries.
     """
     size = len(LAYERS)
     shares = np.full((num_kinds(), size), _SMALL_SHARE)
@@ -62,11 +62,11 @@ def directions(num_canaries: int) -> np.ndarray:
 
 
 def places(layer: str, canaries: np.ndarray, num_canaries: int) -> np.ndarray:
-    """Returns where the weights of canaries are in the flat weights of a layer.
+    """Returns the indices of canaries' weights in the flat weights of a layer.
 
     Args:
       layer: One of ``LAYERS``.
-      canaries: Their numbers; 0 for padding.
+      canaries: Numbers of the canaries; 0 for padding.
       num_canaries: Number of canaries of the run.
     """
     if layer != LARGE:
@@ -84,12 +84,12 @@ def _stride(num_canaries: int) -> int:
 
 
 def weights(manifest: Manifest) -> Any:
-    """Returns the model, whose weights are zeros at first: ``--model`` of the audit."""
+    """Returns the model with weights of zero: ``--model`` of the audit."""
     return _model(manifest, lambda layer, values: layer(values))
 
 
 def shared_weights(manifest: Manifest) -> Any:
-    """Returns the same model with a layer that is called twice: for another path."""
+    """Returns the same model with a layer that is called twice, for another path."""
     return _model(manifest, lambda layer, values: layer(values / 2) + layer(values / 2))
 
 
@@ -119,7 +119,7 @@ def _embedding(rows: int, dim: int, name: str) -> Any:
 
 
 def layer_of(variable: Any) -> str:
-    """Returns which of ``LAYERS`` has a variable of the model."""
+    """Returns the layer of a variable, one of ``LAYERS``."""
     return variable.name.split("/")[0]
 
 

@@ -30,9 +30,9 @@ from pipelines.batches.reader import read_batches
 from trainer.auditing import audit_model
 from trainer.auditing.audit_model import CANARY, LARGE, LARGE_DIM, LAYERS
 
-#: Parts of the large table in which the noise is looked at one by one.
+#: Number of parts of the large table whose noise is tested separately.
 _NUM_SLICES = 8
-#: Values of a layer whose noise is compared with that of other layers and releases.
+#: Number of values per layer whose noise is compared with other layers and releases.
 _COMPARED = 4096
 
 
@@ -51,11 +51,11 @@ class Canaries:
 
     @property
     def directions(self) -> np.ndarray:
-        """Unit gradients if they are real, shape (canaries, layers)."""
+        """Unit gradients of real canaries, shape (canaries, layers)."""
         return audit_model.directions(len(self))
 
     def project(self, change: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the change of weights along the gradient of each canary."""
+        """Returns the change of the weights along the gradient of each canary."""
         numbers = np.arange(1, len(self) + 1)
         own = [
             change[layer][audit_model.places(layer, numbers, len(self))]
@@ -70,7 +70,7 @@ class Part:
 
     Attributes:
       step: Step of the batch.
-      canaries: Canaries in the order of the rows, without padding, with repetitions.
+      canaries: Canary of every row, without padding.
       padded: Whether it has padding.
     """
 
@@ -92,12 +92,12 @@ def read_parts(batches: pathlib.Path) -> list[Part]:
 
 
 def _canaries(column: np.ndarray) -> np.ndarray:
-    """Returns whose example each is: all rows of a record are of one canary."""
+    """Returns the canary of each example, which is that of all rows of a record."""
     return column.reshape(len(column), -1)[:, 0]
 
 
 def _each_once(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the numbers of each part that are in no part before, each once."""
+    """Returns the numbers of each part that are in no earlier part, each once."""
     seen, found = np.zeros(0, np.int64), []
     for numbers in parts:
         first = np.sort(np.unique(numbers, return_index=True)[1])
@@ -109,18 +109,13 @@ def _each_once(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 @dataclasses.dataclass
 class _Sums:
-    """Sums of residuals, or of their squares, and how many they are, of each group."""
+    """The sum of residuals, or of their squares, and their number, for each group."""
 
     totals: list[float] = dataclasses.field(default_factory=list)
     counts: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, total: float, count: int) -> None:
-        """Adds a group.
-
-        Args:
-          total: Sum of its residuals, or of their squares.
-          count: Number of its residuals.
-        """
+        """Adds a group with ``total`` and ``count``, see `_Sums`."""
         self.totals.append(total)
         self.counts.append(count)
 
@@ -130,13 +125,13 @@ class _Sums:
 
 
 class ReleaseChecks:
-    """Checks the releases of one run, one after the other.
+    """Checks the releases of one run in order.
 
     Args:
-      canaries: In its data.
-      parts: Its physical batches, in order.
+      canaries: Canaries in its data.
+      parts: Physical batches in order.
       noise: Standard deviation of the noise of a release, in clip norms.
-      steps_per_release: Steps between two releases.
+      steps_per_release: Number of steps per release.
     """
 
     def __init__(
@@ -252,14 +247,14 @@ class ReleaseChecks:
                 [np.nan_to_num(rows[places]).ravel() for places in once]
             )
         if not self._repeated:
-            # Takes as long as several steps: once.
+            # Only once: it takes as long as several steps.
             halves = np.array_split(np.nan_to_num(values), 2)
             self._repeated.append(
                 residual_tests.repetitions("noise repeated within a table", *halves)
             )
 
     def results(self) -> list[Check]:
-        """Returns all checks, of the releases so far."""
+        """Returns all checks of the releases so far."""
         deviations = residual_tests.deviations
         contributions = functools.partial(
             residual_tests.contributions, noise=self._noise

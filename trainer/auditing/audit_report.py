@@ -74,7 +74,7 @@ class Report:
 
     Attributes:
       level: "mechanism" or "trainer".
-      audited: The plan by which batches are actually made.
+      audited: Plan by which the batches are really made.
       verdict: The findings.
       notes: Notes on scaling.
       cannot_see: Faults that this audit cannot see.
@@ -92,7 +92,7 @@ class Report:
         return f"{self.audited.sampler} batches, {self.level} level"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict; of several verdicts the closest first."""
+        """Returns a JSON-serialisable dict."""
         fields = self.verdict.to_json()
         for run, judged in zip(fields["runs"], self.verdict.judged, strict=True):
             if judged.verdict is not None:
@@ -108,7 +108,7 @@ class Report:
         }
 
     def print(self) -> None:
-        """Writes it to standard output."""
+        """Prints the report."""
         plan, claim = self.audited, self.verdict.claim
         click.echo(
             f"{self.title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
@@ -133,7 +133,7 @@ class Report:
 
     @functools.cached_property
     def _honest(self) -> bool:
-        # Of batches that are known to be made otherwise the noise says nothing.
+        # Only if batches are made as claimed does a bound on epsilon bound the noise.
         return self.verdict.claim.plan.sampler == self.audited.sampler
 
     def _noise(self, verdict: Verdict) -> list[EffectiveNoise]:
@@ -174,7 +174,7 @@ class Report:
         for one in judged:
             table.add_column(one.name, justify="right")
         table.add_column("claimed", justify="right")
-        # More runs of a kind have the same checks, one run after the other.
+        # Further runs of a kind repeat the names of its checks.
         for name in dict.fromkeys(check.name for check in judged[0].checks):
             expected = _worst(judged[0], name).expected
             cells = [_cell(_worst(one, name), one.contradicted) for one in judged]

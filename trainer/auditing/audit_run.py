@@ -34,7 +34,7 @@ from trainer.settings.request import Request
 from trainer.settings.train_settings import TrainSettings
 from trainer.train import train
 
-#: Gradient norms of canaries, over the clip norm; and at least.
+#: Gradient norm of canaries, over the clip norm, and its minimum.
 _SLOPE = 10.0
 _LEAST_SLOPE = 1.0
 #: Row groups of the table, so that the batch job has several blocks.
@@ -43,7 +43,7 @@ _USER = "user"
 
 
 def carry_out(run: SmallRun) -> Outcome:
-    """Makes batches, trains, scores every canary and checks what was released.
+    """Makes batches, trains, scores every canary and checks the releases.
 
     Raises:
       InputError: the batch job or the training was refused.
@@ -60,12 +60,12 @@ def carry_out(run: SmallRun) -> Outcome:
 
 
 def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> None:
-    """Writes the canaries, and rows to evaluate by.
+    """Writes the canaries, and held-out rows.
 
     Args:
-      folder: Gets folders ``data`` and ``held-out``.
-      run: Whose data it is.
-      is_real: Of each canary, whether it is real or a ghost.
+      folder: Folder in which ``data`` and ``held-out`` are made.
+      run: The small run.
+      is_real: Whether each canary is real or a ghost, (canaries,).
     """
 
     def write(path: pathlib.Path, labels: np.ndarray, user: np.ndarray) -> None:
@@ -82,12 +82,12 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
     slope = max(_SLOPE * run.l2_norm_clip, _LEAST_SLOPE)
     slopes = slope * directions(len(is_real)) * is_real[:, None]
     write(folder / "data" / "part.parquet", 1 + slopes, _users(run))
-    # Held-out examples must be there; what they score says nothing here.
+    # A run needs held-out examples; their metrics are not used.
     write(folder / "held-out" / "part.parquet", np.ones((2, len(LAYERS))), np.arange(2))
 
 
 def _users(run: SmallRun) -> np.ndarray:
-    """Returns whose row each is: those of a user are spread over the table."""
+    """Returns the user of each row; rows of one user are spread over the table."""
     users = np.arange(run.num_canaries)
     if run.sampled != USERS:
         return np.tile(users, run.raw_rows)
@@ -97,11 +97,7 @@ def _users(run: SmallRun) -> np.ndarray:
 
 
 def bound_users(folder: pathlib.Path, run: SmallRun) -> None:
-    """Leaves so many rows of each user as the run says.
-
-    Args:
-      folder: From ``write_table``; gets a folder ``bounded``.
-      run: Of whose data users are bounded.
+    """Bounds the rows of each user, into the folder ``bounded``; see `write_table`.
 
     Raises:
       InputError: the table was refused.
@@ -117,11 +113,7 @@ def bound_users(folder: pathlib.Path, run: SmallRun) -> None:
 
 
 def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
-    """Makes the batches of the canaries in ``folder``.
-
-    Args:
-      folder: From ``write_table`` or ``bound_users``; gets a folder ``batches``.
-      run: Whose batches they are.
+    """Makes the batches, in the folder ``batches``; see `write_table`.
 
     Raises:
       InputError: the job was refused, or its process failed.
@@ -138,13 +130,7 @@ def make_batches(folder: pathlib.Path, run: SmallRun) -> None:
 
 
 def examine(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Outcome:
-    """Trains on the batches in ``folder``, and looks at what is released.
-
-    Args:
-      folder: From ``write_table`` and ``make_batches``.
-      run: What to train.
-      is_real: Of each canary, whether it is real or a ghost.
-    """
+    """Trains on the batches, and examines the releases; see `write_table`."""
     manifest = read_manifest(folder / "batches")
     canaries = audit_release.Canaries(is_real=is_real)
     checks = audit_release.ReleaseChecks(
@@ -171,7 +157,7 @@ def examine(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Outcome
 def _changes(
     folder: pathlib.Path, run: SmallRun, manifest: Manifest
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields what every release adds to each layer's weights, in clip norms."""
+    """Yields the change of each layer's weights by every release, in clip norms."""
     scale = manifest.plan.expected_batch_size / run.l2_norm_clip
     model = getattr(audit_model, run.model)(manifest)
     layers = [audit_model.layer_of(variable) for variable in model.trainable_weights]
@@ -200,7 +186,7 @@ def _train(
         l2_norm_clip=run.l2_norm_clip,
         keep_last=num_steps // every,
         keep_every=every,
-        # Lazy noise is completed for an evaluation: not before a release.
+        # An evaluation completes lazy noise: none before a release.
         eval_every=num_steps,
         embedding_noise=run.embedding_noise,
     )
@@ -216,16 +202,11 @@ def _train(
 
 
 def _score(sums: np.ndarray, run: SmallRun, plan: DpSgdPlan) -> np.ndarray:
-    """Returns the score of every canary.
-
-    Args:
-      sums: What each release adds along its gradient, shape (releases, canaries).
-      run: That released them.
-      plan: Plan of its batches.
-    """
+    """Returns the score of every canary from sums of shape (releases, canaries)."""
     every, cap = run.steps_per_release, plan.truncated_batch_size
-    # Releases of several steps are scored as steps of as many times the examples.  Any
-    # score is valid; this is the best, except for samplers that take an example twice.
+    # A release of several steps is scored as one step of as many times the examples.
+    # Any score is valid; this is the best, except for samplers that take an example
+    # twice.
     seen = dataclasses.replace(
         plan,
         expected_batch_size=plan.expected_batch_size * every,

@@ -1,32 +1,32 @@
 """An audit of the whole trainer: real batches, real runs, and their releases.
 
-A table of canaries goes through the batch job and the trainer like a user's rows:
-sampling, Beam job, batch files, padding, clipping, noise, optimizer, checkpoints.
-Every canary has its own weights in several layers (see ``audit_model``); a fair coin
-decides whether it is real or a ghost.  The releases are tested in two ways:
+A table of canaries goes through the batch job and the trainer like any other: sampling,
+Beam job, batch files, padding, clipping, noise, optimizer, checkpoints.  Every canary
+has its own weights in several layers (see ``audit_model``); a fair coin decides whether
+it is real or a ghost.  The releases are tested in two ways:
 
-  - Trials: what a release adds along the gradient of a canary, times b over the
-    learning rate and the clip norm, is 1 for each step that the canary took part in,
-    plus noise.  One trial per canary, scored as in ``audit_mechanism``: a bound on
-    epsilon that assumes nothing.
-  - Checks: what the canaries of the batches contributed is subtracted from a release,
-    and what is left must be noise (see ``audit_release``).  They find small faults, and
-    refute that the trainer is the mechanism that epsilon was proven for.
+  - Trials: the change of the weights along the gradient of a canary, times b over the
+    learning rate and the clip norm, is 1 for each step of the canary, plus noise.  One
+    trial per canary, scored as in ``audit_mechanism``, bounds epsilon without any
+    assumption.
+  - Checks: without the contributions of the canaries in its batches, a release must be
+    noise (see ``audit_release``).  Checks find small faults, and refute that the
+    trainer is the mechanism that epsilon was proven for.
 
-Where the unit is a user, a canary has many rows, of which `dpsgd bound` leaves at most
-k; an example is one of them, or the record that holds all.
+If the privacy unit is a user, a canary has many rows, of which `dpsgd bound` keeps at
+most k; an example is one of them, or the record of all.
 
-There are four kinds of small runs, each judged by itself: with dense and with lazy
-noise, of many canaries and of so few that steps are empty.  One of them takes the
-vectorised path.  Sampler, noise multiplier and clip norm are those asked for; examples
-and steps are few.  Trials are compared with the accountant's claim for the small run.
+There are four kinds of small runs, each judged separately: with dense and with lazy
+noise, with many canaries and with so few that steps are empty.  One of them takes the
+vectorised path.  Sampler, noise multiplier and clip norm are those of the audited run;
+examples and steps are fewer.  The claim is the accountant's for the small run.
 
 Formal guarantees:
   - The only inputs are the iterates that the run released, its batches and manifest.
   - The labels are fair coin flips from the operating system; every run has new keys.
-  - The trials of one run are independent as far as the sampler's rows and the noise's
-    values are, which their modules guarantee and their tests check.  Under shuffles,
-    whose batch sizes are fixed, and under truncation rows are nearly independent.
+  - The trials of one run are as independent as the sampler's rows and the noise's
+    values, which their modules guarantee and their tests check.  Under shuffles, whose
+    batch sizes are fixed, and under truncation, rows are nearly independent.
   - Each fault that ``tests/trainer/auditing/test_audit_faults.py`` plants is found.
 
 Public: everything, since nobody's data is in it.
@@ -49,17 +49,17 @@ from accounting.samplers import truncated_poisson
 from pipelines.inputs.bounded import ROWS
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 
-#: Canaries of a run: trials.
+#: Canaries, hence trials, of a run.
 NUM_CANARIES = 4096
-#: Rows of a user before they are bounded, over those that are left.
+#: Rows of a user before the bound, over those that are kept.
 _TIMES_AS_MANY = 10
-#: Examples of a user in a small run at most: more take longer, and show the same.
+#: Largest number of rows per user in a small run: more take longer and show the same.
 MOST_ROWS = 8
-#: Canaries, and steps, of a run with about one canary per step: a third are empty.
+#: Canaries, and steps, of a run with few canaries: a third of the steps are empty.
 _NUM_FEW = 32
 _MOST_STEPS = 16
 _MOST_EPOCHS = 2
-#: Steps between two releases of a lazy run, in which rows wait for their noise.
+#: Steps per release of a lazy run, in which rows wait for their noise.
 _LAZY_STEPS = 4
 
 
@@ -73,13 +73,12 @@ class SmallRun:
       num_epochs: At most that of the audited plan.
       noise_multiplier: Noise multiplier of the audited run.
       l2_norm_clip: Clip norm of the audited run.
-      embedding_noise: How tables get their noise: "dense" or "lazy".
-      num_canaries: Rows of its data.
-      physical_batch_size: Rows of a physical batch.
+      embedding_noise: Noise of the tables: "dense" or "lazy".
+      num_canaries: Number of canaries.
+      physical_batch_size: Examples per physical batch.
       model: Function of ``audit_model``.
-      sampled: What is bounded: rows of users or records of them; None where an example
-        is nobody's in particular.
-      rows_per_user: Rows of a user that are left, one of each without users.
+      sampled: One of ``bounded.SAMPLED``; None if the privacy unit is an example.
+      rows_per_user: Rows kept per user; 1 without users.
     """
 
     sampler: str
@@ -96,22 +95,22 @@ class SmallRun:
 
     @property
     def raw_rows(self) -> int:
-        """Rows of a user before they are bounded."""
+        """Rows of a user before the bound."""
         return self.rows_per_user * (_TIMES_AS_MANY if self.sampled else 1)
 
     @property
     def canary_rows(self) -> int:
-        """Examples of a canary."""
+        """Number of examples of a canary."""
         return self.rows_per_user if self.sampled == ROWS else 1
 
     @property
     def num_examples(self) -> int:
-        """Slots: rows before they are bounded, which suffice, or users."""
+        """Number of slots: users, or rows before the bound, which suffice."""
         return self.num_canaries * (self.raw_rows if self.sampled == ROWS else 1)
 
     @property
     def name(self) -> str:
-        """What sets it apart from the other kinds."""
+        """Name of its kind."""
         return (
             self.embedding_noise if self.has_trials else f"{self.embedding_noise}, few"
         )
@@ -123,12 +122,12 @@ class SmallRun:
 
     @property
     def expected_batch_size(self) -> int:
-        """Examples of a step: those of an epoch are spread over its steps."""
+        """Expected examples per step."""
         return self.num_examples // self.steps_per_epoch
 
     @property
     def steps_per_release(self) -> int:
-        """Steps between two releases: of lazy noise several, or none would be late."""
+        """Steps per release: several with lazy noise, so that some is late."""
         lazy = self.embedding_noise == LAZY_NOISE
         return min(_LAZY_STEPS, self.steps_per_epoch) if lazy else 1
 
@@ -153,14 +152,14 @@ def small_runs(
       rows_per_user: As in ``SmallRun``.
     """
     each = rows_per_user if sampled == ROWS else 1
-    # A power of two divides the canaries.
+    # A power of two, which divides the number of canaries.
     steps = 1 << (min(plan.steps_per_epoch, _MOST_STEPS).bit_length() - 1)
     size = NUM_CANARIES // steps
     kinds = (
-        # Where sizes vary, half of the steps have one physical batch; or none has.
+        # If sizes vary, half of the steps have one physical batch; below, none has.
         (DENSE_NOISE, NUM_CANARIES, steps, size, _WEIGHTS),
         (LAZY_NOISE, NUM_CANARIES, steps, -(-3 * size // 8), _WEIGHTS),
-        # One batch per step, but for one step in 10^14.
+        # One batch per step, except in one step of 10^14.
         (DENSE_NOISE, _NUM_FEW, _NUM_FEW, 16, _SHARED),
         (LAZY_NOISE, _NUM_FEW, _NUM_FEW, 2, _WEIGHTS),
     )
@@ -184,14 +183,14 @@ def small_runs(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one small run gives.
+    """The result of one small run.
 
     Attributes:
-      run: What was carried out.
+      run: The small run.
       plan: Plan of its batches.
-      real: Scores of real canaries; none of a run without trials.
-      ghost: Scores of ghosts, likewise.
-      checks: Checks of what it released.
+      real: Scores of real canaries, (canaries,); empty without trials.
+      ghost: Scores of ghosts, (ghosts,); empty without trials.
+      checks: Checks of its releases.
     """
 
     run: SmallRun
@@ -202,7 +201,7 @@ class Outcome:
 
     @property
     def slack(self) -> float:
-        """Probability that a step is truncated, which would tie rows together."""
+        """Probability that a step is truncated, which makes rows dependent."""
         return truncated_poisson.any_truncation_probability(self.plan)
 
 
@@ -216,13 +215,10 @@ def runs(
 ) -> list[SmallRun]:
     """Returns the small runs of an audit: one of every kind, and more for more trials.
 
+    Arguments as for `small_runs`.
+
     Args:
-      plan: Plan of the audited batches.
-      noise_multiplier: Noise multiplier of the audited run.
-      l2_norm_clip: Clip norm of the audited run.
-      trials: At least so many in all, the same number of each kind that has any.
-      sampled: As in ``SmallRun``.
-      rows_per_user: As in ``SmallRun``.
+      trials: Least number of trials, in equal parts for each kind that has trials.
     """
     kinds = small_runs(plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user)
     with_trials = [run for run in kinds if run.has_trials]
@@ -231,7 +227,7 @@ def runs(
 
 
 def evidence(outcomes: Sequence[Outcome]) -> list[Evidence]:
-    """Returns what the outcomes of each kind of run give together."""
+    """Returns the evidence of all outcomes, by kind of run."""
     by_kind: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         by_kind.setdefault(outcome.run.name, []).append(outcome)
@@ -248,7 +244,7 @@ def evidence(outcomes: Sequence[Outcome]) -> list[Evidence]:
 
 
 def carry_out(run: SmallRun) -> Outcome:
-    """Makes batches, trains, scores every canary and checks what was released.
+    """Makes batches, trains, scores every canary and checks the releases.
 
     Raises:
       InputError: the batch job or the training was refused.

@@ -7,7 +7,7 @@ Formal guarantees:
     example, output and class.
   - The weights of the model are left unchanged, bit for bit.
 
-Public: all results, where the held-out examples need no protection.
+Public: all results, if the held-out examples need no protection.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PastResults:
       iterates: At least one.
       weights: The trainable variables of the model.
       evaluator: Evaluates the model on the held-out examples.
-      settings: Which averages, intervals and exports.
+      settings: Settings of averages, intervals and exports.
     """
 
     def __init__(

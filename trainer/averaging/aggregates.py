@@ -23,7 +23,8 @@ Formal guarantees:
   - ``Outputs`` holds a fixed number of values per example and class, however many
     iterates there are; logits of OPA are finite where all logits are.
 
-Public: all of it, where the iterates are and the held-out examples need no protection.
+Public: everything, if the iterates are public and the held-out examples need no
+protection.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
@@ -46,7 +47,7 @@ def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
 
     Args:
       num_iterates: k, at least 1.
-      decay: Per iterate, in [0, 1).
+      decay: Decay per iterate, in [0, 1).
 
     Returns:
       Shape (num_iterates,), with sum 1.

@@ -94,7 +94,7 @@ class MovingAverage:
         self._blend = tf.function(self._move, autograph=False)
 
     def update(self, num_updates: int) -> None:
-        """Takes in the weights after ``num_updates`` steps."""
+        """See `Average.update`."""
         self._blend(tf.constant(newest_weight(num_updates, self._decay)))
 
     def _move(self, newest: Any) -> None:
@@ -102,7 +102,7 @@ class MovingAverage:
             average.assign_add(tf.cast(newest, weight.dtype) * (weight - average))
 
     def values(self) -> list[Any]:
-        """Returns the average, one tensor per weight."""
+        """See `Average.values`."""
         return list(self.variables)
 
 
@@ -133,7 +133,7 @@ class TailAverage:
         return [*self._rings, *self._totals, self._num_updates]
 
     def update(self, num_updates: int) -> None:
-        """Takes in the weights after ``num_updates`` steps."""
+        """See `Average.update`."""
         slot = num_updates % self._tail
         self._replace(tf.constant(slot))
         if slot == self._tail - 1:
@@ -167,7 +167,7 @@ class TailAverage:
         ]
 
     def values(self) -> list[Any]:
-        """Returns the average, one tensor per weight."""
+        """See `Average.values`."""
         count = tf.constant(len(self._times()), tf.float64)
         return [
             tf.cast(total / count, weight.dtype)
@@ -199,7 +199,7 @@ class TrainingAverages(Mapping[str, Average]):
 
     Args:
       weights: The trainable variables.
-      settings: Which averages, and whether to train over one.
+      settings: Settings of the averages, and of training over one.
     """
 
     def __init__(self, weights: Sequence[Any], settings: AggregationSettings) -> None:

@@ -27,14 +27,14 @@ from trainer.tf_compat import keras
 
 
 class AverageWeights(keras.callbacks.Callback):
-    """Keeps the averages that ``settings`` name, and trains over one if they say so.
+    """Computes the averages of ``settings``, and trains over one if these say so.
 
     Args:
       settings: Settings of averages during training; ``keep_last`` and
         ``evaluate_averages`` are only for ``dpsgd train``.
 
     Raises:
-      InputError: no average is asked for, or settings that are not for callbacks.
+      InputError: no average is requested, or a setting is only for ``dpsgd train``.
     """
 
     def __init__(self, settings: AggregationSettings) -> None:
@@ -50,31 +50,31 @@ class AverageWeights(keras.callbacks.Callback):
         self._first = self._done = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Starts the averages at the weights, the first time."""
+        """Starts the averages at the weights in the first ``fit``."""
         if self._averages is None:
             weights = self.model.trainable_variables
             self._averages = TrainingAverages(weights, self._settings)
             self._first = self._updates()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Lets a step start at an average, if the settings say so.
+        """Sets the weights to an average if the step starts there.
 
         Args:
-          batch: Of Keras; a step may take several.
-          logs: Of Keras.
+          batch: Index of the batch; unused, as a step may take several.
+          logs: Keras's logs; unused.
         """
         # Within a step the weights do not change.
         self._known().before_step(self._done)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Takes in the weights, if the batch ended a step.
+        """Updates the averages if the batch ended a step.
 
         Args:
-          batch: Of Keras.
-          logs: Of Keras.
+          batch: Index of the batch; unused.
+          logs: Keras's logs; unused.
 
         Raises:
-          InputError: Keras took several steps since the last call.
+          InputError: Keras executed several steps since the last call.
         """
         done = self._updates() - self._first
         if done == self._done:

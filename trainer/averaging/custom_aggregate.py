@@ -13,11 +13,11 @@ steps after a kill: with a different aggregate, a step would be released twice u
 same noise.
 
 Formal guarantees:
-  - The function gets released weights and nothing else, so its result costs no privacy.
-    It cannot change them.
+  - The function gets only released weights, which it cannot change: its result costs no
+    privacy.
   - A function is refused before the first step if it raises, if it returns other shapes
     or numbers that are not finite, or if it returns other bits for the same iterates
-    after a call with others.  Later the first two are refused as well.
+    after a call with others.  Later calls are checked for the first two.
 
 Not covered: a function that depends on the time, or on a file that changes.  Its source
 and imports are part of the run's origin.
@@ -87,14 +87,15 @@ class CustomAggregate:
         return weights
 
     def check(self, like: Weights, num_iterates: int) -> None:
-        """Accepts a function that works, and gives the same for the same iterates.
+        """Tries the function on made-up iterates.
 
         Args:
           like: Weights of the model.
-          num_iterates: That it will be given.
+          num_iterates: Number of iterates to call it with.
 
         Raises:
-          InputError: it raises, returns anything else, or varies.
+          InputError: it raises, does not return finite weights, or returns different
+            weights for the same iterates.
         """
         random = np.random.default_rng(0)
         ones, others = (
@@ -129,7 +130,7 @@ def load(
         return None
     aggregate = CustomAggregate(settings.aggregate)
     like = [np.zeros(v.shape, v.dtype.as_numpy_dtype) for v in weights]
-    # While training there is one iterate at first.
+    # The first step has one iterate.
     first = None if settings.tail is None else 1
     for count in (first, settings.tail, settings.keep_last):
         if count is not None:

@@ -50,7 +50,7 @@ class Iterates:
         """Writes the weights of an iterate.
 
         Args:
-          step: After how many steps.
+          step: Number of executed steps.
           weights: Weights of the trainable variables, in order.
         """
         path = self.path(step)
@@ -64,7 +64,7 @@ class Iterates:
         """Returns the weights after ``step`` steps.
 
         Raises:
-          InputError: missing, or not what this run wrote.
+          InputError: the file is missing, or this run did not write it.
         """
         path = self.path(step)
         try:

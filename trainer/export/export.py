@@ -1,25 +1,26 @@
-"""The trained model, in forms that load without this package.
+"""Exports the trained model in formats that load without this package.
 
     RUN/saved_model/   TensorFlow, in any of its languages and servers:
                        ``tf.saved_model.load(p).signatures["serving_default"](**columns)``
     RUN/model.keras    Keras 2: ``tf_keras.models.load_model(p)(columns)``
     RUN/serving.json   names, types and shapes of columns and predictions
 
-Keras 3 takes the SavedModel as a layer, ``keras.layers.TFSMLayer(p)(columns)``, or what
-``keras_3`` makes of ``model.keras``.
+Keras 3 loads the SavedModel as a layer, ``keras.layers.TFSMLayer(p)(columns)``, or the
+conversion of ``model.keras`` by ``keras_3``.
 
-A SavedModel also has ``signatures["outputs"]``, which gives the outputs of the network
-before any sigmoid or softmax, and ``weights``, its trainable variables in the order of
-a run's kept iterates.
+A SavedModel also has ``signatures["outputs"]``, the outputs of the network before any
+sigmoid or softmax, and ``weights``, its trainable variables in the order of a run's
+kept iterates.
 
 Formal guarantees:
   - Neither model needs code of this package, if its layers are Keras's.
-  - Both give from raw columns what ``tasks`` says: ``probability`` of label 1, of shape
-    (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the outputs
-    of the network as they are, under their names or as ``prediction``.
+  - Both take raw columns and return, by the task of the loss, ``probability`` of label
+    1, (batch, 1); ``probabilities`` of all classes, (batch, ..., classes); or the
+    outputs of the network, under their names or as ``prediction``.
   - A model that passes ``check_export`` can be exported, as far as that depends on the
     model.
-  - Both hold the weights and nothing else of the training, such as optimizer state.
+  - Both contain the weights, but no other state of the training such as that of the
+    optimizer.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ OUTPUTS_SIGNATURE = "outputs"
 
 
 def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
-    """Returns a Keras model of named columns that gives predictions.
+    """Returns the Keras model from named columns to predictions.
 
     Args:
-      model: Its network gives the outputs.
-      manifest: Has the columns.
+      model: Model with the weights to export.
+      manifest: Manifest with the columns of the network's inputs.
     """
     columns = {column.name: column for column in manifest.columns}
     inputs = {
@@ -66,7 +67,7 @@ def predicting_model(model: TrainableModel, manifest: Manifest) -> Any:
 
 
 def _predictions(outputs: Any, loss: Loss) -> Any:
-    # A loss on probabilities is of a network that gives them.
+    # Under a loss on probabilities, the network outputs probabilities.
     logits = loss.takes != TAKES_PROBABILITIES
     if loss.task == BINARY:
         values = keras.layers.Reshape((1,))(outputs)
@@ -87,13 +88,13 @@ def export(
     *,
     average: str | None = None,
 ) -> None:
-    """Writes both forms and their signature into the folder ``run``.
+    """Writes both formats and their signature into the folder ``run``.
 
     Args:
-      model: With the weights to export.
-      manifest: Has the columns.
-      run: The folder.
-      average: Which average the weights are; None if they are the last iterate.
+      model: Model with the weights to export.
+      manifest: Manifest with the columns of the network's inputs.
+      run: Folder of the run.
+      average: Name of the average that the weights are; None for the last iterate.
     """
     network = predicting_model(model, manifest)
     keras_name, tensorflow_name = exported_names(average)
@@ -109,9 +110,9 @@ def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
     """Returns the signature of a predicting model.
 
     Args:
-      network: What ``predicting_model`` returned.
-      manifest: Has the columns.
-      task: What its loss says of labels.
+      network: Model from ``predicting_model``.
+      manifest: Manifest with the columns of its inputs.
+      task: Task of its loss.
     """
     columns = {column.name: column for column in manifest.columns}
     return Serving(
@@ -122,13 +123,13 @@ def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
 
 
 def check_export(model: TrainableModel, manifest: Manifest) -> None:
-    """Accepts a model that can be exported, by a trial in a temporary folder.
+    """Checks that a model can be exported, by a trial in a temporary folder.
 
-    Only around a model that has seen no example: the error is quoted.
+    Only for a model that has seen no example: the message quotes the error.
 
     Args:
-      model: With any weights.
-      manifest: Has the columns.
+      model: Model with any weights.
+      manifest: Manifest with the columns of the network's inputs.
 
     Raises:
       InputError: Keras or TensorFlow cannot save it.
@@ -151,11 +152,11 @@ def check_export(model: TrainableModel, manifest: Manifest) -> None:
 
 
 def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> None:
-    """Writes the SavedModel alone.
+    """Writes only the SavedModel.
 
     Args:
-      model: With the weights to export.
-      manifest: Has the columns.
+      model: Model with the weights to export.
+      manifest: Manifest with the columns of the network's inputs.
       path: New folder.
     """
     network = predicting_model(model, manifest)
@@ -165,11 +166,11 @@ def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> Non
 
 
 def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
-    """Writes a predicting model, of the network ``inner``, as a SavedModel."""
+    """Writes the predicting model of the network ``inner`` as a SavedModel."""
     module = tf.Module()
     module.variables_ = network.variables
     module.weights = network.trainable_variables
-    # Such as the tables of Keras's lookup layers, which are no variables.
+    # Such as the tables of Keras's lookup layers, which are not variables.
     module.resources_ = [
         value
         for layer in network._flatten_layers()
@@ -187,7 +188,7 @@ def _save_tensorflow(network: Any, inner: Any, path: str) -> None:
 
 
 def _function_of_columns(network: Any, inputs: Mapping[str, Any], name: str) -> Any:
-    """Returns what gives a network's outputs by name; a single one under ``name``."""
+    """Returns a function of the network's outputs by name; a single one is ``name``."""
     specs = {
         key: tf.TensorSpec(tensor.shape, tensor.dtype, name=key)
         for key, tensor in inputs.items()
@@ -204,7 +205,7 @@ def _named(outputs: Any, name: str) -> dict[str, Any]:
 
 
 def _appear(path: pathlib.Path, save: Callable[[str], object]) -> None:
-    """Saves under a temporary name, then renames: ``path`` is complete or absent."""
+    """Saves under a temporary name and renames: ``path`` is complete or absent."""
     temporary = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
     try:
         save(os.fspath(temporary))

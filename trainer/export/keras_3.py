@@ -1,17 +1,17 @@
-"""An exported Keras 2 model as one of Keras 3, which cannot read Keras 2's files.
+"""Converts an exported Keras 2 model to Keras 3, which cannot read Keras 2's files.
 
     from dpsgd import to_keras_3
     to_keras_3("run/model.keras").save("keras_3.keras")  # keras.models.load_model
 
-Every layer is made again as the Keras 3 layer of its name and gets its weights;
-TensorFlow functions between layers become ``keras.ops``.  The result needs neither
-TensorFlow nor this package, and runs on any backend of Keras 3.
+Every layer becomes the Keras 3 layer of the same class, with its weights; TensorFlow
+functions between layers become ``keras.ops``.  The result needs neither TensorFlow nor
+this package, and runs on any backend of Keras 3.
 
 Formal guarantees:
-  - What is returned agrees with the model on made-up rows, missing numbers among them.
+  - The result agrees with the model on made-up rows, some with missing numbers.
   - A layer or function without a known counterpart is refused by name.
 
-For all other models there is ``keras.layers.TFSMLayer("run/saved_model")``.
+Other models load as ``keras.layers.TFSMLayer("run/saved_model")``.
 
 Public: the model.
 """
@@ -30,21 +30,21 @@ from accounting.validation import InputError
 from trainer.tf_compat import keras as keras_2
 from trainer.tf_compat import tf
 
-# The exported model is TensorFlow's; a conversion may be loaded by any other backend.
+# To compare both models here; the conversion can be loaded on any other backend.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras as keras_3
 from keras import ops
 
-#: Rows on which both models are compared, and how closely they agree.
+#: Number of rows on which both models are compared, and relative tolerance.
 _PROBE_ROWS = 16
 _TOLERANCE = 1e-4
 
-#: Of a layer's configuration, what matters for training alone.
+#: Ends of the names in a layer's configuration that matter only for training.
 _TRAINING_ONLY = ("_initializer", "_regularizer", "_constraint")
 
 
 def _elementwise(name: str) -> Callable[..., Any]:
-    """Returns a function of Keras 3 that takes lists of numbers beside tensors."""
+    """Returns a function of ``keras.ops`` that takes tensors and lists of numbers."""
 
     def call(*values: Any) -> Any:
         kinds = [v.dtype for v in values if hasattr(v, "dtype") and v.dtype != "bool"]
@@ -57,8 +57,8 @@ def _elementwise(name: str) -> Callable[..., Any]:
     return call
 
 
-#: What TensorFlow calls a function, without "math." and "nn." -> the same of Keras 3;
-#: both take the same arguments in the same order.
+#: Name of a TensorFlow function, without "math." and "nn." -> the function of Keras 3
+#: with the same arguments in the same order.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__operators__.add": _elementwise("add"),
     "cast": ops.cast,
@@ -85,7 +85,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def to_keras_3(model: Any) -> Any:
-    """Returns the Keras 3 model that computes what a Keras 2 model does.
+    """Returns the Keras 3 model that is equivalent to a Keras 2 model.
 
     Args:
       model: A functional ``tf_keras.Model``, or the path of one in a ``.keras`` file.
@@ -112,7 +112,7 @@ def _refuse(what: str) -> InputError:
 
 
 class _Conversion:
-    """Calls the counterparts of all layers of a functional model, in their order."""
+    """Calls the counterparts of all layers of a functional model, in order."""
 
     def __init__(self, network: Any) -> None:
         if not isinstance(network, keras_2.Model) or not network._is_graph_network:
@@ -122,7 +122,7 @@ class _Conversion:
         self._tensors: dict[int, Any] = {}
 
     def model(self) -> Any:
-        """Returns the whole as a model."""
+        """Returns the converted model."""
         inputs = tf.nest.map_structure(self._input, self._network._nested_inputs)
         outputs = self._replay()
         return keras_3.Model(inputs, outputs, name=self._network.name)
@@ -177,7 +177,7 @@ class _Conversion:
 
 
 def _call_function(layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
-    """Calls what Keras 3 has for a TensorFlow function between layers."""
+    """Calls the Keras 3 counterpart of a TensorFlow function between layers."""
     symbol = layer.symbol.removeprefix("tf.")
     name = symbol.removeprefix("math.").removeprefix("nn.")
     if name not in _FUNCTIONS:
@@ -210,10 +210,10 @@ def _counterpart(layer: Any) -> Any:
 
 
 def _check_same(model: Any, converted: Any) -> None:
-    """Accepts two models that agree on made-up rows."""
+    """Refuses two models that differ on made-up rows."""
     random = np.random.default_rng(0)
     rows = {name: _probe(t, random) for name, t in _inputs_of(model).items()}
-    # A model that was made of one input takes it by itself.
+    # A model made from a single input does not take a dict.
     given = rows if isinstance(model.input, Mapping) else rows[model.input_names[0]]
     wanted, found = (tf.nest.flatten(one(given)) for one in (model, converted))
     for a, b in zip(wanted, found, strict=True):
@@ -228,7 +228,7 @@ def _inputs_of(model: Any) -> dict[str, Any]:
 
 
 def _probe(tensor: Any, random: np.random.Generator) -> np.ndarray:
-    """Returns rows of small integers, or of numbers of which some are missing."""
+    """Returns rows of small integers, or of numbers, some of them missing."""
     shape = (_PROBE_ROWS, *tensor.shape[1:])
     dtype = tensor.dtype.as_numpy_dtype
     if not tensor.dtype.is_floating:

@@ -1,12 +1,12 @@
-"""The signature of an exported model: which columns it takes, and what it gives.
+"""The signature of an exported model: its input columns and its outputs.
 
     RUN/serving.json    public; one for all exported weights of a run
 
     {"inputs": [{"name": "integers", "dtype": "float32", "shape": [13]}, ...],
      "outputs": ["probability"], "task": "binary"}
 
-``RUN/saved_model`` has the same as ``signatures["serving_default"]``: every input is a
-tensor (batch, *shape) under its name, every output one under its.
+``RUN/saved_model`` has the same as ``signatures["serving_default"]``: inputs are
+tensors (batch, *shape) by name, and so are outputs.
 
 Formal guarantees:
   - ``read`` returns what ``write`` was given, or refuses the file.
@@ -28,7 +28,7 @@ from trainer.run.run_record import SERVING_NAME
 
 _HEADER: Any = {"format_name": "dpsgd-serving", "version": 1}
 
-#: What an exported model gives.
+#: Names of outputs.
 PROBABILITY = "probability"
 PROBABILITIES = "probabilities"
 PREDICTION = "prediction"
@@ -36,12 +36,12 @@ PREDICTION = "prediction"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serving:
-    """What an exported model takes and gives.
+    """The signature of an exported model.
 
     Attributes:
-      inputs: The columns that it takes.
-      outputs: Names of what it gives.
-      task: What the loss says of labels: "binary", "classes" or "other".
+      inputs: Input columns.
+      outputs: Names of the outputs.
+      task: Task of the loss: "binary", "classes" or "other".
     """
 
     inputs: tuple[Column, ...]
@@ -57,8 +57,8 @@ def write(run: pathlib.Path, serving: Serving) -> None:
     """Writes the signature.
 
     Args:
-      run: The folder of the run.
-      serving: The signature of its exported models.
+      run: Folder of the run.
+      serving: Signature of its exported models.
     """
     write_atomically(run / SERVING_NAME, pretty_json(serving.to_json()))
 
@@ -67,7 +67,7 @@ def read(run: pathlib.Path) -> Serving:
     """Returns the signature of the exported models of a run.
 
     Raises:
-      InputError: there is none, or not as this release writes it.
+      InputError: there is none, or it is not of this format and version.
     """
     remedy = "Name a folder that `dpsgd train` finished, or call export() of its model."
     found = read_json(run / SERVING_NAME, remedy=remedy)

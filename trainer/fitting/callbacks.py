@@ -25,11 +25,11 @@ _VALIDATION = "val_"
 
 
 def check_callbacks(callbacks: Any, *, validates: bool) -> None:
-    """Accepts callbacks whose decisions and files are functions of released things.
+    """Refuses callbacks of Keras that may use values that are not released.
 
     Args:
       callbacks: One callback, a sequence of them, or None.
-      validates: Whether ``fit`` got validation data.
+      validates: Whether ``fit`` has validation data.
 
     Raises:
       InputError: which callback, why, and what to give instead.
@@ -64,7 +64,7 @@ def _check_tensorboard(callback: Any) -> None:
 
 def _check_monitor(callback: Any, name: str, validates: bool) -> None:
     monitor = getattr(callback, "monitor", None)
-    # A ModelCheckpoint that saves always does not look at what it monitors.
+    # A ModelCheckpoint that always saves does not use ``monitor``.
     if not isinstance(monitor, str) or not getattr(callback, "save_best_only", True):
         return
     if not monitor.startswith(_VALIDATION):

@@ -4,7 +4,7 @@ As in Keras, ``fit(epochs=N, initial_epoch=K)`` trains for N - K epochs from whe
 training stands, and numbers them K, ..., N - 1.
 
 Formal guarantees:
-  - Epochs follow each other without a gap, from the first step that is left.
+  - Epochs follow each other without a gap, from the first remaining step.
   - None goes beyond the last step of the plan; only the last one may be shorter.
 """
 
@@ -20,9 +20,9 @@ class Epoch:
     """One epoch.
 
     Attributes:
-      index: Its number, for callbacks.
-      begin: Steps of the plan that are consumed before it.
-      end: Steps of the plan that are consumed after it.
+      index: Index of the epoch, for callbacks.
+      begin: Number of steps of the plan that are consumed when it begins.
+      end: Number of steps of the plan that are consumed when it ends.
     """
 
     index: int
@@ -41,14 +41,14 @@ def plan_epochs(
     """Returns the epochs of a call of ``fit``.
 
     Args:
-      epochs: Number of the epoch to end before; all that are left if None.
-      initial_epoch: Number of the first epoch.
-      steps_per_epoch: Steps of an epoch.
-      done: Steps of the plan that are consumed.
-      num_steps: Steps of the plan.
+      epochs: Index of the epoch to end before; to the end of the plan if None.
+      initial_epoch: Index of the first epoch.
+      steps_per_epoch: Number of steps per epoch.
+      done: Number of consumed steps of the plan.
+      num_steps: Number of steps of the plan.
 
     Raises:
-      InputError: no epoch is asked for, or more than are left.
+      InputError: no epoch is requested, or more than remain.
 
     Example:
       >>> [e.end for e in plan_epochs(

@@ -5,13 +5,13 @@ sensitivity: an example of weight 10 still changes the sum by at most ``l2_norm_
 and counts tenfold only if its gradient stays below the clip norm.
 
 Formal guarantees:
-  - The weight of an example follows from its own row and from ``fit``'s arguments.
+  - The weight of an example is a function of its own row and of ``fit``'s arguments.
   - An example whose weight is negative or not finite contributes exactly nothing, as
-    one whose label the loss does not take.
-  - Of a class that ``class_weight`` does not name the weight is 1.
+    does one whose label the loss does not take.
+  - A class that ``class_weight`` does not name has weight 1.
 
-Public: classes, their weights and names of columns.  Weights that were computed from
-the training labels are not public, and no privacy statement covers them.
+Public: classes, their weights and names of columns.  Weights computed from the training
+labels are not public, and no privacy statement covers them.
 Sensitive: weights of examples.
 """
 
@@ -37,7 +37,7 @@ class ExampleWeights:
       sample_weight: Name of the column of weights; None for none.
 
     Raises:
-      InputError: no mapping of classes to weights, or no name of a column.
+      InputError: not a mapping of classes to weights, or not the name of a column.
     """
 
     class_weight: Mapping[int, float] = dataclasses.field(default_factory=dict)
@@ -64,7 +64,7 @@ class ExampleWeights:
         return bool(self.class_weight) or self.sample_weight is not None
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the run record says, as JSON."""
+        """Returns the entries of the run record."""
         weights = {str(label): float(w) for label, w in self.class_weight.items()}
         return {"class_weight": weights, "sample_weight": self.sample_weight}
 
@@ -74,28 +74,23 @@ class WeightedModel(TrainableModel):
     """A model whose loss is weighted by example.
 
     Attributes:
-      weights: By which factors.
+      weights: The weights of the examples.
     """
 
     weights: ExampleWeights
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
-        """Returns the weighted loss of each example, of shape (batch,).
-
-        Args:
-          columns: All columns of some rows.
-          outputs: Outputs of the network for these rows; computed if None.
-        """
+        """Returns the weighted losses (batch,); see ``TrainableModel``."""
         return super().losses(columns, outputs) * self.example_weights(columns)
 
     def accepts(self, columns: Mapping[str, Any]) -> Any:
-        """Returns which rows have a label and a weight to train on, bool (batch,)."""
+        """Returns whether each row has a valid label and weight, bool (batch,)."""
         weight = self.example_weights(columns)
         usable = tf.logical_and(tf.math.is_finite(weight), weight >= 0)
         return tf.logical_and(super().accepts(columns), usable)
 
     def example_weights(self, columns: Mapping[str, Any]) -> Any:
-        """Returns the weight of each example, float32 of shape (batch,)."""
+        """Returns the weight of each example, (batch,), float32."""
         factors = []
         if self.weights.class_weight:
             factors.append(self._of_class(self.labels(columns)))
@@ -105,7 +100,7 @@ class WeightedModel(TrainableModel):
 
     def _of_class(self, labels: Any) -> Any:
         classes = tf.argmax(labels, -1) if _is_one_hot(self) else labels
-        # In double precision every integer label is itself.
+        # Double precision represents every integer label exactly.
         classes = tf.cast(classes, tf.float64)
         weight = tf.ones_like(classes, tf.float32)
         for label, of_class in self.weights.class_weight.items():
@@ -118,15 +113,15 @@ def _is_one_hot(model: TrainableModel) -> bool:
 
 
 def weighted(model: TrainableModel, weights: ExampleWeights) -> TrainableModel:
-    """Returns ``model`` with weighted losses; itself if no weights are given.
+    """Returns ``model`` with weighted losses; ``model`` itself without weights.
 
     Args:
-      model: Checked by ``models.check_model``.
-      weights: What ``fit`` was given.
+      model: A model that ``check_model`` accepted.
+      weights: The weights given to ``fit``.
 
     Raises:
-      InputError: no such column, a column of other than single numbers, or labels that
-        are not one class per example.
+      InputError: no such column, a column without one number per example, or labels
+        that are not one class per example.
     """
     if not weights:
         return model

@@ -1,1 +1,1 @@
-"""One page that says what a run is, and how private: from its public files alone."""
+"""The privacy report of a run: one HTML page, made from its public files."""

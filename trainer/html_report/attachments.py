@@ -1,10 +1,10 @@
-"""What others found out about a run, and a report shows beside it.
+"""Audits and comparisons that a report includes.
 
 Formal guarantees:
-  - Only the fields that are named here are taken.
-  - An audit is taken only if it is of the plan, the noise and the sampler's own claim
-    of the run; a comparison only if it has runs of its sampler, batch size, method,
-    learning rate, clip norm and noise.
+  - Only the fields that are named here are used.
+  - An audit is accepted only if it is of the plan, the noise and the sampler's own
+    claim of the run; a comparison only if it has runs of the same sampler, batch size,
+    method, learning rate, clip norm and noise.
 
 Public: everything.
 """
@@ -36,15 +36,15 @@ _OUTCOME = (
 def read_audit(
     path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
 ) -> dict[str, Any]:
-    """Returns what is shown of an audit.
+    """Returns the shown fields of an audit.
 
     Args:
-      path: What ``dpsgd audit RUN --json`` printed.
+      path: File with the output of ``dpsgd audit RUN --json``.
       record: Record of the run.
       plan: Plan of the run.
 
     Raises:
-      InputError: no audit, or one of another run or of another sampler's claim.
+      InputError: not an audit, or one of another run or of another sampler's claim.
     """
     remedy = f"Make it with `dpsgd audit RUN --json > {path}`."
     fields = read_json(path, remedy=remedy)
@@ -73,15 +73,15 @@ def read_audit(
 def read_comparison(
     path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
 ) -> list[dict[str, Any]]:
-    """Returns the lines of a comparison; ``is_this`` says which are of runs like this.
+    """Returns the lines of a comparison; ``is_this`` marks those of the run's settings.
 
     Args:
-      path: The folder of a comparison, or its ``comparison.json``.
+      path: Folder of a comparison, or its ``comparison.json``.
       record: Record of the run.
       plan: Plan of the run.
 
     Raises:
-      InputError: no comparison, or one without runs like this.
+      InputError: not a comparison, or one without the run's settings.
     """
     path = path / COMPARISON_NAME if path.is_dir() else path
     remedy = "Name a folder that `dpsgd compare` wrote."
@@ -101,7 +101,7 @@ def read_comparison(
     for line in lines:
         line["is_this"] = all(line[name] == value for name, value in this.items())
     for line, each in zip(lines, fields, strict=True):
-        if each.get("sampled"):  # earlier releases did not say
+        if each.get("sampled"):  # older releases lack it
             line["sampler"] += f", {each['sampled']}, k={each['max_examples_per_user']}"
     if not any(line["is_this"] for line in lines):
         raise InputError(

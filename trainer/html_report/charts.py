@@ -1,7 +1,4 @@
-"""Line charts as numbers for a template: where lines, ticks and labels go.
-
-The unit is that of the template's picture of 340 by 210, y downwards.
-"""
+"""Coordinates of line charts, in the template's picture of 340 by 210, y downwards."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 326, 14, 170
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: its place and what stands beside it."""
+    """A mark on an axis: its coordinate and label."""
 
     place: float
     label: str
@@ -27,11 +24,11 @@ class LineChart:
     """One curve.
 
     Attributes:
-      points: Places of its points that are known.
+      points: Coordinates (x, y) of the known points.
       x_ticks: Ticks of the horizontal axis.
       y_ticks: Ticks of the vertical axis.
-      left: Where the horizontal axis starts.
-      right: Where it ends.
+      left: Start of the horizontal axis.
+      right: End of the horizontal axis.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -42,18 +39,18 @@ class LineChart:
 
     @property
     def path(self) -> str:
-        """What SVG draws the line by."""
+        """The points as SVG writes them."""
         return " ".join(f"{x},{y}" for x, y in self.points)
 
 
 def line_chart(
     x_values: Sequence[float], y_values: Sequence[float | None]
 ) -> LineChart | None:
-    """Returns the chart of a curve; None where fewer than two points are known.
+    """Returns the chart of a curve; None if fewer than two points are known.
 
     Args:
       x_values: Steps, ascending.
-      y_values: As many; None where the metric is not defined.
+      y_values: Metric at each step; None where it is not defined.
     """
     known = [(x, y) for x, y in zip(x_values, y_values, strict=True) if y is not None]
     if len(known) < 2:
@@ -68,7 +65,7 @@ def line_chart(
 
 
 class _Axis:
-    """From values to places, between the outermost ticks."""
+    """Maps values to coordinates between the outermost ticks."""
 
     def __init__(
         self, values: Sequence[float], start: float, end: float, *, whole: bool = False
@@ -88,7 +85,7 @@ class _Axis:
     @property
     def ticks(self) -> tuple[Tick, ...]:
         step = self._values[1] - self._values[0]
-        # As many decimals as tell two ticks apart, for 2.5 one more.
+        # Enough decimals to tell ticks apart; a step of 2.5 needs one more.
         digits = max(0, -math.floor(math.log10(step)))
         digits += not math.isclose(step * 10**digits, round(step * 10**digits))
         return tuple(

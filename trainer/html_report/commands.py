@@ -1,8 +1,8 @@
-"""The commands that verify a report: with the run's folder, and without it.
+"""The commands that verify a report.
 
 Formal guarantees:
-  - Without the run, the command for a plan states the epsilon of the report: it names
-    all that epsilon depends on, unrounded.
+  - The command that needs no run states the epsilon of the report: it contains
+    everything that epsilon depends on, unrounded.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def to_verify(
     plan: DpSgdPlan,
     statement: PrivacyStatement | None,
 ) -> list[dict[str, str]]:
-    """Returns commands, each with what it does.
+    """Returns dicts of "purpose" and "command".
 
     Args:
       name: Name of the run's folder.
       record: Record of the run.
       plan: Plan of the run.
-      statement: What the report states; None if nothing is stated.
+      statement: Statement of the report; None for none.
     """
     run = shlex.quote(name)
     found = []
@@ -83,7 +83,7 @@ def _account(record: RunRecord, plan: DpSgdPlan, statement: PrivacyStatement) ->
 
 
 def _delta(record: RunRecord, statement: PrivacyStatement) -> str:
-    """Returns the flags for a delta that is not the one that the run was for."""
+    """Returns the flags for a delta other than the run's."""
     if statement.delta == record.target_delta:
         return _allowance(statement)
     return f" --delta {statement.delta}{_allowance(statement)}"
@@ -95,7 +95,7 @@ def _allowance(statement: PrivacyStatement) -> str:
 
 
 def _length(plan: DpSgdPlan) -> dict[str, int]:
-    """Returns the flag from which a command finds the steps of ``plan``."""
+    """Returns the flag that gives a plan the steps of ``plan``."""
     whole = steps_and_epochs(
         plan.num_examples,
         plan.expected_batch_size,

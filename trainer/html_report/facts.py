@@ -1,16 +1,15 @@
-"""What a privacy report says of a run.
+"""The content of a privacy report.
 
     RUN/run_record.json, RUN/manifest.json  what was executed, and on which batches
     RUN/metrics.json, RUN/curve.json        evaluation on held-out examples, if any
-    AUDIT                                   what `dpsgd audit RUN --json` printed
+    AUDIT                                   the output of `dpsgd audit RUN --json`
     COMPARISON                              comparison.json of `dpsgd compare`
 
 Formal guarantees:
-  - Nothing sensitive: all values are fields of these public files that are named here,
-    or follow from such fields.  With the noise key the record is verified; whether it
-    was is all that is taken from the private folder.
-  - An edited run is refused where the noise key is at hand; elsewhere the report says
-    that nobody looked.
+  - Nothing sensitive: all values are named fields of these public files, or functions
+    of such fields.  The private folder only tells whether the record was verified.
+  - With the noise key an edited run is refused; without it the report says that the
+    record was not verified.
   - Epsilon is computed from record and manifest, as by ``dpsgd account``.
   - Curves and metrics are taken only from files that say they are of held-out examples.
   - An audit or a comparison of another run is refused.
@@ -53,18 +52,18 @@ def collect(
     allow_large_delta: bool = False,
     noise_key_file: pathlib.Path | None = None,
 ) -> dict[str, Any]:
-    """Returns all that a report says, JSON-serialisable.
+    """Returns the content of a report, JSON-serialisable.
 
     Args:
-      run: The folder of a finished run.
-      audit: JSON that ``dpsgd audit RUN --json`` printed.
-      comparison: The folder of a comparison, or its ``comparison.json``.
-      delta: To state epsilon at; the one that the run was for if None.
-      allow_large_delta: Whether one that protects next to nothing is meant.
-      noise_key_file: Where the noise key is, if not in the run.
+      run: Folder of a finished run.
+      audit: File with the output of ``dpsgd audit RUN --json``; None for none.
+      comparison: Folder of a comparison, or its ``comparison.json``; None for none.
+      delta: Delta to state epsilon at; that of the run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      noise_key_file: File of the noise key, if not in the run.
 
     Raises:
-      InputError: no finished run, an edited one, or files of another run.
+      InputError: the run is not finished or was edited, or a file is of another run.
     """
     run_record.read_finished(run)
     record, manifest, verified = _read(run, noise_key_file)
@@ -91,7 +90,7 @@ def collect(
 def _read(
     run: pathlib.Path, noise_key_file: pathlib.Path | None
 ) -> tuple[RunRecord, Manifest, bool]:
-    """Returns record and manifest, and whether the noise key says they are unedited."""
+    """Returns record, manifest, and whether the noise key verified them."""
     key = run_record.noise_key_path(run, noise_key_file)
     if noise_key_file is not None or key.exists():
         return *run_record.read_run(run, noise_key_file=noise_key_file), True
@@ -103,7 +102,7 @@ def _read(
 def _statement(
     record: RunRecord, manifest: Manifest, delta: float | None, allow_large: bool
 ) -> PrivacyStatement | None:
-    """Returns what can be stated; None without privacy, or without a delta."""
+    """Returns the statement; None without privacy or without a delta."""
     unstated = record.method == NON_PRIVATE or record.target_delta is None
     if delta is None and unstated:
         run_record.check_execution(record, manifest)
@@ -112,7 +111,7 @@ def _statement(
         record,
         manifest,
         delta=delta,
-        # The delta of the run was allowed when it was trained.
+        # Training accepted the run's own delta.
         allow_large_delta=allow_large or delta is None,
     )
     return found
@@ -227,7 +226,7 @@ def _evaluation(run: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """Returns names of metrics, the one to judge by first."""
+    """Returns the names of metrics in the order of ``METRICS``."""
     known = next((task for task in METRICS.values() if set(task) <= set(names)), ())
     return [*known, *(name for name in names if name not in known)]
 
@@ -260,7 +259,7 @@ def _digests(run: pathlib.Path) -> dict[str, str]:
 
 
 def title_of(metric: str) -> str:
-    """Returns the name of a metric as the beginning of a line.
+    """Returns the name of a metric, capitalised.
 
     Example:
       >>> title_of("log_loss")

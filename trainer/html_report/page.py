@@ -1,11 +1,11 @@
-"""A privacy report as one HTML file that needs nothing else.
+"""A privacy report as one self-contained HTML file.
 
 Formal guarantees:
   - Nothing is fetched: the page has no script, no link to a file and no font, and its
     content security policy forbids all of them.
   - Text of files is escaped: a name cannot become markup.
   - Upper bounds are rounded up, lower bounds down.
-  - The file appears whole or not at all, and takes the place of another only if asked.
+  - The file appears complete or not at all, and replaces another only on request.
 
 Public: everything, see ``facts``.
 """
@@ -39,24 +39,17 @@ def write_report(
     noise_key_file: StrPath | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Writes the privacy report of a run, and returns what it says.
+    """Writes the privacy report of a run, and returns its content, JSON-serialisable.
+
+    Other arguments as for `facts.collect`.
 
     Args:
-      run: The folder of a finished run.
       out: The HTML file to write.
-      audit: JSON that ``dpsgd audit RUN --json`` printed.
-      comparison: The folder of a comparison, or its ``comparison.json``.
-      delta: To state epsilon at; the one that the run was for if None.
-      allow_large_delta: Whether one that protects next to nothing is meant.
-      noise_key_file: Where the noise key is, if not in the run.
-      overwrite: Whether the page may take the place of another file.
-
-    Returns:
-      The facts on the page, JSON-serialisable.
+      overwrite: Whether the page may replace another file.
 
     Raises:
-      InputError: ``out`` cannot be written, no finished run, an edited one, or files of
-        another run.
+      InputError: ``out`` cannot be written, the run is not finished or was edited, or a
+        file is of another run.
     """
     path = pathlib.Path(out)
     check_out(path, overwrite=overwrite)
@@ -77,14 +70,13 @@ def _path(path: StrPath | None) -> pathlib.Path | None:
 
 
 def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Accepts where a report may be written, before there is one.
+    """Refuses a path to which no report can be written; see `write_report`.
 
     Args:
-      path: Path of the file.
-      overwrite: Whether it may take the place of another file.
+      path: Path of the report.
 
     Raises:
-      InputError: a folder, a file that is there, or no folder to write into.
+      InputError: it is a folder, it exists, or its folder does not exist.
     """
     if path.is_dir():
         raise InputError(
@@ -103,7 +95,7 @@ def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
 
 
 def render(found: dict[str, Any]) -> str:
-    """Returns the page of what ``facts.collect`` found."""
+    """Returns the page of the content that ``facts.collect`` returned."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("trainer", "html_report"),
         autoescape=True,
@@ -117,7 +109,7 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _charts(evaluation: dict[str, Any] | None) -> dict[str, charts.LineChart]:
-    """Returns a chart for each metric that has a curve."""
+    """Returns a chart for each metric with a curve."""
     if evaluation is None:
         return {}
     curve = evaluation["curve"]
@@ -138,19 +130,19 @@ def _rounded(side: Callable[[float], int]) -> Callable[[float | None, int], str]
 
 
 def _percent_up(rate: float) -> str:
-    """Returns a rate in percent, rounded up, with a decimal or, if small, two."""
+    """Returns a rate in percent, rounded up to one decimal, or to two below 1 %."""
     digits = 1 if rate >= 0.01 else 2
     return f"{math.ceil(rate * 100 * 10**digits) / 10**digits:.{digits}f} %"
 
 
 def _scientific_up(value: float) -> str:
-    """Returns a small number for people, rounded up to three digits.
+    """Returns a number in scientific notation, rounded up to three digits.
 
     Example:
       >>> _scientific_up(2.0833e-06)
       '2.09 × 10⁻⁶'
     """
-    # By its decimal digits: a product of floats may round to the other side.
+    # From its decimal digits: a product of floats may round down.
     exact = decimal.Decimal(repr(value))
     up = decimal.Context(prec=3, rounding=decimal.ROUND_UP).plus(exact)
     digits, exponent = f"{up:.2e}".split("e")
@@ -159,7 +151,7 @@ def _scientific_up(value: float) -> str:
 
 
 def _factor_up(epsilon: float) -> str:
-    """Returns e to the power of epsilon for people, rounded up.
+    """Returns e to the power of epsilon as text, rounded up.
 
     Example:
       >>> _factor_up(1.0)
@@ -172,7 +164,7 @@ def _factor_up(epsilon: float) -> str:
 
 
 def _one_in(probability: float) -> str:
-    """Returns a probability as people say it; it is not larger than that.
+    """Returns a probability as "one in n", which is at least as large.
 
     Example:
       >>> _one_in(3e-6)
@@ -182,7 +174,7 @@ def _one_in(probability: float) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Returns a setting for people."""
+    """Returns a setting as text."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -1,16 +1,16 @@
-"""A model whose example is a group of rows: the mean of their losses is its loss.
+"""A model of groups of rows: the loss of a group is the mean loss of its rows.
 
-    loss of example i = sum_r w_ir loss(row ir) / sum_r w_ir
+    loss of group i = sum_r w_ir loss(row ir) / sum_r w_ir
 
-Rows of a group are views of one example (augmentation multiplicity), of equal weights;
-or they are the rows of one user, padded to a constant number with rows of weight 0.
-The network computes all rows of all groups at once.  The gradient that is clipped is
-that of the mean, a sum over the rows of a group before any norm is taken.
+A group is the views of one example (augmentation multiplicity), with equal weights, or
+the rows of one user, padded to a constant number with rows of weight 0.  The network
+computes all rows of all groups at once.  Gradients are summed over the rows of a group
+before they are clipped.
 
 Formal guarantees:
   - The loss of a group is a function of its own rows and weights.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
-  - A group of which all rows have weight 0 has a loss of exactly 0.
+  - A group whose rows all have weight 0 has a loss of exactly 0.
 
 Public: sizes and names.  Sensitive: rows, weights and losses.
 
@@ -39,10 +39,9 @@ class GroupedModel(TrainableModel):
     Attributes:
       of_row: The model of one row.
       size: Rows of a group.
-      by_row: Columns (batch, size, ...) with a value for each row; all rows of a group
-        share those of the other columns.
-      row_weights: Column (batch, size) of weights of at least 0; None if all rows
-        count alike.
+      by_row: Columns (batch, size, ...) with one value per row; the rows of a group
+        share the values of all other columns.
+      row_weights: Column (batch, size) of weights, at least 0; None for equal weights.
     """
 
     of_row: TrainableModel
@@ -52,29 +51,24 @@ class GroupedModel(TrainableModel):
 
     @property
     def rows_per_example(self) -> int:
-        """Rows that the network computes for one example."""
+        """Number of rows that the network computes per example."""
         return self.size * self.of_row.rows_per_example
 
     @property
     def trace_key(self) -> tuple[Any, ...]:
-        """What the graph of the losses depends on, beside the network."""
+        """What the graph of the losses depends on, besides the network."""
         mine = (self.size, self.by_row, self.row_weights)
         return (*super().trace_key, *mine, self.of_row.trace_key)
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
-        """Returns what the network gives for all rows of all groups.
-
-        Args:
-          columns: Name -> (batch, ...).
-          training: Whether layers are told that they are being trained.
-        """
+        """Returns the outputs for all rows of all groups; see `TrainableModel`."""
         return self.of_row.outputs(self._rows(columns), training=training)
 
     def losses(self, columns: Mapping[str, Any], outputs: Any = None) -> Any:
         """Returns the mean loss of each group, of shape (batch,).
 
         Args:
-          columns: All columns of some groups.
+          columns: All columns of the groups.
           outputs: Outputs of the network for their rows; computed if None.
         """
         losses = self.of_row.losses(self._rows(columns), outputs)
@@ -82,14 +76,14 @@ class GroupedModel(TrainableModel):
         if self.row_weights is None:
             return tf.reduce_sum(losses, 1) / self.size
         weights = self._weights(columns)
-        # 0 times NaN is NaN: a product with 0 would not do.
+        # Not a product with 0, which is NaN for a loss of NaN.
         weighted = tf.where(weights > 0, losses * weights, 0.0)
         return tf.math.divide_no_nan(
             tf.reduce_sum(weighted, 1), tf.reduce_sum(weights, 1)
         )
 
     def accepts(self, columns: Mapping[str, Any]) -> Any:
-        """Returns of which groups the loss takes all labels that count, (batch,)."""
+        """Returns whether the loss takes all labels of positive weight, (batch,)."""
         accepted = self.of_row.accepts(self._rows(columns))
         accepted = tf.reshape(accepted, (-1, self.size))
         if self.row_weights is not None:
@@ -101,7 +95,7 @@ class GroupedModel(TrainableModel):
         return tf.cast(columns[self.row_weights], tf.float32)
 
     def _rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the columns of all rows, (batch * size, ...); zeros for padding."""
+        """Returns the columns of all rows, (batch * size, ...), zero in padding."""
         padding = None
         if self.row_weights is not None:
             padding = self._weights(columns) == 0
@@ -119,10 +113,10 @@ class GroupedModel(TrainableModel):
 
 
 def of_users(model: TrainableModel, manifest: Manifest) -> TrainableModel:
-    """Returns the model whose losses are those of training on these batches.
+    """Returns the model of users, if users are the examples of the batches.
 
     Args:
-      model: Model of one row, with what is drawn for it.
+      model: Model of one row, with its views and seeds.
       manifest: Manifest of the batches.
     """
     if not has_users(manifest):

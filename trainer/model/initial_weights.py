@@ -1,18 +1,18 @@
-"""Training that starts at the weights of a file, which its user declares public.
+"""Initial weights from a file, which the user declares public.
 
     FILE.npz     NumPy arrays in the order of the trainable weights: an iterate that a
                  run kept (weight_0, weight_1, ...), or ``np.savez(file, *arrays)``
-    FILE.keras   a Keras 2 model with the same trainable weights, as ``ema_model.keras``
-                 of a run
+    FILE.keras   Keras 2 model with the same trainable weights, such as a run's
+                 ``ema_model.keras``
 
-Numbers do not show what they were learned from.  The privacy statement holds as long as
-these weights owe nothing to the training examples, and says so.
+Weights do not show what they were learned from.  The privacy statement holds only if
+they do not depend on the training examples, and says so.
 
 Formal guarantees:
-  - Weights of other shapes, that are not finite, or that code or pickles would have to
-    make, are refused before any step, in one line.
+  - Weights of other shapes, weights that are not finite, and files that need a pickle
+    or unknown code are refused before any step, in one line.
   - Weights in the folder of a run on the same batches are refused: see ``preflight``.
-  - What the run record says of them names the bytes of the file.
+  - The run record contains the digest of the file.
 
 Public: everything here, as the user declares.
 """
@@ -38,7 +38,7 @@ class InitialWeights:
 
     Attributes:
       path: The file.
-      arrays: In the order of the trainable weights.
+      arrays: Arrays in the order of the trainable weights.
       sha256: SHA-256 of the bytes of the file, as hex digits.
     """
 
@@ -47,10 +47,10 @@ class InitialWeights:
     sha256: str
 
     def assign(self, variables: Sequence[Any]) -> None:
-        """Gives the variables these values.
+        """Assigns the arrays to ``variables``.
 
         Raises:
-          InputError: other shapes, no real numbers, or numbers that are not finite.
+          InputError: shapes differ, or values are not finite real numbers.
         """
         if len(self.arrays) != len(variables):
             raise self._error(f"it has {len(self.arrays)} of {len(variables)}")
@@ -66,7 +66,7 @@ class InitialWeights:
             variable.assign(array.astype(variable.dtype.as_numpy_dtype))
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the record of a run says of them."""
+        """Returns their entry in the run record."""
         return {"initial_weights": {"sha256": self.sha256, "declared_public": True}}
 
     def _error(self, what: str) -> InputError:
@@ -81,12 +81,12 @@ def read(path: pathlib.Path) -> InitialWeights:
     """Returns the weights of a file.
 
     Raises:
-      InputError: no such file, or none of the two forms.
+      InputError: no such file, or not of one of the two formats.
     """
     try:
         data = path.read_bytes()
         arrays = _of_npz(data) if path.suffix == ".npz" else _of_keras(path)
-    # Keras raises its own kinds of errors; the file has seen no example.
+    # Keras raises errors of any class.  The text is public: no example was seen.
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise InputError(

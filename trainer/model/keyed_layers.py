@@ -1,26 +1,25 @@
-"""Layers of Keras that draw random numbers, from seeds of ours instead of their own.
+"""Random layers of Keras that draw from our seeds.
 
-Keras's layers draw from a generator that they hold.  Another one stands in its place
-for a while:
+Keras's layers hold their random generator.  These contexts replace it:
 
     keyed_layers    Dropout within a network: each row's mask follows from its seed
-    seeded_layers   any random layer, on one row: what it draws follows from one seed
+    seeded_layers   any random layer, on one row: its draws follow from one seed
     still_layers    Dropout that drops nothing
 
-Seeds are secret words, independent for every row of every step; ``noise.row_seeds``
-draws them.  A mask follows from two of them by the finalizer of MurmurHash3: statistics
-are all that is asked of it.  Privacy needs less, that a row's mask is a function of its
-own seed, and seeds of different rows independent and of one law.
+Seeds are secret, and independent for every row of every step (``noise.row_seeds``).  A
+mask is made of two words of the seed by the finalizer of MurmurHash3, whose statistics
+suffice: privacy requires only that a row's mask is a function of its own seed, and that
+seeds of different rows are independent and identically distributed.
 
 Formal guarantees:
-  - In ``keyed_layers`` the mask of a row is a function of its own seed, of the place
-    of the layer's call in the forward pass, and of the shape of one row: it is the same
-    in a second pass, and whatever the other rows are.
-  - In ``seeded_layers`` what layers draw is a function of the seed and of the order of
-    their calls.
+  - In ``keyed_layers`` the mask of a row is a function of its own seed, of the index
+    of the layer's call in the forward pass, and of the shape of one row: a second pass
+    has the same mask, whatever the other rows are.
+  - In ``seeded_layers`` the draws of layers are a function of the seed and of the order
+    of their calls.
   - A unit is dropped with the rate of the layer, up to 2^-32.
-  - A layer that draws anything but masks of dropout within a network is refused.
-  - Afterwards the layers are what they were, also after an exception.
+  - A layer within a network that draws anything but dropout masks is refused.
+  - Afterwards the layers have their own generators, also after an exception.
 
 Public: layers and rates.  Sensitive: seeds and masks.
 """
@@ -39,17 +38,17 @@ from trainer.tf_compat import tf
 #: The column of a batch that holds seeds; no file has a column of this name.
 SEEDS = "weight:seeds"
 
-#: Words of a seed: the first two are of what is done to inputs, the others of masks.
+#: Words of a seed: the first two for augmentation, the others for masks.
 SEED_WORDS = 4
 
-#: Attributes of Keras's random layers that say how much they draw.
+#: Attributes of Keras's random layers that are 0 or None if they draw nothing.
 _RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
 
 _GOLDEN = 0x9E3779B1
 
 
 def is_random(layer: Any) -> bool:
-    """Whether a layer that could draw random numbers is built to."""
+    """Whether a layer draws random numbers in training."""
     if "BaseRandomLayer" not in {kind.__name__ for kind in type(layer).__mro__}:
         return False
     rates = [getattr(layer, name, None) for name in _RATES]
@@ -58,17 +57,17 @@ def is_random(layer: Any) -> bool:
 
 
 def has_dropout(network: Any) -> bool:
-    """Whether a network draws random numbers in training."""
+    """Whether a layer of the network draws random numbers in training."""
     return any(is_random(layer) for layer in network._flatten_layers())
 
 
 @contextlib.contextmanager
 def keyed_layers(network: Any, seeds: Any) -> Iterator[None]:
-    """Lets dropout within a network follow from seeds of the rows.
+    """Draws the dropout masks of a network from the seeds of the rows.
 
     Args:
       network: A Keras model.
-      seeds: uint32 (rows, SEED_WORDS).  Sensitive.
+      seeds: (rows, SEED_WORDS), uint32.  Sensitive.
     """
     calls = iter(range(1 << 31))
 
@@ -84,7 +83,7 @@ def keyed_layers(network: Any, seeds: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def still_layers(network: Any) -> Iterator[None]:
-    """Lets dropout drop nothing, and refuses what else draws random numbers."""
+    """Switches dropout off, and refuses other layers that draw random numbers."""
 
     def dropout(inputs: Any, rate: float, noise_shape: Any) -> Any:
         del rate, noise_shape
@@ -96,11 +95,11 @@ def still_layers(network: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_layers(layers: Any, seed: Any) -> Iterator[None]:
-    """Lets all that random layers draw follow from one seed.
+    """Draws all random numbers of layers from one seed.
 
     Args:
       layers: A Keras layer or model, called on one row.
-      seed: int64 (2,).  Sensitive.
+      seed: (2,), int64.  Sensitive.
     """
     generator = _SeededGenerator(seed)
     with _replaced_generators(layers, lambda layer: generator):
@@ -116,11 +115,11 @@ def _replaced_generators(network: Any, make: Callable[[Any], Any]) -> Iterator[N
     ]
     try:
         for layer, _ in found:
-            # Through __dict__: Keras would track what is assigned.
+            # Through __dict__: Keras tracks attributes that are assigned.
             vars(layer)["_random_generator"] = make(layer)
         yield
     except InputError as error:
-        # Keras writes the arguments of the call, of several lines, around it.
+        # Keras adds lines with the arguments of the call.
         lines = [line for line in str(error).splitlines() if "Expected" in line]
         raise InputError(lines[0] if lines else str(error)) from None
     finally:
@@ -129,19 +128,19 @@ def _replaced_generators(network: Any, make: Callable[[Any], Any]) -> Iterator[N
 
 
 class _MaskGenerator:
-    """Gives masks of dropout, and nothing else."""
+    """Stands in for Keras's generator; has dropout, and refuses all other draws."""
 
     def __init__(self, layer: Any, dropout: Callable[[Any, float, Any], Any]) -> None:
         self._layer = layer
         self._dropout = dropout
 
     def dropout(self, inputs: Any, rate: float, noise_shape: Any = None) -> Any:
-        """Returns inputs of which some are dropped, as Keras's generator does.
+        """Returns inputs after dropout, as Keras's generator.
 
         Args:
           inputs: (rows, ...).
-          rate: Share that is dropped.
-          noise_shape: Of the mask; 1 where it is shared along an axis.
+          rate: Probability that a unit is dropped.
+          noise_shape: Shape of the mask; 1 where an axis shares it.
         """
         return self._dropout(inputs, rate, noise_shape)
 
@@ -158,14 +157,14 @@ class _MaskGenerator:
 
 
 class _SeededGenerator:
-    """Gives what Keras's generator does, each call by a seed of its own."""
+    """Stands in for Keras's generator; every call has a seed of its own."""
 
     def __init__(self, seed: Any) -> None:
         self._seed = seed
         self._calls = 0
 
     def make_seed_for_stateless_op(self) -> Any:
-        """Returns the seed of the next call, int64 (2,)."""
+        """Returns the seed of the next call, (2,), int64."""
         self._calls += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._calls)
 
@@ -205,7 +204,7 @@ class _SeededGenerator:
         )
 
     def _maybe_init(self) -> None:
-        """Nothing is left to be made when a layer is built."""
+        """Does nothing: Keras calls it when a layer is built."""
 
 
 def _mask_shape(inputs: Any, noise_shape: Any) -> list[int]:
@@ -233,7 +232,7 @@ def _mask_shape(inputs: Any, noise_shape: Any) -> list[int]:
 
 
 def _bits(seeds: Any, call: int, shape: list[int]) -> Any:
-    """Returns uniform uint32 (rows, *shape), each row a function of its own seed."""
+    """Returns uniform words (rows, *shape), uint32, by row a function of its seed."""
     one = [1] * len(shape)
     first, second = (tf.reshape(seeds[:, i : i + 1], [-1, *one]) for i in (2, 3))
     places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.uint64) * _GOLDEN

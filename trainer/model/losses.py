@@ -1,22 +1,22 @@
-"""Losses per example, and the labels that each of them takes.
+"""Losses per example, and the labels that each loss takes.
 
-A loss of one's own is ``--loss module:function``, where ``function(labels, outputs)``
-returns one number per example:
+A user's loss is ``--loss module:function``, where ``function(labels, outputs)`` returns
+one number per example:
 
     def absolute_error(labels, outputs):
         return tf.abs(tf.cast(labels, tf.float32) - outputs[:, 0])
 
-``labels`` is the column ``label``; of a network that returns a dict of outputs it is
-the dict of the columns with the same names.
+``labels`` is the column ``label``, or for a dict of outputs the dict of the columns
+with the same names.
 
 Formal guarantees:
-  - ``accepts`` says of every row, by this row alone, whether its label is one that the
-    loss is made for.  (Other rows contribute nothing: see ``per_example``.)
+  - ``accepts`` decides for every row, from this row alone, whether the loss is defined
+    for its label.  (Other rows contribute nothing: see ``per_example``.)
   - ``check_range`` refuses probabilities under a loss on logits, whatever op or layer
-    makes them, and logits under a loss on probabilities; of a loss of one's own it is
-    not known which it takes.
-  - A loss known by name is a function of the row alone.  Of a loss of one's own
-    ``model_check`` tries whether it is.
+    computes them, and logits under a loss on probabilities.  It does not know which of
+    them a user's loss takes.
+  - A loss known by name is a function of the row alone.  ``model_check`` tests this for
+    a user's loss.
 
 Sensitive: labels, outputs, losses.
 """
@@ -40,29 +40,29 @@ from trainer.tf_compat import keras, tf
 LOGITS = "logits"
 PROBABILITIES = "probabilities"
 
-#: Standard deviations of the weights with which ``check_range`` tries a model; logits
-#: that are small, or that saturate, leave [0, 1] at one of them.
+#: Standard deviations of the random weights of ``check_range``: logits that are small,
+#: or that saturate, leave [0, 1] at one of them.
 _SCALES = (0.3, 3.0, 30.0)
-#: Models per scale.  A logit is negative with probability 1/2: logits pass for
-#: probabilities, if all rows have the same one, with probability 2^-15 at most.
+#: Draws per scale.  A logit is negative with probability 1/2, so that logits pass for
+#: probabilities with probability at most 2^-15, even if all rows have the same logit.
 _MODELS_PER_SCALE = 5
-#: Rounding of a sum of probabilities.
+#: Rounding error of a sum of probabilities.
 _TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A loss of each example.
+    """A loss per example.
 
     Attributes:
-      name: Of Keras, or "module:function".
+      name: Keras's name, or "module:function".
       task: "binary", "classes" or "other".
-      per_example: (labels, outputs) -> float losses of shape (batch,).
-      accepts: (labels, number of classes) -> bool of shape (batch,).
-      allowed: The labels it takes, in words; "{last}" stands for the last class.
-      predict: Outputs -> what the exported model gives.
-      ones_own: Whether a function of the user's computes it.
-      takes: LOGITS, PROBABILITIES, or None for neither.
+      per_example: (labels, outputs) -> float losses (batch,).
+      accepts: (labels, number of classes) -> bool (batch,).
+      allowed: Accepted labels in words; "{last}" stands for the last class.
+      predict: Outputs of the network -> outputs of the exported model.
+      ones_own: Whether a user's function computes it.
+      takes: LOGITS, PROBABILITIES, or None if neither or unknown.
     """
 
     name: str
@@ -87,7 +87,7 @@ def loss_by_name(name: str) -> Loss:
 
 
 def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
-    """Returns the loss that a function of the user's computes.
+    """Returns the loss that a user's function computes.
 
     Args:
       name: "module:function".
@@ -106,12 +106,12 @@ def loss_of_ones_own(name: str, function: Callable[[Any, Any], Any]) -> Loss:
 
 
 def loss_of_keras(loss: Any) -> Loss:
-    """Returns what ``compile(loss=...)`` means: a name, an instance or a function.
+    """Returns the loss of ``compile(loss=...)``: a name, an instance or a function.
 
-    A function of the user's gives one number per example, or several to be averaged.
+    A user's function returns one number per example, or several to be averaged.
 
     Raises:
-      InputError: several losses, or one that looks at the whole batch.
+      InputError: several losses, or one that depends on the whole batch.
     """
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
@@ -144,13 +144,13 @@ def loss_of_keras(loss: Any) -> Loss:
 
 
 def _takes(loss: Any) -> str | None:
-    """Returns what a loss takes, by the convention of Keras's ``from_logits``."""
+    """Returns whether Keras's ``from_logits`` asks for logits or probabilities."""
     if isinstance(loss, keras.losses.Loss):
         from_logits = loss.get_config().get("from_logits")
     else:
         try:
             parameter = inspect.signature(loss).parameters.get("from_logits")
-        except (TypeError, ValueError):  # a callable that does not tell
+        except (TypeError, ValueError):  # a callable without a signature
             parameter = None
         from_logits = None if parameter is None else parameter.default
     if isinstance(from_logits, bool):
@@ -159,7 +159,7 @@ def _takes(loss: Any) -> str | None:
 
 
 def _beside(labels: Any, outputs: Any) -> Any:
-    """Returns labels (batch,) shaped (batch, 1) where outputs are, as Keras's fit."""
+    """Returns labels (batch,) as (batch, 1) if outputs are, as Keras's fit does."""
     if tf.nest.is_nested(outputs) or tf.nest.is_nested(labels):
         return labels
     if len(labels.shape) == 1 and tuple(outputs.shape[1:]) == (1,):
@@ -168,7 +168,7 @@ def _beside(labels: Any, outputs: Any) -> Any:
 
 
 def _all_of_row(value: Any) -> Any:
-    """Returns of (batch, ...) booleans whether all of a row are true, (batch,)."""
+    """Returns whether all booleans of a row are true: (batch, ...) -> (batch,)."""
     return tf.reduce_all(tf.reshape(value, (tf.shape(value)[0], -1)), 1)
 
 
@@ -177,7 +177,7 @@ def _mean_of_row(value: Any) -> Any:
 
 
 def _finite(labels: Any, num_classes: int) -> Any:
-    del num_classes  # any number goes
+    del num_classes  # any number is accepted
     finite = [
         _all_of_row(tf.math.is_finite(tf.cast(leaf, tf.float64)))
         for leaf in tf.nest.flatten(labels)
@@ -191,15 +191,15 @@ def _zero_or_one(labels: Any, num_classes: int) -> Any:
 
 
 def _class(labels: Any, num_classes: int) -> Any:
-    # In double precision: a class of 8 bits may be compared with 1000, and of 0.5 it is
-    # seen that it is none.
+    # In double precision, which compares 8-bit labels with 1000 and does not truncate
+    # a label of 0.5.
     number = tf.cast(labels, tf.float64)
     within = (number >= 0) & (number < num_classes) & tf.equal(tf.floor(number), number)
     return _all_of_row(within)
 
 
 def _distribution(labels: Any, num_classes: int) -> Any:
-    del num_classes  # the shape says it
+    del num_classes  # the last axis has it
     values = tf.cast(labels, tf.float64)
     total = tf.reduce_sum(values, -1, keepdims=True)
     return _all_of_row((values >= 0) & (tf.abs(total - 1) < 1e-3))
@@ -230,7 +230,7 @@ def _keras_loss(name: str) -> Loss:
     function = keras.losses.get(name)
 
     def per_example(labels: Any, outputs: Any) -> Any:
-        # One axis to take Keras's mean over, whatever the shape.
+        # Keras takes the mean over the last axis only.
         rows = (tf.shape(outputs)[0], -1)
         flat = (tf.reshape(value, rows) for value in (labels, outputs))
         return function(*(tf.cast(value, tf.float32) for value in flat))
@@ -276,11 +276,11 @@ _CLASS_LOSSES = (
 
 
 def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
-    """Accepts shapes of labels and outputs that a loss known by name pairs rightly.
+    """Checks the shapes of labels and outputs for a loss known by name.
 
     Args:
-      loss: What is minimised.
-      labels: (batch, ...), or a dict of them.
+      loss: The minimised loss.
+      labels: Labels (batch, ...), or a dict of them.
       outputs: Outputs of the model, (batch, ...), or a dict of them.
 
     Raises:
@@ -309,16 +309,16 @@ def check_shapes(loss: Loss, labels: Any, outputs: Any) -> None:
 def check_range(
     loss: Loss, outputs: Callable[[], Any], variables: Sequence[Any]
 ) -> None:
-    """Accepts a model that gives what the loss takes: logits or probabilities.
+    """Checks that the model outputs what the loss takes: logits or probabilities.
 
     Args:
-      loss: What is minimised.
-      outputs: Gives the outputs of the model for some rows, at its present weights.
-      variables: The trainable variables of the model; they keep their values.
+      loss: The minimised loss.
+      outputs: Computes the outputs for some rows at the current weights.
+      variables: Trainable variables of the model; they keep their values.
 
     Raises:
-      InputError: the loss takes logits, and no weights give any outside of [0, 1]; or
-        it takes probabilities, and some weights do.
+      InputError: the loss takes logits and all outputs at random weights are in [0, 1],
+        or it takes probabilities and one is outside.
     """
     within = None if loss.takes is None else _stays_in_unit_range(outputs, variables)
     if within and loss.takes == LOGITS:
@@ -340,7 +340,7 @@ def check_range(
 def _stays_in_unit_range(
     outputs: Callable[[], Any], variables: Sequence[Any]
 ) -> bool | None:
-    """Returns whether outputs are in [0, 1] at random weights; None if never finite."""
+    """Returns whether outputs stay in [0, 1] at random weights; None if none finite."""
     random, found = np.random.default_rng(0), None
     for _, scale in itertools.product(range(_MODELS_PER_SCALE), _SCALES):
         drawn = [

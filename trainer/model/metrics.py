@@ -1,19 +1,19 @@
-"""What is learned, as far as labels and held-out metrics go.  Needs NumPy alone.
+"""Tasks, their labels, and their metrics on held-out examples.  Needs only NumPy.
 
-    task     labels                    held-out metrics      the exported model gives
+    task     labels                    held-out metrics      outputs of the export
     binary   0 or 1                    AUC, log loss,        the probability of 1
                                        accuracy
     classes  a class, or its one-hot   accuracy, log loss    one probability per class
-    other    any finite number         mean loss             what the network gives
+    other    any finite number         mean loss             those of the network
 
-Training losses and metrics are not private and are never computed.  The metrics here
-are of examples that were not trained on; the privacy statement does not protect those.
+The privacy statement does not protect the held-out examples.
 
 Formal guarantees:
   - ``auc`` is exact: the probability that a positive scores above a negative, ties
     counted half.
-  - ``Scores`` keeps of every row some numbers alone: its score or loss, whether it was
-    right, and labels and predictions only for a metric of the user's own.
+  - ``Scores`` keeps a few numbers of every row: its label and score, or its loss and
+    whether the prediction is correct.  Labels and predictions stay only for a user's
+    metric.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 """
@@ -34,7 +34,7 @@ BINARY = "binary"
 CLASSES = "classes"
 OTHER = "other"
 
-#: Losses that are known by their Keras names, and the task of each.
+#: Keras names of losses, and the task of each.
 LOSSES = {
     "binary_crossentropy": BINARY,
     "sparse_categorical_crossentropy": CLASSES,
@@ -55,7 +55,7 @@ METRICS = {
     OTHER: ("loss",),
 }
 
-#: Those of a majority vote, which has no probabilities; of numbers there is no vote.
+#: Metrics of a majority vote, which has no probabilities; numbers have no vote.
 VOTE_METRICS = {BINARY: ("auc", "accuracy"), CLASSES: ("accuracy",), OTHER: ()}
 
 #: Name -> value; None where it is not defined.
@@ -100,9 +100,7 @@ def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
 
 
 def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Returns the metrics of predictions that are given as logits.
-
-    Of a logit of 0, where both labels are as probable, label 0 is the prediction.
+    """Returns AUC, log loss and accuracy; a logit of 0 predicts label 0.
 
     Args:
       labels: 0 or 1, (rows,).
@@ -117,10 +115,10 @@ def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
 
 
 def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Returns the part of each row's classes that the largest output names, (rows,).
+    """Returns the share of each row's classes that the outputs predict, (rows,).
 
     Args:
-      labels: Classes, of the shape of ``outputs`` without its last axis, or one-hot.
+      labels: Classes (rows, ...), or one-hot (rows, ..., classes).
       outputs: Shape (rows, ..., classes).
 
     Example:
@@ -134,7 +132,7 @@ def correct(labels: np.ndarray, outputs: np.ndarray) -> np.ndarray:
 
 
 def metric_names(fields: Mapping[str, Any]) -> list[str]:
-    """Returns which entries of a point of the curve, or of metrics.json, are metrics.
+    """Returns the names of the metrics in a point of the curve or in metrics.json.
 
     Example:
       >>> metric_names({"step": 3, "auc": 0.5, "log_loss": 0.7, "num_examples": 9})
@@ -149,28 +147,28 @@ def metric_names(fields: Mapping[str, Any]) -> list[str]:
 
 
 def name_of(metric: Metric) -> str:
-    """Returns the name under which a metric of the user's own is reported."""
+    """Returns the name under which a user's metric is reported."""
     return getattr(metric, "__name__", type(metric).__name__)
 
 
 def in_words(name: str) -> str:
-    """Returns the name of a metric as people write it."""
+    """Returns the name of a metric for titles and axes."""
     return "AUC" if name == "auc" else name.replace("_", " ")
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Returns the rows of all parts, each an array or a dict of them, in order."""
+    """Returns the concatenated parts, each an array or a dict of arrays."""
     if isinstance(parts[0], Mapping):
         return {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
     return np.concatenate(parts)
 
 
 class Scores:
-    """The metrics of rows that come in parts.
+    """Accumulates the metrics of rows that arrive in parts.
 
     Args:
       task: "binary", "classes" or "other".
-      metric: One of the user's own, reported under the name of the function.
+      metric: A user's metric, reported under the name of its function; None for none.
     """
 
     def __init__(self, task: str, metric: Metric | None = None) -> None:
@@ -180,13 +178,13 @@ class Scores:
         self._num_examples = 0
 
     def add(self, *, labels: Any, outputs: Any, losses: Any, predictions: Any) -> None:
-        """Takes in rows: NumPy arrays, or dicts of them.  Sensitive.
+        """Adds rows: NumPy arrays, or dicts of them.  Sensitive.
 
         Args:
           labels: (rows, ...).
-          outputs: Outputs of the model, (rows, ...).
+          outputs: Outputs of the network, (rows, ...).
           losses: (rows,).
-          predictions: What the exported model gives, (rows, ...).
+          predictions: Outputs of the exported model, (rows, ...).
         """
         self._num_examples += len(losses)
         if self._task == BINARY:
@@ -210,7 +208,7 @@ class Scores:
         """Returns the metrics, the one to judge by first, and ``num_examples``.
 
         Raises:
-          InputError: the user's own metric is not a finite number.
+          InputError: the user's metric is not a finite number.
         """
         if self._task == BINARY:
             found = binary_metrics(self._all("label"), self._all("logit"))
@@ -228,7 +226,7 @@ class Scores:
     def _own_metric(self, metric: Metric) -> dict[str, float]:
         name = name_of(metric)
         value = metric(self._all("labels"), self._all("predictions"))
-        # bool: a type checker would take a scalar for a text, too.
+        # bool: mypy's type guard of np.isscalar would narrow ``value`` to str, too.
         if not bool(np.isscalar(value)) or not np.isfinite(value):
             raise InputError(
                 f"Expected metric {name} to return one finite number. Mend it, or "

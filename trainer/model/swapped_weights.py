@@ -1,9 +1,10 @@
-"""Variables with other values for a while.
+"""Temporary values of variables.
 
 Formal guarantees:
-  - Afterwards the variables are bit for bit what they were, also after an exception.
+  - Afterwards the variables have their old values, bit for bit, also after an
+    exception.
 
-Public: everything here, of weights that are.
+Public: the values, if the weights are public.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def weights_of(variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """Puts ``values`` in the place of the variables for a while.
+    """Sets variables to ``values`` within a context.
 
     Args:
       variables: TensorFlow variables.

@@ -1,13 +1,13 @@
-"""The default model, made from what prepared data says of its columns.
+"""The default model, made from the description of prepared data.
 
-Embeddings of ids, one table for all features with rows of its own for each; means of
-the embeddings of words and lists; numbers as the schema scales them, or else their
-logarithms; whether a number is missing; fully connected layers; and an output for the
-kind of label.  Criteo's columns are such a table.
+Its inputs are embeddings of ids, mean embeddings of words and lists, numbers as the
+schema scales them (without a scale their logarithms), and whether a number is missing.
+Fully connected layers and one output per label or class follow.  Criteo's columns are
+such a table.
 
 Formal guarantees:
-  - Any column value gives a finite output of the model with finite weights: missing,
-    negative and infinite numbers and ids out of range included.
+  - With finite weights every column value gives a finite output, including missing,
+    negative and infinite numbers and ids out of range.
 
 Public: everything but column values.
 
@@ -34,29 +34,28 @@ CATEGORIES = "categories"
 NUM_INTEGERS = 13
 NUM_CATEGORIES = 26
 
-#: Brings the logarithms of counts to the size of the other inputs.
+#: Scales the logarithms of counts to the size of the other inputs.
 _LOG_SCALE = 0.25
 _MOST_FLOAT = np.finfo(np.float32).max
 
-# What the model makes of a column.
+# Roles of a feature, and kinds of labels.
 COUNT, NUMBER, ID, IDS = "count", "number", "id", "ids"
 BINARY, CLASSES, REGRESSION = "binary", "classes", "regression"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Feature:
-    """A column as the default model takes it.  Public.
+    """An input of the default model.  Public.
 
     Attributes:
       name: Name of the column.
-      role: "count" is a number whose logarithm is taken, "number" one that is taken as
-        it is; "id" has an embedding; of "ids" the mean of the embeddings is taken, but
-        for those of 0.
+      role: "count" for numbers that enter as logarithms, "number" for numbers that
+        enter unchanged, "id" for one embedding each, "ids" for the mean embedding of
+        all ids but 0.
       dtype: Dtype of the column.
       shape: Shape of one example.
-      sizes: Sizes of ids: how many there are, for each of the columns of "id"; one for
-        "ids".
-      nullable: Whether NaN stands for missing, which the model is told.
+      sizes: Numbers of ids: one per id of an example for "id", one in all for "ids".
+      nullable: Whether NaN marks a missing number; the model has an input for it.
     """
 
     name: str
@@ -69,12 +68,12 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the default model knows of a table.  Public.
+    """Description of a table for the default model.  Public.
 
     Attributes:
-      features: Its inputs.
+      features: Inputs of the model.
       task: "binary", "classes" or "regression".
-      num_classes: Of "classes".
+      num_classes: Number of classes, if ``task`` is "classes".
       name: Name of the model.
     """
 
@@ -85,10 +84,10 @@ class Table:
 
 
 def table_model(table: Table, *, embedding_dim: int, hidden: Sequence[int]) -> Any:
-    """Returns embeddings, numbers and fully connected layers for a table.
+    """Returns the default model of a table.
 
-    One table holds the embeddings of all features, each feature in rows of its own:
-    one gather instead of many.
+    One Embedding layer holds the embeddings of all features, in separate rows: one
+    gather instead of many.
 
     Args:
       table: Features and label.
@@ -96,7 +95,7 @@ def table_model(table: Table, *, embedding_dim: int, hidden: Sequence[int]) -> A
       hidden: Sizes of the fully connected layers.
 
     Raises:
-      InputError: impossible sizes.
+      InputError: a size is below 1.
     """
     check_int("embedding_dim", embedding_dim, at_least=1)
     for size in hidden:
@@ -117,14 +116,14 @@ def table_model(table: Table, *, embedding_dim: int, hidden: Sequence[int]) -> A
             size, activation="relu", name=named(f"hidden_{index}")
         )
         values = layer(values)
-    # Zero outputs at first: clipped steps are not spent on undoing a random start.
+    # Zero outputs at first: no clipped step is spent on undoing a random start.
     units = table.num_classes if table.task == CLASSES else 1
     head = keras.layers.Dense(units, kernel_initializer="zeros", name=named("logit"))
     return keras.Model(inputs, head(values), name=table.name)
 
 
 def _free_names(taken: Sequence[str]) -> Callable[[str], str]:
-    """Returns how to name a layer: inputs, which are named as columns, come first."""
+    """Returns a function that makes names of layers differ from names of columns."""
 
     def free(name: str) -> str:
         while name in taken:
@@ -141,7 +140,7 @@ def _joined(parts: list[Any], name: str) -> Any:
 
 
 def _encode_numbers(feature: Feature, values: Any) -> list[Any]:
-    """Returns numbers of shape (batch, k), and which of them are missing."""
+    """Returns numbers (batch, k) and, if nullable, which are missing (batch, k)."""
     if not feature.shape:
         values = values[:, None]
     values = tf.cast(values, tf.float32)
@@ -149,8 +148,8 @@ def _encode_numbers(feature: Feature, values: Any) -> list[Any]:
     known = tf.where(missing, 0.0, values)
     known = tf.clip_by_value(known, -_MOST_FLOAT, _MOST_FLOAT)
     if feature.role == COUNT:
-        # A constant scale, no statistic of the data: counts of thousands come out near
-        # 2, so that no input dominates the norm that is clipped.
+        # A constant scale, not a statistic of the data: counts of thousands come out
+        # near 2, so that no input dominates the clipped norm.
         known = _LOG_SCALE * (tf.sign(known) * tf.math.log1p(tf.abs(known)))
     if not feature.nullable:
         return [known]
@@ -160,7 +159,7 @@ def _encode_numbers(feature: Feature, values: Any) -> list[Any]:
 def _embed(
     features: Sequence[Feature], inputs: dict[str, Any], dim: int, named: Any
 ) -> list[Any]:
-    """Returns embeddings of ids, and means of those of lists, of shape (batch, k)."""
+    """Returns embeddings of ids and mean embeddings of lists, each (batch, k)."""
     columns, last, widths = [], [], []
     for feature in features:
         values = inputs[feature.name]
@@ -185,7 +184,7 @@ def _embed(
 def _offsets(
     features: Sequence[Feature], last: Sequence[Sequence[int]]
 ) -> tuple[list[int], int]:
-    """Returns where the rows of each column of ids begin, and how many there are."""
+    """Returns the first row of each column of ids, and the number of rows."""
     offsets, total = [], 0
     for feature, ends in zip(features, last, strict=True):
         if feature.role == IDS:
@@ -207,10 +206,10 @@ def _mean_or_all(feature: Feature, rows: Any, ids: Any, dim: int) -> Any:
 
 
 def read_table(manifest: Manifest) -> Table:
-    """Returns what batches of prepared data say of their columns.
+    """Returns the table that batches of prepared data describe.
 
     Raises:
-      InputError: the data was not prepared, or its columns are others.
+      InputError: the data was not prepared, or its columns differ from the description.
     """
     dataset = manifest.dataset
     try:

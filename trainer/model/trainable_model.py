@@ -1,4 +1,4 @@
-"""A Keras model with its loss: what every way of computing gradients takes.
+"""A Keras model with its loss, the input of every gradient computation.
 
 Public: everything but columns, outputs and losses.
 """
@@ -18,17 +18,18 @@ from trainer.tf_compat import tf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainableModel:
-    """A Keras model, its loss, and what is public about it.
+    """A Keras model, its loss and its public description.
 
     Attributes:
-      network: The functional Keras model, from a dict of columns to outputs.
+      network: Functional Keras model, from a dict of columns to outputs.
       description: Name and sizes, for the run record.
-      loss: What is minimised.
-      columns: What the losses take; empty for the network's inputs and an int8 label.
-      seeds: Shape of the seeds of an example that a batch has beside its columns; None
-        if nothing in a step is random but the noise.
-      prepare: Makes what the losses take of the columns of a batch; None if they take
-        these.
+      loss: The minimised loss.
+      columns: Columns that the losses take; empty for the network's inputs and an int8
+        label.
+      seeds: Shape of one example's seeds, a further column of a batch; None if only
+        the noise of a step is random.
+      prepare: Maps the columns of a batch to those that the losses take; None for the
+        same columns.
     """
 
     network: Any
@@ -59,21 +60,21 @@ class TrainableModel:
 
     @property
     def rows_per_example(self) -> int:
-        """Rows that the network computes for one example, one after the other."""
+        """Number of rows that the network computes per example."""
         return 1
 
     @property
     def trace_key(self) -> tuple[Any, ...]:
-        """What the graph of the losses depends on, beside the network."""
+        """What the graph of the losses depends on, besides the network."""
         variables = (variable.ref() for variable in self.variables)
         return (self.loss, *variables, *self.columns)
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
-        """Returns what the network gives: a tensor (batch, ...), or a dict of them.
+        """Returns the outputs: a tensor (batch, ...), or a dict of tensors.
 
         Args:
-          columns: Name -> (batch, ...).  Seeds among them are those of a training step.
-          training: Whether layers are told that they are being trained.
+          columns: Name -> (batch, ...).  With seeds among them, dropout is on.
+          training: Keras's argument ``training`` of the layers, if there are no seeds.
         """
         if SEEDS in columns:
             with keyed_layers(self.network, columns[SEEDS]):
@@ -84,7 +85,7 @@ class TrainableModel:
         """Returns the loss of each example, of shape (batch,).
 
         Args:
-          columns: All columns of some rows.
+          columns: All columns of the rows, name -> (batch, ...).
           outputs: Outputs of the network for these rows; computed if None.
         """
         if outputs is None:
@@ -92,18 +93,18 @@ class TrainableModel:
         return self.loss.per_example(self.labels(columns), outputs)
 
     def labels(self, columns: Mapping[str, Any]) -> Any:
-        """Returns what outputs are held against: a column, or a dict of columns."""
+        """Returns the labels: a column, or a dict of columns for several outputs."""
         if isinstance(self.network.output, Mapping):
             return {name: columns[name] for name in self.label_names}
         return columns[LABEL]
 
     def accepts(self, columns: Mapping[str, Any]) -> Any:
-        """Returns of which rows the loss takes the labels, bool of shape (batch,)."""
+        """Returns whether the loss takes the label of each row, bool (batch,)."""
         return self.loss.accepts(self.labels(columns), self._num_classes)
 
     @property
     def label_names(self) -> list[str]:
-        """The columns that outputs are held against."""
+        """Names of the label columns."""
         output = self.network.output
         return list(output) if isinstance(output, Mapping) else [LABEL]
 
@@ -114,7 +115,7 @@ class TrainableModel:
 
     @property
     def _num_classes(self) -> int:
-        # Of several outputs or one without axes there are no classes to count.
+        # Several outputs, or one without axes, have no classes.
         shape: Sequence[int] = getattr(self.network.output, "shape", ())
         return shape[-1] if len(shape) > 1 else 1
 
@@ -124,7 +125,7 @@ class TrainableModel:
 
     @property
     def needs_autograph(self) -> bool:
-        """Whether layers or loss are not Keras's: they may branch on tensors."""
+        """Whether layers or loss are users' own, which may branch on tensors."""
         layers = self.network._flatten_layers(include_self=False)
         modules = {type(layer).__module__.split(".")[0] for layer in layers}
         if self.loss.ones_own:
@@ -134,5 +135,5 @@ class TrainableModel:
 
     @property
     def variables(self) -> list[Any]:
-        """The trainable variables, in the order that noise and gradients have."""
+        """The trainable variables, in the order of gradients and noise."""
         return list(self.network.trainable_variables)

@@ -1,7 +1,7 @@
-"""Functions that users bring as ``module:function``, and their errors as one line.
+"""Users' functions, given as ``module:function``, and their errors as one line.
 
 Formal guarantees:
-  - What ``withhold_values`` raises, errors chained to it included, holds no text of an
+  - No error of ``withhold_values``, nor any error chained to it, holds the text of an
     error that was raised on an example.
 """
 
@@ -22,14 +22,14 @@ from accounting.validation import InputError
 
 
 def check_name(spec: str, option: str) -> tuple[str, str]:
-    """Returns module and name of ``module:function``, given by ``--option``.
+    """Returns module and name of ``module:function``.
 
     Args:
-      spec: What the user wrote.
-      option: Name of the flag.
+      spec: Value of the flag.
+      option: Name of the flag, without dashes.
 
     Raises:
-      InputError: one of them is missing.
+      InputError: module or name is missing.
     """
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
@@ -40,16 +40,12 @@ def check_name(spec: str, option: str) -> tuple[str, str]:
 
 
 def remedy_of(option: str) -> str:
-    """Returns how a function of one's own is given by ``--option``."""
+    """Returns how to give a function by ``--option``, in words."""
     return f"Give --{option} as module:function, importable from the current folder."
 
 
 def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
-    """Returns the function that ``module:function`` names, given by ``--option``.
-
-    Args:
-      spec: What the user wrote.
-      option: Name of the flag.
+    """Returns the function that ``spec`` names; arguments as for `check_name`.
 
     Raises:
       InputError: no such module or function, or the module raises.
@@ -71,16 +67,16 @@ def load_function(spec: str, option: str = "model") -> Callable[..., Any]:
 
 
 def import_from_here() -> None:
-    """Lets modules in the current folder be imported."""
+    """Makes modules in the current folder importable."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 @contextlib.contextmanager
 def one_line_errors(what: str) -> Iterator[None]:
-    """Raises errors of a user's code as one line, with where they were raised.
+    """Raises errors of a user's code as one line, with file and line number.
 
-    Only around code that has seen no example: the text of the error is in the line.
+    Only for code that has seen no example: the line contains the text of the error.
     """
     try:
         yield
@@ -96,13 +92,13 @@ def one_line_errors(what: str) -> Iterator[None]:
 def withhold_values(
     function: Callable[..., Any], kind: type[Exception] = Exception
 ) -> Callable[..., Any]:
-    """Returns ``function`` with errors whose text, which may quote an example, is gone.
+    """Returns ``function`` with the text of its errors withheld.
 
-    For code that sees examples; errors of TensorFlow quote the value that they refuse.
+    For code that sees examples: TensorFlow's errors quote the values that they refuse.
 
     Args:
-      function: Its own InputErrors quote no example, and are kept.
-      kind: The errors that may quote an example.
+      function: Any function.  Its InputErrors, which quote no example, stay.
+      kind: Class of errors that may quote an example.
     """
 
     @functools.wraps(function)
@@ -113,7 +109,7 @@ def withhold_values(
             refusal = error
         except kind as error:
             refusal = InputError(_without_text(error))
-        # Outside of the handlers: an error raised within one carries the other along.
+        # Outside the handlers: an error raised within one is chained to the other.
         refusal.__cause__ = refusal.__context__ = None
         raise refusal
 
@@ -148,7 +144,7 @@ def _users_frames(error: Exception) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if is_users_file(frame.filename)]
 
 
-#: This project.
+#: Packages of this project.
 _OWN = ("accounting", "dpsgd", "pipelines", "trainer")
 _STDLIB = [
     pathlib.Path(sysconfig.get_paths()[name]) for name in ("stdlib", "platstdlib")
@@ -156,7 +152,7 @@ _STDLIB = [
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether a file of Python code is neither Python's, nor installed, nor ours."""
+    """Whether a Python file is a user's: not Python's, not installed, not ours."""
     path = pathlib.Path(filename)
     ours = [pathlib.Path(__file__).parents[2] / package for package in _OWN]
     libraries = {"site-packages", "dist-packages"}

@@ -1,7 +1,7 @@
-"""Views of an example: K versions of it, of which the mean loss is clipped as a whole.
+"""Views: K versions of an example; the gradient of their mean loss is clipped.
 
-Views are columns (K, ...) of the batches, or are made in each step by a random
-augmentation of one's own, ``--augment module:name``:
+Views are columns (K, ...) of the batches, or a random augmentation makes them in each
+step, ``--augment module:name``:
 
     def flip(columns, seed):           # of one example, without the batch axis
         return {"image": tf.image.stateless_random_flip_left_right(
@@ -9,22 +9,22 @@ augmentation of one's own, ``--augment module:name``:
 
     flip = keras.Sequential([keras.layers.RandomFlip("horizontal")])     # or layers
 
-What it draws follows from the seed, an int64 tensor of two words that follow from the
-secret key of the run, the step, the place of the example in the batch, and the view.
+The seed is an int64 tensor of two words.  It is a function of the secret key of the
+run, the step, the example's place in the batch, and the view.
 
-One example has K views and one gradient, the mean over them: it changes the sum by the
-clip norm, as without views, and epsilon is the same.  Seeds belong to places, and other
-examples may take other places where one is missing.  That changes nothing: seeds of all
-places are secret, independent and of one law, so that every example has a seed of that
-law, independent of all others, whatever the places.  Given these seeds each view is a
-function of its example alone.
+An example has one gradient, the mean over its K views, which changes the sum by at most
+the clip norm: epsilon is that without views.  Seeds belong to places in the batch, and
+without one example others may move to other places.  This does not matter: the seeds of
+all places are secret, independent and identically distributed, hence so are those of
+the examples, whatever their places.  Given the seeds, a view is a function of its
+example alone.
 
 Formal guarantees:
   - A view is a function of its example and its seed: the augmentation is computed for
-    one view at a time, and one that draws from a state of its own is refused.
+    one view at a time, and one with a random state of its own is refused.
   - A repeated step has the same views, bit for bit.
-  - Evaluation, export and prediction see one view: of columns (K, ...) the first, and
-    else the example as it is.
+  - Evaluation, export and prediction see one view: the first of columns (K, ...), or
+    the example without augmentation.
 
 Public: names and numbers.  Sensitive: columns, seeds and views.
 
@@ -57,12 +57,12 @@ Augment = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Views:
-    """What a step sees of an example.
+    """The views of an example.
 
     Attributes:
       number: K, at least 1.
-      augment: A function, or Keras layers, as above; None for columns, or one view.
-      name: Of ``augment``, for the run record; None for none.
+      augment: Function or Keras layers, as above; None for columns, or one view.
+      name: Name of ``augment`` for the run record; None without it.
     """
 
     number: int = 1
@@ -71,11 +71,11 @@ class Views:
 
     @property
     def columns(self) -> int:
-        """Views that are columns of the batches; 1 if none are."""
+        """Number of views in the columns of the batches; 1 without an axis of views."""
         return 1 if self.augment is not None else self.number
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the run record says; nothing of an example as it is."""
+        """Returns the entries of the run record; none for one unchanged view."""
         if self.number == 1 and self.augment is None:
             return {}
         return {"views": self.number, "augment": self.name}
@@ -85,14 +85,14 @@ ONE_VIEW = Views()
 
 
 def load_views(number: int, augment: str | None) -> Views:
-    """Returns the views that settings ask for.
+    """Returns ``number`` views.
 
     Args:
       number: K, at least 1.
       augment: "module:name" of a function or of Keras layers; None for none.
 
     Raises:
-      InputError: no such function.
+      InputError: no such function or layers.
     """
     found = load_function(augment, "augment") if augment is not None else None
     return Views(number=number, augment=found, name=augment)
@@ -101,15 +101,15 @@ def load_views(number: int, augment: str | None) -> Views:
 def of_one_view(
     columns: Sequence[Column], network: Any, views: Views
 ) -> tuple[Column, ...]:
-    """Returns the columns that one view has.
+    """Returns the columns of one view.
 
     Args:
       columns: Columns of the batches.
-      network: A functional Keras model, of one view.
+      network: Functional Keras model of one view.
       views: Views of an example.
 
     Raises:
-      InputError: views are columns, and no column has them.
+      InputError: the columns should hold views, and none does.
     """
     by_view = _view_columns(columns, network, views)
     if views.columns > 1 and not by_view:
@@ -131,7 +131,7 @@ def of_one_view(
 
 
 def first_view(columns: Mapping[str, Any], model: TrainableModel) -> dict[str, Any]:
-    """Returns the columns of the first view, of rows of the batches.
+    """Returns the columns of the first view.
 
     Args:
       columns: Name -> (rows, ...), with or without an axis of views.
@@ -148,16 +148,16 @@ def first_view(columns: Mapping[str, Any], model: TrainableModel) -> dict[str, A
 def trained_model(
     model: TrainableModel, columns: Sequence[Column], views: Views
 ) -> TrainableModel:
-    """Returns the model whose losses are those of training: of views, with dropout.
+    """Returns the model that a step trains: over views, with dropout.
 
     Args:
-      model: Model of one view, checked by ``check_model``.
+      model: Model of one view, which ``check_model`` accepted.
       columns: Columns of the batches.
       views: Views of an example.
 
     Raises:
-      InputError: the augmentation draws from a state of its own, or gives something
-        else than a view.
+      InputError: the augmentation has a random state of its own, or does not return a
+        view.
     """
     draws = has_dropout(model.network)
     seeds = (Column(name=SEEDS, dtype="uint32", shape=(SEED_WORDS,)),) if draws else ()
@@ -197,7 +197,7 @@ def _input_shapes(network: Any) -> dict[str, tuple[int | None, ...]]:
 def _view_columns(
     columns: Sequence[Column], network: Any, views: Views
 ) -> frozenset[str]:
-    """Returns the columns of the batches that hold a value for each view."""
+    """Returns the names of the columns of the batches with an axis of views."""
     if views.columns == 1:
         return frozenset()
     shapes = _input_shapes(network)
@@ -213,10 +213,10 @@ def _view_columns(
 
 
 def _checked(model: TrainableModel, views: Views) -> Augment:
-    """Returns the function of an augmentation that is a function of its arguments."""
+    """Returns the augmentation as a function, which depends only on its arguments."""
     what, augment = f"augment={views.name!r}", views.augment
     is_layer = isinstance(augment, keras.layers.Layer)
-    # Not converted with the step, which needs no AutoGraph for Keras's own layers.
+    # A function of its own, as the step runs without AutoGraph on Keras's own layers.
     function = tf.function(_of_layers(augment, model, what) if is_layer else augment)
     specs = {name: model.column_specs[name] for name in model.network.input_names}
     one = {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in specs.items()}
@@ -262,8 +262,8 @@ def _check_pure(traced: Any, what: str) -> None:
             )
 
 
-#: Stateful as far as the functions are that they call, which are looked at; and a check
-#: that ends a run.
+#: Ops that are stateful only if the functions that they call are, which are examined
+#: too; and Assert, which ends a run.
 _HARMLESS = ("Assert", "Case", "If", "StatefulPartitionedCall", "While")
 
 
@@ -292,7 +292,7 @@ def _check_view(outputs: Any, inputs: Mapping[str, Any], what: str) -> None:
 def _preparation(
     model: TrainableModel, augment: Augment, number: int, draws: bool
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Returns the function that makes views of the rows of a batch."""
+    """Returns the function that maps the columns of a batch to those of its views."""
 
     def prepare(columns: Mapping[str, Any]) -> dict[str, Any]:
         inputs, seeds = model.inputs(columns), columns[SEEDS]
@@ -307,7 +307,7 @@ def _preparation(
                 for name, value in row.items()
             }
 
-        # One view at a time: what an augmentation does to one cannot reach another.
+        # One view at a time, so that no view affects another.
         views = tf.map_fn(
             view,
             tf.range(num_rows * number),

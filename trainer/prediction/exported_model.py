@@ -1,10 +1,10 @@
-"""An exported model of a run, and its predictions by various weights.
+"""Predictions of a run's exported model, with its own or averaged weights.
 
 Formal guarantees:
-  - No code of the user is needed or run, except an aggregate that is asked for: the
-    model is a SavedModel.
-  - Rows are predicted a bounded number at a time, and one kept iterate is in memory at
-    a time, however many there are; an aggregate of the user's gets all of them.
+  - No user's code is needed or run, except a requested aggregate: the model is a
+    SavedModel.
+  - A bounded number of rows and one kept iterate are in memory at a time; only a user's
+    aggregate gets all iterates at once.
   - Predictions that are not finite are refused.
 
 Public: weights.  Sensitive: rows, and predictions as their owner decides.
@@ -35,18 +35,18 @@ from trainer.prediction.request import LABEL, VOTE_SHARE, PredictRequest
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
-#: Columns of some rows -> name -> predictions, in the order of the rows.
+#: Columns of some rows -> predictions by name, in the order of the rows.
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
-#: Rows that the model sees at a time.
+#: Rows per forward pass.
 _BATCH_ROWS = 8192
 
 
 def load(request: PredictRequest) -> Predict:
-    """Returns the function that predicts what ``request`` asks for.
+    """Returns the function that computes the requested predictions.
 
     Raises:
-      InputError: the model or an iterate is not as this release writes it.
+      InputError: the model or an iterate is damaged, or of another release.
     """
     model = _ExportedModel(request)
     if request.average in (OPA, OMV):
@@ -99,13 +99,13 @@ class _ExportedModel:
     def outputs_of_iterates(
         self, columns: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Returns the mean or the majority of what the kept iterates give."""
+        """Returns the mean or the majority of the predictions of the kept iterates."""
         task, names = self._request.serving.task, self._request.serving.outputs
         outputs = OutputsByName(task, names[0])
         for iterate in self._iterates():
             self._assign(iterate)
             found = self._run(OUTPUTS_SIGNATURE, columns)
-            # A single output of a network has the name of the signature.
+            # A single output is named after the signature.
             outputs.add(found.get(OUTPUTS_SIGNATURE, found))
         if self._request.average == OMV:
             (vote,) = outputs.votes

@@ -1,10 +1,9 @@
-"""A Parquet file that is written a part at a time, and is complete or absent.
+"""A Parquet file that is written in parts, and is complete or absent.
 
 Formal guarantees:
-  - The file appears under its name when the context ends without an error; otherwise
-    nothing is left.
-  - Rows stand in the order in which they were written.
-  - One part is held in memory.
+  - The file appears when the context ends without an error; otherwise nothing is left.
+  - Rows are in the order in which they were written.
+  - One part is in memory at a time.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class ParquetFile:
     """Writes tables of one schema to a new file.
 
     Args:
-      path: In a folder that is there.
+      path: New file in an existing folder.
       metadata: Metadata of the schema.
 
     Attributes:
-      num_rows: Rows written so far.
-      columns: Names of the columns, once there are some.
+      num_rows: Number of rows written so far.
+      columns: Names of the columns; empty before the first part.
     """
 
     def __init__(self, path: pathlib.Path, metadata: Mapping[bytes, bytes]) -> None:
@@ -52,7 +51,7 @@ class ParquetFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # The file's own context, below, sees the error and removes what was written.
+        # The contexts of the file get the error, and remove what was written.
         try:
             if self._writer is not None:
                 self._writer.close()

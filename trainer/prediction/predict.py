@@ -2,15 +2,15 @@
 
     summary = predict("run", "data/test", "predictions.parquet", average="ema")
 
-The output has one row for every row of the table, in its order.  Its columns are the
+The output has one row per row of the table, in the same order.  Its columns are the
 carried ones, and those of the exported model (see ``serving``) or, for averages of
 outputs:
 
-    opa    probability, probabilities of all classes, or the outputs by name: the mean
-           over the kept iterates; with intervals also stddev of one iterate's, low and
+    opa    the mean over the kept iterates: probability, probabilities of all classes,
+           or outputs by name; with intervals also stddev over the iterates, low and
            high (see ``uncertainty``)
-    omv    label, that most kept iterates predict, and vote_share, of those for label 1
-           or for each class
+    omv    label, which most kept iterates predict, and vote_share, the share of votes
+           for label 1 or for each class
 
 Formal guarantees:
   - Every error that the files' metadata shows is raised before TensorFlow is loaded.
@@ -18,8 +18,8 @@ Formal guarantees:
   - Memory depends neither on the number of rows nor on that of kept iterates.
   - No error quotes a row.
 
-Predictions follow from released weights and from the rows: they cost no privacy of the
-training examples.  The rows of the table are not protected by the privacy statement.
+Predictions are functions of released weights and of the rows: they cost no privacy of
+the training examples.  The privacy statement does not protect the rows of the table.
 
 Public: settings and number of rows.  Sensitive: rows, and predictions as their owner
 decides.
@@ -45,23 +45,23 @@ from trainer.prediction.request import PredictRequest
 from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
 
-#: Key of the Parquet file's metadata; its value says what the predictions are of.
+#: Key of the Parquet file's metadata; its value describes the predictions.
 METADATA_KEY = b"dpsgd.predictions"
 
-#: Rows that are read, predicted and written at a time: so many, or of so many bytes.
+#: Largest number and bytes of the rows that are read, predicted and written at a time.
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 1 << 26
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictSummary:
-    """What was written.
+    """Summary of the predictions.
 
     Attributes:
       out: The file.
-      num_rows: As many as the table has.
-      columns: Its columns.
-      average: The weights used, by name.
+      num_rows: Number of rows, that of the table.
+      columns: Names of the columns.
+      average: Name of the weights that predict.
       uncertainty: Level of the intervals; None for none.
     """
 
@@ -91,17 +91,17 @@ def predict(
 
     Args:
       run: Folder of the run.
-      table: File, folder or glob.  Either Parquet with the columns of the batches, or a
-        raw table (CSV, TSV, Parquet), which is read by the schema that the training
-        examples were prepared by.  A label is not needed.
+      table: File, folder or glob: Parquet with the columns of the batches, or a raw
+        table (CSV, TSV, Parquet), which is read by the schema of the training examples.
+        No label is needed.
       out: New Parquet file.
       average: "last", "ema", "uta", "custom", "past_ema", "upa", "past_custom", "opa"
-        or "omv", as the run has them; "opa" with intervals, else "last", if None.
+        or "omv", if the run has it.  None for "opa" with intervals, else "last".
       aggregate: Instead, "module:function" from the kept iterates to weights: see
         ``trainer.averaging.custom_aggregate``.
       uncertainty: Level of the intervals, in (0, 1); None for none.
-      carry: Columns of the table that are copied to the output, such as an id.
-      reporter: Is told of the progress.
+      carry: Columns of the table to copy to the output, such as an id.
+      reporter: Receives progress; None for none.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -119,13 +119,13 @@ def predict(
 
 
 def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSummary:
-    """Does what ``predict`` does, for a request that was checked already.
+    """Does what ``predict`` does, for a request that is already checked.
 
     Args:
       request: From ``request.check``.
-      reporter: Is told of the progress.
+      reporter: Receives progress.
     """
-    # TensorFlow takes seconds to load: what can be refused was refused before.
+    # Here, because TensorFlow takes seconds to load: the checks precede it.
     from trainer.prediction.exported_model import load
 
     predict_rows = load(request)
@@ -163,7 +163,7 @@ def _describe(request: PredictRequest) -> dict[str, Any]:
 
 
 def _beside(carried: pa.Table, predictions: dict[str, np.ndarray]) -> pa.Table:
-    """Returns carried columns, and arrays (rows, ...) as further ones."""
+    """Returns the carried columns followed by the predictions."""
     found = as_table(predictions)
     columns = [*carried.columns, *found.columns]
     return pa.table(columns, [*carried.column_names, *found.column_names])

@@ -2,8 +2,8 @@
 
 Formal guarantees:
   - ``check`` writes nothing.
-  - The request that it returns can be executed: the run is finished and has the weights
-    that are asked for, the table has the columns of its model, prepared or raw, and the
+  - The request that it returns can be executed: the run is finished and has the
+    requested weights, the table has the columns of its model, prepared or raw, and the
     output does not exist.
 
 The table needs no label.  It may hold training examples: predictions are functions of
@@ -38,29 +38,28 @@ from trainer.settings.aggregation_settings import (
     WEIGHT_AVERAGES,
 )
 
-#: Columns of the output, beside those of the exported model.
+#: Columns of a majority vote.
 LABEL, VOTE_SHARE = "label", "vote_share"
 
-#: Of which weights predictions are; the first are the last iterate's.
+#: The last iterate, and all weights that may predict.
 LAST = "last"
 AVERAGES = (LAST, *WEIGHT_AVERAGES, OPA, OMV)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictRequest:
-    """A request that can be carried out.
+    """A request that can be executed.
 
     Attributes:
       run: Folder of the run.
       rows: Rows of the table.
-      out: The file to write.
+      out: New Parquet file.
       average: One of ``AVERAGES``.
       level: Level of the intervals, in (0, 1); None for none.
-      serving: Columns and predictions of the model.
+      serving: Signature of the model.
       iterates: Files of the kept iterates, oldest first.
-      keep_decay: Decay of their moving average; None if none are kept.
-      aggregate: "module:function" of the user's aggregate of them, for "custom"; None
-        for none.
+      keep_decay: Decay of their moving average; None if the run recorded none.
+      aggregate: "module:function" of a user's aggregate of them; None for none.
     """
 
     run: pathlib.Path
@@ -75,13 +74,13 @@ class PredictRequest:
 
     @property
     def model(self) -> pathlib.Path:
-        """The SavedModel, of the average if that was exported."""
+        """The SavedModel: that of the average if it was exported, else the last."""
         own = _saved_model(self.run, self.average) if self.is_exported else None
         return own or _exported(self.run, LAST)
 
     @property
     def is_exported(self) -> bool:
-        """Whether the weights are those of ``model`` as it is."""
+        """Whether ``model`` has the requested weights."""
         found = _saved_model(self.run, self.average)
         return self.aggregate is None and found is not None
 
@@ -102,10 +101,10 @@ def check(
       run: Folder of a finished run.
       table: File, folder or glob: prepared as the batches were, or a raw table.
       out: New Parquet file.
-      average: One of ``AVERAGES``; "opa" with intervals, else "last", if None.
+      average: One of ``AVERAGES``; None for "opa" with intervals, else "last".
       aggregate: "module:function", see ``custom_aggregate``; instead of ``average``.
       uncertainty: Level of the intervals, in (0, 1); None for none.
-      carried: Columns of the table that are copied to the output.
+      carried: Columns of the table to copy to the output.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -131,7 +130,7 @@ def check(
     _check_out(out)
     _check_carried(carried, prediction_names(signature, chosen, uncertainty))
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
-    # The label may be missing.
+    # Without the label, which the table need not have.
     manifest = dataclasses.replace(manifest, columns=signature.inputs)
     return PredictRequest(
         run=run,
@@ -177,7 +176,7 @@ def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
 def _check_aggregate(
     aggregate: str, average: str | None, uncertainty: float | None
 ) -> str:
-    """Returns the average that an aggregate of the user's own is."""
+    """Returns the average of a request with a user's aggregate."""
     for name, value in (("average", average), ("uncertainty", uncertainty)):
         if value is not None:
             raise InputError(
@@ -205,7 +204,7 @@ def _possible(
     has_iterates: bool,
     keep_decay: float | None,
 ) -> list[str]:
-    """Returns the averages that the run has, or has the iterates for."""
+    """Returns the averages that the run exported or has the iterates for."""
     exported = [name for name in (LAST, *WEIGHT_AVERAGES) if _saved_model(run, name)]
     if LAST not in exported:
         raise InputError(
@@ -214,7 +213,7 @@ def _possible(
         )
     if not has_iterates:
         return exported
-    # Releases before this one did not write the decay down.
+    # Older releases did not record the decay.
     of_weights = [UPA] if keep_decay is None else [PAST_EMA, UPA]
     of_outputs = [OPA, OMV] if VOTE_METRICS[signature.task] else [OPA]
     more = (name for name in of_weights if name not in exported)

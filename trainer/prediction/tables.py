@@ -1,10 +1,10 @@
-"""The rows to predict: a table as ``prepare`` writes it, or a raw one.
+"""The rows to predict: a table that `dpsgd prepare` wrote, or a raw table.
 
-Files that ``prepare`` wrote carry a description.  A raw table is read with the schema
-of the training examples, which is in the manifest of the run.
+Prepared files contain a description.  A raw table is read with the schema of the
+training examples, which is in the manifest of the run.
 
 Formal guarantees:
-  - Rows come in the order of the table, each once, and no error quotes one.
+  - Every row is read once, in the order of the table, and no error quotes one.
   - Columns that the model cannot take are refused before any row is read.
 
 Public: names of columns, sizes.  Sensitive: rows.
@@ -32,8 +32,8 @@ class Rows(Protocol):
     """Rows to predict.
 
     Attributes:
-      total: How many of ``unit`` there are.
-      unit: What progress counts.
+      total: Size of the table, in units.
+      unit: Unit of progress: "row" or "byte".
     """
 
     @property
@@ -43,20 +43,19 @@ class Rows(Protocol):
     def unit(self) -> str: ...
 
     def parts(self, num_rows: int) -> Iterator[Part]:
-        """Yields inputs of the model, carried columns, and how much is done.
+        """Yields inputs of the model, carried columns, and units read so far.
 
-        Args:
-          num_rows: About so many at a time.
+        A part has about ``num_rows`` rows.
         """
 
 
 def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) -> Rows:
-    """Returns the rows at a path, after a look at names and types of columns.
+    """Returns the rows at a path, whose columns are checked.
 
     Args:
       path: A file, a folder or a glob.
       manifest: Manifest of the run, with the columns that its model takes.
-      carried: Columns that are handed on as they are.
+      carried: Columns to yield unchanged.
 
     Raises:
       InputError: no table, or columns that the model cannot take.
@@ -68,7 +67,7 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
 
 
 def _schema(manifest: Manifest) -> Schema | None:
-    """Returns the schema of the training examples; None if they had none."""
+    """Returns the schema of the training examples; None for none."""
     if manifest.dataset.get("name") != DATASET_NAME:
         return None
     return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
@@ -81,7 +80,7 @@ def _is_prepared(file: InputFile) -> bool:
 
 
 class _Prepared:
-    """Rows of files that have the columns of the batches."""
+    """Rows of files with the columns of the batches."""
 
     unit = "row"
 
@@ -103,7 +102,7 @@ class _Prepared:
 
 
 class _Raw:
-    """Rows of any table that the schema is for."""
+    """Rows of a raw table, which the schema describes."""
 
     unit = "byte"
 

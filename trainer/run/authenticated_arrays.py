@@ -66,21 +66,18 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
 
     Raises:
       FileNotFoundError: there is no file.
-      DamagedError: it is not what was written.
+      DamagedError: the file was changed, or written under another key or label.
     """
     return parse(path.read_bytes(), key=key, label=label)
 
 
 def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
-    """Returns the arrays by name.
+    """Does what ``read`` does, for the contents of a file; see `read`.
 
     Args:
-      data: Contents of a file that ``write`` wrote.
+      data: Contents of the file.
       key: Key that the file was written under.  Sensitive.
       label: Label that the file was written under.
-
-    Raises:
-      DamagedError: it is not what was written.
     """
     view = memoryview(data)[:-KEY_BYTES]
     if not hmac.compare_digest(data[-KEY_BYTES:], _mac(view, key, label)):

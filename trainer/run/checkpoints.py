@@ -6,8 +6,8 @@ Formal guarantees:
   - A file that was cut short, edited, or saved under another key or by a run of another
     id, plan, manifest, model or setting is refused.
 
-The state between two steps is weights and optimizer slots, which follow from released
-noisy sums.  It is kept in ``private`` nevertheless.
+The state between two steps, weights and optimizer slots, is a function of released
+noisy sums.  It is nevertheless kept in ``private``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Checkpoints:
         """Returns the checkpoint; None if there is none.
 
         Raises:
-          InputError: damaged, or of another run.
+          InputError: it is damaged, or of another run.
         """
         return self.parse(self.read())
 
@@ -88,10 +88,10 @@ class Checkpoints:
         return self.path.read_bytes() if self.path.exists() else b""
 
     def parse(self, data: bytes) -> State | None:
-        """Returns the checkpoint that ``read`` gave, here or to another worker.
+        """Returns the checkpoint in bytes that ``read`` of this or another worker read.
 
         Raises:
-          InputError: damaged, or of another run.
+          InputError: it is damaged, or of another run.
         """
         if not data:
             return None

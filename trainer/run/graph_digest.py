@@ -5,11 +5,11 @@ It depends neither on names, which contain counters of the process, nor on the o
 independent nodes.
 
 Formal guarantees:
-  - Functions of equal digest execute the same operations on the same constants and the
-    same variables by name, with the same dependences: operations, attributes, captured
-    values and the inner functions of loops and branches enter.  Not covered: the code
-    of a ``tf.py_function``, entries of lookup tables, devices, settings of the process
-    and values of variables.
+  - Functions of equal digest execute the same operations on the same constants and
+    variables (by name), with the same dependences.  The digest covers operations,
+    attributes, captured values, and the inner functions of loops and branches; it does
+    not cover the code of a ``tf.py_function``, entries of lookup tables, devices,
+    settings of the process and values of variables.
   - The same trace has the same digest in every process.
 
 Public: the digest, of a model that is public.
@@ -99,9 +99,9 @@ class _Nodes:
         return sorted(self._digest(name) for name in self._nodes)
 
     def of_input(self, text: str) -> str:
-        """Returns what an input is: "node", "node:2", "node:output:0" or "^node"."""
+        """Digests an input: "node", "node:2", "node:output:0" or "^node"."""
         name, _, output = text.removeprefix("^").partition(":")
-        # The first output may be left unnamed.
+        # The name of the first output may be omitted.
         return _hash(text[:1] == "^", self._digest(name), output or "0")
 
     def _digest(self, name: str) -> str:

@@ -1,12 +1,12 @@
-"""Everything that can be refused before any work, without TensorFlow.
+"""The checks of a run that precede any work and need no TensorFlow.
 
 Formal guarantees:
   - ``check`` writes nothing.
-  - What it returns is consistent: the manifest is unchanged, the batch files exist, the
+  - Its result is consistent: the manifest is unchanged, the batch files exist, the
     held-out examples have its columns and are in none of the files that the batches
     were sampled from, the noise multiplier meets the target for its plan, and the
-    output folder is new, or that of an unfinished run that began with the same code of
-    the user, software and processor.
+    output folder is new, or that of an unfinished run that began with the same user's
+    code, software and processor.
 
 Public: everything except digests of the checksums, which commit to the examples.
 """
@@ -59,7 +59,7 @@ class Checked:
       request: The request.
       manifest: Manifest of the batches.
       held_out: The held-out examples; None for a worker that does not evaluate.
-      noise_multiplier: Given, or computed from the target; None without noise.
+      noise_multiplier: The given one, or that of the target; None without noise.
       statement: The privacy of the run once it is complete; None if it is not private,
         or if no delta was given.
       resumes: Whether the run folder holds this run, unfinished.
@@ -81,7 +81,7 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     """Returns the checked request.
 
     Args:
-      request: What to train, on which batches, and where results go.
+      request: The request.
       chief: Whether this worker evaluates and writes the folder of the run.
 
     Raises:
@@ -217,7 +217,7 @@ def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) ->
       augment: Function or layers that make views; None for none.
 
     Raises:
-      InputError: views are asked for, and examples are users.
+      InputError: examples are users, and views are requested.
     """
     if has_users(manifest) and (settings.views > 1 or augment is not None):
         raise InputError(

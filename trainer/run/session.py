@@ -102,7 +102,7 @@ class Session:
         Raises:
           FileExistsError: another process made a run in this folder in the meantime.
           InputError: the noise key is refused, a worker has none, or a launcher started
-            other processes, which nobody asks.
+            several processes for one worker.
         """
         if self.workers.count == 1:
             check_alone(os.environ)
@@ -180,7 +180,7 @@ class Session:
         model: dict[str, Any],
         seeds: tuple[int, ...] | None = None,
     ) -> None:
-        """Sets what executes the steps from now on.
+        """Sets the step that is executed from now on.
 
         Args:
           step: Executes the steps.
@@ -228,7 +228,7 @@ class Session:
         source = BatchSource(self.batches, self.manifest, first_step=first, share=share)
         steps = _Steps(source, ledger)
         for step in range(first, end):
-            # A step is checked before anything is done for it.
+            # parts() checks the step before it is executed.
             yield next(noise), steps.parts(step)
         if end == self.num_steps:
             steps.finish()
@@ -359,7 +359,7 @@ class _Steps:
         self._next = next(self._steps, None)
 
     def parts(self, step: int) -> Iterator[Element]:
-        """Returns those of the next step; none if all belong to other workers."""
+        """Returns the parts of the next step; none if all belong to other workers."""
         if self._next is None or (self._next[0] > step and self._ledger.is_shared):
             self._ledger.skip()
             return iter(())
@@ -373,7 +373,7 @@ class _Steps:
         self._next = next(self._steps, None)
 
     def finish(self) -> None:
-        """Checks that the batches end with the plan."""
+        """See `StepLedger.finish`."""
         if self._next is not None:
             next(self._entered(self._next[1]))
         self._ledger.finish()

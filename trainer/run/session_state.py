@@ -1,13 +1,13 @@
 """The state of a run that changes in training, saved in and restored from checkpoints.
 
 Formal guarantees:
-  - After ``restore``, variables, steps done and curve are bit for bit those of the last
-    finished ``save``.
+  - After ``restore``, variables, number of steps and curve are bit for bit those of the
+    last finished ``save``.
   - A run resumes only with the held-out examples that it began with.
   - Variables are saved and restored in the order in which they were given.
   - All workers restore the chief's checkpoint; only the chief saves one.
 
-Public: steps and curve.  The variables follow from released noisy sums.
+Public: steps and curve.  The variables are functions of released noisy sums.
 """
 
 from __future__ import annotations

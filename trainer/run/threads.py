@@ -4,11 +4,11 @@ TensorFlow splits a large sum into one part per thread, with one thread per core
 default.  A fixed number of threads gives the same bits on any number of cores.
 
 Formal guarantees:
-  - After ``fix`` the numbers of threads are fixed to those asked for, or it raises.
+  - After ``fix`` the numbers of threads are fixed to the requested ones, or it raises.
   - A new run gets as many threads as TensorFlow would use by default.
 
-If TensorFlow started already with default numbers, the cores available now are assumed
-to be those that it started with.
+If TensorFlow has already started with default numbers, it is assumed to have started
+with as many cores as are available now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fix(recorded: Mapping[str, int] | None) -> None:
     """
     for kind in _KINDS:
         wanted = recorded[kind] if recorded else _number(kind)
-        # A TensorFlow that runs already keeps what it has.
+        # A TensorFlow that has started refuses, and keeps its numbers.
         with contextlib.suppress(RuntimeError):
             _of(kind, "set")(wanted)
     found = current()

@@ -1,8 +1,8 @@
 """The parts of a run's origin (see ``origin``) that need the traced step.
 
 Formal guarantees:
-  - ``settle`` writes the origin of a new run, and refuses to resume a run of which any
-    part of the origin changed.
+  - ``settle`` writes the origin of a new run, and refuses to resume a run if any part
+    of its origin changed.
   - The digest is that of the executed step, which is traced once.
 
 Public: as in ``origin``.

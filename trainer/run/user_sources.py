@@ -114,7 +114,7 @@ def check_function(spec: str, option: str) -> None:
 
 
 def _words(tree: ast.AST) -> set[str]:
-    """Returns every name that a source binds, uses or imports."""
+    """Returns all names that a source binds, uses or imports."""
     fields = ("name", "id", "asname", "attr")
     found = (getattr(node, field, None) for node in ast.walk(tree) for field in fields)
     return {word for word in found if isinstance(word, str)}
@@ -177,7 +177,7 @@ def _parents(name: str) -> Iterator[str]:
 def _imported(source: bytes, name: str, file: str) -> Iterator[str]:
     """Yields names of modules that a source may import; not all of them exist."""
     if not file.endswith(".py"):
-        return  # an extension: its bytes are all that there is
+        return  # an extension module has no source
     locations = getattr(_spec(name), "submodule_search_locations", None)
     package = name if locations is not None else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):

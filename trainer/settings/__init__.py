@@ -1,1 +1,1 @@
-"""What a run is asked to do: frozen, public, checked."""
+"""Settings of runs and experiments: frozen, public, checked before any work."""

@@ -1,7 +1,7 @@
-"""Which averages of a run's iterates to make, and which iterates to keep for them.
+"""Settings of the averages of a run's iterates, and of the iterates that it keeps.
 
-The iterate theta_t is the weights after t steps.  All of it is a function of released
-iterates: none of these settings changes epsilon.  Names are those of Recycling Scraps.
+The iterate theta_t is the weights after t steps.  Averages are functions of released
+iterates, so that no setting here changes epsilon.  Names are those of Recycling Scraps.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, sections 3 and 5.
@@ -15,14 +15,14 @@ from typing import Any
 from accounting.validation import InputError, check_choice, check_float, check_int
 from trainer.model.user_code import check_name
 
-#: While training: exponential moving average, uniform tail average, and a function of
-#: the user's of the same last iterates.
+#: While training: exponential moving average, uniform tail average, and a user's
+#: function of the same last iterates.
 EMA = "ema"
 UTA = "uta"
 CUSTOM = "custom"
 TRAINING_AVERAGES = (EMA, UTA, CUSTOM)
 
-#: Over kept iterates: two averages of weights and the user's, then two of outputs.
+#: Over kept iterates: two averages of weights, the user's, and two of outputs.
 PAST_EMA = "past_ema"
 UPA = "upa"
 PAST_CUSTOM = "past_custom"
@@ -32,7 +32,7 @@ PAST_WEIGHT_AVERAGES = (PAST_EMA, UPA, PAST_CUSTOM)
 
 WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
 
-#: What the name of an average stands for, in plain words.
+#: Averages in words.
 MEANINGS = {
     EMA: "moving average of the weights",
     UTA: "mean of the last weights, while training",
@@ -47,24 +47,24 @@ MEANINGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationSettings:
-    """What to make of the iterates of a run.  All public.
+    """Averages of the iterates of a run.  All public.
 
     Attributes:
       ema_decay: Decay of the moving average of the weights, in [0, 1); None for none.
-      tail: Iterates in the uniform average of the last ones, at least 1; it takes the
-        memory of as many copies of the weights.  None for none.
-      aggregate: "module:function" of an aggregate of the user's own, of the ``tail``
-        last iterates while training and of the ``keep_last`` kept ones; None for none.
-      train_over: "ema", "uta" or "custom": steps start at this average instead of at
-        the last iterate; None for ordinary training.
+      tail: Number of last iterates in the uniform average, at least 1, each of which
+        takes the memory of a copy of the weights; None for none.
+      aggregate: "module:function" of a user's aggregate, of the ``tail`` last iterates
+        while training and of the ``keep_last`` kept ones; None for none.
+      train_over: "ema", "uta" or "custom": steps start at this average instead of the
+        last iterate; None for ordinary training.
       aggregate_from: First step that starts at the average; 0 if None.
-      evaluate_averages: Whether the curve has the metrics of these averages, too.
-      keep_last: Iterates to keep in the run's folder; None for none.
-      keep_every: Steps between two kept iterates, of which the last is that of the
-        finished run; spread over the second half of the run if None.
+      evaluate_averages: Whether the curve also has the metrics of these averages.
+      keep_last: Number of iterates to keep in the run's folder; None for none.
+      keep_every: Steps between kept iterates, counted back from the last step; if None,
+        kept iterates are spread over the second half of the run.
       keep_decay: Decay per iterate of the moving average over kept ones, in [0, 1).
-      uncertainty: Level of the intervals of the held-out predictions, in (0, 1); None
-        for none.
+      uncertainty: Level of the intervals of held-out predictions, in (0, 1); None for
+        none.
       export: Averages over kept iterates to export as models.
 
     Raises:
@@ -159,12 +159,12 @@ class AggregationSettings:
 
     @property
     def averages_every_step(self) -> bool:
-        """Whether every step reads all weights: no noise of theirs may be pending."""
+        """Whether every step reads all weights, which lazy noise does not allow."""
         return self.ema_decay is not None or self.tail is not None
 
     @property
     def average_names(self) -> tuple[str, ...]:
-        """Names of the averages that a run may report; "omv" is of classes alone.
+        """Names of the averages that a run may report; only classes have "omv".
 
         Example:
           >>> AggregationSettings(ema_decay=0.9).average_names
@@ -176,10 +176,10 @@ class AggregationSettings:
         return (*self._while_training, PAST_EMA, UPA, *custom, OPA, OMV)
 
     def kept_steps(self, num_steps: int) -> tuple[int, ...]:
-        """Returns after how many steps an iterate is kept, in order.
+        """Returns the numbers of steps after which an iterate is kept, in order.
 
-        Known before the run: no file has to be removed, and a run that was killed keeps
-        the same ones.
+        They are known before the run, so that no file has to be removed and a resumed
+        run keeps the same iterates.
 
         Example:
           >>> AggregationSettings(keep_last=3, keep_every=20).kept_steps(100)
@@ -202,7 +202,7 @@ class AggregationSettings:
         return tuple(range(first, num_steps + 1, every))
 
     def check_steps(self, num_steps: int) -> None:
-        """Accepts settings that make sense for a run of ``num_steps`` steps.
+        """Checks these settings for a run of ``num_steps`` steps.
 
         Raises:
           InputError: name, value, bound, remedy.
@@ -212,11 +212,11 @@ class AggregationSettings:
             check_int("aggregate_from", self.aggregate_from, at_most=num_steps - 1)
 
     def describe_past(self) -> dict[str, Any]:
-        """Returns what averages of kept iterates depend on, for the run record."""
+        """Returns the settings of averages of kept iterates, for the run record."""
         return {} if self.keep_last is None else {"keep_decay": self.keep_decay}
 
     def describe_feedback(self) -> dict[str, Any]:
-        """Returns what changes the iterates themselves, for the run record."""
+        """Returns the settings that change the iterates, for the run record."""
         if self.train_over is None:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""What an audit is asked to do: frozen, public, checked before any work."""
+"""Settings of an audit."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from accounting.validation import InputError, check_choice, check_float, check_i
 MECHANISM = "mechanism"
 TRAINER = "trainer"
 LEVELS = (MECHANISM, TRAINER)
-#: Trials by default: about a minute at most, on a few hundred steps.
+#: Default numbers of trials: about a minute at most, for a few hundred steps.
 TRIALS = {MECHANISM: 20_000, TRAINER: 8192}
 _MOST_TRIALS = 10**8
-#: More noise does not fit on the grid of integers on which it is added.
+#: More noise does not fit the integer grid on which it is added.
 LARGEST_NOISE = 2.0**17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditSettings:
-    """What is audited, and how.  All public.
+    """An audit.  All public.
 
     Attributes:
-      plan: How the batches are really made.
-      noise_multiplier: Of the run; above 0.
-      delta: Of the claim, in (0, 1).
+      plan: Plan by which the batches are really made.
+      noise_multiplier: Noise multiplier of the run, above 0.
+      delta: Delta of the claim, in (0, 1).
       claim: Sampler whose epsilon is claimed; that of ``plan`` if None.
-      l2_norm_clip: Of the run; for the trainer level.
+      l2_norm_clip: Clip norm of the run, for the trainer level.
       level: One of ``LEVELS``.
-      trials: In all; ``TRIALS`` of the level if None.
-      confidence: That a true claim is not called violated, in (0.5, 1).
-      max_examples_per_user: k of the claim: examples that a user has at most.
-      canary_rows: Examples of the canary user; k if None.  With more it is what the
-        claim is worth if nobody bounds users.
-      rows_per_record: Rows of an example that is a user; None where examples are rows.
-      bounded: Whether `dpsgd bound` is part of the trainer level, as of a run whose
-        unit is a user.
+      trials: Number of all trials; ``TRIALS`` of the level if None.
+      confidence: Probability that a true claim is not called violated, in (0.5, 1).
+      max_examples_per_user: k of the claim: largest number of examples of a user.
+      canary_rows: Examples of the canary user; k if None.  More than k audit the claim
+        for users who are not bounded.
+      rows_per_record: Rows per user if examples are users; None if they are rows.
+      bounded: Whether the trainer level includes `dpsgd bound`, as for a run whose
+        privacy unit is a user.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -73,7 +73,7 @@ class AuditSettings:
 
     @property
     def num_canary_rows(self) -> int:
-        """Examples of the canary."""
+        """Number of examples of the canary."""
         rows = self.canary_rows
         return self.max_examples_per_user if rows is None else rows
 
@@ -84,27 +84,23 @@ class AuditSettings:
 
     @property
     def num_trials(self) -> int:
-        """Trials in all."""
+        """Number of all trials."""
         return TRIALS[self.level] if self.trials is None else self.trials
 
     def claimed(self, plan: DpSgdPlan) -> DpSgdPlan:
-        """Returns ``plan`` as it is said to be.
-
-        Raises:
-          InputError: the claim is of a sampler that needs a cap, and there is none.
-        """
+        """Returns ``plan`` with the claimed sampler; raises as `claimed_plan`."""
         return claimed_plan(plan, self.claim)
 
 
 def claimed_plan(plan: DpSgdPlan, claim: str | None) -> DpSgdPlan:
-    """Returns a plan as it is said to be.
+    """Returns the plan whose epsilon is claimed.
 
     Args:
-      plan: How batches are really made.
-      claim: Sampler that they are said to be of; None if it is that of the plan.
+      plan: Plan by which the batches are really made.
+      claim: Claimed sampler; None for that of the plan.
 
     Raises:
-      InputError: the claim is of a sampler that needs a cap, and there is none.
+      InputError: the claimed sampler needs a cap.
     """
     if claim is None or claim == plan.sampler:
         return plan

@@ -1,4 +1,4 @@
-"""What the diagnostics of clipping are asked for: frozen, public, checked."""
+"""Settings of the diagnostics of clipping."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.request import Request
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 
-#: What a run with diagnostics measures at each step, and where in its private folder.
+#: File in the private folder of a run, and its measurements of every step.
 CLIPPING_BIAS_NAME = "non_private_clipping_bias.csv"
 COLUMNS = ("magnitude", "direction", "bias", "cosine", "ascent_cosine")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BiasSettings:
-    """Methods whose bias is measured, each along a run of its own.  All public.
+    """Methods whose clipping bias is measured, each in a run of its own.  All public.
 
     Attributes:
       batches: Folder that ``dpsgd batches`` wrote.
-      held_out: Held-out examples, as of ``dpsgd train``.
+      held_out: Folder of held-out examples, as for ``dpsgd train``.
       out: New folder, or that of the same diagnostics.
-      trained: One for each method; none without a clip.
-      data_is_public: That nobody's privacy depends on the training examples: what is
-        measured is a function of them without noise.
+      trained: Settings of one run per method; every method clips.
+      data_is_public: Whether the user declares the training examples public.  The
+        measurements are functions of them without noise.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -54,10 +54,10 @@ class BiasSettings:
         self.requests()
 
     def requests(self) -> list[Request]:
-        """Returns the runs, one for each method.
+        """Returns one run per method.
 
         Raises:
-          InputError: a folder that is not on this machine.
+          InputError: a folder is not on this machine.
         """
         return [
             Request(

@@ -1,20 +1,22 @@
 """The training methods of this package.
 
-Three private methods release the same thing, noisy sums of clipped per-example
-gradients, and have the same accounting.  They differ in where gradients are taken:
+    dp-sgd        gradients at the weights theta
+    bam           gradients uphill of theta, by ``bam_radius`` along each example's own
+                  gradient
+    dp-sat        gradients uphill of theta, by ``sat_radius`` along the previous noisy
+                  gradient
+    model-mix     gradients at theta; steps start at hidden random mixtures of the two
+                  latest iterates
+    non-private   gradients at theta, without clip and noise
 
-    dp-sgd        at the weights theta
-    bam           uphill of theta, by ``bam_radius`` along each example's own gradient
-    dp-sat        uphill of theta, by ``sat_radius`` along the previous noisy gradient
-    model-mix     at theta; releases iterates alone, which start at hidden random
-                  mixtures of the two latest ones, and has accounting of its own
-    non-private   at theta, without clip and noise
+The first three release noisy sums of clipped per-example gradients and have DP-SGD's
+accounting.  ModelMix releases only iterates and has accounting of its own.
 
 References:
   BAM: Knolle et al. (2023), arXiv:2308.12018; DP-SAT: Park et al. (2023),
-  arXiv:2306.05651; ModelMix: Xiao, Wan and Devadas (2023), arXiv:2210.03843.  The
-  radius is lambda of the one paper and rho of the other, and of sharpness-aware
-  minimisation; ``mix_width`` is tau / eta, and ``linf_factor`` is p.
+  arXiv:2306.05651; ModelMix: Xiao, Wan and Devadas (2023), arXiv:2210.03843.  In these
+  papers ``bam_radius`` is lambda, ``sat_radius`` rho, ``mix_width`` tau / eta, and
+  ``linf_factor`` p.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from accounting.theorem import Theorem
     from trainer.settings.train_settings import TrainSettings
 
-#: A second gradient, or the exact derivative by a product with the Hessian.
+#: Variants of BAM: a second gradient, or the exact derivative by a Hessian product.
 BAM_SAM = "sam"
 BAM_HVP = "hvp"
 BAM_VARIANTS = (BAM_SAM, BAM_HVP)
@@ -53,7 +55,7 @@ def _load(place: str) -> Callable[[], Any]:
 
 
 def _reads_rows(settings: TrainSettings) -> None:
-    """Of a method whose step reads the rows of its examples alone."""
+    """The ``whole_tables`` of a method whose step reads only its examples' rows."""
     del settings
 
 
@@ -154,7 +156,8 @@ register(
 
 
 def _check_mixing(settings: TrainSettings) -> None:
-    # Hidden coefficients: state that depends on them is no function of iterates.
+    # The coefficients are hidden: state that depends on them is not a function of
+    # released iterates.
     why = "ModelMix's theorem is about plain SGD from the last two iterates"
     if settings.optimizer != "sgd":
         raise InputError(
@@ -171,8 +174,8 @@ def _check_mixing(settings: TrainSettings) -> None:
 def _mixing(
     settings: Mapping[str, Any], clip: float, optimizer: Mapping[str, Any] | None
 ) -> Theorem | None:
-    # What else a run does to iterates may depend on coefficients that the theorem
-    # hides; for DP-SGD's bound they are randomness like any other.
+    # Other optimizers and averages may depend on the coefficients, which the theorem
+    # requires to be hidden.  DP-SGD's bound holds whether they are or not.
     if optimizer is not None and (
         optimizer.get("name") != "sgd" or "train_over" in optimizer
     ):

@@ -1,4 +1,4 @@
-"""What a comparison or a simulation is asked to do: frozen, public, checked."""
+"""Settings of a comparison, and of a simulation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainer.settings import methods
 from trainer.settings.train_settings import TrainSettings
 from trainer.settings.user_levels import UserLevels
 
-#: Of the last weights, beside the names of averages.
+#: The last weights, among names of averages.
 LAST = "last"
 
-#: The metric that the label's task is judged by first.
+#: The first metric of the label's task.
 AUTO_METRIC = "auto"
 
-#: How the noise of a sampler follows from a target: that of the first sampler, what is
-#: proven to suffice for its own batches, or what no lower bound refutes.
+#: The noise of a sampler for a target: that of the first sampler, what is proven to
+#: suffice for its own batches, or the least that no lower bound refutes.
 SAME = "same"
 OWN = "own"
 OPTIMISTIC = "optimistic"
@@ -36,17 +36,18 @@ _One = TypeVar("_One", bound="OneTraining")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What a comparison and a simulation have in common.
+    """The settings that comparisons and simulations share.
 
     Attributes:
       source: Parquet of the training examples: a folder, a file or a glob.
       held_out: Folder of held-out examples.
       out: New folder, or that of the same experiment.
-      seeds: Repetitions, each with batches, initial weights and noise of its own.
-      metric: Name of the held-out metric; "auto" is AUC, accuracy or the loss, as the
-        loss says of the label.
-      noise_key_file: As in ``preflight.Request``, as is the next; of all runs.
-      checkpoint_every: Steps between checkpoints.
+      seeds: Number of repetitions, each with its own batches, initial weights and
+        noise.
+      metric: Name of the held-out metric; "auto" is AUC, accuracy or the loss, by the
+        task of the loss.
+      noise_key_file: Noise key of all runs, as in ``Request``.
+      checkpoint_every: Steps between checkpoints; by time if None.
     """
 
     source: str
@@ -62,24 +63,24 @@ class Experiment:
 
     @property
     def all_trained(self) -> tuple[TrainSettings, ...]:
-        """How its runs are trained."""
+        """The training settings of all runs."""
         raise NotImplementedError
 
     def train_as(
         self: _E, change: Callable[[TrainSettings], TrainSettings], **fields: Any
     ) -> _E:
-        """Returns the same experiment on runs that are trained otherwise.
+        """Returns the same experiment with changed settings.
 
         Args:
-          change: Change of the settings of every run.
-          **fields: Others that change.
+          change: Changes the training settings of every run.
+          **fields: Other fields to replace.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneTraining(Experiment):
-    """An experiment whose runs are trained by the same settings.
+    """An experiment with one training setting.
 
     Attributes:
       training: Training settings of all runs.
@@ -89,7 +90,7 @@ class OneTraining(Experiment):
 
     @property
     def trained(self) -> TrainSettings:
-        """Of all runs, as they are made."""
+        """Training settings of all runs, as they are executed."""
         return self.training
 
     @property
@@ -106,24 +107,26 @@ class OneTraining(Experiment):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonSettings(Experiment):
-    """Ways of sampling and of training that are compared.  All public.
+    """A comparison of samplers and of training settings.  All public.
 
-    Every sampler, size, method and target is combined with every other one.
+    Runs are all combinations of sampler, size, method, target and noise rule.
 
     Attributes:
-      batches: How to sample: one for each batch size and number of epochs.  Samplers
-        are those below, and ``epsilon`` is at least the largest target.
-      trained: How to train: one for each method, target, and value that is tried.  The
-        noise of those with ``target_epsilon`` is chosen by ``noise``; a
-        ``noise_multiplier`` that is given is that of all samplers.
-      samplers: Ways of making batches.
-      noise: How a target chooses noise, of ``NOISE_RULES``: ``same`` for all samplers,
-        what the first one needs; each its ``own``, what is proven to suffice; or
-        ``optimistic``, what lower bounds allow, which guarantees nothing.
-      users: Rows or users, and how many rows of each; None if ``source`` is sampled as
-        it is.  The batch sizes are then those of rows; see ``comparison.levels``.
-      jobs: Runs at once, each in a process of its own; 1 trains in this process.
-      memory_limit: Bytes of all runs at once: fewer start where they would need more.
+      batches: Sampling settings, one per batch size and number of epochs.  ``samplers``
+        replaces their sampler, and their ``epsilon`` is raised to the largest target.
+      trained: Training settings, one per method, target and tried value.  ``noise``
+        chooses the noise for those with ``target_epsilon``; a given
+        ``noise_multiplier`` is that of all samplers.
+      samplers: Samplers of the batches.
+      noise: How a target chooses noise, from ``NOISE_RULES``: ``same`` for all
+        samplers, as the first one needs; each its ``own``, which is proven to suffice;
+        or ``optimistic``, which lower bounds allow but nothing guarantees.
+      users: Sampling of rows or users, and numbers of rows per user; None to sample
+        ``source`` without bounds on users.  Batch sizes are then numbers of rows; see
+        ``comparison.levels``.
+      jobs: Number of concurrent runs, each in its own process; 1 trains in this
+        process.
+      memory_limit: Bytes of all concurrent runs; fewer start where they need more.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -172,12 +175,12 @@ class ComparisonSettings(Experiment):
 
     @property
     def deltas(self) -> list[float]:
-        """Different deltas of the targets: one, or none without privacy."""
+        """The delta of the targets in a list, which is empty without one."""
         found = [each.target_delta for each in self.trained]
         return [delta for delta in dict.fromkeys(found) if delta is not None]
 
     def batches_of(self, sampler: str) -> list[BatchSettings]:
-        """Returns how one sampler makes batches, which are safe for every target."""
+        """Returns the sampling settings of one sampler, which suit every target."""
         targets = [each.target_epsilon or 0.0 for each in self.trained]
         delta = next(iter(self.deltas), None)
         return [
@@ -193,20 +196,20 @@ class ComparisonSettings(Experiment):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulationSettings(OneTraining):
-    """A costly run, and the cheap ones that predict it.  All public.
+    """A costly run, and the cheap runs that predict it.  All public.
 
     Attributes:
-      training: Training settings of the run that is predicted; with ``target_delta``,
-        and with ``target_epsilon`` or ``noise_multiplier``.
-      expected_batch_size: Expected batch size of that run.
-      small_batch_sizes: Batch sizes of the simulated runs: two sizes or more.
-      num_epochs: Number of epochs of that run; None if ``num_steps`` is given.
+      training: Training settings of the costly run, with ``target_delta``, and with
+        ``target_epsilon`` or ``noise_multiplier``.
+      expected_batch_size: Expected batch size of the costly run.
+      small_batch_sizes: Batch sizes of the cheap runs: two sizes or more.
+      num_epochs: Number of epochs of the costly run; None if ``num_steps`` is given.
       num_steps: Number of steps of all runs; None if ``num_epochs`` is given.
-      learning_rates: In place of that of ``training``: which one is best?
-      sampler: Poisson, truncated or not.
-      weights: "last", or the average of iterates that is judged.
+      learning_rates: Learning rates to compare, instead of that of ``training``.
+      sampler: Poisson sampling, truncated or not.
+      weights: "last", or the average of iterates that is evaluated.
       confidence: Confidence of the interval, in (0, 1).
-      run_reference: Whether to train the costly run too, at the best learning rate.
+      run_reference: Whether to train the costly run, too, at the best learning rate.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -254,13 +257,13 @@ class SimulationSettings(OneTraining):
 
     @property
     def delta(self) -> float:
-        """Of the run that is predicted."""
+        """Delta of the costly run."""
         assert self.training.target_delta is not None  # checked
         return self.training.target_delta
 
 
 def _check_seed(training: TrainSettings) -> None:
-    """Refuses what an experiment sets for every run."""
+    """Refuses settings that an experiment chooses for every run."""
     for name in ("init_seed", "simulates"):
         if value := getattr(training, name):
             raise InputError(

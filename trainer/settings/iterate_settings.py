@@ -1,4 +1,4 @@
-"""What experiments on the iterates of runs are asked to do: frozen, public, checked."""
+"""Settings of experiments on the iterates of runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pipelines.job.batch_settings import BatchSettings
 from trainer.settings.comparison_settings import OneTraining
 from trainer.settings.train_settings import TrainSettings
 
-#: Level of the intervals where none is given.
+#: Default level of the intervals.
 LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VarianceSettings(OneTraining):
-    """Runs whose spread is held against that of their own iterates.  All public.
+    """A comparison of the variance of runs with that of their iterates.  All public.
 
     Attributes:
-      batches: How to sample, for every run anew.
-      training: Training settings of all runs; keeps two iterates or more.  All begin at
-        the weights of its ``init_seed``.
+      batches: Sampling settings; every run has its own batches.
+      training: Training settings of all runs, which keep two iterates or more and start
+        at the weights of its ``init_seed``.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -38,7 +38,7 @@ class VarianceSettings(OneTraining):
 
     @property
     def trained(self) -> TrainSettings:
-        """Of all runs, which write intervals."""
+        """Training settings of all runs, which write intervals."""
         level = self.training.uncertainty or LEVEL
         return dataclasses.replace(self.training, uncertainty=level)
 
@@ -48,13 +48,14 @@ class ShiftSettings(OneTraining):
     """Runs on a stream whose distribution shifts periodically.  All public.
 
     Attributes:
-      training: Training settings of all runs; with an average of the last period, and
-        an exponential one of about its length, where it asks for none.
-      expected_batch_size: Rows of a step.
-      period: Steps of a period.
-      shift_by: Column whose small and large values take turns; "name:index" for one of
-        a list.
-      data_is_public: That the user declares so: the order of rows is made from them.
+      training: Training settings of all runs.  If they ask for no average, runs have
+        the average of the last period, and an exponential one of about its length.
+      expected_batch_size: Rows per step.
+      period: Steps per period.
+      shift_by: Column whose small and large values alternate; "name:index" for one
+        element of a list.
+      data_is_public: Whether the user declares the rows public: their order depends on
+        their values.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -78,7 +79,7 @@ class ShiftSettings(OneTraining):
 
     @property
     def trained(self) -> TrainSettings:
-        """Of all runs, with averages that are evaluated along the way."""
+        """Training settings of all runs, whose curves have the averages."""
         training = self.training
         if not training.averages_every_step:
             decay = 1 - 2 / (self.period + 1)

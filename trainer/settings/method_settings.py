@@ -1,14 +1,14 @@
-"""Which method trains, and the settings that belong to that method alone.
+"""The training method and its own settings.
 
     MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
 
 `methods` has the contract of a method, and `built_in_methods` those of this package.
 
 Formal guarantees:
-  - a setting is of its method: one of another method, or of none, is refused, and one
-    that the method needs and is not given is asked for.
-  - ``method_settings`` is complete: it holds a checked value for every setting of the
-    method, as run record, resume identity and statement hold it.
+  - A setting belongs to its method: a setting of another method or of none is refused,
+    as is a missing one that the method needs.
+  - ``method_settings`` is complete: it has a checked value for every setting of the
+    method, as have run record, resume identity and statement.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from trainer.settings.methods import Setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodSettings:
-    """How gradients are made.  All public.
+    """A training method.  All public.
 
     Attributes:
       method: One of ``methods.names()``.
-      method_settings: Settings of the method alone, by name; complete once made.
+      method_settings: The method's own settings, by name; omitted ones get their
+        defaults.
       non_private_diagnostics: Whether to write the bias of clipping, which is not
         private, into the private folder of the run.
 
@@ -63,12 +64,12 @@ def complete(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a checked value for every setting of a method.
 
     Args:
-      method: A registered one.
-      given: Values by name; None is no value.
+      method: Name of a registered method.
+      given: Values by name; None for no value.
 
     Raises:
-      InputError: no such method; a setting of another method, or of none; a value that
-        is missing or refused.
+      InputError: no such method, a setting that it does not have, or a value that is
+        missing or refused.
     """
     settings = methods.get(method).settings
     values = {name: value for name, value in given.items() if value is not None}
@@ -102,14 +103,14 @@ def _checked(method: str, name: str, setting: Setting, value: Any) -> Any:
 
 
 def check_described(method: str, described: Any) -> None:
-    """Accepts settings of a method that a run record says to be complete.
+    """Checks a method's settings in a run record.
 
     Args:
-      method: A registered one.
-      described: What the record says.
+      method: Name of a registered method.
+      described: The entry of the record.
 
     Raises:
-      InputError: no such method, other names, or values that are refused.
+      InputError: no such method, missing or unknown settings, or a refused value.
     """
     settings = methods.get(method).settings
     if not isinstance(described, dict) or set(described) != set(settings):
@@ -131,13 +132,13 @@ def gradients_text(
     """Returns what a private method clips, in words, for the privacy statement.
 
     Args:
-      method: A registered one.
-      described: Its settings, complete.
-      views: Views of an example, of which the mean loss counts.
-      rows_per_user: Rows of an example that is a user, of which the mean loss counts.
+      method: Name of a registered method.
+      described: All of its settings.
+      views: Views per example.
+      rows_per_user: Largest number of rows per user, if examples are users.
 
     Raises:
-      InputError: the method does not say.
+      InputError: the method has no sentence.
 
     Example:
       >>> gradients_text("dp-sat", {"sat_radius": 0.03})

@@ -1,17 +1,16 @@
-"""The contract of a training method, and the methods that this process knows.
+"""The contract of a training method, and the registry of methods.
 
-A method has two parts.  `Method` is what can be asked before any work and without
-TensorFlow: its settings and their flags, what it refuses, how it is accounted for, and
-its sentence in the privacy statement.  ``Method.hooks`` loads the other part, what a
-step does: `trainer.methods.base.Hooks`.
+A method has two parts.  `Method` needs no TensorFlow: settings with their flags, what
+the method refuses, its accounting, and its sentence in the privacy statement.
+``Method.hooks`` loads `trainer.methods.base.Hooks`, which define a step.
 
-The methods of this package are in `built_in_methods`.  A method from outside calls
-`register`; then ``train`` and the command line know it, its settings and its flags.
+The methods of this package are in `built_in_methods`.  Another method calls `register`,
+which makes it known to ``train`` and the command line, with its settings and flags.
 
 Formal guarantees:
-  - nothing by default: a method that does not say how it is accounted for, or what it
-    clips, gets no epsilon and no statement; an unknown one gets no gradients either.
-  - one meaning per name: neither a method nor a setting has two owners.
+  - Nothing by default: a method without accounting or without a sentence gets no
+    epsilon and no statement; an unknown method gets no gradients either.
+  - One meaning per name: no two methods share a name or the name of a setting.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from accounting.theorem import Theorem
     from trainer.settings.train_settings import TrainSettings
 
-#: The default, and the one method without clip and noise.
+#: The default method, and the one without clip and noise.
 DP_SGD = "dp-sgd"
 NON_PRIVATE = "non-private"
 
@@ -36,13 +35,13 @@ class Setting:
     """A setting of one method, and its flag.
 
     Attributes:
-      kind: Type of the value that the flag takes.
+      kind: Type of the flag's value.
       help: Help of the flag.
-      metavar: How the help writes the value; None for its type.
-      choices: The values it may have; None if ``check`` decides.
+      metavar: Name of the value in the help; None for its type.
+      choices: Accepted values; None if ``check`` decides.
       check: (name, value) -> raises InputError if the value is refused.
-      default: The value where none is given.
-      needed: For a setting without a default, what to give; None if there is one.
+      default: Value if none is given.
+      needed: What to give, for a setting without default; None if there is a default.
     """
 
     kind: type
@@ -54,11 +53,11 @@ class Setting:
     needed: str | None = None
 
     def accept(self, name: str, value: Any) -> None:
-        """Accepts a value.
+        """Checks a value.
 
         Args:
           name: Name of the setting.
-          value: What is given for it.
+          value: Its value.
 
         Raises:
           InputError: name, value, bound.
@@ -68,8 +67,8 @@ class Setting:
         self.check(name, value)
 
 
-#: (settings of the method, l2_norm_clip, ``describe_optimizer`` of the run or None for
-#: a plan that nobody executed) -> its theorem; None if DP-SGD's accounting holds.
+#: (settings of the method, l2_norm_clip, the run's ``describe_optimizer()`` or None for
+#: a plan without a run) -> the method's theorem; None if DP-SGD's accounting holds.
 Accounting = Callable[
     [Mapping[str, Any], float, "Mapping[str, Any] | None"], "Theorem | None"
 ]
@@ -80,28 +79,30 @@ def as_dp_sgd(
 ) -> None:
     """The accounting of a method that releases noisy sums of clipped gradients.
 
+    Epsilon does not depend on the arguments; see `theorem_of`.
+
     Args:
-      settings: Settings of the method; epsilon does not depend on them.
+      settings: Settings of the method.
       clip: Bound on the L2 norm of one example's gradient.
-      optimizer: What makes iterates of noisy sums: post-processing.
+      optimizer: Description of the optimizer, which is post-processing.
     """
     del settings, clip, optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a training method brings.  Whatever is None is refused when asked for.
+    """A training method.  To ask for an attribute that is None is an InputError.
 
     Attributes:
       summary: A few words for the help of ``--method``.
       hooks: Returns its `trainer.methods.base.Hooks`; loads TensorFlow.
-      whole_tables: Settings -> why a step reads whole embedding tables, or None if it
-        reads the rows of its examples alone.
-      accounting: How it is accounted for; `as_dp_sgd` if it releases noisy sums.
+      whole_tables: Settings -> why a step reads whole embedding tables; None if it
+        reads only its examples' rows.
+      accounting: Its accounting; `as_dp_sgd` if it releases noisy sums.
       sentence: Its settings -> what is clipped, in words: a function of one example
-        and of what was released before.
+        and of earlier releases.
       settings: Its own settings, by name.
-      check: Refuses settings of a run, with an InputError, that do not go with it.
+      check: Raises an InputError for settings of a run that it does not support.
     """
 
     summary: str
@@ -114,7 +115,7 @@ class Method:
 
     @property
     def has_dp_sgd_accounting(self) -> bool:
-        """Whether it releases noisy sums, and so has DP-SGD's epsilon."""
+        """Whether it releases noisy sums and therefore has DP-SGD's epsilon."""
         return self.accounting is as_dp_sgd
 
     @property
@@ -127,14 +128,14 @@ _ENTRIES: dict[str, Method] = {}
 
 
 def register(name: str, method: Method) -> None:
-    """Makes a method known in this process.
+    """Registers a method in this process.
 
     Args:
-      name: What settings and ``--method`` call it.
-      method: What it brings.
+      name: Name in settings and ``--method``.
+      method: The method.
 
     Raises:
-      InputError: the name or a setting is taken.
+      InputError: the name of the method or of a setting is taken.
     """
     if name in _ENTRIES:
         raise InputError(
@@ -150,17 +151,17 @@ def register(name: str, method: Method) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Returns the methods that are registered, in order of registration."""
+    """Returns the names of the registered methods, in order of registration."""
     return tuple(_ENTRIES)
 
 
 def with_dp_sgd_accounting() -> tuple[str, ...]:
-    """Returns the methods that have DP-SGD's epsilon."""
+    """Returns the names of the methods that have DP-SGD's epsilon."""
     return tuple(n for n, method in _ENTRIES.items() if method.has_dp_sgd_accounting)
 
 
 def owners() -> dict[str, str]:
-    """Returns name of a setting -> the one method that has it."""
+    """Returns the mapping from every setting to its method."""
     return {own: name for name, method in _ENTRIES.items() for own in method.settings}
 
 
@@ -171,7 +172,7 @@ def own_settings() -> Iterator[tuple[str, Setting]]:
 
 
 def get(name: str) -> Method:
-    """Returns what a method brings.
+    """Returns the method with a name.
 
     Raises:
       InputError: no such method.
@@ -190,13 +191,13 @@ def theorem_of(
 
     Args:
       name: Name of the method.
-      settings: Its own, complete.
+      settings: All of its settings.
       l2_norm_clip: Bound on the L2 norm of one example's gradient.
-      optimizer: What ``TrainSettings.describe_optimizer`` returns for the run; None of
-        a plan that nobody executed.
+      optimizer: The run's ``TrainSettings.describe_optimizer()``; None for a plan
+        without a run.
 
     Raises:
-      InputError: no such method, or it does not say.
+      InputError: no such method, or it has no accounting.
     """
     accounting = get(name).accounting
     if accounting is None:

@@ -1,4 +1,4 @@
-"""A run that is asked for: settings, and the folders and files of this machine.
+"""A requested run: settings, folders and files.
 
 Public: everything.
 """
@@ -14,10 +14,10 @@ from accounting.validation import InputError, check_int
 from pipelines.files.paths import StrPath
 from trainer.settings.train_settings import TrainSettings
 
-#: A path object has lost one of the two slashes after the scheme.
+#: A path object keeps one of the two slashes after the scheme.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _COPY = "Copy it here, or mount the store."
-#: Of the folder of a run.
+#: Why the folder of a run is local, and the remedy.
 RUN_STAYS = (
     "Its keys and checkpoints need the modes of a file system, and TensorFlow saves "
     "models to one. Give a folder here, such as `run`, and copy from it what is not "
@@ -26,14 +26,14 @@ RUN_STAYS = (
 
 
 def check_local(remedy: str = _COPY, /, **paths: pathlib.Path | None) -> None:
-    """Accepts paths of this machine.
+    """Refuses paths that are not on this machine.
 
     Args:
-      remedy: What to do about another one.
-      **paths: By their names; None is no path.
+      remedy: End of the message.
+      **paths: Paths by the names of their settings; None for no path.
 
     Raises:
-      InputError: a path in a store.
+      InputError: a path is in a store.
     """
     for name, path in paths.items():
         if path and _REMOTE.match(os.fspath(path)):
@@ -44,10 +44,10 @@ def check_local(remedy: str = _COPY, /, **paths: pathlib.Path | None) -> None:
 
 
 def check_batches(path: StrPath) -> None:
-    """Accepts a folder of batches, here or in a store.
+    """Checks the path of a folder of batches, here or in a store.
 
     Raises:
-      InputError: a path object that was made of a store's path.
+      InputError: a path object was made from a store's path.
     """
     if isinstance(path, os.PathLike) and _REMOTE.match(os.fspath(path)):
         raise InputError(
@@ -58,18 +58,18 @@ def check_batches(path: StrPath) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What ``dpsgd train`` is asked to do.
+    """A run of ``dpsgd train``.
 
     Attributes:
-      settings: What to train, and how.
-      batches: Folder that ``dpsgd batches`` wrote; a text if it is in a store.
+      settings: Training settings.
+      batches: Folder that ``dpsgd batches`` wrote; a str if it is in a store.
       held_out: Folder of Parquet files with the columns of the batches.
-      run: Folder for the results; new or empty, or of this run, unfinished.
-      noise_key_file: Where the noise key is, or is made; in the run's ``private`` if
-        None.
+      run: Folder for the results: new, empty, or of this run, unfinished.
+      noise_key_file: File of the noise key, made if missing; in the run's ``private``
+        if None.
       checkpoint_every: Steps between checkpoints; by time if None.
-      tensorboard: Folder for TensorBoard's event file of the curve, or None.
-      csv: File for the curve, or None.
+      tensorboard: Folder for TensorBoard's event file of the curve; None for none.
+      csv: File for the curve; None for none.
 
     Raises:
       InputError: name, value, bound, remedy.

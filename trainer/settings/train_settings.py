@@ -1,4 +1,4 @@
-"""What a training run is asked to do: frozen, public, checked before any work."""
+"""Settings of a training run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from trainer.settings import methods
 from trainer.settings.aggregation_settings import AggregationSettings
 from trainer.settings.method_settings import NON_PRIVATE, MethodSettings
 
-#: The model that is made from the schema of prepared data; any other is
-#: "module:function".
+#: The model made from the schema of prepared data; any other is "module:function".
 DEFAULT_MODEL = "default"
 
-#: The loss that the schema of prepared data says of its label.
+#: The usual loss for the label of prepared data.
 AUTO_LOSS = "auto"
 
-#: What a schema says of the label -> the losses that suit it, the usual one first.
+#: Kind of label in a schema -> the losses that suit it, the usual one first.
 LOSSES_OF_LABELS = {
     "binary": ("binary_crossentropy",),
     "classes": ("sparse_categorical_crossentropy",),
     "regression": ("mean_squared_error", "mean_absolute_error", "huber", "log_cosh"),
 }
 
-#: What a loss says of labels -> the clip norm where none is given.  Measured beside the
-#: default optimizer and learning rate: docs/pitfalls.md has the table.
+#: Task of the loss -> default clip norm, measured with the default optimizer and
+#: learning rate: see the table in docs/pitfalls.md.
 DEFAULT_CLIPS = {BINARY: 2.0, CLASSES: 2.0, OTHER: 1.0}
 
 OPTIMIZERS = (
@@ -42,61 +41,62 @@ LINEAR = "linear"
 EXPONENTIAL = "exponential"
 SCHEDULES = (CONSTANT, COSINE, LINEAR, EXPONENTIAL)
 
-#: How embedding tables get their noise; automatic is lazy where that is exact and pays.
+#: When embedding tables get their noise; "auto" is lazy where that is exact and faster.
 AUTO_NOISE = "auto"
 LAZY_NOISE = "lazy"
 DENSE_NOISE = "dense"
 EMBEDDING_NOISES = (AUTO_NOISE, LAZY_NOISE, DENSE_NOISE)
 
-#: Coordinates below 1e-19 are lost when a norm is taken in single precision; 1e10 of
-#: them add up to a norm of 1e-14, which a clip may not be near to.
+#: A norm in single precision loses coordinates below 1e-19; 1e10 of them have a norm of
+#: 1e-14, far below this bound.
 _LEAST_CLIP = 1e-10
 
-#: Points of the training curve where ``eval_every`` is not given.
+#: Default number of points of the training curve.
 _CURVE_POINTS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSettings(MethodSettings, AggregationSettings):
-    """Everything but the batches, the held-out examples and the key.  All public.
+    """Training settings: all but batches, held-out examples and keys.  All public.
 
-    The method and the averages of the iterates have settings of their own, in
-    ``MethodSettings`` and ``AggregationSettings``.
+    ``MethodSettings`` describes those of the method, and ``AggregationSettings`` those
+    of the averages of the iterates.
 
     Attributes:
-      target_epsilon: Privacy to reach, from which the noise multiplier is computed;
-        needs ``target_delta``.  None if ``noise_multiplier`` is given.
-      target_delta: The delta that epsilon is stated with.  In (0, 1), or None.
-      allow_large_delta: Whether a delta that protects next to nothing is meant.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.  At least 0.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient.  At least 1e-10.
-        Where it is None, it becomes that of ``DEFAULT_CLIPS``, once the loss is known.
+      target_epsilon: Epsilon for which the noise multiplier is computed, with
+        ``target_delta``; None if ``noise_multiplier`` is given.
+      target_delta: Delta of the privacy statement, in (0, 1); None for no statement.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      noise_multiplier: Noise standard deviation over ``l2_norm_clip``, at least 0; None
+        if ``target_epsilon`` is given.
+      l2_norm_clip: Bound on the L2 norm of one example's gradient, at least 1e-10.
+        None becomes the default of ``DEFAULT_CLIPS`` as soon as the loss is known.
       optimizer: One of ``OPTIMIZERS``, with Keras's defaults, or "module:function".
-      learning_rate: Above 0.
-      learning_rate_schedule: One of ``SCHEDULES``: how the rate falls.
-      warmup_steps: Steps in which the rate rises to ``learning_rate`` first.
-      final_learning_rate_fraction: What is left of the rate at the end of a schedule
-        that falls, in (0, 1].
+      learning_rate: Learning rate, above 0.
+      learning_rate_schedule: One of ``SCHEDULES``, by which the rate decays.
+      warmup_steps: Steps in which the rate first rises to ``learning_rate``.
+      final_learning_rate_fraction: Fraction of the rate at the end of a decaying
+        schedule, in (0, 1].
       model: "default", made from the schema of prepared data, or "module:function".
-      views: Views of an example, of which the mean loss counts; columns (views, ...)
-        of the batches, or made by ``augment``.
+      views: Views per example, whose mean loss is used: columns (views, ...) of the
+        batches, or made by ``augment``.
       augment: "module:name" of a function (columns, seed) -> columns of one view, or of
         Keras layers; None if views are columns.
       loss: One of ``metrics.LOSSES``, "module:function", or "auto", which `train` takes
         from the schema of prepared data.
-      metric: "module:function" of one more metric of held-out examples, or None.
+      metric: "module:function" of a further metric of held-out examples; None for none.
       embedding_dim: Size of an embedding of the default model.
-      hidden: Sizes of its hidden layers.
+      hidden: Sizes of the default model's hidden layers.
       init_seed: Seed of the initial weights, which are public.
-      initial_weights: File of the weights to start at instead; see
-        ``model.initial_weights``.  None for those of ``init_seed``.
-      initial_weights_are_public: That the user declares so: they owe nothing to the
-        training examples.
+      initial_weights: File of initial weights; see ``model.initial_weights``.  None for
+        those of ``init_seed``.
+      initial_weights_are_public: Whether the user declares that this file does not
+        depend on the training examples.
       embedding_noise: One of ``EMBEDDING_NOISES``: when rows of embedding tables get
-        their noise.  The distribution of what is released is the same.
+        their noise.  The distribution of the release does not depend on it.
       eval_every: Steps between points of the curve; a tenth of the run if None.
-      simulates: What a run of `dpsgd simulate` stands for, in words, for the record;
-        empty of all others.
+      simulates: Description of the run that a run of `dpsgd simulate` predicts, for the
+        record; empty for other runs.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -161,7 +161,7 @@ class TrainSettings(MethodSettings, AggregationSettings):
 
     @property
     def lazy_obstacle(self) -> str | None:
-        """Why noise cannot wait until a row is read; None if no setting forbids it."""
+        """Why these settings exclude lazy noise; None if they do not."""
         if self.optimizer != "sgd":
             return (
                 f"--optimizer {self.optimizer} moves every row at every step, which "
@@ -239,16 +239,16 @@ class TrainSettings(MethodSettings, AggregationSettings):
             check_float("noise_multiplier", self.noise_multiplier, at_least=0)
         if self.l2_norm_clip is not None:
             check_float("l2_norm_clip", self.l2_norm_clip, at_least=_LEAST_CLIP)
-        elif self.loss != AUTO_LOSS:  # frozen settings are completed here alone
+        elif self.loss != AUTO_LOSS:  # frozen: completed only here
             object.__setattr__(self, "l2_norm_clip", DEFAULT_CLIPS[self.task])
 
     @property
     def task(self) -> str:
-        """What the loss says of labels; "other" of a user's own, and of none yet."""
+        """Task of the loss; "other" for a user's loss, and for "auto"."""
         return LOSSES.get(self.loss, OTHER)
 
     def eval_steps(self, num_steps: int) -> int:
-        """Returns the steps between two points of the curve."""
+        """Returns the number of steps between points of the curve."""
         return self.eval_every or max(1, num_steps // _CURVE_POINTS)
 
     def describe_optimizer(self) -> dict[str, Any]:

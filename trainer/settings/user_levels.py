@@ -1,4 +1,4 @@
-"""Ways of sampling the data of users that are compared: frozen, public, checked."""
+"""Settings of a comparison of ways to sample the data of users."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipelines.inputs.bounded import SAMPLED, USERS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Level:
-    """One way: at most k rows of a user, and what a step draws.  All public.
+    """A way to sample: at most k rows per user, as rows or as users.  All public.
 
     Attributes:
-      sampled: One of ``SAMPLED``: rows, or users.
+      sampled: One of ``SAMPLED``: whether a step samples rows or users.
       max_examples_per_user: k.
-      num_examples: Slots: a public number, at least the rows that are kept or, if
-        users are sampled, the users.
-      rows_per_step: Expected rows of a step where rows are sampled.
+      num_examples: Slots: a public bound on the number of kept rows or, if users are
+        sampled, of users.
+      rows_per_step: Expected rows per step if rows are sampled.
     """
 
     sampled: str
@@ -28,31 +28,31 @@ class Level:
 
     @property
     def name(self) -> str:
-        """Of its table."""
+        """Name of its table."""
         return f"{self.sampled}-k{self.max_examples_per_user}"
 
     @property
     def has_users(self) -> bool:
-        """Whether an example is a user."""
+        """Whether the examples are users."""
         return self.sampled == USERS
 
     @property
     def examples_per_user(self) -> int:
-        """Examples that a user has at most."""
+        """Largest number of examples of a user."""
         return 1 if self.has_users else self.max_examples_per_user
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserLevels:
-    """Rows or users, and how many rows of each: what is compared.  All public.
+    """A comparison of sampling rows or users, and of bounds per user.  All public.
 
     Attributes:
-      user_column: Holds the ids of users.
-      max_examples_per_user: Each k that is tried.
-      num_users: A public number, at least the users.
-      num_examples: Public numbers, one for each k and at least the rows that are kept;
-        if empty, ``num_users`` times k, or the rows of the table where that is less.
-      sampled: Of ``SAMPLED``: what a step draws.
+      user_column: Column of the ids of users.
+      max_examples_per_user: Compared values of k.
+      num_users: Public bound on the number of users.
+      num_examples: Public bounds on the number of kept rows, one per k; if empty,
+        ``num_users`` times k, or the number of rows of the table if that is less.
+      sampled: Compared values of ``SAMPLED``.
 
     Raises:
       InputError: name, value, bound, remedy.
@@ -82,13 +82,13 @@ class UserLevels:
             )
 
     def levels(self, num_rows: int, rows_per_step: int) -> Iterator[tuple[Level, int]]:
-        """Yields every way, and the batch size that it has.
+        """Yields every way to sample, with its expected batch size.
 
-        At one k, rows and users are drawn with one probability.
+        For each k, rows and users have the same sampling probability.
 
         Args:
           num_rows: Number of rows of the whole table.
-          rows_per_step: Batch size where rows are sampled.
+          rows_per_step: Expected batch size if rows are sampled.
         """
         for place, most in enumerate(self.max_examples_per_user):
             slots = min(num_rows, self.num_users * most)
