@@ -125,8 +125,7 @@ def make_trained(
       views: Views of an example.
 
     Raises:
-      InputError: the augmentation does not take single views, or per-example gradients
-        cannot be computed.
+      InputError: as ``trained_model``, or per-example gradients cannot be computed.
     """
     of_row = trained_model(model, of_one_row(manifest).columns, views)
     trained = of_users(of_row, manifest)

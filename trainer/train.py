@@ -134,7 +134,7 @@ def run_checked(
     Raises:
       InputError: the batches are not what their manifest says, or the model, the
         optimizer or the method does not support private training.
-      StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
+      StoppedError: as ``train``.
     """
     training = _prepare(checked, reporter, workers or Alone())
     with training.session.recorded(), _stop_signals() as stop:
@@ -145,13 +145,13 @@ def run_checked(
 def help_chief(checked: Checked, workers: Workers) -> None:
     """Executes the steps of a run as a worker; the chief writes and reports.
 
+    Other errors are those of ``run_checked``.
+
     Args:
       checked: From ``preflight.check`` of a worker that is not the chief.
       workers: All workers of the run.
 
     Raises:
-      InputError: as ``run_checked``.
-      StoppedError: as ``run_checked``.
       SystemExit: the chief failed, and reports why.
     """
     training = _prepare(checked, Silent(), workers)

@@ -66,12 +66,7 @@ def settings_of_run(
 ) -> AuditSettings:
     """Returns the settings of an audit of a finished run.
 
-    Args:
-      record: Record of the run, from ``run_record.read_run``.
-      manifest: Manifest of its batches, from ``run_record.read_run``.
-      delta: Delta of the claim; that of the run if None.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
-      **others: Further fields of ``AuditSettings``.
+    Arguments as for `run_statement`, and further fields of ``AuditSettings``.
 
     Raises:
       InputError: the run is not private, or its releases are not those of DP-SGD.

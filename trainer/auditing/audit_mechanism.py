@@ -153,13 +153,11 @@ def simulate(
     real: bool,
     advance: Callable[[int], None] = lambda _: None,
 ) -> np.ndarray:
-    """Returns the scores of independent trials, shape (trials,).
+    """Returns the scores of independent trials, shape (trials,); see `sample_sums`.
 
     Args:
-      case: From ``worst_case``.
       noise_multiplier: Noise multiplier, above 0.
       trials: Number of trials.
-      real: Whether the canary is real or a ghost.
       advance: Called with numbers of finished trials.
     """
     size = max(1, min(_MOST_CHUNK, _CHUNK_VALUES // case.plan.num_steps))
@@ -206,14 +204,13 @@ def score(
 ) -> np.ndarray:
     """Returns ``ln Pr[observed | canary] / Pr[observed | ghost]`` of each trial.
 
+    Other arguments as for `worst_case` and as for `simulate`.
+
     Args:
-      plan: Plan by which the canary was sampled.
-      noise_multiplier: Noise multiplier, above 0.
       observe: Step -> released values of all trials.
       positions: Row of the canary in the data, one for all trials or one per trial.
       means: Means of a step with the canary and with the ghost, relative to steps
         without.
-      canary_rows: Number of examples of the canary.
     """
     return _audit(plan, canary_rows).score(
         plan, noise_multiplier, observe, positions, means

@@ -163,10 +163,7 @@ class ReleaseChecks:
         self._repeated: list[Check] = []
 
     def add(self, change: Mapping[str, np.ndarray]) -> None:
-        """Adds the next release.
-
-        Args:
-          change: Change of the flat weights of each layer, in clip norms.
+        """Adds the next release, the ``change`` of each layer's weights in clip norms.
 
         Raises:
           InputError: a value is not finite.

@@ -68,11 +68,8 @@ class PastResults:
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Returns name -> metrics of every aggregate, and a summary of the intervals.
 
-        Only tasks of classes have a majority vote.
-
-        Args:
-          export: Called with the name of each average to export, while the model has
-            its weights.
+        ``export`` is called with each average to export, while the model has its
+        weights.
         """
         metrics = {}
         for name, values in self._weight_averages().items():

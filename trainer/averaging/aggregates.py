@@ -43,17 +43,14 @@ from trainer.model.metrics import BINARY, CLASSES
 
 
 def ema_weights(num_iterates: int, decay: float) -> np.ndarray:
-    """Returns the weight of every iterate in the past EMA, oldest first.
+    """Returns the weights of the iterates in the past EMA, shape (num_iterates,).
 
     Args:
       num_iterates: k, at least 1.
       decay: Decay per iterate, in [0, 1).
 
-    Returns:
-      Shape (num_iterates,), with sum 1.
-
     Raises:
-      InputError: name, value, bound.
+      InputError: a value is out of range.
 
     Example:
       >>> ema_weights(3, decay=0.5)
@@ -128,11 +125,7 @@ class Outputs:
         self._log_sums: np.ndarray = np.array(-np.inf)
 
     def add(self, outputs: np.ndarray) -> None:
-        """Adds the network outputs of the next iterate.
-
-        Args:
-          outputs: Shape (examples, ...); for a binary task one logit per example.
-        """
+        """Adds the network outputs of the next iterate, (examples, ...)."""
         self._dtype = outputs.dtype
         values = outputs.astype(np.float64)
         if self.task not in (BINARY, CLASSES):

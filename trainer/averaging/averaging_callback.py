@@ -67,11 +67,7 @@ class AverageWeights(keras.callbacks.Callback):
         self._known().before_step(self._done)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Updates the averages if the batch ended a step.
-
-        Args:
-          batch: Index of the batch; unused.
-          logs: Keras's logs; unused.
+        """Updates the averages if the batch ended a step; see `on_train_batch_begin`.
 
         Raises:
           InputError: Keras executed several steps since the last call.

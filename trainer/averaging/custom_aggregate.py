@@ -121,10 +121,10 @@ def load(
 
     Args:
       settings: Settings with ``aggregate`` and its number of iterates.
-      weights: The trainable variables.
+      weights: Trainable variables of the model.
 
     Raises:
-      InputError: it does not work; see ``CustomAggregate.check``.
+      InputError: as ``CustomAggregate.check``.
     """
     if settings.aggregate is None:
         return None

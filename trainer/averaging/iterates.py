@@ -47,12 +47,7 @@ class Iterates:
         return self.run / ITERATES_NAME / f"step-{step:08d}.npz"
 
     def keep(self, step: int, weights: Sequence[np.ndarray]) -> None:
-        """Writes the weights of an iterate.
-
-        Args:
-          step: Number of executed steps.
-          weights: Weights of the trainable variables, in order.
-        """
+        """Writes the ``weights`` after ``step`` steps; see `load`."""
         path = self.path(step)
         path.parent.mkdir(exist_ok=True)
         arrays = {f"weight_{index}": array for index, array in enumerate(weights)}

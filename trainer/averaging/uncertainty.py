@@ -78,7 +78,7 @@ def student_interval(
     level: float,
     of_probabilities: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the lower and the upper ends of the intervals.
+    """Returns the lower and the upper ends of the intervals, each like ``mean``.
 
     Args:
       mean: Mean prediction over iterates, shape (examples, ...).
@@ -86,9 +86,6 @@ def student_interval(
       num_iterates: k, at least 2.
       level: Level of the intervals, in (0, 1).
       of_probabilities: Whether to clip the ends to [0, 1].
-
-    Returns:
-      Two arrays of the shape of ``mean``.
 
     Raises:
       InputError: ``level`` is out of range.
@@ -135,17 +132,14 @@ def column_names(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def interval_columns(
     outputs: Mapping[str, Outputs], level: float
 ) -> dict[str, np.ndarray]:
-    """Returns means, standard deviations and ends, by the names of ``column_names``.
+    """Returns means, standard deviations and ends, each (examples, ...).
 
     Args:
       outputs: Name -> predictions of at least two iterates.
       level: Level of the intervals, in (0, 1).
 
-    Returns:
-      Arrays (examples, ...).
-
     Raises:
-      InputError: as ``column_names``.
+      InputError: as ``column_names``, which has the names of the arrays.
     """
     columns: dict[str, np.ndarray] = {}
     for name, names in column_names(list(outputs)).items():
@@ -166,16 +160,12 @@ def write_uncertainty(
 ) -> dict[str, Any]:
     """Writes one row per held-out example; returns the summary for the metrics.
 
+    Arguments as for `interval_columns`.
+
     Args:
       path: Parquet file with the columns of ``column_names``; float64, or lists of them
         for several classes.
-      outputs: Predictions of at least two iterates.
       steps: Numbers of steps of the iterates.
-      level: Level of the intervals, in (0, 1).
-
-    Returns:
-      The summary, with mean standard deviation and mean width: numbers, or dicts for
-      several outputs.
     """
     columns = interval_columns(outputs, level)
     meaning = {

@@ -75,11 +75,7 @@ def _asked(flags: dict[str, Any]) -> tuple[str, int]:
 
 
 def of_plan(flags: dict[str, Any], more: More) -> Said:
-    """Returns the statement of a plan, as JSON and as text.
-
-    Args:
-      flags: Flags of the command.
-      more: What to add to the statement.
+    """Returns the statement of a plan, as JSON and as text; see `of_run`.
 
     Raises:
       InputError: flags are missing or describe no plan, or dp_accounting has no event

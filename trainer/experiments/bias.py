@@ -43,12 +43,7 @@ _SETTINGS_NAME = "settings.json"
 def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
     """Trains with every method that is not done yet, and reports the bias of each.
 
-    Args:
-      settings: What to measure, on data that is declared public.
-      say: Called with each line of progress.
-
-    Raises:
-      InputError: the trainer refuses the settings, or ``out`` holds runs of others.
+    Arguments and errors as for `compare`.
     """
     requests = settings.requests()
     for request in requests:

@@ -89,11 +89,7 @@ class Report:
         tables.show(TITLE, self._headings, self._rows(), left=[0], notes=_NOTES)
 
     def write(self, out: pathlib.Path) -> dict[str, Any]:
-        """Writes the table and the figure, and returns the content of the JSON.
-
-        Args:
-          out: Folder for ``non_private_bias.json``, ``.md`` and ``.png``.
-        """
+        """Writes non_private_bias.json, .md and .png; returns the first."""
         fields = self.to_json()
         table = tables.markdown(self._headings, self._rows())
         text = "\n\n".join((f"# {TITLE}", *_NOTES, table, f"![{TITLE}]({_NAME}.png)"))

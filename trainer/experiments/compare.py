@@ -46,7 +46,7 @@ def compare(
     """Makes all batches and runs that are not done yet, and returns the table.
 
     Args:
-      settings: What to compare.
+      settings: Settings of the experiment.
       say: Called with each line of progress.
       make_batches: As in ``comparison.runs.Runs``.
 

@@ -60,7 +60,7 @@ def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
 
     Args:
       num_rows: Number of rows in the table.
-      batch_size: Number of rows in a step.
+      batch_size: Number of rows per step.
       period: Period in steps.
 
     Raises:
@@ -79,16 +79,11 @@ def num_steps_of(num_rows: int, batch_size: int, period: int) -> int:
 
 
 def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.ndarray:
-    """Returns the indices of the rows in their order in time.
+    """Returns the indices of the rows in their order in time; see `num_steps_of`.
 
     Args:
       values: Values that split the rows in halves, (rows,); missing values are small.
-      batch_size: Number of rows in a step.
-      period: Period in steps.
       seed: Seed of the permutations.
-
-    Raises:
-      InputError: as ``num_steps_of``.
     """
     num_steps = num_steps_of(len(values), batch_size, period)
     random = np.random.default_rng(seed)
@@ -108,14 +103,12 @@ def order(values: np.ndarray, *, batch_size: int, period: int, seed: int) -> np.
 def write(
     source: str, out: pathlib.Path, *, column: str, batch_size: int, period: int
 ) -> None:
-    """Writes the ordered table, unless it exists.
+    """Writes the ordered table, unless it exists; see `num_steps_of`.
 
     Args:
       source: Parquet of the rows: a folder, a file or a glob.
       out: Folder of the new table.
       column: Column that splits the rows in halves; "name:index" for a column of lists.
-      batch_size: Number of rows in a step.
-      period: Period in steps.
 
     Raises:
       InputError: there is no such column, or there are too few rows.

@@ -108,14 +108,7 @@ def shift(
 ) -> Shift:
     """Orders the rows, makes the runs that are not done yet, and reads their curves.
 
-    Args:
-      settings: Settings of the experiment.
-      say: Called with each line of progress.
-      make_batches: As in ``comparison.runs.Runs``.
-
-    Raises:
-      InputError: before any batch is made, if the trainer would refuse a run; later, if
-        existing batches or runs have other settings.
+    Arguments and errors as for `compare`.
     """
     size, period = settings.expected_batch_size, settings.period
     settings = settled(settings)

@@ -36,14 +36,7 @@ def simulate(
 ) -> Report:
     """Makes all small runs that are not done yet, and predicts the large one.
 
-    Args:
-      settings: Settings of the simulation.
-      say: Called with each line of progress.
-      make_batches: As in ``comparison.runs.Runs``.
-
-    Raises:
-      InputError: before any batch is made, if the trainer would refuse a run; later, if
-        existing batches or runs have other settings.
+    Arguments and errors as for `compare`.
     """
     _check_weights(settings)
     settings = settled(settings)

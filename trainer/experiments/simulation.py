@@ -155,11 +155,7 @@ def best_simulated(simulations: Sequence[Simulation], metric: str) -> Simulation
     """Returns the simulation that is best at the largest of the small sizes.
 
     If the metric deviates from a line, ``best`` may choose the learning rate that is
-    worst at small sizes; this function does not extrapolate.
-
-    Args:
-      simulations: One for each learning rate.
-      metric: Name of the metric, which decides whether larger or smaller is better.
+    worst at small sizes; this function does not extrapolate.  Arguments as for `best`.
     """
     sign = _sign(metric)
     return max(simulations, key=lambda one: sign * one.points[-1].mean)
@@ -172,9 +168,7 @@ def _sign(metric: str) -> int:
 def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation]:
     """Returns the simulations whose interval overlaps with that of the best.
 
-    Args:
-      simulations: One for each learning rate.
-      metric: Name of the metric, which decides whether larger or smaller is better.
+    Arguments as for `best`.
     """
     chosen = best(simulations, metric)
     found = chosen.prediction

@@ -187,11 +187,7 @@ class Report:
         )
 
     def write(self, out: pathlib.Path) -> dict[str, Any]:
-        """Writes simulation.json, simulation.md and simulation.png; returns the first.
-
-        Args:
-          out: Folder of the files.
-        """
+        """Writes simulation.json, .md and .png; returns the first."""
         fields = self.to_json()
         write_atomically(out / "simulation.json", pretty_json(fields))
         self.plot(out / "simulation.png")
@@ -202,11 +198,7 @@ class Report:
     # -- plot ----------------------------------------------------------------------
 
     def plot(self, path: pathlib.Path) -> None:
-        """Draws runs, lines, intervals and the reference run as a hollow marker.
-
-        Args:
-          path: Path of the PNG.
-        """
+        """Draws runs, lines, intervals and the reference run as a hollow marker."""
         figure, axes = new_figure(7.5, 5)
         for index, one in enumerate(self._simulations):
             # Shifted slightly, so that runs and intervals do not hide each other.

@@ -150,14 +150,7 @@ def variance(
 ) -> Variances:
     """Makes all batches and runs that are not done yet, and compares both spreads.
 
-    Args:
-      settings: Settings of the experiment.
-      say: Called with each line of progress.
-      make_batches: As in ``comparison.runs.Runs``.
-
-    Raises:
-      InputError: before any batch is made, if the trainer would refuse a run; later, if
-        existing batches or runs have other settings.
+    Arguments and errors as for `compare`.
     """
     settings = settled(settings)
     plan = settings.batches.plan(training_data(settings).num_examples)

@@ -88,11 +88,9 @@ def export(
     *,
     average: str | None = None,
 ) -> None:
-    """Writes both formats and their signature into the folder ``run``.
+    """Writes both formats and their signature; arguments as for `predicting_model`.
 
     Args:
-      model: Model with the weights to export.
-      manifest: Manifest with the columns of the network's inputs.
       run: Folder of the run.
       average: Name of the average that the weights are; None for the last iterate.
     """
@@ -125,11 +123,8 @@ def serving_of(network: Any, manifest: Manifest, task: str) -> Serving:
 def check_export(model: TrainableModel, manifest: Manifest) -> None:
     """Checks that a model can be exported, by a trial in a temporary folder.
 
-    Only for a model that has seen no example: the message quotes the error.
-
-    Args:
-      model: Model with any weights.
-      manifest: Manifest with the columns of the network's inputs.
+    Only for a model that has seen no example: the message quotes the error.  Arguments
+    as for `predicting_model`.
 
     Raises:
       InputError: Keras or TensorFlow cannot save it.
@@ -152,13 +147,7 @@ def check_export(model: TrainableModel, manifest: Manifest) -> None:
 
 
 def save_tensorflow(model: TrainableModel, manifest: Manifest, path: str) -> None:
-    """Writes only the SavedModel.
-
-    Args:
-      model: Model with the weights to export.
-      manifest: Manifest with the columns of the network's inputs.
-      path: New folder.
-    """
+    """Writes only the SavedModel, to a new ``path``; see `predicting_model`."""
     network = predicting_model(model, manifest)
     _appear(
         pathlib.Path(path), lambda new: _save_tensorflow(network, model.network, new)

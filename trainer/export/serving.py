@@ -54,12 +54,7 @@ class Serving:
 
 
 def write(run: pathlib.Path, serving: Serving) -> None:
-    """Writes the signature.
-
-    Args:
-      run: Folder of the run.
-      serving: Signature of its exported models.
-    """
+    """Writes the signature ``serving`` into the folder ``run``; see `read`."""
     write_atomically(run / SERVING_NAME, pretty_json(serving.to_json()))
 
 

@@ -75,10 +75,7 @@ def read_comparison(
 ) -> list[dict[str, Any]]:
     """Returns the lines of a comparison; ``is_this`` marks those of the run's settings.
 
-    Args:
-      path: Folder of a comparison, or its ``comparison.json``.
-      record: Record of the run.
-      plan: Plan of the run.
+    Arguments as for `read_audit`; ``path`` may be the folder of ``comparison.json``.
 
     Raises:
       InputError: not a comparison, or one without the run's settings.

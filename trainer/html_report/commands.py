@@ -23,12 +23,10 @@ def to_verify(
     plan: DpSgdPlan,
     statement: PrivacyStatement | None,
 ) -> list[dict[str, str]]:
-    """Returns dicts of "purpose" and "command".
+    """Returns dicts of "purpose" and "command"; see `read_audit`.
 
     Args:
       name: Name of the run's folder.
-      record: Record of the run.
-      plan: Plan of the run.
       statement: Statement of the report; None for none.
     """
     run = shlex.quote(name)

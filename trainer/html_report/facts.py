@@ -54,13 +54,7 @@ def collect(
 ) -> dict[str, Any]:
     """Returns the content of a report, JSON-serialisable.
 
-    Args:
-      run: Folder of a finished run.
-      audit: File with the output of ``dpsgd audit RUN --json``; None for none.
-      comparison: Folder of a comparison, or its ``comparison.json``; None for none.
-      delta: Delta to state epsilon at; that of the run if None.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
-      noise_key_file: File of the noise key, if not in the run.
+    Arguments as for `page.write_report`.
 
     Raises:
       InputError: the run is not finished or was edited, or a file is of another run.

@@ -41,10 +41,14 @@ def write_report(
 ) -> dict[str, Any]:
     """Writes the privacy report of a run, and returns its content, JSON-serialisable.
 
-    Other arguments as for `facts.collect`.
-
     Args:
+      run: Folder of a finished run.
       out: The HTML file to write.
+      audit: File with the output of ``dpsgd audit RUN --json``; None for none.
+      comparison: Folder of a comparison, or its ``comparison.json``; None for none.
+      delta: Delta to state epsilon at; that of the run if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
+      noise_key_file: File of the noise key, if not in the run.
       overwrite: Whether the page may replace another file.
 
     Raises:
@@ -70,10 +74,7 @@ def _path(path: StrPath | None) -> pathlib.Path | None:
 
 
 def check_out(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuses a path to which no report can be written; see `write_report`.
-
-    Args:
-      path: Path of the report.
+    """Refuses a ``path`` to which no report can be written; see `write_report`.
 
     Raises:
       InputError: it is a folder, it exists, or its folder does not exist.

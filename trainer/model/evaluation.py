@@ -52,19 +52,14 @@ _DIGEST_BYTES = 1 << 22
 class HeldOut:
     """The held-out examples in a folder of Parquet files.
 
+    Other arguments and errors are those of ``check_files``.
+
     Args:
-      directory: Holds ``*.parquet`` files.
       manifest: Manifest of the batches, whose columns the files must have.
-      input_digests: ``footer_digest`` of every file that the batches were sampled from.
-      option: Flag that gave ``directory``, for messages.
 
     Attributes:
       num_rows: Number of examples.
-      option: As above.
-
-    Raises:
-      InputError: no file, no row, other columns, data prepared in another way, or a
-        file that the batches were sampled from.
+      option: Flag that gave the folder, for messages.
     """
 
     def __init__(
@@ -280,14 +275,15 @@ def check_files(
     """Returns the number of held-out rows, whose files match the training examples.
 
     Args:
-      directory: Holds ``*.parquet`` files.
+      directory: Folder of the held-out files, ``*.parquet``.
       columns: Columns of one row of the training examples.
       description: The training examples' own description.
       input_digests: ``footer_digest`` of every file of the training examples.
       option: Flag that gave ``directory``, for messages.
 
     Raises:
-      InputError: as ``HeldOut``.
+      InputError: no file, no row, other columns, data prepared in another way, or a
+        file of the training examples.
     """
     paths = [path for path, _ in _files(directory, option)]
     num_rows = sum(_check_file(path, columns, description) for path in paths)

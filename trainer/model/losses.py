@@ -313,8 +313,8 @@ def check_range(
 
     Args:
       loss: The minimised loss.
-      outputs: Computes the outputs for some rows at the current weights.
-      variables: Trainable variables of the model; they keep their values.
+      outputs: Returns the outputs for some rows at the current weights.
+      variables: Trainable variables of the model, which keep their values.
 
     Raises:
       InputError: the loss takes logits and all outputs at random weights are in [0, 1],

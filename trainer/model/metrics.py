@@ -100,12 +100,7 @@ def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
 
 
 def binary_metrics(labels: np.ndarray, logits: np.ndarray) -> Metrics:
-    """Returns AUC, log loss and accuracy; a logit of 0 predicts label 0.
-
-    Args:
-      labels: 0 or 1, (rows,).
-      logits: (rows,).
-    """
+    """Returns AUC, log loss and accuracy; see `log_loss`.  A logit of 0 predicts 0."""
     return {
         "auc": auc(labels, logits),
         "log_loss": log_loss(labels, logits),

@@ -85,11 +85,7 @@ ONE_VIEW = Views()
 
 
 def load_views(number: int, augment: str | None) -> Views:
-    """Returns ``number`` views.
-
-    Args:
-      number: K, at least 1.
-      augment: "module:name" of a function or of Keras layers; None for none.
+    """Returns ``number`` views; ``augment`` is "module:name", as for `load_function`.
 
     Raises:
       InputError: no such function or layers.
@@ -150,10 +146,10 @@ def trained_model(
 ) -> TrainableModel:
     """Returns the model that a step trains: over views, with dropout.
 
+    Other arguments as for `of_one_view`.
+
     Args:
       model: Model of one view, which ``check_model`` accepted.
-      columns: Columns of the batches.
-      views: Views of an example.
 
     Raises:
       InputError: the augmentation has a random state of its own, or does not return a

@@ -95,15 +95,9 @@ def check(
     uncertainty: float | None = None,
     carried: Sequence[str] = (),
 ) -> PredictRequest:
-    """Returns the checked request.
+    """Returns the checked request; arguments as for `predict.predict`.
 
     Args:
-      run: Folder of a finished run.
-      table: File, folder or glob: prepared as the batches were, or a raw table.
-      out: New Parquet file.
-      average: One of ``AVERAGES``; None for "opa" with intervals, else "last".
-      aggregate: "module:function", see ``custom_aggregate``; instead of ``average``.
-      uncertainty: Level of the intervals, in (0, 1); None for none.
       carried: Columns of the table to copy to the output.
 
     Raises:

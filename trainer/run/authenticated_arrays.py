@@ -57,12 +57,7 @@ def write(
 
 
 def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]:
-    """Returns the arrays by name.
-
-    Args:
-      path: The file.
-      key: Key that the file was written under.  Sensitive.
-      label: Label that the file was written under.
+    """Returns the arrays by name; arguments as for `write`.
 
     Raises:
       FileNotFoundError: there is no file.
@@ -72,13 +67,7 @@ def read(path: pathlib.Path, *, key: bytes, label: str) -> dict[str, np.ndarray]
 
 
 def parse(data: bytes, *, key: bytes, label: str) -> dict[str, np.ndarray]:
-    """Does what ``read`` does, for the contents of a file; see `read`.
-
-    Args:
-      data: Contents of the file.
-      key: Key that the file was written under.  Sensitive.
-      label: Label that the file was written under.
-    """
+    """Returns the arrays in the ``data`` of a file; as `read`, see `write`."""
     view = memoryview(data)[:-KEY_BYTES]
     if not hmac.compare_digest(data[-KEY_BYTES:], _mac(view, key, label)):
         raise DamagedError

@@ -224,7 +224,7 @@ def check_traced(recorded: Origin, found: Origin) -> None:
       found: All parts of the current origin.
 
     Raises:
-      InputError: the step computes something else, or on other devices.
+      InputError: devices, the code of the model or the computation of the step differ.
     """
     if found["devices"] != recorded["devices"]:
         _refuse(

@@ -78,14 +78,11 @@ class Checked:
 
 
 def check(request: Request, *, chief: bool = True) -> Checked:
-    """Returns the checked request.
+    """Returns the request, or refuses it with an InputError.
 
     Args:
       request: The request.
       chief: Whether this worker evaluates and writes the folder of the run.
-
-    Raises:
-      InputError: the request is refused.
     """
     check_folder(request.batches, "--batches")
     manifest = read_manifest(request.batches)
@@ -209,7 +206,7 @@ def _check_columns(manifest: Manifest, task: str) -> None:
 
 
 def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) -> None:
-    """Refuses views without augmentation if examples are users.
+    """Refuses views and augmentations if examples are users.
 
     Args:
       settings: Settings of the run.

@@ -67,8 +67,7 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
 def unit_of(description: dict[str, Any]) -> dict[str, Any]:
     """Returns the privacy unit of batches, as arguments of ``plan_statement``.
 
-    Args:
-      description: The data set's own description, with the note of `dpsgd bound`.
+    ``description`` is the data set's own, with the note of `dpsgd bound`.
     """
     bounded = Bounded.of(description)
     if bounded is None:
@@ -77,11 +76,7 @@ def unit_of(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def count_of(description: dict[str, Any]) -> int:
-    """Returns the maximum number of examples per user, 1 if the unit is an example.
-
-    Args:
-      description: As in ``unit_of``.
-    """
+    """Returns the maximum number of examples per user, 1 if the unit is an example."""
     count: int = unit_of(description).get("max_examples_per_user", 1)
     return count
 
@@ -118,52 +113,9 @@ def noise_multiplier(
     ).guarantee
 
 
-@functools.lru_cache
-def plan_statement(
-    plan: DpSgdPlan,
-    *,
-    noise_multiplier: float,
-    l2_norm_clip: float | None,
-    delta: float,
-    gradients: str = statement.DP_SGD_GRADIENTS,
-    theorem: Theorem | None = None,
-    allow_large_delta: bool = False,
-    neighboring_relation: str = REPLACE_SPECIAL,
-    max_examples_per_user: int = 1,
-    unit: str | None = None,
-) -> Any:
-    """Returns the privacy statement of a run that executes ``plan``.
-
-    Cached per argument tuple: a run asks before its first step and after its last.
-
-    Args:
-      plan: The executed plan.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      l2_norm_clip: Bound on the L2 norm of one example's gradient; None if unknown.
-      delta: Delta of the claim, in (0, 1).
-      gradients: The method and what it clips, in words.
-      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
-      unit: The privacy unit in words, if the batches state one; else None.
-
-    Raises:
-      InputError: a value is out of range, a relation is not accounted for, or a sampler
-        has no wording.
-    """
-    return statement.privacy_statement(
-        plan,
-        noise_multiplier=noise_multiplier,
-        l2_norm_clip=l2_norm_clip,
-        delta=delta,
-        gradients=gradients,
-        theorem=theorem,
-        allow_large_delta=allow_large_delta,
-        neighboring_relation=neighboring_relation,
-        max_examples_per_user=max_examples_per_user,
-        unit=unit,
-    )
+#: The privacy statement of a run that executes a plan, cached per argument tuple: a run
+#: asks before its first step and after its last.
+plan_statement = functools.lru_cache(statement.privacy_statement)
 
 
 def check_run(
@@ -176,12 +128,7 @@ def check_run(
 ) -> tuple[float, float]:
     """Returns noise multiplier and delta of a private run that executed its plan.
 
-    Args:
-      record: Record of the run.
-      manifest: Manifest of the batches.
-      delta: The delta to state; the record's if None.
-      allow_large_delta: Whether to accept one that protects next to nothing.
-      allow_stopped: Whether to accept a run of the first steps of the plan.
+    Arguments as for `run_statement` and as for `check_execution`.
 
     Raises:
       InputError: the run is not private, not complete, or of other batches, or there
@@ -212,17 +159,15 @@ def run_statement(
 ) -> Any:
     """Returns the privacy statement of a run.
 
+    It is a ``StoppedStatement`` for a run of ``make_private`` that stopped early.
+
     Args:
       record: Record of the run.
       manifest: Manifest of the batches.
-      delta: The delta to state; the record's if None.
-      allow_large_delta: Whether to accept one that protects next to nothing.
+      delta: Delta to state; that of the record if None.
+      allow_large_delta: Whether to accept a delta that protects next to nothing.
       neighboring_relation: One of `neighboring_relation.RELATIONS`.
       max_examples_per_user: k; above 1 the privacy unit is a user.
-
-    Returns:
-      The statement; for a run of ``make_private`` that stopped early, a
-      ``StoppedStatement``.
 
     Raises:
       InputError: ``check_run`` or ``stopped.check`` refuses the run.
@@ -258,11 +203,7 @@ def run_statement(
 
 
 def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str, Any]:
-    """Returns the unit of the batches or, if they state none, the one asked for.
-
-    Raises:
-      InputError: the batches have another one.
-    """
+    """Returns the unit of the batches or, if they state none, the requested one."""
     unit = unit_of(manifest.dataset) or {"max_examples_per_user": max_examples_per_user}
     found = unit["max_examples_per_user"]
     if max_examples_per_user not in (1, found):
@@ -301,14 +242,10 @@ def write_statement(
 ) -> tuple[str, dict[str, Any]]:
     """Writes the privacy statement of a run into its folder, or why it has none.
 
-    Args:
-      run: The folder.
-      record: Record of the run.
-      manifest: Manifest of the batches.
-      allow_large_delta: Whether to accept a delta that protects next to nothing.
+    Returns it as text and as JSON.  Other arguments as for `run_statement`.
 
-    Returns:
-      The statement as text and as JSON.
+    Args:
+      run: Folder of the run.
 
     Raises:
       InputError: ``check_run`` refuses the run.

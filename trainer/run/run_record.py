@@ -364,7 +364,7 @@ def write_run(
     """Writes record, manifest copy and their authentication code into a folder.
 
     Args:
-      run: The folder.
+      run: Folder of the run.
       record: Record of the run.
       manifest: Manifest of the batches.
       noise_key: Key that authenticates both.  Sensitive.
@@ -484,11 +484,7 @@ def read_or_create_run_id(run: pathlib.Path) -> str:
 def read_noise_key(
     run: pathlib.Path, noise_key_file: str | os.PathLike[str] | None
 ) -> bytes:
-    """Returns the noise key of a run.
-
-    Args:
-      run: Folder of the run.
-      noise_key_file: The user's file; None for the run's own.
+    """Returns the noise key of a run; arguments as for `noise_key_path`.
 
     Raises:
       InputError: there is no key, or it is refused.

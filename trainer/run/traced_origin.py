@@ -54,8 +54,8 @@ def settle(checked: Checked, found: Origin) -> None:
     """Writes the origin of a new run, or compares it with that of a resumed run.
 
     Args:
-      checked: The request; its run has a folder.
-      found: From ``find``.
+      checked: The request, whose run has a folder.
+      found: The origin that ``find`` returned.
 
     Raises:
       InputError: the run began with another origin.

@@ -66,9 +66,6 @@ class AggregationSettings:
       uncertainty: Level of the intervals of held-out predictions, in (0, 1); None for
         none.
       export: Averages over kept iterates to export as models.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     ema_decay: float | None = None

@@ -38,9 +38,6 @@ class AuditSettings:
       rows_per_record: Rows per user if examples are users; None if they are rows.
       bounded: Whether the trainer level includes `dpsgd bound`, as for a run whose
         privacy unit is a user.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     plan: DpSgdPlan

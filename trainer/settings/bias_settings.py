@@ -26,9 +26,6 @@ class BiasSettings:
       trained: Settings of one run per method; every method clips.
       data_is_public: Whether the user declares the training examples public.  The
         measurements are functions of them without noise.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     batches: pathlib.Path

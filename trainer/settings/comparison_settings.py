@@ -127,9 +127,6 @@ class ComparisonSettings(Experiment):
       jobs: Number of concurrent runs, each in its own process; 1 trains in this
         process.
       memory_limit: Bytes of all concurrent runs; fewer start where they need more.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     batches: tuple[BatchSettings, ...]
@@ -210,9 +207,6 @@ class SimulationSettings(OneTraining):
       weights: "last", or the average of iterates that is evaluated.
       confidence: Confidence of the interval, in (0, 1).
       run_reference: Whether to train the costly run, too, at the best learning rate.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     expected_batch_size: int

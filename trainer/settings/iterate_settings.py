@@ -21,9 +21,6 @@ class VarianceSettings(OneTraining):
       batches: Sampling settings; every run has its own batches.
       training: Training settings of all runs, which keep two iterates or more and start
         at the weights of its ``init_seed``.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     batches: BatchSettings
@@ -56,9 +53,6 @@ class ShiftSettings(OneTraining):
         element of a list.
       data_is_public: Whether the user declares the rows public: their order depends on
         their values.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     expected_batch_size: int

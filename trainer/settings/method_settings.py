@@ -36,9 +36,6 @@ class MethodSettings:
       non_private_diagnostics: Whether to write the bias of clipping, which is not
         private, into the private folder of the run.
 
-    Raises:
-      InputError: name, value, bound, remedy.
-
     Example:
       >>> MethodSettings(method="bam", method_settings={"bam_radius": 0.02})
       ... # doctest: +NORMALIZE_WHITESPACE

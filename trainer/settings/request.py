@@ -70,9 +70,6 @@ class Request:
       checkpoint_every: Steps between checkpoints; by time if None.
       tensorboard: Folder for TensorBoard's event file of the curve; None for none.
       csv: File for the curve; None for none.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     settings: TrainSettings

@@ -97,9 +97,6 @@ class TrainSettings(MethodSettings, AggregationSettings):
       eval_every: Steps between points of the curve; a tenth of the run if None.
       simulates: Description of the run that a run of `dpsgd simulate` predicts, for the
         record; empty for other runs.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     target_epsilon: float | None = None

@@ -53,9 +53,6 @@ class UserLevels:
       num_examples: Public bounds on the number of kept rows, one per k; if empty,
         ``num_users`` times k, or the number of rows of the table if that is less.
       sampled: Compared values of ``SAMPLED``.
-
-    Raises:
-      InputError: name, value, bound, remedy.
     """
 
     user_column: str

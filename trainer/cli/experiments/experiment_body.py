@@ -31,14 +31,11 @@ _MAKE_BATCHES = "pipelines.cli.batch_commands:make_batches"
 
 
 def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
-    """Compares, and prints the table.
+    """Compares, and prints the table.  Errors are those of the experiment.
 
     Args:
-      settings: What to compare.
-      as_json: Whether to print JSON alone.
-
-    Raises:
-      InputError: as ``trainer.experiments.compare.compare``.
+      settings: Settings of the experiment.
+      as_json: Whether to print only JSON.
     """
     report = comparing.compare(settings, _say, _MAKE_BATCHES)
     report.write(settings.out)
@@ -46,15 +43,7 @@ def compare(settings: ComparisonSettings, *, as_json: bool) -> None:
 
 
 def simulate(settings: SimulationSettings, *, as_json: bool) -> None:
-    """Simulates, and prints the prediction.
-
-    Args:
-      settings: Settings of the simulation.
-      as_json: Whether to print JSON alone.
-
-    Raises:
-      InputError: as ``trainer.experiments.simulate.simulate``.
-    """
+    """Simulates, and prints the prediction; see `compare`."""
     for folder in settings.out.glob("*/runs"):
         _take_over(folder.parent)
     report = simulating.simulate(settings, _say, _MAKE_BATCHES)
@@ -63,14 +52,9 @@ def simulate(settings: SimulationSettings, *, as_json: bool) -> None:
 
 
 def bias(settings: BiasSettings, *, as_json: bool) -> None:
-    """Measures the bias of clipping, and prints the table.  Not private.
+    """Measures the bias of clipping, and prints the table; see `compare`.
 
-    Args:
-      settings: What to measure, on public data.
-      as_json: Whether to print JSON alone.
-
-    Raises:
-      InputError: as ``trainer.experiments.bias.measure_bias``.
+    Not private.
     """
     report = measure_bias(settings, _say)
     fields = report.write(settings.out)
@@ -78,15 +62,7 @@ def bias(settings: BiasSettings, *, as_json: bool) -> None:
 
 
 def variance(settings: VarianceSettings, *, as_json: bool) -> None:
-    """Compares the spread of iterates with that of runs, and prints the table.
-
-    Args:
-      settings: Settings of the experiment.
-      as_json: Whether to print JSON alone.
-
-    Raises:
-      InputError: as ``trainer.experiments.variance.variance``.
-    """
+    """Compares the spread of iterates and runs, and prints the table; see `compare`."""
     found = varying.variance(settings, _say, _MAKE_BATCHES)
     fields = variance_report.write(found)
     _print(
@@ -98,15 +74,7 @@ def variance(settings: VarianceSettings, *, as_json: bool) -> None:
 
 
 def shift(settings: ShiftSettings, *, as_json: bool) -> None:
-    """Trains on a stream that shifts, and prints how averages do.
-
-    Args:
-      settings: Settings of the experiment.
-      as_json: Whether to print JSON alone.
-
-    Raises:
-      InputError: as ``trainer.experiments.shift.shift``.
-    """
+    """Trains on a stream that shifts, and prints the averages; see `compare`."""
     found = shifting.shift(settings, _say, _MAKE_BATCHES)
     fields = shift_report.write(found)
     _print(fields, lambda: shift_report.show(found), settings.out / "shift.md", as_json)
@@ -128,11 +96,7 @@ def _print(
 
 
 def _take_over(out: pathlib.Path) -> None:
-    """Writes the settings of runs for which older releases wrote flags.
-
-    Args:
-      out: The folder with ``runs``.
-    """
+    """Writes the settings of runs for which older releases wrote flags."""
     for path in (out / "runs").glob("*.flags.json"):
         run = path.with_name(path.name.removesuffix(".flags.json"))
         new = compare_runs.settings_path(run)

@@ -77,11 +77,7 @@ class Listed(click.ParamType):
 
 
 def listed(kind: click.ParamType) -> dict[str, Any]:
-    """Returns arguments of `click.option` for a flag of lists that may be repeated.
-
-    Args:
-      kind: Type of each value.
-    """
+    """Returns arguments of `click.option` for a flag that takes lists of ``kind``."""
     return {
         "type": Listed(kind),
         "multiple": True,
@@ -145,9 +141,6 @@ def each_of_lists(arguments: Sequence[str]) -> list[tuple[str, ...]]:
 
     The learning rate, the clip norm and numeric settings of a method may be lists.  If
     a flag is repeated, its last list counts.
-
-    Args:
-      arguments: Of `dpsgd train`, some of whose values are lists.
 
     Example:
       >>> each_of_lists(["--hidden", "4,2", "--learning-rate", "0.1,0.2"])

@@ -68,15 +68,7 @@ def _home(method: str) -> str:
 
 
 def train_one_by_one(requests: Sequence[Request], say: Say) -> None:
-    """Trains in this process.
-
-    Args:
-      requests: Runs that are not finished.
-      say: Called with each line of progress.
-
-    Raises:
-      InputError: the trainer refuses a run.
-    """
+    """Trains in this process; arguments as for `train_at_once`."""
     for number, request in enumerate(requests, start=1):
         say(f"[{number}/{len(requests)}] training: {request.run.name}")
         compare_runs.train_here(request)

@@ -80,9 +80,6 @@ def check_kind(settings: ComparisonSettings) -> None:
 def find_parts(settings: ComparisonSettings) -> list[Part]:
     """Returns the data sets; tables of bounded users need not exist yet.
 
-    Args:
-      settings: What to compare.
-
     Raises:
       InputError: a table or a sampler cannot be used.
     """

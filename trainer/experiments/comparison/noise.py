@@ -59,15 +59,7 @@ if TYPE_CHECKING:
 
 
 def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
-    """Refuses a comparison with an impossible plan.
-
-    Args:
-      settings: What to compare.
-      num_examples: Number of slots in the data set.
-
-    Raises:
-      InputError: a plan is impossible.
-    """
+    """Refuses a comparison with an impossible plan; arguments as for `find_cases`."""
     for sampler in settings.samplers:
         for batches in settings.batches_of(sampler):
             check_epochs(batches.plan(num_examples))
