@@ -63,7 +63,7 @@ def _dense(units: int = 6, **more: Any) -> Callable[[Any], Any]:
 
 
 class _Residual(layers.Layer):
-    """A layer of one's own that holds layers of Keras."""
+    """A user's layer that holds layers of Keras."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _table_in_a_lambda() -> Any:
 
 
 class _Untracked(layers.Layer):
-    """Reads a table that Keras does not know of."""
+    """Reads a table that Keras does not track."""
 
     def __init__(self, table: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small batches, held-out data and models that the tests of the trainer share."""
+"""Small batches, held-out data and models for the tests of the trainer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_rows(num_rows: int, seed: int = 0) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class BatchFolder:
-    """Batches on disk and what is in them."""
+    """Batches on disk, and their content."""
 
     path: pathlib.Path
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""Settings of a run in one dict, those of its method among them."""
+"""Settings of a run and of its method in one dict."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _NAMES = {field.name for field in dataclasses.fields(TrainSettings)}
 
 
 def train_settings(**values: Any) -> TrainSettings:
-    """What is no field of ``TrainSettings`` is a setting of the method alone."""
+    """Settings that ``TrainSettings`` lacks are those of the method."""
     own = {name: values.pop(name) for name in list(values) if name not in _NAMES}
     return TrainSettings(**values, method_settings=own)

@@ -216,7 +216,7 @@ def test_early_stopping_leaves_the_best_weights_and_a_statement_of_the_whole_pla
 
 
 def _check_export(model: PrivateModel, x: Any, folder: pathlib.Path) -> None:
-    """Both kinds of export, of a run that stopped, give what the model does."""
+    """Both exports of a run that stopped give the outputs of the model."""
     model.export()
     assert serving.read(folder / "run").outputs == ("probability",)
     model.export(folder / "alone")
@@ -402,14 +402,14 @@ def test_the_statement_is_of_what_was_executed(
 
 
 def _tensorboard(path: pathlib.Path) -> list[Any]:
-    """Keras's callback needs the package, which this project does not."""
+    """Keras's callback needs the package tensorboard, which may be absent."""
     if importlib.util.find_spec("tensorboard") is None:
         return []
     return [keras.callbacks.TensorBoard(str(path), histogram_freq=1)]
 
 
 def _tags(folder: pathlib.Path) -> set[str]:
-    """Of all that TensorBoard's callback wrote."""
+    """Returns all tags that TensorBoard's callback wrote."""
     events = (
         event
         for path in folder.rglob("events*")

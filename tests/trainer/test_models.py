@@ -1,4 +1,4 @@
-"""The click model, and what is refused before it could break the privacy."""
+"""The click model, and refusals of models that would break privacy."""
 
 from __future__ import annotations
 

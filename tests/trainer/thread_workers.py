@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Together:
-    """Workers that are threads of one process.  A worker that is lost breaks all."""
+    """Workers that are threads of one process; one that is lost breaks all."""
 
     def __init__(self, count: int) -> None:
         self._arrived = threading.Barrier(count, timeout=60)

@@ -1,4 +1,4 @@
-"""Faults that are planted in the trainer, each of which an audit of it must see.
+"""Faults planted in the trainer, each of which an audit must find.
 
 Each is refuted at the confidence that ``dpsgd audit`` states by default, with the share
 of the error that one kind of run has for its checks.  A check counts as one that sees a
@@ -52,7 +52,7 @@ def _is_real(run: SmallRun) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
-    """Canaries and their batches for every kind of run, made once."""
+    """The canaries and batches of every kind of run, made once."""
     found = {}
     for run in RUNS:
         found[run.name] = folder = tmp_path_factory.mktemp("audit")
@@ -74,7 +74,7 @@ def examine(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Examine
 
 
 def _contradicted(outcome: Outcome) -> set[str]:
-    """Returns what the checks refute, after making sure that luck had no part in it."""
+    """Returns the refuted checks, after excluding that luck refuted them."""
     below = {c.name for c in outcome.checks if c.p_value < _ERROR / len(outcome.checks)}
     sure = {c.name for c in outcome.checks if c.p_value < _SEEN}
     return sure & below
@@ -93,7 +93,7 @@ LARGEST = "largest value of noise"
 
 
 def test_the_trainer_without_a_fault_is_consistent(examine: Examine) -> None:
-    """All kinds together; violated with a probability of 1e-6 at most."""
+    """All kinds together; violated with probability at most 1e-6."""
     outcomes = [examine(run) for run in RUNS]
     claim = audit.claim(outcomes[0].plan, NOISE, DELTA)
     verdict = joint_tests.judge(
@@ -241,7 +241,7 @@ def test_a_step_that_lazy_noise_does_not_count_is_seen(
 def test_no_noise_in_an_empty_step_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    """By chance no step of the 32 is empty: (1 - 0.36)^32, or 1 in 10^6."""
+    """No step of the 32 is empty with probability (1 - 0.36)^32, 1 in 10^6."""
     begin, add, finish = Step.begin, Step.add, Step.finish
     found: list[int] = []
 
@@ -295,7 +295,7 @@ def test_noise_that_is_drawn_twice_is_seen(
     change: dict[str, int],
     check: str,
 ) -> None:
-    """The same for every step, for every layer, for all blocks."""
+    """The same noise for every step, for every layer, or for all blocks."""
     labels = {
         "grid-noise": ["step", "variable", "block"],
         "lazy-noise": ["step", "place", "variable", "block"],

@@ -1,4 +1,4 @@
-"""The mechanism under audit: laws that are known, true claims, and planted faults."""
+"""The audited mechanism: known distributions, true claims, and planted faults."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _audit(
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_true_claim_is_consistent(sampler: str) -> None:
-    """Violated with probability 1e-6 at most."""
+    """Violated with probability at most 1e-6."""
     verdict = _audit(_plan(sampler), sampler, 600, confidence=1 - 1e-6)
     assert not verdict.violated, verdict.text
 
@@ -71,13 +71,13 @@ def test_a_true_claim_is_consistent(sampler: str) -> None:
     "sampler", ["persistent-shuffle", "dynamic-shuffle", "deterministic"]
 )
 def test_what_is_sold_as_poisson_and_is_not_is_found(sampler: str) -> None:
-    """Delta is found to be 0.25 to 0.31 above the claim, with a deviation of 0.03."""
+    """Delta is 0.25 to 0.31 above the claim, with a standard error of 0.03."""
     verdict = _audit(_plan(sampler), "poisson", 1600, noise_multiplier=0.5)
     assert verdict.violated, verdict.text
 
 
 def _found_deltas(plan: DpSgdPlan, trials: int) -> Iterator[tuple[float, float, float]]:
-    """Epsilon, delta of the event "score above epsilon", and its standard error."""
+    """Returns epsilon, delta of the event "score above epsilon", and its error."""
     case = audit_mechanism.worst_case(plan)
     scores = [
         audit_mechanism.simulate(case, NOISE, trials, real=real)
@@ -189,7 +189,7 @@ def test_fresh_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_both_worlds_are_sampled_alike() -> None:
-    """For one key they differ where the canary is, by one, and nowhere else."""
+    """For one key the sums differ by one where the canary is, and nowhere else."""
     for sampler in SAMPLERS:
         case = audit_mechanism.worst_case(_plan(sampler))
         for key in (bytes(32), bytes(range(32))):
@@ -204,7 +204,7 @@ def test_both_worlds_are_sampled_alike() -> None:
 
 @pytest.mark.parametrize("sampler", ["persistent-shuffle", "dynamic-shuffle"])
 def test_a_shuffle_shows_the_canary_alone(sampler: str) -> None:
-    """What other examples contribute is known, and is taken off: of any sizes."""
+    """The contribution of the others is known and subtracted, whatever the sizes."""
     plan = _plan(sampler, num_examples=206, num_steps=42)
     case = audit_mechanism.worst_case(plan)
     for key in (bytes(32), bytes(range(32))):
@@ -215,7 +215,7 @@ def test_a_shuffle_shows_the_canary_alone(sampler: str) -> None:
 
 
 def test_fewer_rows_leave_the_law_of_the_canary() -> None:
-    """Its step is uniform: chi-square of 20 steps, error rate 1e-6."""
+    """The canary's step is uniform: chi-square of 20 steps, error rate 1e-6."""
     plan = _plan("dynamic-shuffle", num_examples=10**9, expected_batch_size=5 * 10**7)
     case = audit_mechanism.worst_case(plan)
     assert case.plan.num_examples == 40
@@ -244,7 +244,7 @@ def test_a_cap_that_is_not_simulated_is_taken_off() -> None:
 
 
 def test_a_cap_that_is_simulated_keeps_the_canary_as_often_as_it_should() -> None:
-    """Of 1 + Bin(n - 1, q) rows at most B stay; five standard deviations."""
+    """Of 1 + Bin(n - 1, q) rows at most B remain; five standard deviations."""
     plan = _plan(
         "truncated-poisson", num_examples=20, expected_batch_size=10,
         truncated_batch_size=10,
@@ -270,7 +270,7 @@ def _normal(x: np.ndarray, mean: np.ndarray) -> float:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_score_is_the_likelihood_ratio(sampler: str) -> None:
-    """Against a sum over all ways in which the canary can take part."""
+    """Against a sum over all ways in which the canary can participate."""
     plan = _plan(
         sampler, num_examples=6, expected_batch_size=2, num_steps=6,
         truncated_batch_size=6 if sampler == "truncated-poisson" else None,
@@ -313,7 +313,7 @@ def _settings(**changes: Any) -> AuditSettings:
 
 @pytest.mark.parametrize("sampler", ["poisson", "truncated-poisson"])
 def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
-    """Violated with probability 1e-6 at most."""
+    """Violated with probability at most 1e-6."""
     settings = _settings(plan=_plan(sampler), max_examples_per_user=4, trials=600)
     report = run_audit(settings)
     assert not report.verdict.violated, report.verdict.text
@@ -323,7 +323,7 @@ def test_a_true_claim_for_users_is_consistent(sampler: str) -> None:
 
 
 def test_users_that_nobody_bounded_are_found() -> None:
-    """The claim is of one row, and canaries have ten."""
+    """The claim is for one row per user; canaries have ten."""
     report = run_audit(_settings(canary_rows=10))
     assert report.verdict.violated, report.verdict.text
     assert report.verdict.claim.epsilon < 5
@@ -333,7 +333,7 @@ def test_users_that_nobody_bounded_are_found() -> None:
 
 
 def test_all_rows_of_a_user_are_sampled() -> None:
-    """Of 7 rows, each in 40 steps with probability 1/20; five deviations."""
+    """Each of 7 rows is in each of 40 steps with probability 1/20; five deviations."""
     for sampler in ("poisson", "truncated-poisson"):
         case = audit_mechanism.worst_case(_plan(sampler), 7)
         assert case.canary + case.canary_rows <= sum(case.block_rows)
@@ -346,7 +346,7 @@ def test_all_rows_of_a_user_are_sampled() -> None:
 
 
 def test_the_score_of_a_user_is_the_likelihood_ratio() -> None:
-    """Against a sum over all ways in which three rows can take part."""
+    """Against a sum over all ways in which three rows can participate."""
     plan = _plan(
         "poisson", num_examples=6, expected_batch_size=2, num_steps=3, num_epochs=1
     )

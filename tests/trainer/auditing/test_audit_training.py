@@ -1,4 +1,4 @@
-"""The whole trainer under audit; ``test_audit_faults`` plants faults in it."""
+"""An audit of the whole trainer; ``test_audit_faults`` plants faults in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IS_REAL = np.arange(NUM_CANARIES) % 2 == 0
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Canaries and their batches, in a folder that runs can be added to."""
+    """Canaries and their batches, in a folder to which runs can be added."""
     folder = tmp_path_factory.mktemp("audit")
     audit_run.write_table(folder, LAZY, IS_REAL)
     audit_run.make_batches(folder, LAZY)
@@ -88,7 +88,7 @@ def test_what_is_released_is_noise_and_clipped_canaries(
 def test_trials_alone_find_a_run_without_noise(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:
-    """At an epsilon that claims nothing: a bound that assumes nothing."""
+    """At an epsilon that claims nothing, trials bound epsilon without assumptions."""
     _drop_noise(monkeypatch)
     outcome = audit_run.examine(folder, run, IS_REAL)
     claim = audit.claim(outcome.plan, 1.0, DELTA)

@@ -1,4 +1,4 @@
-"""Canaries that are users: their rows, bounded, batched and trained on."""
+"""Canaries that are users, whose rows are bounded, batched and trained on."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def judged(run: SmallRun, confidence: float) -> JointVerdict:
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("sampled", [ROWS, USERS])
 def test_users_that_are_bounded_are_consistent(sampled: str, kind: int) -> None:
-    """Dense and lazy noise; violated with a probability of 1e-6 at most."""
+    """Dense and lazy noise; violated with probability at most 1e-6."""
     verdict = judged(runs(sampled)[kind], 1 - 1e-6)
     assert not verdict.violated, verdict.text
     assert verdict.trials == NUM_CANARIES
@@ -124,7 +124,7 @@ def test_users_that_are_bounded_are_consistent(sampled: str, kind: int) -> None:
 def test_a_bound_that_keeps_everything_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The claim is of one row of a user; canaries have ten, and all are kept."""
+    """The claim is for one row per user; all ten rows of a canary are kept."""
 
     def everything(users: np.ndarray, priorities: np.ndarray, most: int) -> np.ndarray:
         del priorities, most

@@ -1,4 +1,4 @@
-"""What is made of kept iterates, on a model of one weight."""
+"""Results from kept iterates, for a model of one weight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LABELS = np.array([0, 1, 0, 1])
 
 
 class _Evaluator(Evaluator):
-    """Stands for held-out files with one column of four numbers."""
+    """Stands in for held-out files with one column of four numbers."""
 
     def __init__(self, give: Callable[[], Any], loss: Loss, labels: Any) -> None:
         model = TrainableModel(network=None, description={}, loss=loss)

@@ -1,4 +1,4 @@
-"""Averages over kept iterates: every formula by hand, and what holds for all."""
+"""Averages over kept iterates: every formula by hand, and general properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages of the weights while they are trained, by hand."""
+"""Averages of the weights during training, by hand."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_swapping_leaves_the_variables_as_they_were() -> None:
 
 
 def _train(settings: AggregationSettings, steps: int) -> list[float]:
-    """theta_0, ... of theta -> theta / 2 + 1, and the average at the end."""
+    """Returns theta_0, ... of theta -> theta / 2 + 1, and the final average."""
     weight = tf.Variable(0.0)
     averages = TrainingAverages([weight], settings)
     iterates = [0.0]

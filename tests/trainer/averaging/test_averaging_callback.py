@@ -1,4 +1,4 @@
-"""The averages in ``model.fit``: those of the same updates by hand."""
+"""The averages in ``model.fit``, against those of the same updates by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_averages_begin_with_their_first_fit() -> None:
 
 
 class _EverySecond(keras.optimizers.SGD):
-    """Updates with the second batch of two."""
+    """Updates at every second batch."""
 
     def __init__(self) -> None:
         super().__init__(1.0)

@@ -1,4 +1,4 @@
-"""Aggregates of the user's own: what they get, and what is refused."""
+"""Users' aggregates: their arguments, and what is refused."""
 
 from __future__ import annotations
 

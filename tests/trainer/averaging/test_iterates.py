@@ -1,4 +1,4 @@
-"""Kept iterates and the sealed files they are in: whole, of this run, or refused."""
+"""Kept iterates and their authenticated files: complete, of this run, or refused."""
 
 from __future__ import annotations
 

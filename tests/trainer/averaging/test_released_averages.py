@@ -46,7 +46,7 @@ def _initial(manifest: Any) -> Weights:
 
 
 def _kept(run: pathlib.Path) -> list[Weights]:
-    """The iterates after steps 1, 2, ..., by plain NumPy."""
+    """The iterates after steps 1, 2, ..., in NumPy."""
     paths = sorted((run / "iterates").glob("step-*.npz"))
     assert len(paths) == NUM_STEPS
     files = map(np.load, paths)
@@ -54,7 +54,7 @@ def _kept(run: pathlib.Path) -> list[Weights]:
 
 
 def _ema(iterates: list[Weights]) -> Weights:
-    """By the formula of the module ``averaging``; ``iterates[0]`` are the initial."""
+    """By the formula in ``averages``; ``iterates[0]`` are the initial weights."""
     average = [weight.astype("f8") for weight in iterates[0]]
     for step, iterate in enumerate(iterates[1:], 1):
         decay = min(DECAY, (1 + step) / (10 + step))
@@ -78,7 +78,7 @@ def _released(run: pathlib.Path, name: str) -> Weights:
 def run_and_check(
     small_batches: Any, held_out: pathlib.Path, tmp_path: pathlib.Path
 ) -> RunAndCheck:
-    """``run_and_check(**changes)`` holds a run's averages against its iterates."""
+    """``run_and_check(**changes)`` compares a run's averages with its iterates."""
 
     def run(**changes: Any) -> None:
         folder = tmp_path / "run"
@@ -123,7 +123,7 @@ def test_exported_averages_are_those_of_the_kept_iterates(
 
 
 def _before_noise(patch: pytest.MonkeyPatch, average: type) -> None:
-    """The average takes in weights without the noise of their last step."""
+    """The average uses weights without the noise of their last step."""
     drawn: list[Weights] = []
     begin, update = Step.begin, average.update  # type: ignore[attr-defined]
 
@@ -145,7 +145,7 @@ def _before_noise(patch: pytest.MonkeyPatch, average: type) -> None:
 
 
 def _late(patch: pytest.MonkeyPatch) -> None:
-    """The averages take in the iterate of the step before."""
+    """The averages use the iterate of the step before."""
     before, after = TrainingAverages.before_step, TrainingAverages.after_step
 
     def update_before(self: Any, step: int) -> None:
@@ -158,7 +158,7 @@ def _late(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shift(patch: pytest.MonkeyPatch, average: type) -> None:
-    """The average counts one step too many: another warm-up, another slot."""
+    """The average counts one step too many, with another warm-up and another slot."""
     update = average.update  # type: ignore[attr-defined]
     patch.setattr(average, "update", lambda self, step: update(self, step + 1))
 

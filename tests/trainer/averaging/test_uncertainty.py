@@ -1,4 +1,4 @@
-"""Intervals from kept iterates: by hand, against a closed form, against other runs."""
+"""Intervals from kept iterates: by hand, by a closed form, and against other runs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _COORDINATES = 20_000
 
 
 def _quadratic_iterates(steps: Sequence[int]) -> Outputs:
-    """What DP-SGD on 20,000 quadratics of one number each predicts after ``steps``.
+    """Predictions of DP-SGD on 20,000 quadratics of one number after ``steps``.
 
     The clipped sum is b lambda theta; a step is theta -> a theta - eta noise / b with
     a = 1 - eta lambda, an autoregression whose stationary variance is
@@ -142,7 +142,7 @@ _EXPECTED, _EXAMPLES, _FEATURES = 8, 200, 13
 def _independent_runs(
     inputs: np.ndarray, labels: np.ndarray, held_out: np.ndarray, *, steps: int
 ) -> np.ndarray:
-    """Predictions of 300 runs, (runs, held-out examples), in NumPy alone."""
+    """Predictions of 300 runs, (runs, held-out examples), in NumPy."""
     random = np.random.default_rng(5)
     inputs = np.hstack([inputs, np.ones((len(inputs), 1))])
     norms = np.linalg.norm(inputs, axis=1)

@@ -1,4 +1,4 @@
-"""The flags for averages, and the table that people read."""
+"""The flags for averages, and the printed table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dpsgd audit`` on the command line: verdicts, exit codes, and what it refuses."""
+"""``dpsgd audit`` on the command line: verdicts, exit codes and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _error(*arguments: str) -> str:
 
 
 def test_a_true_claim_exits_with_zero() -> None:
-    """By chance with another code: 1e-6."""
+    """Another exit code has probability at most 1e-6."""
     code, fields = _json(
         "--sampler=poisson", *PLAN, "--noise-multiplier=1", "--trials=600"
     )
@@ -132,7 +132,7 @@ def test_a_simulated_run_is_said_to_be_one(
 
 
 def _carry_out_without(fault: str | None) -> Any:
-    """Returns small runs that are made up: ghosts and canaries that look alike."""
+    """Returns made-up small runs in which ghosts and canaries look alike."""
     bad = Check(name="noise of something", expected=1.0, worst=0.5, p_value=1e-9)
 
     def carry_out(small: audit_training.SmallRun) -> Outcome:
@@ -161,7 +161,7 @@ def _carry_out_without(fault: str | None) -> Any:
 def test_trainer_trials_are_held_against_the_small_runs_claim(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of either noise; scores of lazy noise that tell all are found."""
+    """Scores of lazy noise that tell canaries from ghosts are found."""
     asked = []
     carry_out = _carry_out_without("trials")
 

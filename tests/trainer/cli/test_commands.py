@@ -1,4 +1,4 @@
-"""The command line: what it imports, what it shows, and how it fails."""
+"""The command line: imports, output and errors."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def test_a_stopped_run_tells_its_signal_and_goes_on(
     number: int,
     signals: int,
 ) -> None:
-    """Once, it ends after the next step; twice, at once."""
+    """After one signal it ends after the next step; after two, immediately."""
     import dpsgd
     from trainer.report.progress import Terminal
 

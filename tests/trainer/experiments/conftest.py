@@ -1,4 +1,4 @@
-"""Comparisons whose batches and runs take a moment: what they hold is made up."""
+"""Comparisons with made-up batches and runs, which take a moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRIVATE = TrainSettings(target_epsilon=2.0, target_delta=1e-3, l2_norm_clip=1.0)
 
 
 def finish(request: Request, *, auc: float = 0.7) -> None:
-    """Writes what a finished run publishes, as far as a comparison reads it."""
+    """Writes the files of a finished run that a comparison reads."""
     request.run.mkdir(parents=True)
     stated: dict[str, Any] = {"private": False}
     if request.settings.noise_multiplier is not None:
@@ -53,7 +53,7 @@ def finish(request: Request, *, auc: float = 0.7) -> None:
 
 @dataclasses.dataclass
 class Work:
-    """What was made, by the names of the folders."""
+    """Names of the folders of all batches and runs that were made."""
 
     batches: list[str] = dataclasses.field(default_factory=list)
     runs: list[str] = dataclasses.field(default_factory=list)
@@ -61,7 +61,7 @@ class Work:
     def make_batches(
         self, function: str, source: str, folder: str, settings: BatchSettings
     ) -> None:
-        """In place of ``separate_process.call``."""
+        """Stands in for ``separate_process.call``."""
         del function, source
         path = pathlib.Path(folder)
         path.mkdir()
@@ -78,7 +78,7 @@ class Work:
         self.batches.append(path.name)
 
     def train(self, request: Request) -> None:
-        """In place of ``train_here``."""
+        """Stands in for ``train_here``."""
         compare_runs.note(request)
         self.runs.append(request.run.name)
         finish(request)
@@ -86,7 +86,7 @@ class Work:
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
-    """Batches and runs are noted, and made up."""
+    """Records batches and runs, and makes them up."""
     found = Work()
     monkeypatch.setattr(compare_runs.separate_process, "call", found.make_batches)
     monkeypatch.setattr(compare_runs, "train_here", found.train)

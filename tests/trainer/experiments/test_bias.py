@@ -1,4 +1,4 @@
-"""The bias of clipping along runs: of data that is declared public alone."""
+"""The bias of clipping along runs, of data that is declared public."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons from flags to files: what they make once, and what they refuse."""
+"""Comparisons from flags to files: what is made once, and what is refused."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_shuffled_batches_of_the_same_noise_show_their_larger_epsilon(
 def test_flags_and_settings_ask_for_the_same(
     make_settings: MakeSettings, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All lists at once: as flags, and as settings."""
+    """All lists at once, as flags and as settings."""
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
         "trainer.cli.experiments.experiment_body.compare",

@@ -1,4 +1,4 @@
-"""Runs at once: how many, in how much memory, and what ends them."""
+"""Concurrent runs: how many, in how much memory, and what ends them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _requests(folder: pathlib.Path, *names: str) -> list[Request]:
 
 
 class Started:
-    """A process that takes 4 bytes and has ended, of which some are not waited for."""
+    """A process that took 4 bytes and has ended; counts those not waited for."""
 
     alive = 0
     most: list[int]

@@ -1,4 +1,4 @@
-"""The noise of each sampler: what it is, what it proves, and how it is marked."""
+"""The noise of each sampler: its value, its guarantee, and its mark."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MIXED = TrainSettings(
 
 
 def _cases(settings: ComparisonSettings) -> dict[tuple[str, str | None], Case]:
-    """By sampler and rule."""
+    """Returns the cases by sampler and rule."""
     cases, _ = find_cases(settings, NUM_EXAMPLES, silent)
     found = {(case.batches.sampler, case.noise_rule): case for case in cases}
     assert len(found) == len(cases)

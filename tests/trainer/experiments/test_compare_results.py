@@ -1,4 +1,4 @@
-"""What a comparison reports of its runs, in numbers, words and pictures."""
+"""The report of a comparison in numbers, words and pictures."""
 
 from __future__ import annotations
 

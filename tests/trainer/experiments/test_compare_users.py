@@ -1,4 +1,4 @@
-"""Rows and users compared at one epsilon: what is made, once, and what is drawn."""
+"""Rows and users compared at one epsilon: what is made once, and what is sampled."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _DOUBLE = pa.schema([("user", "string"), ("x", "float64"), ("label", "float32")]
 
 
 class UserWork(Work):
-    """Batches of bounded tables are noted, and made up."""
+    """Records batches of bounded tables, and makes them up."""
 
     def make_batches(
         self, function: str, source: str, folder: str, settings: BatchSettings
     ) -> None:
-        """In place of ``separate_process.call``: what the table says is kept."""
+        """Stands in for ``separate_process.call``; keeps the table's description."""
         del function
         dataset, path = list_blocks(source), pathlib.Path(folder)
         plan = settings.plan(dataset.num_examples)
@@ -65,7 +65,7 @@ class UserWork(Work):
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
-    """In place of that of all comparisons."""
+    """Replaces the fixture of other comparisons."""
     found = UserWork()
     runs = library.compare.__globals__["Runs"].__module__
     monkeypatch.setattr(f"{runs}.separate_process.call", found.make_batches)

@@ -1,4 +1,4 @@
-"""Lines through runs: against NumPy and SciPy, and as often right as they say."""
+"""Lines through runs: against NumPy and SciPy, with the stated coverage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE = 1024
 
 
 def _runs(seed: int, *, bend: float = 0.0) -> tuple[list[float], float]:
-    """Values of six runs of one law, and that of a run that is extrapolated to."""
+    """Returns the values of six runs near a line, and of one more run."""
     random = np.random.default_rng(seed)
     x = np.log2([*SIZES, LARGE])
     y = 0.6 + 0.01 * x + bend * (x - 6) ** 2 + random.normal(0, 0.004, len(x))
@@ -49,7 +49,7 @@ def test_by_hand() -> None:
 
 
 def _covered(factor: float) -> float:
-    """Returns how often the next run is in the 90 % interval, of a width times."""
+    """Returns how often the interval, scaled by ``factor``, has the next run."""
     count = 0
     for seed in range(4000):
         values, actual = _runs(seed)

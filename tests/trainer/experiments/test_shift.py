@@ -1,4 +1,4 @@
-"""Rows in an order that shifts, and the courses of weights and averages over them."""
+"""Rows in an order that shifts, and metrics of weights and averages over time."""
 
 from __future__ import annotations
 

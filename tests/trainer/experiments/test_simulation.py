@@ -1,4 +1,4 @@
-"""Simulations at constant total noise: what they run, say, refuse and take up again."""
+"""Simulations at constant total noise: runs, reports, refusals and resumption."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_from_batches_to_prediction_and_once_more(
 
 
 def _check_statement(run: pathlib.Path, *, size: int) -> None:
-    """The statement of a small run is the accountant's: no privacy to speak of."""
+    """The statement of a small run is the accountant's: next to no privacy."""
     stated = CliRunner().invoke(account, [os.fspath(run), "--json"])
     assert stated.exception is None, stated.output
     assert "simulates expected_batch_size=32" in stated.stderr
@@ -250,7 +250,7 @@ def _check_statement(run: pathlib.Path, *, size: int) -> None:
 def _check_taken_up_again(
     common: list[str], found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small runs are not made again; the reference, and others' plans, are seen."""
+    """Small runs are not made again, the reference is, and other plans are refused."""
     trained: list[str] = []
 
     def train(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""Exported models load where this package is not."""
+"""Exported models load where this package is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras 2 models as Keras 3 models of the same outputs."""
+"""Keras 2 models, converted to Keras 3 models with the same outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ layers = keras.layers
 
 
 def _network() -> Any:
-    """Layers of most kinds, functions between them, a nested model, a shared layer."""
+    """Has layers of most kinds, functions, a nested model and a shared layer."""
     keras.utils.set_random_seed(0)
     numbers = keras.Input((6,), name="numbers")
     ids = keras.Input((4,), dtype="int32", name="ids")

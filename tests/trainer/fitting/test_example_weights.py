@@ -1,4 +1,4 @@
-"""Weights of examples: within the clip, and of the example's own row."""
+"""Weights of examples: within the clip norm, and functions of the example's row."""
 
 from __future__ import annotations
 

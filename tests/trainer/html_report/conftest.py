@@ -1,4 +1,4 @@
-"""Finished runs, written without training: the same files, in a moment."""
+"""Finished runs, written without training."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
 
 @pytest.fixture
 def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
-    """``audit_of(**claim)``: a file as of `dpsgd audit`."""
+    """``audit_of(**claim)``: a file like that of `dpsgd audit`."""
 
     def make(**claim: Any) -> pathlib.Path:
         fields = {
@@ -89,7 +89,7 @@ def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
 
 @pytest.fixture
 def comparison_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
-    """``comparison_of(num_seeds=2)``: a folder as of `dpsgd compare`."""
+    """``comparison_of(num_seeds=2)``: a folder like that of `dpsgd compare`."""
 
     def make(**changes: Any) -> pathlib.Path:
         line = {

@@ -1,4 +1,4 @@
-"""The commands of a report state what the report states."""
+"""The commands of a report give the epsilon of the report."""
 
 from __future__ import annotations
 

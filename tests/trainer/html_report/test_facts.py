@@ -1,4 +1,4 @@
-"""Guarantees of what a privacy report says of a run."""
+"""Guarantees of the content of a privacy report."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ TAKEN = {
 
 
 def paths(value: Any, prefix: str = "") -> Iterator[str]:
-    """The path of every leaf."""
+    """Yields the path of every leaf."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from paths(each, f"{prefix}.{name}" if prefix else name)
@@ -89,7 +89,7 @@ def edit(path: pathlib.Path, **changes: Any) -> None:
 
 
 def plant(run: pathlib.Path, secret: float) -> None:
-    """Writes a number into all places that a report must not take it from."""
+    """Writes a number into every place that a report must not use."""
     for name in ("training_losses.json", "realised_batch_sizes.json", "sampling.key"):
         (run / "private" / name).write_text(f'{{"loss": [{secret}]}}')
     metrics = json.loads((run / "metrics.json").read_bytes())

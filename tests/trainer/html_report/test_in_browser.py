@@ -71,7 +71,7 @@ addEventListener("load", () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    """The program; skips where there is none."""
+    """The program; skips if there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip("no Chromium on the PATH; `make browser` installs Debian's")
@@ -80,7 +80,7 @@ def browser() -> str:
 
 @pytest.fixture
 def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
-    """The page with everything on it, of a run with a long name."""
+    """A page with everything on it, of a run with a long name."""
     run = make_run("dynamic-shuffle-dp-sgd-eps3-seed0-" + "x" * 40)
     found = facts.collect(run, audit=audit_of(), comparison=comparison_of())
     return page.render(found)
@@ -88,7 +88,7 @@ def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
 
 @contextlib.contextmanager
 def served(harness: bytes) -> Iterator[tuple[str, list[str]]]:
-    """The address of a page on this machine, and the paths that were asked for."""
+    """The address of a page on this machine, and the requested paths."""
     asked: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -134,7 +134,7 @@ def harness_of(text: str) -> bytes:
 def look(
     browser: str, text: str, scheme: str, folder: pathlib.Path
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the browser measured in the frames, and what it asked for."""
+    """Returns the browser's measurements of the frames, and its requests."""
     with served(harness_of(text)) as (address, asked):
         command = [
             browser, *FLAGS, f"--user-data-dir={folder / scheme}",

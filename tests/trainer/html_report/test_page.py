@@ -20,7 +20,7 @@ from trainer.html_report import charts, facts, page
 
 
 class Elements(HTMLParser):
-    """Names and attributes of all elements, and which are open."""
+    """Names and attributes of all elements, and the open ones."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture
 def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
-    """The page with everything on it."""
+    """A page with everything on it."""
     found = facts.collect(make_run(), audit=audit_of(), comparison=comparison_of())
     return page.render(found)
 

@@ -1,4 +1,4 @@
-"""Metrics of held-out examples, and the files they come from."""
+"""Metrics of held-out examples, and their files."""
 
 from __future__ import annotations
 

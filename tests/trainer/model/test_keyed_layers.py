@@ -1,4 +1,4 @@
-"""Dropout that follows from seeds of rows."""
+"""Dropout whose masks are functions of the rows' seeds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _trained(make: Callable[[], Any]) -> TrainableModel:
 
 
 def _with_seeds(rows: np.ndarray) -> np.ndarray:
-    """The same rows, each with seeds of its own."""
+    """The same rows with seeds of their own."""
     dtype = np.dtype([*rows.dtype.descr, (SEEDS, "u4", SEED_WORDS)])
     found = np.zeros(len(rows), dtype)
     for name in rows.dtype.names:

@@ -1,4 +1,4 @@
-"""Losses of each example by hand, the labels they take, and models trained by them."""
+"""Losses per example by hand, their labels, and models trained by them."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_outputs_that_do_not_suit_the_loss_are_refused(
 
 
 class _Called(keras.layers.Layer):
-    """A layer whose last op is inside a function of its own."""
+    """A layer whose last op is inside an inner function."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The default model of any prepared table, from its schema."""
+"""The default model of any prepared table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS: dict[str, Any] = {
 
 
 def manifest_of(manifest: Any, columns: dict[str, Any], **label: Any) -> Any:
-    """A manifest of what a schema prepares."""
+    """Returns a manifest of the data that a schema prepares."""
     y = {**columns["y"], **label}
     schema = Schema.from_json({"version": 1, "columns": {**columns, "y": y}})
     return dataclasses.replace(
@@ -62,7 +62,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def features_of(network: Any, **changes: Any) -> np.ndarray:
-    """What the fully connected layers see of a row."""
+    """Returns the inputs of the fully connected layers for a row."""
     inner = keras.Model(network.input, network.get_layer("features_").output)
     columns = row(**changes)
     columns["told_missing"] = tf.cast(columns["told_missing"], tf.int8)

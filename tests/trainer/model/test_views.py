@@ -1,4 +1,4 @@
-"""Views as columns, and views that an augmentation makes."""
+"""Views in columns, and views by augmentation."""
 
 from __future__ import annotations
 

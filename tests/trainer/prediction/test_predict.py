@@ -1,4 +1,4 @@
-"""``predict``: rows of a table by the weights of a finished run."""
+"""``predict``: predictions for the rows of a table by a finished run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = make_rows(300, seed=99)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A finished run with all averages, and the table that it was evaluated on."""
+    """A finished run with all averages, and the table of its evaluation."""
     root = tmp_path_factory.mktemp("predict")
     steps = [make_rows(8, seed) for seed in range(10)]
     batches = write_batches(root / "batches", steps)

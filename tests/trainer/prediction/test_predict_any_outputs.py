@@ -1,4 +1,4 @@
-"""Means, votes and intervals of classes and of several outputs, from run to table."""
+"""Means, votes and intervals of classes and of several outputs, end to end."""
 
 from __future__ import annotations
 

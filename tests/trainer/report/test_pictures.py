@@ -1,4 +1,4 @@
-"""What pictures owe their readers: all is named, and nothing hides another thing."""
+"""Pictures name everything that they show, and hide nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SWEPT = (
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Figure]:
-    """Figures that were written, laid out."""
+    """Figures that were written, after layout."""
     found: list[Figure] = []
     monkeypatch.chdir(tmp_path)
 

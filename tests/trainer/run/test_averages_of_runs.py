@@ -1,4 +1,4 @@
-"""Averages of a run are those of its iterates, and change nothing unasked."""
+"""Averages of a run are those of its iterates, and do not affect training."""
 
 from __future__ import annotations
 

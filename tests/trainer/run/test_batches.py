@@ -1,4 +1,4 @@
-"""The tf.data pipeline yields what was written, or says what is wrong."""
+"""The source of batches yields what was written, or refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was killed ends with the bits of one that was not, or is refused."""
+"""A killed run ends with the bits of one that was not killed, or is refused."""
 
 from __future__ import annotations
 

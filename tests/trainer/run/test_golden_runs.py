@@ -1,4 +1,4 @@
-"""What a run of fixed keys is, to the byte, whichever machine it is on.
+"""The bytes of runs with fixed keys, which are the same on every machine.
 
 ``golden_runs.json`` holds, of one run by DP-SGD, one by BAM and one by ModelMix: the
 bytes of the batch file, of what is drawn for every step (through the key of the run),
@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def _rows(numbers: np.ndarray) -> np.ndarray:
-    """Rows that say their number, by no random generator that a library may change."""
+    """Rows made of their numbers, without a random generator."""
     rows = np.zeros(len(numbers), ROW)
     rows["label"] = numbers % 2
     rows["integers"] = numbers[:, None] / 8 + np.arange(13)
@@ -70,7 +70,7 @@ def _batches(folder: pathlib.Path) -> BatchFolder:
 
 
 class Recorder:
-    """Stands for a ``Step`` of two variables: digests what it is given."""
+    """Stands in for a ``Step`` of two variables: digests its arguments."""
 
     shapes = ((3, 2), (5,))
     units = (2.0**-30, 2.0**-30)

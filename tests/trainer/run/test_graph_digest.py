@@ -1,4 +1,4 @@
-"""Digests of traced functions: what they tell apart, and what they do not."""
+"""Digests of traced functions: which functions differ, and which do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that start at weights which their user declares public."""
+"""Runs that start at weights which the user declares public."""
 
 from __future__ import annotations
 

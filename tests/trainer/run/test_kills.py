@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments end as others do: a few of hundreds.
+"""Runs that are killed at random moments end as others: a few of hundreds.
 
 ``python -m tests.benchmarks.kills --kills 300`` does the others.
 """

@@ -1,4 +1,4 @@
-"""Whole runs with lazy noise: what leaves is complete, and a kill changes nothing."""
+"""Whole runs with lazy noise: released weights are complete, kills change nothing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _same(left: pathlib.Path, right: pathlib.Path) -> bool:
 
 @pytest.fixture
 def pending(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """Rows that lacked noise each time that something could read the weights."""
+    """Numbers of rows without noise whenever something could read the weights."""
     found: dict[str, list[int]] = {}
     made: list[LazyNoise] = []
 

@@ -1,4 +1,4 @@
-"""Memory of a run: the same for steps of 1,024 and of 65,536 examples."""
+"""The memory of a run does not depend on its expected batch size."""
 
 from __future__ import annotations
 

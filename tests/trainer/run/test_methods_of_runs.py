@@ -1,4 +1,4 @@
-"""Every method trains as it says, and states the epsilon of its own theorem."""
+"""Every method trains by its definition, and states the epsilon of its theorem."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ MIXED: dict[str, Any] = {
 
 @pytest.fixture
 def poisson_batches(batch_folder: Any, rows: Any) -> pathlib.Path:
-    """Ten steps without a cap: one this small would cost more than all noise."""
+    """Ten steps without a cap, since one this small would cost too much noise."""
     steps = [rows(size, seed) for seed, size in enumerate([7, 9, 4, 0, *[8] * 6])]
     folder = batch_folder(steps, "poisson", truncated_batch_size=None)
     path: pathlib.Path = folder.path

@@ -1,4 +1,4 @@
-"""Noise is a function of key and run; runs that share a key share none of it."""
+"""Noise is a function of key and run; runs that share a key share no noise."""
 
 from __future__ import annotations
 

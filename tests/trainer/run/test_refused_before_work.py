@@ -1,4 +1,4 @@
-"""What is refused is refused before anything is written, or ends the run."""
+"""Refusals come before anything is written, or end the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on under the code and the machine that it began with, or not at all.
+"""A run resumes under the code and on the machine that it began with, or not at all.
 
 A step that is repeated is the same release only if every bit of it is the same.
 """
@@ -116,7 +116,7 @@ def _settings(**changes: Any) -> TrainSettings:
 
 
 def _forget() -> None:
-    """As a new process would: no module of the user's is loaded."""
+    """Unloads the user's modules, as a new process has none."""
     for name in list(sys.modules):
         if name.split(".")[0] in ("mine", "rates", "unused"):
             del sys.modules[name]
@@ -166,7 +166,7 @@ def request_for(small_batches: Any, held_out: Any, tmp_path: pathlib.Path) -> An
 
 
 class KillAt(Silent):
-    """Ends the run after a step, as a kill does."""
+    """Ends the run after a step like a kill."""
 
     class Killed(BaseException):
         """No handler expects it."""
@@ -371,7 +371,7 @@ _FACTORED = """
 
 @pytest.fixture
 def child(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``child(request, cores=, step=)`` trains in a process of its own."""
+    """``child(request, cores=, step=)`` trains in a separate process."""
     (tmp_path / "factored.py").write_text(textwrap.dedent(_FACTORED))
 
     def run(

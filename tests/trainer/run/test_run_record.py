@@ -1,4 +1,4 @@
-"""The run record refuses to lie."""
+"""Run records: what is refused, and what is authenticated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_versions_say_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_run_goes_on_with_or_without_tf_privacy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That clip weights have the same bits is in test_tf_privacy."""
+    """``test_tf_privacy`` shows that clip weights have the same bits."""
     found = run_record.versions()
     settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=1.0)
     recorded = origin.here(settings, "batches")

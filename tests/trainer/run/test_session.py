@@ -1,4 +1,4 @@
-"""The one run loop under ``train`` and ``make_private``."""
+"""The run loop of ``train`` and ``make_private``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Failed(BaseException):
 
 
 class StepOfTests:
-    """Stands for a ``Step`` of one variable, and remembers what it is given."""
+    """Stands in for a ``Step`` of one variable, and keeps its arguments."""
 
     shapes = ((3,),)
     units = (2.0**-30,)
@@ -64,7 +64,7 @@ def parts(small_batches: Any, batch_folder: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def session(parts: Any, tmp_path: pathlib.Path) -> Callable[..., Session]:
-    """``session(step, name="run")``: one run, by whichever object."""
+    """``session(step, name="run")``: one run, by either object."""
     (tmp_path / "noise.key").write_bytes(b"01" * 32 + b"\n")
     (tmp_path / "noise.key").chmod(0o600)
 

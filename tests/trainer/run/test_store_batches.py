@@ -1,4 +1,4 @@
-"""A run on batches in a store is that on the same batches here."""
+"""A run on batches in a store has the results of a run on the same batches here."""
 
 from __future__ import annotations
 

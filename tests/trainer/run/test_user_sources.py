@@ -1,4 +1,4 @@
-"""Which files a run is made of: found by their source, without running it."""
+"""The files of a user's code, found in its source without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on records of users: trained by users, used by rows."""
+"""A run on records of users: trained by users, evaluated by rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST, ROWS = 3, 400
 
 
 def linear(manifest: Manifest) -> Any:
-    """One weight; it is for rows, and never sees that an example is a user."""
+    """A model of rows with one weight, which does not know of users."""
     assert {column.name: column.shape for column in manifest.columns} == {
         "x": (),
         "label": (),

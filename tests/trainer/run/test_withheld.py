@@ -1,4 +1,4 @@
-"""No error quotes a training or held-out example, whoever raises it."""
+"""No error quotes a training or held-out example, whatever raises it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def loss(labels, outputs):
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and all that come with it."""
+    """Yields an error and all errors chained to it."""
     if error is not None:
         yield error
         yield from _chain(error.__cause__)
@@ -82,7 +82,7 @@ def own(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _rows(rows: Any, *, bad: str | None, seed: int = 0) -> np.ndarray:
-    """Eight rows, of which one has something bad: an id or a label."""
+    """Eight rows, one of them with a bad id or label."""
     made = rows(8, seed)
     if bad == "id":
         made["categories"][5] = SECRET
@@ -93,7 +93,7 @@ def _rows(rows: Any, *, bad: str | None, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def batches(batch_folder: Any, rows: Any) -> Any:
-    """Three steps, of which the second has the row in question, or none has."""
+    """Three steps; the second has the bad row, or none has."""
     return lambda bad: (
         batch_folder(
             [

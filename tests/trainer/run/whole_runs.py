@@ -38,13 +38,13 @@ def load_model(path: pathlib.Path) -> Any:
 
 
 def weights_of(run: pathlib.Path) -> list[np.ndarray]:
-    """Of all models of the run."""
+    """Returns the weights of all models of the run."""
     models = map(load_model, sorted(run.glob("*.keras")))
     return [v.numpy() for model in models for v in model.variables]
 
 
 def same_results(left: pathlib.Path, right: pathlib.Path) -> bool:
-    """Whether two finished runs have bit-identical results."""
+    """Returns whether two finished runs have bit-identical results."""
     pairs = zip(weights_of(left), weights_of(right), strict=True)
     patterns = ("metrics.json", "curve.json", "privacy.*", "*.parquet", "iterates/*")
     names = [

@@ -1,4 +1,4 @@
-"""Which averages and kept iterates may be asked for, and which steps are kept."""
+"""Accepted averages and kept iterates, and which steps are kept."""
 
 from __future__ import annotations
 

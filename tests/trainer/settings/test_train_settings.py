@@ -1,4 +1,4 @@
-"""What a run may be asked to do."""
+"""Accepted training settings."""
 
 from __future__ import annotations
 
