@@ -11,10 +11,9 @@ loop could receive any data set, repeated, truncated or shuffled, and would see 
 physical batches, while noise is added per step.
 
 An epoch is ``num_examples / expected_batch_size`` steps of the plan, to the nearest
-integer.  ``epochs`` and ``initial_epoch`` count as in Keras: every call of ``fit``
-trains for ``epochs - initial_epoch`` epochs from where training stands.  Without
-``epochs`` it trains to the end of the plan, for which the noise was chosen.  A batch,
-for callbacks, is a step of the plan.
+integer.  Every call of ``fit`` trains for ``epochs - initial_epoch`` epochs from the
+current step on or, without ``epochs``, to the end of the plan, for which the noise was
+chosen.  A batch, for callbacks, is a step of the plan.
 
 Formal guarantees:
   - Steps, batches, noise, record and statement are those of ``dpsgd train``: every step
@@ -23,7 +22,7 @@ Formal guarantees:
   - A run that stopped early has a statement, with the epsilon of the whole plan, unless
     metrics of training examples may have stopped it.
   - After an exception within a step the run cannot continue: the noise of that step may
-    have been released, and is not used twice.  Between steps it can continue.
+    have been released, and is not used twice.
   - A run folder is used by one object: no noise is drawn twice from one run id.
   - No error of ``fit``, ``evaluate`` or ``predict`` quotes an example.
   - Losses and metrics of training examples are computed only with
@@ -404,11 +403,10 @@ class PrivateModel(keras.Model):
         non_private_training_metrics: bool = False,
         **more: Any,
     ) -> Any:
-        """Trains for ``epochs - initial_epoch`` epochs from the current step on.
+        """Trains for ``epochs - initial_epoch`` epochs; returns Keras's ``History``.
 
         Args:
-          x: Must be None: the batches were given to ``make_private``.
-          y: Must be None, too.
+          x, y: Must be None: the batches were given to ``make_private``.
           epochs: Index of the epoch to end before; to the end of the plan if None.
           initial_epoch: Index of the first epoch.
           steps_per_epoch: Steps of the plan in an epoch; about one pass over the
@@ -426,9 +424,6 @@ class PrivateModel(keras.Model):
           non_private_training_metrics: Also computes loss and metrics of the training
             examples.  The privacy statement does not cover them.
           **more: Keras's other arguments are refused.
-
-        Returns:
-          Keras's ``History``.
 
         Raises:
           InputError: fewer steps are left, or an argument is not supported.
@@ -501,7 +496,6 @@ class PrivateModel(keras.Model):
         self._compiled()
 
     def _weigh(self, weights: ExampleWeights) -> None:
-        """Trains with these weights from now on."""
         if weights != self._weights_of(self._trained_model):
             self._train_by(weighted(self._compiled(), weights))
 

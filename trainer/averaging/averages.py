@@ -8,20 +8,18 @@ theta_t are the weights after t steps, theta_0 the initial weights.
     UTA   average_t = (theta_{t-m+1} + ... + theta_t) / m,      m = min(tail, t + 1)
     custom  average_t = f(theta_{t-m+1}, ..., theta_t),  see ``custom_aggregate``
 
-Training over aggregates from step tau: step t maps theta_t to theta_{t+1} as usual, but
-if t >= tau it starts at average_t instead of theta_t.  Optimizer slots are not
-averaged.  Averages are functions of released weights, and a step may start at any
-function of released weights: neither costs privacy.
+Training over aggregates from step tau: every step t >= tau starts at average_t instead
+of theta_t.  Optimizer slots are not averaged.  Averages are functions of released
+weights, and a step may start at any such function: neither costs privacy.
 
 Formal guarantees:
   - Without ``train_over``, training does not depend on the averages.
   - ``swapped`` leaves the variables unchanged, bit for bit.
-  - The tail average holds the last ``tail`` iterates and is their sum in double
-    precision over their number, rounded once; the sum is recomputed every ``tail``
-    updates, so that rounding errors do not accumulate.  It needs memory for ``tail``
-    + 2 copies of the weights.
-  - The custom aggregate is a function of the iterates that the tail average holds: it
-    has no state to save in a checkpoint.
+  - The tail average is the sum of the last ``tail`` iterates in double precision over
+    their number, rounded once; the sum is recomputed every ``tail`` updates, so that
+    rounding errors do not accumulate.  It needs ``tail`` + 2 copies of the weights.
+  - The custom aggregate is a function of the iterates that the tail average holds, and
+    has no state of its own.
 
 References:
   Shejwalkar et al. (2025), arXiv:2210.01864, Algorithm 1 and equation 3; the warm-up is
@@ -94,7 +92,6 @@ class MovingAverage:
         self._blend = tf.function(self._move, autograph=False)
 
     def update(self, num_updates: int) -> None:
-        """See `Average.update`."""
         self._blend(tf.constant(newest_weight(num_updates, self._decay)))
 
     def _move(self, newest: Any) -> None:
@@ -102,7 +99,6 @@ class MovingAverage:
             average.assign_add(tf.cast(newest, weight.dtype) * (weight - average))
 
     def values(self) -> list[Any]:
-        """See `Average.values`."""
         return list(self.variables)
 
 
@@ -129,11 +125,9 @@ class TailAverage:
 
     @property
     def variables(self) -> list[Any]:
-        """Copies of iterates, their sums, and the number of updates."""
         return [*self._rings, *self._totals, self._num_updates]
 
     def update(self, num_updates: int) -> None:
-        """See `Average.update`."""
         slot = num_updates % self._tail
         self._replace(tf.constant(slot))
         if slot == self._tail - 1:
@@ -167,7 +161,6 @@ class TailAverage:
         ]
 
     def values(self) -> list[Any]:
-        """See `Average.values`."""
         count = tf.constant(len(self._times()), tf.float64)
         return [
             tf.cast(total / count, weight.dtype)
@@ -190,7 +183,6 @@ class TailAggregate:
         """Does nothing: the tail average holds the weights."""
 
     def values(self) -> list[Any]:
-        """Returns the aggregate, one array per weight."""
         return list(self._aggregate(self._tail.iterates()))
 
 

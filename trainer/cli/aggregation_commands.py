@@ -77,7 +77,7 @@ _OPTIONS = (
         "--export",
         multiple=True,
         type=click.Choice(PAST_WEIGHT_AVERAGES),
-        help="Also export this average of kept weights.  May be repeated.",
+        help="Also export this average of kept weights; may be repeated.",
     ),
     click.option(
         "--uncertainty",

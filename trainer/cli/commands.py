@@ -160,7 +160,7 @@ class _Train(method_flags.TrainsByMethods):
 @click.option(
     "--augment",
     help="module:function (columns of one example, seed -> columns of a view), or "
-    "module:layers, of Keras, such as a Sequential of RandomFlip.",
+    "module:layers of tf_keras, such as a Sequential of RandomFlip.",
 )
 @click.option(
     "--loss",
@@ -177,13 +177,19 @@ class _Train(method_flags.TrainsByMethods):
     help="Additional metric of held-out examples: module:function (labels, predictions "
     "as NumPy arrays -> a number).",
 )
-@click.option("--embedding-dim", type=int, default=8, show_default=True)
+@click.option(
+    "--embedding-dim",
+    type=int,
+    default=8,
+    show_default=True,
+    help="Size of an embedding of the default model.",
+)
 @click.option(
     "--hidden",
     default="64,32",
     show_default=True,
     callback=lambda _, parameter, text: integers(parameter.name, text, example="64,32"),
-    help="Sizes of the hidden layers.",
+    help="Sizes of the default model's hidden layers.",
 )
 @click.option(
     "--init-seed",
@@ -210,16 +216,19 @@ class _Train(method_flags.TrainsByMethods):
     type=click.Choice(EMBEDDING_NOISES),
     default=TrainSettings.embedding_noise,
     show_default=True,
-    help="lazy: rows of embedding tables get their noise when they are read, for large "
-    "tables; exact only with --optimizer sgd.",
+    help="lazy, for large tables: rows of embedding tables get their noise when they "
+    "are read; exact only with --optimizer sgd.  auto: lazy where that is exact and "
+    "faster.",
 )
 @plan_flags.noise_key_file(
     "Secret noise key, made if missing.  [default: OUT/private/noise.key]"
 )
 @click.option(
-    "--eval-every", type=int, help="Steps between evaluations.  [default: 1/10]"
+    "--eval-every",
+    type=int,
+    help="Steps between evaluations.  [default: a tenth of all steps]",
 )
-# Set by `dpsgd simulate`.
+# In the flags that older releases of `dpsgd simulate` stored.
 @click.option("--simulates", default=TrainSettings.simulates, hidden=True)
 @click.option(
     "--checkpoint-every",

@@ -98,7 +98,6 @@ def _find_cases(
 def _train(
     settings: ComparisonSettings, runs: Runs, trials: list[tuple[Case, int]], say: Say
 ) -> None:
-    """Trains the runs that are not done yet."""
     found = [(case, runs.unfinished(case.trial(seed))) for case, seed in trials]
     left = [(case, request) for case, request in found if request is not None]
     if len(left) < len(found):

@@ -78,7 +78,6 @@ def _check_weights(settings: SimulationSettings) -> None:
 
 
 def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:
-    """Returns the plan and the noise of the predicted run."""
     training = settings.training
     num_examples = dataset.num_examples
     num_steps, num_epochs = steps_and_epochs(

@@ -51,12 +51,12 @@ BENDS_BELOW = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What to simulate, and how.  Public.
+    """A simulation.  Public.
 
     Attributes:
       settings: Settings of the simulation.
-      reference: The configuration to predict.
-      epsilon: Epsilon of the reference; the caps of all batches are safe for it.
+      reference: Configuration of the predicted run.
+      epsilon: Epsilon of the reference, for which the caps of all batches are safe.
     """
 
     settings: SimulationSettings
@@ -182,13 +182,7 @@ def undecided(simulations: Sequence[Simulation], metric: str) -> list[Simulation
 
 
 class Simulator:
-    """Runs the simulations of a protocol.
-
-    Args:
-      protocol: What to simulate.
-      say: Called with each line of progress.
-      make_batches: As in ``comparison.runs.Runs``.
-    """
+    """Runs the simulations of a protocol; other arguments as for ``simulate``."""
 
     def __init__(
         self,
@@ -306,7 +300,7 @@ def init_seed(one: Configuration, reference: Configuration, seed: int) -> int:
     """Returns the seed of the initial weights, distinct for each size and repetition.
 
     Args:
-      one: Configuration of the run; its batch size is at most the reference's.
+      one: Configuration of the run, with a batch size up to the reference's.
       reference: Configuration of the predicted run.
       seed: Index of the repetition.
     """

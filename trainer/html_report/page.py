@@ -110,7 +110,6 @@ def render(found: dict[str, Any]) -> str:
 
 
 def _charts(evaluation: dict[str, Any] | None) -> dict[str, charts.LineChart]:
-    """Returns a chart for each metric with a curve."""
     if evaluation is None:
         return {}
     curve = evaluation["curve"]
@@ -175,7 +174,6 @@ def _one_in(probability: float) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Returns a setting as text."""
     if value is None:
         return "none"
     if isinstance(value, bool):

@@ -93,7 +93,6 @@ class _Prepared:
         self.total = self._held_out.num_rows
 
     def parts(self, num_rows: int) -> Iterator[Part]:
-        """As in ``Rows``: see `Rows.parts`."""
         done = 0
         for columns, rows in self._held_out.parts(num_rows, self._carried):
             done += rows.num_rows
@@ -113,5 +112,4 @@ class _Raw:
         self.total = self._rows.num_bytes
 
     def parts(self, num_rows: int) -> Iterator[Part]:
-        """As in ``Rows``: see `Rows.parts`."""
         return self._rows.parts(num_rows)

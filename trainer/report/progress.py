@@ -79,7 +79,6 @@ class Terminal:
         self.stop()
 
     def say(self, text: str) -> None:
-        """Reports one line."""
         self._bars.say(text)
 
     def start(self, num_steps: int, done: int) -> None:
@@ -88,9 +87,7 @@ class Terminal:
         self._bars.begin(self._label, done, num_steps)
 
     def advance(self, done: int) -> None:
-        """Reports that ``done`` steps are done."""
         self._bars.update(self._label, done, self._num_steps)
 
     def stop(self) -> None:
-        """Reports the end of the steps."""
         self._bars.stop()

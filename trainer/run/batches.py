@@ -65,8 +65,8 @@ class BatchSource:
     integers ``step`` and ``part``.  A step is one or more consecutive elements.
 
     Args:
-      directory: A folder that ``dpsgd batches`` wrote, here or in a store.
-      manifest: Its manifest.
+      directory: Folder of the batches, here or in a store.
+      manifest: Manifest of the batches.
       first_step: Step to start at.
       share: The parts of one of several workers; a step may then have no element.
     """

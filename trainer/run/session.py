@@ -64,10 +64,10 @@ StepInputs = tuple[list[np.ndarray], Iterator[Element]]
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class Session:
-    """One run, from the point of view of one worker.
+    """One run of one worker.
 
     Attributes:
-      settings: What to train, and how.
+      settings: Training settings.
       manifest: Manifest of the batches.
       noise_multiplier: Noise standard deviation over the clip norm; None without noise.
       batches: Folder of the batches, here or in a store.
@@ -183,7 +183,7 @@ class Session:
         """Sets the step that is executed from now on.
 
         Args:
-          step: Executes the steps.
+          step: The step.
           optimizer: Name and settings of its optimizer, for the record.
           model: Name and sizes of its model, for the record.
           seeds: Shape of an example's seeds; None for no seeds.
@@ -241,16 +241,13 @@ class Session:
         observe: Callable[[Element], None] | None = None,
         stop: int | None = None,
     ) -> int | None:
-        """Executes a step.
+        """Executes a step; returns the stop signal that any worker received, or None.
 
         Args:
           noise: An array for each variable of the step.
           parts: The physical batches of the step.
           observe: Called with every batch, at the weights before the step.
-          stop: Number of a stop signal that this worker received; None for none.
-
-        Returns:
-          Number of a stop signal that any worker received; None for none.
+          stop: Number of the stop signal that this worker received; None for none.
 
         Raises:
           InputError: the workers together do not have all parts of the step.

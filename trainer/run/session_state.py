@@ -58,10 +58,9 @@ class SessionState:
         self.points: list[dict[str, Any]] = []
 
     def restore(self) -> int | None:
-        """Restores the checkpoint; saves the first one if there is none.
+        """Restores the checkpoint, and returns its number of executed steps.
 
-        Returns:
-          Number of executed steps in the checkpoint; None if there was none.
+        If there is none, saves the first one and returns None.
 
         Raises:
           InputError: the checkpoint is damaged, of another run, or its curve is of

@@ -59,11 +59,7 @@ class StoppedStatement(PrivacyStatement):
 
 
 def check(record: RunRecord) -> None:
-    """Refuses an incomplete run whose first steps have no statement.
-
-    Raises:
-      InputError: the first steps have no statement; says why.
-    """
+    """Refuses, by an InputError, an incomplete run whose steps have no statement."""
     done = f"the run stopped after step {record.num_steps_executed}"
     if not methods.get(record.method).has_dp_sgd_accounting:
         raise InputError(
@@ -80,11 +76,10 @@ def check(record: RunRecord) -> None:
 
 
 def statement_of(whole: PrivacyStatement, record: RunRecord) -> StoppedStatement:
-    """Returns the statement of the first steps of a plan.
+    """Returns the statement of the first steps of a plan; see `run_statement`.
 
     Args:
       whole: Statement of the whole plan.
-      record: A record that ``check`` accepted.
     """
     fields = {f.name: getattr(whole, f.name) for f in dataclasses.fields(whole)}
     return StoppedStatement(**fields, num_steps_executed=record.num_steps_executed)

@@ -1,13 +1,11 @@
 """The training methods of this package.
 
     dp-sgd        gradients at the weights theta
-    bam           gradients uphill of theta, by ``bam_radius`` along each example's own
-                  gradient
-    dp-sat        gradients uphill of theta, by ``sat_radius`` along the previous noisy
-                  gradient
-    model-mix     gradients at theta; steps start at hidden random mixtures of the two
-                  latest iterates
-    non-private   gradients at theta, without clip and noise
+    bam           at theta moved by ``bam_radius`` along each example's own gradient
+    dp-sat        at theta moved by ``sat_radius`` along the previous noisy gradient
+    model-mix     at theta; steps start at hidden random mixtures of the two latest
+                  iterates
+    non-private   at theta, without clip and noise
 
 The first three release noisy sums of clipped per-example gradients and have DP-SGD's
 accounting.  ModelMix releases only iterates and has accounting of its own.
@@ -96,7 +94,7 @@ def _bam_tables(settings: TrainSettings) -> str | None:
 register(
     "bam",
     Method(
-        summary="a small step uphill, each example its own way, at the same epsilon",
+        summary="at weights moved along each example's gradient, at the same epsilon",
         hooks=_load("trainer.methods.bam:HOOKS"),
         whole_tables=_bam_tables,
         accounting=as_dp_sgd,
@@ -105,14 +103,14 @@ register(
             "bam_radius": Setting(
                 kind=float,
                 metavar="LAMBDA",
-                help="Length of the step of bam, 0.005 to 0.02 in the paper.",
+                help="Distance that bam moves the weights, 0.005 to 0.02 in the paper.",
                 check=_RADIUS,
                 needed="Published runs use 0.005 to 0.02.",
             ),
             "bam_variant": Setting(
                 kind=str,
-                help="sam: a second gradient (default); hvp: exact, by Hessians, "
-                "slower.",
+                help="Of bam.  sam (default): a second gradient; hvp: exact and "
+                "slower, by Hessian products.",
                 choices=BAM_VARIANTS,
                 default=BAM_SAM,
             ),
@@ -134,7 +132,7 @@ def _sat_sentence(settings: Mapping[str, Any]) -> str:
 register(
     "dp-sat",
     Method(
-        summary="uphill along the previous noisy gradient, at the same epsilon",
+        summary="at weights moved along the last noisy gradient, at the same epsilon",
         hooks=_load("trainer.methods.dp_sat:HOOKS"),
         whole_tables=lambda settings: "--method dp-sat moves every row at every step",
         accounting=as_dp_sgd,
@@ -143,7 +141,8 @@ register(
             "sat_radius": Setting(
                 kind=float,
                 metavar="RHO",
-                help="Length of the step of dp-sat, 0.03 to 0.086 in the papers.",
+                help="Distance that dp-sat moves the weights, 0.03 to 0.086 in the "
+                "papers.",
                 check=_RADIUS,
                 needed="Published runs use 0.03 to 0.086.",
             ),
@@ -189,7 +188,7 @@ def _mixing(
 register(
     "model-mix",
     Method(
-        summary="less Gaussian noise, and hidden mixing of iterates instead",
+        summary="hidden mixing of iterates, for less Gaussian noise",
         hooks=_load("trainer.methods.model_mix:HOOKS"),
         whole_tables=lambda settings: (
             "--method model-mix mixes every row at every step"
@@ -201,10 +200,10 @@ register(
             "mix_width": Setting(
                 kind=float,
                 metavar="TAU",
-                help="Least distance of the two iterates that model-mix mixes, in each "
-                "coordinate, over the learning rate: in the unit of a mean gradient, "
-                "as clip norm over batch size.  0.05 to 0.15 in the paper, at clip "
-                "norm 20 and batch size 1,500.",
+                help="Least distance, in each coordinate, of the two iterates that "
+                "model-mix mixes, over the learning rate.  Compare it with a mean "
+                "gradient, clip norm over batch size: 0.05 to 0.15 in the paper, at "
+                "clip norm 20 and batch size 1,500.",
                 check=functools.partial(check_float, above=0),
                 needed="It is compared with a mean gradient: published runs use 0.05 "
                 "to 0.15 at a clip norm of 20 and 1,500 expected examples.",
@@ -212,9 +211,9 @@ register(
             "linf_factor": Setting(
                 kind=int,
                 metavar="P",
-                help="Of model-mix: coordinates of one example's gradient are clipped "
-                "to the clip norm over the root of P.  100 in the paper; 1, which "
-                "clips nothing, by default.",
+                help="Of model-mix: clip each coordinate of one example's gradient to "
+                "the clip norm over the root of P.  100 in the paper; 1 (default) has "
+                "no effect.",
                 check=functools.partial(check_int, at_least=1),
                 default=1,
             ),

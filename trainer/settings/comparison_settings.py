@@ -95,13 +95,11 @@ class OneTraining(Experiment):
 
     @property
     def all_trained(self) -> tuple[TrainSettings, ...]:
-        """See `Experiment.all_trained`."""
         return (self.trained,)
 
     def train_as(
         self: _One, change: Callable[[TrainSettings], TrainSettings], **fields: Any
     ) -> _One:
-        """See `Experiment.train_as`."""
         return dataclasses.replace(self, training=change(self.training), **fields)
 
 
@@ -159,13 +157,11 @@ class ComparisonSettings(Experiment):
 
     @property
     def all_trained(self) -> tuple[TrainSettings, ...]:
-        """See `Experiment.all_trained`."""
         return self.trained
 
     def train_as(
         self, change: Callable[[TrainSettings], TrainSettings], **fields: Any
     ) -> ComparisonSettings:
-        """See `Experiment.train_as`."""
         return dataclasses.replace(
             self, trained=tuple(map(change, self.trained)), **fields
         )

@@ -48,10 +48,9 @@ def train_and_measure(module: str, request: Request) -> int:
 
 
 def check_jobs(settings: ComparisonSettings) -> None:
-    """Refuses methods that other processes would not know, if there will be any.
+    """Refuses several jobs for a method that the running script itself registers.
 
-    Raises:
-      InputError: the running script itself registers a method.
+    Other processes would not know it.
     """
     for each in settings.trained:
         if settings.jobs > 1 and _home(each.method) == "__main__":
@@ -132,11 +131,7 @@ def _fewer(jobs: int, memory_limit: int, taken: int) -> str:
 
 
 def _result(process: Process, request: Request) -> int:
-    """Returns the memory that a run took, in bytes.
-
-    Raises:
-      InputError: the error of the process, with the name of the run.
-    """
+    """Returns the memory that a run took, in bytes; errors name the run."""
     try:
         taken: int = process.result()
     except InputError as error:

@@ -101,14 +101,9 @@ def find_cases(
 
 
 class _Answers:
-    """The noise that one training configuration gets with each sampler.
+    """The noise of one training setting with each sampler.
 
-    Args:
-      training: Settings with a target or a noise multiplier, or without privacy.
-      batches: Batches of every sampler, of one size and number of epochs.
-      num_examples: Number of slots in the data set.
-      count: Maximum number of examples per user.
-      level: How users are bounded in these cases.
+    ``batches`` are those of every sampler, of one size and number of epochs.
     """
 
     def __init__(

@@ -296,7 +296,6 @@ def _draw_line(axes: Any, axis: Axis, line: Sequence[Outcome], style: _Style) ->
 
 
 def _add_legend(figure: Any, axis: Axis, lines: dict[str, list[Outcome]]) -> None:
-    """Adds a legend of all lines, below the panels."""
     handles = []
     for style, (label, line) in zip(_styles(len(lines)), lines.items(), strict=True):
         has_points = any(axis.value(one) is not None for one in line)

@@ -105,7 +105,6 @@ class Report:
 
 
 def _columns(outcomes: Sequence[Outcome]) -> list[_Column]:
-    """Returns the columns to show."""
     own = dict.fromkeys(name for one in outcomes for name in one.method_settings)
     every: list[_Column] = [
         ("sampled", lambda one: _or_dash(one.sampled), False),
