@@ -127,7 +127,7 @@ def make_private(
       initial_weights: File of weights to start at, which record and statement then
         name; those of ``model`` if None.
       initial_weights_are_public: Declares that file public; required with it.
-      **method_settings: Settings of the method alone, such as ``bam_radius=0.02``.
+      **method_settings: The method's own settings, such as ``bam_radius=0.02``.
 
     Raises:
       InputError: an argument is refused.

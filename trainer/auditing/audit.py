@@ -179,6 +179,6 @@ def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:
     if settings.rows_per_record is not None:
         return USERS, min(settings.rows_per_record, most), 1
     count = min(settings.max_examples_per_user, most)
-    # The canary keeps its excess over the claim, which may be zero, if both are cut.
+    # If both are cut, the canary keeps its excess over the claim.
     more = settings.num_canary_rows - settings.max_examples_per_user
     return ROWS, max(1, count + more), count

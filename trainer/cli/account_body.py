@@ -69,7 +69,7 @@ def of_run(run: Path, flags: dict[str, Any], more: More) -> Said:
 
 
 def _asked(flags: dict[str, Any]) -> tuple[str, int]:
-    """Returns the neighbouring relation and k that epsilon is asked for."""
+    """Returns the requested neighbouring relation and k."""
     count = flags["max_examples_per_user"]
     return flags["relation"] or REPLACE_SPECIAL, 1 if count is None else count
 

@@ -135,15 +135,15 @@ def _notes(metrics: dict[str, Any]) -> list[str]:
     notes = []
     if OMV in metrics["aggregates"] and "auc" in metrics:
         notes.append(
-            "A majority vote of k iterates has k + 1 levels: look at its accuracy, not "
-            "at its AUC."
+            "A majority vote of k iterates has only k + 1 levels: use its accuracy, "
+            "not its AUC."
         )
     if metrics["uncertainty"] is not None:
         found = metrics["uncertainty"]
         width = _width(found["mean_width"])
         notes.append(
             f"Intervals of level {found['level']:g}: mean width {width}, in "
-            "uncertainty.parquet. They cover variation by noise alone: a lower bound "
-            "on the true uncertainty."
+            "uncertainty.parquet. They cover only the variation by the noise: a "
+            "lower bound on the true uncertainty."
         )
     return notes

@@ -123,7 +123,7 @@ def write(
     if out.exists():
         if not note.exists() or read_json(note) != asked:
             raise InputError(
-                f"Expected the rows in {out} to be in the order that is asked for now; "
+                f"Expected the rows in {out} to be in the requested order; "
                 f"{note.name} beside it says otherwise. Give the same command, or "
                 "another --out."
             )

@@ -12,7 +12,7 @@ that differ only in their learning rate share batches and initial weights.
 Formal guarantees:
   - Batches and runs are made as in a comparison; a stopped simulation resumes with the
     same settings, as a comparison does.
-  - Existing batches are used only if they have the plan that is asked for.
+  - Existing batches are used only if they have the requested plan.
   - The record of every run except the reference names the configuration it simulates.
   - No epsilon of a small run is reported: ``Simulation`` has only the reference's,
     which is the accountant's.

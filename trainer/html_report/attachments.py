@@ -104,6 +104,6 @@ def read_comparison(
         raise InputError(
             f"Expected {path} to have runs like this one: {record.method} on "
             f"{plan.sampler} batches, noise_multiplier={record.noise_multiplier}. Name "
-            "the comparison that the run is of, or leave it out."
+            "the comparison that the run is of, or omit it."
         )
     return lines

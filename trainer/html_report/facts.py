@@ -39,7 +39,6 @@ from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
 REPORT_VERSION = 1
-_REMEDY = "Name a folder that `dpsgd train` wrote."
 _HELD_OUT = "held-out"
 
 
@@ -88,9 +87,7 @@ def _read(
     key = run_record.noise_key_path(run, noise_key_file)
     if noise_key_file is not None or key.exists():
         return *run_record.read_run(run, noise_key_file=noise_key_file), True
-    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
-    manifest = Manifest.from_json(read_json(run / MANIFEST_NAME, remedy=_REMEDY))
-    return record, manifest, False
+    return *run_record.read_unverified(run), False
 
 
 def _statement(
@@ -198,7 +195,8 @@ def _evaluation(run: pathlib.Path) -> dict[str, Any] | None:
     if not (run / METRICS_NAME).exists():
         return None
     metrics = _held_out(run / METRICS_NAME)
-    points = _held_out(run / CURVE_NAME)["points"] if _has_curve(run) else []
+    has_curve = (run / CURVE_NAME).exists()
+    points = _held_out(run / CURVE_NAME)["points"] if has_curve else []
     names = _in_order(metric_names(metrics))
     return {
         "num_examples": metrics["num_examples"],
@@ -223,10 +221,6 @@ def _in_order(names: list[str]) -> list[str]:
     """Returns the names of metrics in the order of ``METRICS``."""
     known = next((task for task in METRICS.values() if set(task) <= set(names)), ())
     return [*known, *(name for name in names if name not in known)]
-
-
-def _has_curve(run: pathlib.Path) -> bool:
-    return (run / CURVE_NAME).exists()
 
 
 def _uncertainty(found: dict[str, Any] | None) -> dict[str, Any] | None:

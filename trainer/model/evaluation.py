@@ -241,7 +241,7 @@ def _check_labels(
         names = " and ".join(model.label_names)
         raise InputError(
             f"Expected the values of column {names} of {option} to be "
-            f"{model.allowed_labels} for loss={model.loss.name!r}. Mend or drop "
+            f"{model.allowed_labels} for loss={model.loss.name!r}. Fix or drop "
             "the other rows, or choose another --loss."
         )
 

@@ -224,7 +224,7 @@ class Scores:
         # bool: mypy's type guard of np.isscalar would narrow ``value`` to str, too.
         if not bool(np.isscalar(value)) or not np.isfinite(value):
             raise InputError(
-                f"Expected metric {name} to return one finite number. Mend it, or "
-                "leave --metric away."
+                f"Expected metric {name} to return one finite number. Fix it, or "
+                "omit --metric."
             )
         return {name: float(value)}

@@ -162,7 +162,7 @@ def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:
         if name in names or carried.count(name) > 1:
             raise InputError(
                 f"Expected column {name} of --carry once, and not to be called as a "
-                f"prediction: {', '.join(names)}. Leave it out, or rename it in the "
+                f"prediction: {', '.join(names)}. Omit it, or rename it in the "
                 "table."
             )
 

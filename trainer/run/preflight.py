@@ -219,8 +219,8 @@ def check_users(settings: TrainSettings, manifest: Manifest, *, augment: Any) ->
     if has_users(manifest) and (settings.views > 1 or augment is not None):
         raise InputError(
             f"Expected views={settings.views} to be 1 without an augmentation for "
-            "examples that are users: their rows take the place of views. Leave them "
-            "out."
+            "examples that are users: their rows take the place of views. Omit "
+            "them."
         )
 
 

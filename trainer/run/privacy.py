@@ -209,7 +209,7 @@ def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str,
     if max_examples_per_user not in (1, found):
         raise InputError(
             f"Expected max_examples_per_user={max_examples_per_user} to be {found}, as "
-            "`dpsgd bound` left it. Leave it out."
+            "`dpsgd bound` left it. Omit it."
         )
     return unit
 

@@ -70,6 +70,7 @@ PRIVACY_TEXT_NAME = "privacy.txt"
 KERAS_MODEL_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
 SERVING_NAME = "serving.json"
+_REMEDY = "Name a folder that `dpsgd train` wrote."
 _RUN_ID_BYTES = 16
 ITERATES_NAME = "iterates"
 UNCERTAINTY_NAME = "uncertainty.parquet"
@@ -119,7 +120,7 @@ class RunRecord:
 
     Attributes:
       method: One of ``methods.names()``.
-      method_settings: Settings of the method alone, such as its radius.
+      method_settings: The method's own settings, such as its radius.
       num_steps_executed: Steps consumed, from step 0 on, each once and in order.
       complete: Whether these are all steps of the plan.
       noise_multiplier: Noise standard deviation over ``l2_norm_clip``; None without
@@ -241,11 +242,6 @@ class StepLedger:
         # No process continues a step that another process began.
         self._next_part = -1
 
-    @property
-    def num_executed(self) -> int:
-        """Number of begun steps, including those before ``first_step``."""
-        return self._next_step
-
     def enter(self, step: int, *, part: int) -> None:
         """Checks the next physical batch.
 
@@ -305,14 +301,23 @@ def read_finished(run: pathlib.Path) -> RunRecord:
     Raises:
       InputError: there is no record, or the run is incomplete.
     """
-    remedy = "Name a folder that `dpsgd train` wrote."
-    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=remedy))
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
     if not record.complete and not record.fits:
         raise InputError(
             f"Expected {run} to hold a finished run; it stopped after step "
             f"{record.num_steps_executed}. Give its `dpsgd train` command again."
         )
     return record
+
+
+def read_unverified(run: pathlib.Path) -> tuple[RunRecord, Manifest]:
+    """Returns record and manifest of a run, without verifying them by the key.
+
+    Raises:
+      InputError: a file is missing or damaged.
+    """
+    record = RunRecord.from_json(read_json(run / RECORD_NAME, remedy=_REMEDY))
+    return record, Manifest.from_json(read_json(run / MANIFEST_NAME, remedy=_REMEDY))
 
 
 def check_execution(
@@ -394,9 +399,7 @@ def read_run(
       InputError: a file is missing, damaged, edited, or of another run or key.
     """
     root = pathlib.Path(run)
-    remedy = "Name a folder that `dpsgd train` wrote."
-    record = RunRecord.from_json(read_json(root / RECORD_NAME, remedy=remedy))
-    manifest = Manifest.from_json(read_json(root / MANIFEST_NAME, remedy=remedy))
+    record, manifest = read_unverified(root)
     key = read_noise_key(root, noise_key_file)
     try:
         written = (root / PRIVATE_NAME / MAC_NAME).read_text(encoding="ascii").strip()

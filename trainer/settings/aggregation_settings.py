@@ -36,10 +36,10 @@ WEIGHT_AVERAGES = (*TRAINING_AVERAGES, *PAST_WEIGHT_AVERAGES)
 MEANINGS = {
     EMA: "moving average of the weights",
     UTA: "mean of the last weights, while training",
-    CUSTOM: "aggregate of one's own, while training",
+    CUSTOM: "custom aggregate, while training",
     PAST_EMA: "moving average of kept weights",
     UPA: "mean of kept weights",
-    PAST_CUSTOM: "aggregate of one's own, of kept weights",
+    PAST_CUSTOM: "custom aggregate of kept weights",
     OPA: "mean of predictions",
     OMV: "majority vote",
 }

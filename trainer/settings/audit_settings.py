@@ -64,7 +64,7 @@ class AuditSettings:
         if self.rows_per_record is not None and self.canary_rows is not None:
             raise InputError(
                 f"Expected no canary_rows={self.canary_rows} where an example is a "
-                "user: it holds all rows of one. Leave it out."
+                "user: it holds all rows of one. Omit it."
             )
         self.claimed(self.plan)
 

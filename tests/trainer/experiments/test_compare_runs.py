@@ -114,5 +114,5 @@ def test_batches_of_another_plan_are_refused(
     assert work.batches == ["b"]
     for changed in ({"expected_batch_size": 40}, {"num_epochs": 2}, {"epsilon": 60.0}):
         other = dataclasses.replace(batches, **changed)
-        with pytest.raises(InputError, match="to have the plan asked for"):
+        with pytest.raises(InputError, match="to have the requested plan"):
             runs.make_batches("b", other, other.plan(NUM_EXAMPLES))

@@ -215,7 +215,7 @@ def test_a_table_that_was_bounded_otherwise_is_refused(
     library.compare(make_settings())
     made = len(work.runs)
     other = dataclasses.replace(USERS, num_examples=(60, 210))
-    with pytest.raises(InputError, match="rows-k4 to be bounded as is asked for now"):
+    with pytest.raises(InputError, match="rows-k4 to be bounded as requested"):
         library.compare(make_settings(users=other))
     assert len(work.runs) == made
 

@@ -77,7 +77,7 @@ def test_a_table_is_written_in_its_order_with_its_description(
     out = tmp_path / "new" / "data"
     for _ in range(2):  # the second call finds it
         write(str(source), out, column="integers:0", batch_size=20, period=5)
-    with pytest.raises(InputError, match="in the order that is asked for now"):
+    with pytest.raises(InputError, match="in the requested order"):
         write(str(source), out, column="integers:1", batch_size=20, period=5)
     found = pq.read_table(out)
     assert found.schema.equals(pq.read_table(source).schema, check_metadata=True)

@@ -130,10 +130,10 @@ def test_without_the_key_the_report_says_that_nobody_looked(make_run: Any) -> No
     (run / "private" / "noise.key").unlink()
     found = collect(run)
     assert not found["run"]["record_verified"]
-    assert "nobody checked" in render(found)
+    assert "record was not verified" in render(found)
     again = collect(run, noise_key_file=pathlib.Path(key))
     assert again["run"]["record_verified"]
-    assert "nobody checked" not in render(again)
+    assert "record was not verified" not in render(again)
     with pytest.raises(InputError, match="nosuch to exist"):
         collect(run, noise_key_file=pathlib.Path("nosuch"))
 
@@ -257,7 +257,7 @@ def test_a_statement_of_a_stopped_run_says_so(make_run: Any) -> None:
         ({"noise_multiplier": 0.0}, "No guarantee is claimed"),
         ({"noise_multiplier": 0.3}, "Differentially private, but weakly"),
         ({"target_delta": 0.02}, "Differentially private, but weakly"),
-        ({"simulates": "a large run"}, "This run stands for a large run"),
+        ({"simulates": "a large run"}, "This run simulates a large run"),
         ({}, "Differentially private</p>"),
     ],
 )  # fmt: skip
@@ -271,7 +271,7 @@ def test_the_page_says_what_a_run_is_worth(
 
 @pytest.mark.parametrize(
     ("level", "says"),
-    [("mechanism", "1,000 times over"), ("trainer", "that of these small runs")],
+    [("mechanism", "1,000 trials"), ("trainer", "that of these small runs")],
 )
 def test_the_page_says_what_was_audited(
     make_run: Any, audit_of: Any, level: str, says: str

@@ -172,7 +172,7 @@ def make_table(settings: ComparisonSettings, part: Part, say: Say) -> None:
     found = list_blocks(str(folder)).bounded
     if found != _note(asked, found):
         raise InputError(
-            f"Expected the table in {folder} to be bounded as is asked for now; it has "
+            f"Expected the table in {folder} to be bounded as requested; it has "
             "other settings. Give the same command, or another --out."
         )
 

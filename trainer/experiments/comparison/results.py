@@ -34,7 +34,7 @@ class Outcome:
       expected_batch_size: Expected batch size.
       num_epochs: Epochs of the batches; None if their steps were given.
       method: The training method.
-      method_settings: Settings of the method alone.
+      method_settings: The method's own settings.
       learning_rate: Learning rate of the optimizer.
       l2_norm_clip: Bound on the norm of one example's gradient; None without privacy.
       weights: "last", or the average of iterates that was evaluated.
@@ -44,7 +44,7 @@ class Outcome:
       guarantee: Whether the target is met: "proven" or "no guarantee"; None without a
         target.
       noise_multiplier: Noise multiplier of the runs; None without noise.
-      epsilon: Proven for these batches and this noise; None if nothing is proven.
+      epsilon: Epsilon proven for these batches and noise; None if nothing is proven.
       epsilon_lower_bound: Lower bound on any provable epsilon; None if unknown.
       metric: Name of the metric.
       mean: Mean over the seeds.
@@ -52,7 +52,7 @@ class Outcome:
       num_seeds: Number of runs of the case.
       sampled: "rows" or "users"; None if the comparison does not vary it.
       max_examples_per_user: Maximum rows kept per user; None as ``sampled``.
-      rows_per_step: The batch size asked for in rows, if users are sampled instead.
+      rows_per_step: Requested batch size in rows, if users are sampled.
     """
 
     sampler: str

@@ -9,7 +9,7 @@ Batches are made in a separate process, so that Beam and TensorFlow do not share
 Formal guarantees:
   - Finished batches and runs are not made again; an unfinished run continues where it
     was.
-  - Finished batches are used only if they have the plan that is asked for.
+  - Finished batches are used only if they have the requested plan.
   - A finished run is used only if it was made with the settings and folders of the
     trial and with the current code of the user.
 
@@ -106,7 +106,7 @@ class Runs:
             separate_process.call(self._make_batches, source, str(folder), settings)
         if read_manifest(folder).plan != plan:
             raise InputError(
-                f"Expected the batches in {folder} to have the plan asked for now; "
+                f"Expected the batches in {folder} to have the requested plan; "
                 "they have another. Give the same command, or another --out."
             )
 
