@@ -18,10 +18,12 @@ Public: the model.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,8 @@ _TOLERANCE = 1e-4
 #: Ends of the names in a layer's configuration that matter only for training.
 _TRAINING_ONLY = ("_initializer", "_regularizer", "_constraint")
 
+_RECURRENT = (keras_3.layers.RNN, keras_3.layers.Bidirectional)
+
 
 def _elementwise(name: str) -> Callable[..., Any]:
     """Returns a function of ``keras.ops`` that takes tensors and lists of numbers."""
@@ -57,10 +61,23 @@ def _elementwise(name: str) -> Callable[..., Any]:
     return call
 
 
+def _item(values: Any, keys: Any, _variable: Any) -> Any:
+    """Returns a part of a tensor; in a graph of Keras 2, slices are dicts."""
+    keys = keys if isinstance(keys, list | tuple) else (keys,)
+    parts = (
+        slice(key["start"], key["stop"], key["step"])
+        if isinstance(key, Mapping)
+        else key
+        for key in keys
+    )
+    return values[tuple(parts)]
+
+
 #: Name of a TensorFlow function, without "math." and "nn." -> the function of Keras 3
 #: with the same arguments in the same order.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__operators__.add": _elementwise("add"),
+    "__operators__.getitem": _item,
     "cast": ops.cast,
     "clip_by_value": ops.clip,
     "concat": ops.concatenate,
@@ -72,13 +89,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "reshape": ops.reshape,
     "softmax": lambda x, axis: ops.softmax(x, -1 if axis is None else axis),
     "truediv": _elementwise("divide"),
+    "zeros_like": lambda x, dtype, *_: ops.zeros_like(x, dtype),
     **{
         name: _elementwise(name)
         for name in (
             "abs", "add", "divide", "equal", "exp", "greater", "less", "log", "log1p",
             "logical_and", "logical_not", "logical_or", "maximum", "minimum",
-            "multiply", "not_equal", "relu", "sigmoid", "sign", "sqrt", "square",
-            "subtract", "tanh", "where",
+            "multiply", "negative", "not_equal", "relu", "sigmoid", "sign", "sqrt",
+            "square", "subtract", "tanh", "where",
         )
     },
 }  # fmt: skip
@@ -171,9 +189,31 @@ class _Conversion:
         made = self._layers.get(id(layer))
         if made is None:
             made = self._layers[id(layer)] = _counterpart(layer)
-        result = made(*arguments, **named)
+        result = _call_layer(made, arguments, named)
         made.set_weights(layer.get_weights())
         return result
+
+
+def _call_layer(layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
+    """Calls a layer of Keras 3 with what its counterpart of Keras 2 was given."""
+    if isinstance(layer, _RECURRENT) and isinstance(arguments[0], list):
+        # Keras 2 keeps the first state behind the sequences.
+        (sequences, *state), *rest = arguments
+        arguments, named = (sequences, *rest), {**named, "initial_state": state}
+    with _refused_if_it_fails(layer):
+        return layer(*arguments, **named)
+
+
+@contextlib.contextmanager
+def _refused_if_it_fails(layer: Any) -> Iterator[None]:
+    """Quotes what Keras 3 says of a layer.  A model is public."""
+    try:
+        yield
+    except Exception as error:
+        text = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+        raise _refuse(
+            f"of {layer.name}, a {type(layer).__name__}, it says: {text}"
+        ) from None
 
 
 def _call_function(layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
@@ -185,46 +225,71 @@ def _call_function(layer: Any, arguments: Any, named: dict[str, Any]) -> Any:
     bound = inspect.signature(layer.function).bind(*arguments, **named)
     bound.apply_defaults()
     bound.arguments.pop("name", None)
-    return _FUNCTIONS[name](*bound.arguments.values())
+    with _refused_if_it_fails(layer):
+        return _FUNCTIONS[name](*bound.arguments.values())
 
 
 def _counterpart(layer: Any) -> Any:
-    """Returns a layer of Keras 3 with the class and configuration of ``layer``."""
+    """Returns a layer of Keras 3 with the class and settings of ``layer``."""
+    for part in layer._flatten_layers():
+        own = type(part)
+        if not own.__module__.startswith("tf_keras."):
+            raise _refuse(f"{part.name} is a {own.__name__} of {own.__module__}")
     name = type(layer).__name__
     kind = getattr(keras_3.layers, name, None)
-    if kind is None or not type(layer).__module__.startswith("tf_keras."):
-        raise _refuse(f"{layer.name} is a {name} of {type(layer).__module__}")
-    known = {*inspect.signature(kind.__init__).parameters, "name", "dtype"}
-    config = {
-        key: value
-        for key, value in layer.get_config().items()
+    if kind is None:
+        raise _refuse(f"{layer.name} is a {name}")
+    with _refused_if_it_fails(layer):
+        return kind.from_config(_settings(kind, layer.get_config()))
+
+
+def _settings(kind: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those settings of a layer that its class ``kind`` has in Keras 3."""
+    known = {
+        name
+        for base in kind.__mro__
+        for name in inspect.signature(base.__init__).parameters
+    }
+    return {
+        key: _setting(value)
+        for key, value in config.items()
         if key in known and not key.endswith(_TRAINING_ONLY)
     }
-    try:
-        return kind.from_config(config)
-    except Exception as error:
-        raise _refuse(
-            f"{layer.name} of class {name} has other settings there: "
-            f"{type(error).__name__}"
-        ) from None
+
+
+def _setting(value: Any) -> Any:
+    """Returns a setting; of a wrapped layer, the settings that Keras 3 has."""
+    if isinstance(value, list):
+        return [_setting(each) for each in value]
+    if not isinstance(value, Mapping) or value.get("module") != "keras.layers":
+        return value
+    kind = getattr(keras_3.layers, value["class_name"])
+    return {
+        "module": "keras.layers",
+        "class_name": value["class_name"],
+        "config": _settings(kind, value["config"]),
+        "registered_name": None,
+    }
 
 
 def _check_same(model: Any, converted: Any) -> None:
     """Refuses two models that differ on made-up rows."""
     random = np.random.default_rng(0)
+<<<<<<< HEAD
     rows = {name: _probe(t, random) for name, t in _inputs_of(model).items()}
     # A model made from a single input does not take a dict.
     given = rows if isinstance(model.input, Mapping) else rows[model.input_names[0]]
     wanted, found = (tf.nest.flatten(one(given)) for one in (model, converted))
+=======
+    rows = tf.nest.map_structure(lambda t: _probe(t, random), model._nested_inputs)
+    wanted, found = (tf.nest.flatten(one(rows)) for one in (model, converted))
+>>>>>>> 27a9390 (Convert wrapped and stacked recurrent layers to Keras 3)
     for a, b in zip(wanted, found, strict=True):
-        if not np.allclose(
+        same = np.shape(a) == np.shape(b) and np.allclose(
             np.asarray(a), np.asarray(b), rtol=_TOLERANCE, atol=1e-6, equal_nan=True
-        ):
+        )
+        if not same:
             raise _refuse("both models give different predictions")
-
-
-def _inputs_of(model: Any) -> dict[str, Any]:
-    return dict(zip(model.input_names, model.inputs, strict=True))
 
 
 def _probe(tensor: Any, random: np.random.Generator) -> np.ndarray:

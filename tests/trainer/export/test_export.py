@@ -10,12 +10,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from examples.models import text
+from pipelines.batches.batch_format import Column
 from trainer.export import serving
 from trainer.export.export import check_export, export
 from trainer.export.keras_3 import to_keras_3
@@ -63,6 +66,8 @@ _LOAD = """
     found["keras 3"] = model.predict(columns, verbose=0)
     layer = keras.layers.TFSMLayer(folder + "/saved_model")
     found["a layer of keras 3"] = layer(columns)["probability"]
+    reader = keras.models.load_model(folder + "/reader.keras")
+    found["a reader"] = reader.predict(abs(columns["categories"]), verbose=0)
     print(json.dumps({k: np.ravel(v).tolist() for k, v in found.items()}))
 """
 
@@ -82,6 +87,9 @@ def test_exported_models_load_without_this_package(
 ) -> None:
     export(model, small_batches.manifest, tmp_path)
     to_keras_3(tmp_path / "model.keras").save(tmp_path / "keras_3.keras")
+    tokens = Column(name="tokens", dtype="int32", shape=(26,))
+    read = text.reader(SimpleNamespace(columns=[tokens]))
+    to_keras_3(read).save(tmp_path / "reader.keras")
     done = subprocess.run(
         [sys.executable, "-I", "-c", textwrap.dedent(_LOAD), str(tmp_path),
          json.dumps(COLUMNS)],
@@ -97,6 +105,9 @@ def test_exported_models_load_without_this_package(
     }
     wanted = 1 / (1 + np.exp(-np.ravel(model.outputs(columns))))
     found = json.loads(done.stdout)
+    np.testing.assert_allclose(
+        found.pop("a reader"), np.ravel(read(abs(columns["categories"]))), rtol=1e-5
+    )
     assert len(found) == 5
     for name, values in found.items():
         np.testing.assert_allclose(values, wanted, rtol=1e-5, err_msg=name)

@@ -60,6 +60,42 @@ def test_a_conversion_gives_the_outputs_of_the_model(tmp_path: pathlib.Path) -> 
     np.testing.assert_allclose(converted(rows), network(rows), rtol=1e-4, atol=1e-6)
 
 
+def test_layers_in_layers_are_converted_with_their_weights_and_masks(
+    tmp_path: pathlib.Path,
+) -> None:
+    ids = keras.Input((5,), dtype="int32", name="ids")
+    words = layers.Embedding(9, 3, mask_zero=True)(ids)
+    backward = layers.GRU(2, return_sequences=True, go_backwards=True)
+    cells = [layers.LSTMCell(2), layers.GRUCell(3)]
+    parts = [
+        layers.Bidirectional(layers.LSTM(2))(words),
+        layers.Bidirectional(
+            layers.GRU(2, return_sequences=True),
+            merge_mode="mul",
+            backward_layer=backward,
+        )(words),
+        layers.TimeDistributed(layers.Dense(2, "tanh"))(words),
+        layers.RNN(cells)(words),
+        layers.LSTM(2, return_sequences=True, zero_output_for_mask=True)(words),
+    ]
+    plain = layers.Embedding(9, 3)(ids)  # Keras 3 takes no mask beside a first state
+    first = layers.Dense(2)(plain[:, -1, :2])
+    both = layers.Bidirectional(layers.SimpleRNN(2, return_state=True))
+    parts += both(plain, initial_state=[first, -first])
+    flat = [layers.Flatten()(part) for part in parts]
+    network = keras.Model(ids, layers.Dense(2)(tf.concat(flat, axis=-1)))
+    converted = to_keras_3(_file(network, tmp_path / "model.keras"))
+    rows = np.array([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8], [0] * 5], "i4")
+    np.testing.assert_allclose(converted(rows), network(rows), rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_in_a_list_stay_a_list() -> None:
+    left, right = keras.Input((3,)), keras.Input((2,))
+    network = keras.Model([left, right], left[:, :1] - tf.zeros_like(right) / 2.0)
+    rows = [np.ones((4, 3), "f4"), np.ones((4, 2), "f4")]
+    np.testing.assert_array_equal(to_keras_3(network)(rows), np.ones((4, 2)))
+
+
 def test_a_conversion_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = keras.Input((2,))
     network = keras.Model(inputs, tf.math.square(inputs))
@@ -73,10 +109,22 @@ class Own(layers.Layer):
     """A layer that Keras 3 does not have."""
 
 
+class OwnCell(layers.SimpleRNNCell):
+    """A cell that Keras 3 does not have."""
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda x: Own(name="mine")(x), "mine is a Own of"),
+        (
+            lambda x: layers.RNN(OwnCell(1, name="cell"))(tf.expand_dims(x, -1)),
+            "cell is a OwnCell of",
+        ),
+        (
+            lambda x: layers.Lambda(tf.sin, name="wave")(x),
+            "of wave, a Lambda, it says: TypeError: ",
+        ),
         (tf.math.bessel_i0, "tf.math.bessel_i0 is not known"),
     ],
 )
