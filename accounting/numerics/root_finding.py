@@ -81,7 +81,7 @@ def _narrow(
 
     def evaluate(point: float) -> float:
         value = excess(point)
-        ends[value <= 0] = point
+        ends[bool(value <= 0)] = point
         return value
 
     optimize.brentq(

@@ -167,7 +167,7 @@ def _set_scales(axes: Any, sweep: Sweep) -> None:
     axes.set_yscale("log")
     if sweep.asks_for != DELTA:
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[high / low < 40]))
+        axes.yaxis.set_major_locator(LogLocator(subs=_TICKS[bool(high / low < 40)]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_minor_locator(NullLocator())
