@@ -275,15 +275,8 @@ def _setting(value: Any) -> Any:
 def _check_same(model: Any, converted: Any) -> None:
     """Refuses two models that differ on made-up rows."""
     random = np.random.default_rng(0)
-<<<<<<< HEAD
-    rows = {name: _probe(t, random) for name, t in _inputs_of(model).items()}
-    # A model made from a single input does not take a dict.
-    given = rows if isinstance(model.input, Mapping) else rows[model.input_names[0]]
-    wanted, found = (tf.nest.flatten(one(given)) for one in (model, converted))
-=======
-    rows = tf.nest.map_structure(lambda t: _probe(t, random), model._nested_inputs)
+    rows = tf.nest.map_structure(lambda t: _probe(t, random), model.input)
     wanted, found = (tf.nest.flatten(one(rows)) for one in (model, converted))
->>>>>>> 27a9390 (Convert wrapped and stacked recurrent layers to Keras 3)
     for a, b in zip(wanted, found, strict=True):
         same = np.shape(a) == np.shape(b) and np.allclose(
             np.asarray(a), np.asarray(b), rtol=_TOLERANCE, atol=1e-6, equal_nan=True
