@@ -5,7 +5,8 @@ Formal guarantees:
     process, and a signal has cancelled the engine's job.
   - When ``run_on_engine`` returns, every task ran to its end at least once.
   - A worker's InputError is raised here as the same InputError, and a failure of the
-    engine as an InputError of one line.
+    engine as an InputError of one line.  Of any other error of a task only type and
+    place are raised.
 
 An engine may run a task again, or twice at once: a task must not redo finished work.
 """
@@ -28,7 +29,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from accounting.validation import InputError
 from pipelines.job import progress
-from pipelines.job.steps.bundles import AGAIN
+from pipelines.job.steps.bundles import AGAIN, plain_errors
 
 
 def run_to_end(pipeline: beam.Pipeline) -> None:
@@ -138,7 +139,8 @@ def run_on_engine(
 
 def _unless_stopped(item: Any, task: Callable[[Any], None]) -> None:
     progress.advance(progress.TASKS)
-    task(item)
+    with plain_errors():
+        task(item)
 
 
 def _one_line(error: BaseException, pipeline: beam.Pipeline) -> InputError | None:

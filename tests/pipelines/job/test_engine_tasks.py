@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
+from collections.abc import Callable
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineRunner
 
+from accounting.validation import InputError
 from pipelines.job import engine_tasks
 from tests.pipelines.conftest import run_command, write_table
 
@@ -57,6 +62,33 @@ def test_a_failure_of_the_engine_is_one_line(
     )
     assert "Engine.java" not in printed
     assert "Traceback" not in printed
+
+
+def fault(item: str) -> None:
+    """Raises an error that quotes a row."""
+    raise ValueError(f"cannot parse {item}")
+
+
+def full_disk(item: str) -> None:
+    """Raises what the system raises."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out")
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (fault, r"^Expected no ValueError in fault \(test_engine_tasks.py:\d+\)"),
+        (full_disk, r"^Expected files to be written and read: No space left"),
+    ],
+)
+def test_an_error_of_a_task_is_one_line_and_quotes_nothing(
+    task: Callable[[str], None], says: str
+) -> None:
+    options = PipelineOptions(["--runner=FnApiRunner"])
+    with pytest.raises(InputError, match=says) as error:
+        engine_tasks.run_on_engine(options, task, ["canary"])
+    assert "\n" not in str(error.value)
+    assert "canary" not in str(error.value)
 
 
 def test_a_bug_on_the_local_runner_keeps_its_traceback() -> None:
