@@ -10,11 +10,11 @@ from accounting.validation import did_you_mean, nearest
 
 
 def meant(name: str, context: click.Context | None = None) -> str:
-    """Returns a question for the option that was meant; empty if none is near.
+    """Returns a question for the option that was meant; empty if none is similar.
 
     Args:
-      name: What was given, perhaps with its value after an equals sign.
-      context: Of the command; None for the one that runs.
+      name: Option as typed, perhaps with an equals sign and a value.
+      context: Context of the command; None for the running one.
     """
     context = context or click.get_current_context(silent=True)
     bare = name.partition("=")[0]
@@ -29,9 +29,9 @@ def instead_of(
     Commands that hand options to Beam keep those that they do not know.
 
     Args:
-      names: Of the missing option.
+      names: Names of the missing option.
       given: All words of the command line.
-      context: Of the command.
+      context: Context of the command.
     """
     known = _options(context)
     words = [word.partition("=")[0] for word in given if word.startswith("--")]

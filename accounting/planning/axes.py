@@ -249,10 +249,10 @@ def at_total_noise(
 ) -> Question:
     """Returns the question with another noise and batch size, and the same eta.
 
-    The batch size is the nearest integer; the noise is exactly that of its eta.
+    The batch size is the nearest integer; the noise has exactly the same eta.
 
     Args:
-      question: With a noise multiplier.
+      question: A question with a noise multiplier.
       noise_multiplier: Noise standard deviation over the clip norm, above 0.
       num_steps: At least 1.
 

@@ -56,10 +56,10 @@ def most_steps(
     or epoch, is within the budget.
 
     Args:
-      plan: Whose batches; its number of steps does not matter.
+      plan: How batches are made; its number of steps has no effect.
       noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: Of the budget, at least 0.
-      delta: Of the budget, in (0, 1).
+      epsilon: Epsilon of the budget, at least 0.
+      delta: Delta of the budget, in (0, 1).
 
     Raises:
       InputError: a value out of range.
@@ -88,8 +88,8 @@ def largest_batch_size(
     Args:
       plan: A plan whose sampler does not go through epochs, such as Poisson sampling.
       noise_multiplier: Noise standard deviation over the clip norm.
-      epsilon: Of the budget, at least 0.
-      delta: Of the budget, in (0, 1).
+      epsilon: Epsilon of the budget, at least 0.
+      delta: Delta of the budget, in (0, 1).
 
     Raises:
       InputError: a value out of range, or a sampler that uses every example once per
@@ -149,7 +149,7 @@ def user_epsilon(
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
-      delta: Of the claim for a user, in (0, 1).
+      delta: Delta of the claim for a user, in (0, 1).
       max_examples_per_user: k, at least 1.
 
     Raises:
@@ -180,7 +180,7 @@ def group_epsilon(
     Args:
       plan: How batches are made.
       noise_multiplier: Noise standard deviation over the clip norm.
-      delta: Of the claim for the group, in (0, 1).
+      delta: Delta of the claim for the group, in (0, 1).
       group_size: k, at least 1.
 
     Raises:
@@ -214,12 +214,12 @@ def _epsilon_of(
 
 
 def _of_group(of_unit: Callable[[float], float], delta: float, count: int) -> float:
-    """Returns the epsilon of so many units, by group privacy.
+    """Returns the epsilon of ``count`` units, by group privacy.
 
     Args:
-      of_unit: From delta to the epsilon of one.
-      delta: Of the claim.
-      count: How many.
+      of_unit: Delta -> epsilon of one unit.
+      delta: Delta of the claim, in (0, 1).
+      count: Number of units, at least 1.
     """
     accountant.check_delta(delta)
     if count == 1:

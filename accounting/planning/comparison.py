@@ -229,7 +229,7 @@ def answer_for(question: Question, line: Line, plan: DpSgdPlan) -> Answer:
     Args:
       question: What is asked.
       line: The sampler and theorem.
-      plan: From `checked_plan`.
+      plan: The plan that `checked_plan` returned.
     """
     if line.theorem is None:
         found = _by_accountant(question, plan)

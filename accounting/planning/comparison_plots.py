@@ -22,7 +22,7 @@ def draw_comparison(question: Question, rows: list[Answer], path: Path) -> None:
     Args:
       question: What was asked.
       rows: The answers, from top to bottom.
-      path: Of the picture; the suffix says the format.
+      path: File of the picture; its suffix determines the format.
     """
     figure, axes = new_figure(7.0, 1.5 + 0.5 * len(rows))
     for position, row in enumerate(rows):

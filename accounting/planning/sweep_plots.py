@@ -34,12 +34,12 @@ _LOWER = {"linestyle": ":", "linewidth": 1.2, "markerfacecolor": "white"}
 
 
 def draw_sweep(sweep: Sweep, found: list[Crossover], path: Path) -> None:
-    """Draws a line for each of a sweep, and where the order of two flips.
+    """Draws the lines of a sweep, and where the order of two lines flips.
 
     Args:
-      sweep: What was found.
+      sweep: Points of the lines.
       found: Crossovers of its lines.
-      path: Of the picture; the suffix says the format.
+      path: File of the picture; its suffix determines the format.
     """
     figure, axes = new_figure(9.0, 5.0)
     drawn = [_draw_line(axes, sweep, index) for index in range(len(sweep.lines))]

@@ -81,9 +81,9 @@ class Sweep:
     Attributes:
       question: What is asked at all values.
       axis: A key of ``AXES``.
-      values: Rising.
-      lines: Of a table or picture.
-      points: Of each line, one for each value.
+      values: Values of the axis, increasing.
+      lines: Lines of a table or picture.
+      points: Points of each line, one per value.
     """
 
     question: Question
@@ -172,8 +172,8 @@ def sweep(
       question: What is asked at other values.
       axis: A key of ``AXES``.
       lines: At least one.
-      values: Of the axis; None for the default ones.
-      estimates: Whether TAN's closed form is wanted, of Poisson batches with noise.
+      values: Values of the axis; None for the default ones.
+      estimates: Whether to add TAN's closed form for Poisson batches with noise.
 
     Raises:
       InputError: a value out of range, or nothing is proven for a sampler.

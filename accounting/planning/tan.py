@@ -103,9 +103,9 @@ class Configuration:
 
         Args:
           batch_size: Expected examples per step.
-          epsilon: With ``delta`` the target for which truncated batches get the least
-            cap of negligible cost: truncation is then as rare as in the reference.
-          delta: In (0, 1).
+          epsilon: Target epsilon; truncated batches get the least cap of negligible
+            cost for the target, so that truncation is as rare as in the reference.
+          delta: Target delta, in (0, 1).
 
         Raises:
           InputError: ``batch_size`` is not smaller than in the reference.

@@ -1,7 +1,8 @@
 """The privacy loss of random allocation: one example in one of t steps of an epoch.
 
-`allocation_prices` and, for searches and little noise, `random_allocation` enclose the
-likelihood ratio; here it becomes a loss in each direction, and epochs are composed.
+`allocation_prices` encloses the likelihood ratio; `random_allocation` does so in early
+steps of a search and at small noise multipliers.  This module turns the ratio into a
+loss in each direction and composes epochs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from accounting.pld.random_allocation import Ratios
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Direction:
-    """The loss of one epoch in one direction: masses under its first member."""
+    """The loss of one epoch in one direction.
+
+    Attributes:
+      masses: Probabilities under the first member of the pair, shape (n,).
+      losses: Finite losses, shape (n,).
+      infinite_mass: Probability of infinite loss.
+      relative_error: Bound on the relative rounding error of the masses.
+    """
 
     masses: NDArray[np.float64]
     losses: NDArray[np.float64]
@@ -29,13 +37,13 @@ class Direction:
     relative_error: float
 
     def delta(self, epsilon: float) -> float:
-        """Returns delta of one epoch, by direct summation and without margins."""
+        """Returns delta of one epoch by direct summation, without margins."""
         gain = -np.expm1(np.minimum(epsilon - self.losses, 0.0))
         return float(self.masses @ gain)
 
     @property
     def atoms(self) -> Atoms:
-        """The loss of one epoch."""
+        """The privacy-loss distribution of one epoch."""
         return Atoms(self.masses, self.losses, self.infinite_mass)
 
 
@@ -45,10 +53,10 @@ def directions(
     """Returns the losses of one epoch in the remove and in the add direction.
 
     Args:
-      noise_multiplier: Above 0.
-      num_steps: t, steps among which the example's is uniform.
-      upper: Whether they serve an upper bound on delta, or a lower one.
-      num_cells: Of the grid of likelihood ratios.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      num_steps: t, number of steps of the epoch.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells of the likelihood ratios.
     """
     ratios = random_allocation.allocation(noise_multiplier, num_steps, upper, num_cells)
     return _of(ratios, upper)
@@ -58,7 +66,7 @@ def directions(
 def tightest(
     noise_multiplier: float, num_steps: int, upper: bool
 ) -> tuple[Direction, Direction]:
-    """Returns the best enclosure known; arguments as for `directions`."""
+    """Returns the tightest losses available; arguments as for `directions`."""
     if not allocation_prices.applies(noise_multiplier, num_steps):
         cells = random_allocation.NUM_CELLS
         return directions(noise_multiplier, num_steps, upper, cells)
@@ -90,8 +98,8 @@ def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
     """Returns an upper bound on delta of ``count`` epochs in one direction.
 
     Args:
-      direction: One epoch.
-      count: Independent epochs.
+      direction: Loss of one epoch.
+      count: Number of independent epochs.
       epsilon: At least 0.
     """
     margin = 1 + count * direction.relative_error
@@ -104,7 +112,11 @@ def upper_delta(direction: Direction, count: int, epsilon: float) -> float:
 
 
 def upper_epsilon(direction: Direction, count: int, delta: float) -> float:
-    """Returns a bound on epsilon at ``delta``; arguments as for `upper_delta`."""
+    """Returns an upper bound on epsilon; arguments as for `upper_delta`.
+
+    Args:
+      delta: In (0, 1).
+    """
     margin = 1 + count * direction.relative_error
     if count == 1:
         return threshold(

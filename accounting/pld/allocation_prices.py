@@ -1,29 +1,31 @@
-"""Sums of likelihood ratios by their prices: one error, however many are added.
+"""Sums of likelihood ratios by option prices: one error, whatever the number of terms.
 
 Let R be the sum of t independent likelihood ratios r (see `random_allocation`).  Its
-call ``E[(R - K)+]`` and its put ``E[(K - R)+]`` are deltas of one epoch, and as convex
-functions of the strike K they are all that is to be known of R:
+call ``E[(R - K)+]`` and its put ``E[(K - R)+]`` are deltas of one epoch.  As convex
+functions of the strike K they determine the distribution of R:
 
-  - *upper*: chords between bounds from above, at as many strikes as one likes, lie
-    above; the largest convex function below them still does, and is the price of a
+  - *upper*: chords between upper bounds, at any set of strikes, lie above the price.
+    The largest convex function below the chords still does, and it is the price of a
     discrete distribution, that of `Ratios`.
-  - *lower*: beyond the end of a chord, the convex function lies above its line.  So
-    lines through two neighbours, the nearer bounded from below and the farther from
-    above, bound it from below, and so does the largest convex function below.
+  - *lower*: beyond the end of a chord, a convex function lies above the chord's line.
+    So a line through two neighbours, with a lower bound at the nearer and an upper
+    bound at the farther, lies below the price, and so does the largest convex function
+    below such lines.
 
-At a strike, a price is the inverse of a Laplace transform (`inversion` with the kernel
-``1 / z^2``), a put being the call of -R at -K.  Errors:
+At a strike, the price is the inverse of a Laplace transform (`inversion` with the
+kernel ``1 / z^2``); a put is the call of -R at -K.  Errors:
 
-  - *r*: put on atoms by `random_allocation.single`, for either bound.
-  - *large r*: for strikes up to K, r may be cut to K where what is cut off is added:
-    ``(R - k)+ = (R' - k)+ + R - R'`` for k <= K.  So no tail is too heavy for a tilt.
-  - *smoothing* by a normal of variance v and *wrapping* only add to a price.  For a
-    lower bound both are taken off.  The former adds ``E[h(R - K)]``, with
+  - *r*: discretised by `random_allocation.single`, for either bound.
+  - *large r*: for strikes k <= K, each r is cut to at most K, which makes R' of R, and
+    the mean of the excess is added: ``(R - k)+ = (R' - k)+ + R - R'``.  So no tail is
+    too heavy for a tilt.
+  - *smoothing* by a normal Z of variance v and *wrapping* only add to a price.  For a
+    lower bound both are subtracted.  Smoothing adds ``E[h(R - K)]``, with
     ``h(x) = E[(x + Z)+] - x+ <= v n(x)`` for the density n of Z: at most v times the
-    density of R + Z at K, which is a sum along the same line.  The latter is bounded by
+    density of R + Z at K, which is a sum along the same line.  Wrapping is bounded by
     Chernoff's bound, as in `_period`.
-  - the others are those of `inversion`, and of one more transform, which evaluates a
-    price at many strikes.
+  - the remaining errors are those of `inversion`, and of one more transform, which
+    evaluates a price at many strikes.
 """
 
 from __future__ import annotations
@@ -40,19 +42,21 @@ from accounting.pld.inversion import Contour
 from accounting.pld.loss_distribution import Atoms
 from accounting.pld.random_allocation import Ratios
 
-#: Below this, or for a few ratios of little noise, they are too far apart.
+#: At smaller noise, in general and for fewer terms, ratios are too far apart.
 _LEAST_NOISE, _FEW_NOISE, _FEW = 0.3, 1.0, 8
-#: Atoms of one ratio.
+#: Number of atoms of one ratio.
 _NUM_CELLS = 10_000
-#: Width of a cell, in deviations of the sum under the tilt of its contour.
+#: Width of a cell, in standard deviations of the sum under the tilt of its contour.
 _WIDTH = 1e-3
-#: What a contour serves: deviations, and the ratio of the largest to the least strike.
+#: Range of a contour: standard deviations, and ratio of the largest to the least
+#: strike.
 _REACH, _MOST_RATIO = 4.0, 2.0
-#: Prices, in units of t, from which they count as 0 or as infinite loss.
+#: Smaller prices, in units of t, count as 0 or as infinite loss.
 _TAIL = 1e-18
-#: ln of what wraps around, and of where the sum along a contour ends.
+#: Minus ln of the wrapping error, and of the last term of the sum along a contour.
 _NEEDED = 42.0
-#: A contour is no nearer to the pole at 0: in deviations of the sum.
+#: Least distance of a contour from the pole at 0: the shift of the mean under its tilt,
+#: in standard deviations of the sum.
 _LEAST_TILT = 2.0
 
 _Floats = NDArray[np.float64]
@@ -60,7 +64,13 @@ _Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """Bounds on prices of R / t at increasing strikes."""
+    """Bounds on prices of R / t.
+
+    Attributes:
+      strikes: Increasing, shape (n,).
+      puts: Bounds on the puts, shape (n,).
+      calls: Bounds on the calls, shape (n,).
+    """
 
     strikes: _Floats
     puts: _Floats
@@ -68,9 +78,9 @@ class Prices:
 
     @property
     def slopes(self) -> tuple[_Floats, _Floats]:
-        """Slopes of puts and of calls between strikes, accurate where they are small.
+        """Slopes of puts and of calls between strikes, which differ by 1.
 
-        They differ by 1.
+        Small slopes of either are accurate.
         """
         width = np.diff(self.strikes)
         put, call = np.diff(self.puts) / width, np.diff(self.calls) / width
@@ -80,14 +90,14 @@ class Prices:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Strikes K that one contour serves, of calls on t ratios or on their negatives.
+    """Strikes K of one contour, for calls on t ratios or on their negatives.
 
     Attributes:
-      loss: Of one term, with its sign.
+      loss: Distribution of one ratio, cut, or of its negative.
       num_steps: t.
-      low: The smallest strike, with its sign.
-      high: The largest.
-      cut: What was cut off the sum, in the mean.
+      low: Smallest strike; negative for negative ratios.
+      high: Largest strike.
+      cut: Mean of the excess that was cut off the sum.
     """
 
     loss: Atoms
@@ -97,12 +107,12 @@ class _Group:
     cut: float
 
     def cumulants(self, order: float) -> tuple[float, float]:
-        """Returns the mean and the deviation of the sum under a tilt."""
+        """Returns the mean and standard deviation of the sum under a tilt."""
         _, mean, variance = self.loss.cumulants(order)
         return self.num_steps * mean, math.sqrt(self.num_steps * variance)
 
     def order(self) -> float:
-        """Returns r: of the tilt to the middle, unless it is too near to the pole."""
+        """Returns r: of the tilt to the middle, unless that is too near the pole."""
         mean, deviation = self.cumulants(0.0)
         aim = functools.partial(
             saddlepoint.order_for_epsilon, self.loss, self.num_steps
@@ -112,14 +122,14 @@ class _Group:
 
 
 def _group(one: Ratios, num_steps: int, sign: int, start: float) -> _Group:
-    """Returns the strikes from ``start`` outwards that one contour serves."""
+    """Returns the strikes of one contour, from ``start`` outwards."""
     values = np.append(0.0, one.values)
     masses = np.append(one.zero_mass, one.masses)
     end = start * _MOST_RATIO**sign
     while True:
         kept = np.minimum(values, max(start, end))
         low, high = sign * start, sign * end
-        # Puts lose nothing: with such a ratio they are worth 0 anyway.
+        # Cutting costs a put nothing: with such a ratio it is worth 0.
         excess = float(masses @ (values - kept)) + one.lost if sign > 0 else 0.0
         cut = num_steps * excess
         found = _Group(
@@ -129,7 +139,7 @@ def _group(one: Ratios, num_steps: int, sign: int, start: float) -> _Group:
         reach = _REACH * found.cumulants(order)[1]
         if abs(end - start) <= 1.01 * reach:
             return found
-        end = start + sign * reach  # nearer than before
+        end = start + sign * reach  # nearer to ``start`` than before
 
 
 def _contour(group: _Group) -> Contour:
@@ -145,10 +155,10 @@ def _contour(group: _Group) -> Contour:
 
 
 def _period(group: _Group, order: float, deviation: float) -> float:
-    """Returns W: what wraps around is at most ``_wrapped`` at all strikes.
+    """Returns a period W at which the wrapping error is at most ``_wrapped``.
 
-    With X = S - K -+ W, ``X+ e^(-r X) <= e^(h X) / (e (h + r))`` for h > -r, whose mean
-    under the tilt falls by e^(-|h| W) with each period.
+    At all strikes: with X = S - K -+ W, ``X+ e^(-r X) <= e^(h X) / (e (h + r))`` for
+    h > -r, whose mean under the tilt falls by e^(-|h| W) with each period.
     """
     weights = group.loss.tilted(order)[0]
     kept = weights > 1e-40
@@ -174,12 +184,12 @@ def _period(group: _Group, order: float, deviation: float) -> float:
 
 
 def _wrapped(contour: Contour) -> float:
-    """Returns a bound on what wraps around, over Chernoff's bound."""
+    """Returns a bound on the wrapping error, relative to Chernoff's bound."""
     return 6 * math.exp(-_NEEDED) / (math.e * contour.order)
 
 
 def _group_prices(group: _Group) -> tuple[_Floats, _Floats, _Floats]:
-    """Returns strikes, and bounds on their prices from above and from below."""
+    """Returns strikes, and upper and lower bounds on their prices; shapes (n,)."""
     contour = _contour(group)
     total = inversion.invert(group.loss, group.num_steps, contour)
     size = 1 << (2 * contour.count + 1).bit_length()
@@ -202,13 +212,16 @@ def _group_prices(group: _Group) -> tuple[_Floats, _Floats, _Floats]:
 
 
 def _side(one: Ratios, num_steps: int, sign: int) -> _Floats:
-    """Returns k, and bounds on prices: of calls from 1 upwards, or puts downwards."""
+    """Returns strikes K / t, and upper and lower bounds on prices; shape (3, n).
+
+    Of calls, at strikes from 1 upwards, or of puts, at strikes from 1 downwards.
+    """
     start, found = float(num_steps), []
     while True:
         group = _group(one, num_steps, sign, start)
         strikes, high, low = _group_prices(group)
         found.append(np.array([sign * strikes, high, low])[:, ::sign])
-        # The one that is farthest out has the least price.
+        # The outermost strike has the least price.
         if float(high.min()) <= _TAIL * num_steps:
             break
         start = abs(group.high)
@@ -217,22 +230,22 @@ def _side(one: Ratios, num_steps: int, sign: int) -> _Floats:
 
 
 def applies(noise: float, num_steps: int) -> bool:
-    """Returns whether R is enclosed here: `random_allocation` encloses any.
+    """Returns whether this module encloses R; `random_allocation` encloses any R.
 
     Args:
       noise: Noise multiplier, above 0.
-      num_steps: t, terms of the sum.
+      num_steps: t, number of terms.
     """
     return noise >= (_LEAST_NOISE if num_steps >= _FEW else _FEW_NOISE)
 
 
 def bounds(noise: float, num_steps: int, upper: bool) -> tuple[Prices, Prices]:
-    """Returns bounds from above and from below, of what encloses R.
+    """Returns upper and lower bounds on the prices of an enclosing distribution.
 
     Args:
-      noise: Noise multiplier for which `applies`.
-      num_steps: t, terms of the sum.
-      upper: Whether it encloses R for an upper bound on delta, or a lower one.
+      noise: Noise multiplier for which `applies` is true.
+      num_steps: t, number of terms.
+      upper: Whether r is discretised for an upper bound on delta, or for a lower one.
     """
     one = random_allocation.single(noise, upper, _NUM_CELLS)
     put, call = _side(one, num_steps, -1), _side(one, num_steps, 1)
@@ -250,9 +263,9 @@ def enclosed(noise: float, num_steps: int, upper: bool) -> Ratios:
     """Returns an enclosing distribution of the sum of ``num_steps`` likelihood ratios.
 
     Args:
-      noise: Noise multiplier for which `applies`.
-      num_steps: t, terms of the sum.
-      upper: Whether for an upper bound on delta, or a lower one.
+      noise: Noise multiplier for which `applies` is true.
+      num_steps: t, number of terms.
+      upper: True for an upper bound on delta, False for a lower one.
     """
     above, below = bounds(noise, num_steps, upper)
     prices = _with_ends(above) if upper else _lines(above, below)
@@ -267,7 +280,7 @@ def enclosed(noise: float, num_steps: int, upper: bool) -> Ratios:
 
 
 def _with_ends(above: Prices) -> Prices:
-    """Returns prices from 0 on; beyond the last strike calls stay what they are."""
+    """Returns prices from strike 0; beyond the last strike, calls are constant."""
     return Prices(
         np.append(0.0, above.strikes),
         np.append(0.0, above.puts),
@@ -276,10 +289,10 @@ def _with_ends(above: Prices) -> Prices:
 
 
 def _lines(above: Prices, below: Prices) -> Prices:
-    """Returns the corners of lines that lie below, of which 0 is one.
+    """Returns the corners of lines that lie below the prices; 0 is one of the lines.
 
-    Between two strikes, lines through either and the strike beyond it meet in a corner;
-    where they do not meet, the chord between the strikes lies below the higher line.
+    Between two strikes, the lines through each and the strike beyond it meet in a
+    corner.  If they do not meet there, the chord lies below the higher line.
     """
     x, inner = below.strikes, slice(1, -1)
     corner, put = _corners(x, above.puts, below.puts)
@@ -289,7 +302,7 @@ def _lines(above: Prices, below: Prices) -> Prices:
     put = np.where(in_puts, put, call + corner - 1)
     call = np.where(in_puts, put + 1 - corner, call)
     found = (x[1:-2] < corner) & (corner < x[2:-1])
-    # Outside, lines through the first and the last two strikes, until they reach 0.
+    # Outside: lines through the first two and the last two strikes, until they reach 0.
     first = x[1] - below.puts[1] * (x[2] - x[1]) / (above.puts[2] - below.puts[1])
     fall = (above.calls[-3] - below.calls[-2]) / (x[-2] - x[-3])
     last = x[-2] + below.calls[-2] / fall
@@ -308,7 +321,7 @@ def _lines(above: Prices, below: Prices) -> Prices:
 
 
 def _corners(x: _Floats, high: _Floats, low: _Floats) -> tuple[_Floats, _Floats]:
-    """Returns where two lines meet, and how high; for each cell but both outer ones."""
+    """Returns the points where two lines meet, for each cell but the two outer ones."""
     width = np.diff(x)
     left = ((low[1:] - high[:-1]) / width)[:-2]
     right = ((high[1:] - low[:-1]) / width)[2:]
@@ -319,7 +332,7 @@ def _corners(x: _Floats, high: _Floats, low: _Floats) -> tuple[_Floats, _Floats]
 
 
 def _convex(prices: Prices) -> tuple[_Floats, _Floats]:
-    """Returns the corners of the largest convex function below, and its kinks there.
+    """Returns the corners and kinks of the largest convex function below the prices.
 
     Neighbouring slopes that fall are pooled.
     """

@@ -24,33 +24,33 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-#: Nodes per panel, and panels no wider than this many noise standard deviations: the
-#: quadrature error of a Gaussian density is then below 1e-12 of the panel's mass out
-#: to twelve standard deviations, and below rounding in the bulk.
+#: Quadrature nodes per panel, and largest panel width in noise standard deviations: the
+#: quadrature error of a Gaussian density is then below 1e-12 of the panel's mass up to
+#: twelve standard deviations from the mean, and below rounding in the bulk.
 _NUM_NODES = 4
 _PANEL_WIDTH = 0.05
 
 
 class MonotonePair(abc.ABC):
-    """A pair (P, Q) of distributions on the line whose loss increases.
+    """A pair (P, Q) of distributions on the real line with an increasing loss.
 
     Attributes:
-      noise_multiplier: ``s``, the deviation of every Gaussian in it.
+      noise_multiplier: ``s``, the standard deviation of every Gaussian component.
     """
 
     noise_multiplier: float
 
     @abc.abstractmethod
     def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the loss at x; increasing in x."""
+        """Returns the loss at points ``x``, of any shape; it increases with x."""
 
     @abc.abstractmethod
     def upper_density(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the density of P."""
+        """Returns the density of P at points ``x``, of any shape."""
 
     @abc.abstractmethod
     def support(self, tail_mass: float) -> tuple[float, float]:
-        """Returns an interval that P leaves with at most ``tail_mass`` on each side."""
+        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
 
     @abc.abstractmethod
     def upper_tails(self, low: float, high: float) -> tuple[float, float]:
@@ -64,10 +64,15 @@ class MonotonePair(abc.ABC):
     def nodes(
         self, edges: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Returns ends of cells, and of each cell the masses under P, and x, of nodes.
+        """Returns cell edges, and the masses under P and positions x of their nodes.
 
-        ``edges`` are increasing; the cells between them are cut further wherever they
-        are too wide for the quadrature.  Shapes (cells + 1,) and (cells, nodes).
+        Cells that are too wide for the quadrature are cut.
+
+        Args:
+          edges: Increasing points, shape (n,).
+
+        Returns:
+          Arrays of shapes (cells + 1,), (cells, nodes) and (cells, nodes).
         """
         low, high = edges[0], edges[-1]
         width = _PANEL_WIDTH * self.noise_multiplier
@@ -84,10 +89,10 @@ class Pair(MonotonePair):
     """The pair of the module docstring.
 
     Attributes:
-      upper_weight: ``a``, the weight of the shifted component of P.  In [0, 1].
-      lower_weight: ``b``, the weight of the shifted component of Q.  0, or ``a``, or
-        anything in [0, 1] if ``a`` is 0.
-      noise_multiplier: ``s``.  Above 0.
+      upper_weight: ``a``, weight of the shifted component of P, in [0, 1].
+      lower_weight: ``b``, weight of the shifted component of Q: 0 or ``a``, or any
+        number in [0, 1] if ``a`` is 0.
+      noise_multiplier: ``s``, above 0.
     """
 
     upper_weight: float
@@ -95,7 +100,7 @@ class Pair(MonotonePair):
     noise_multiplier: float
 
     def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns ``L(x)``; increasing in x."""
+        """Returns ``L(x)``, which increases with x."""
         scale = self.noise_multiplier**2
         gain = _log_mixture(self.upper_weight, (2 * x - 1) / (2 * scale))
         return gain - _log_mixture(self.lower_weight, (-2 * x - 1) / (2 * scale))
@@ -108,7 +113,7 @@ class Pair(MonotonePair):
         return density / (scale * math.sqrt(2 * math.pi))
 
     def support(self, tail_mass: float) -> tuple[float, float]:
-        """Returns an interval that P leaves with at most ``tail_mass`` on each side."""
+        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
         width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
         high = width + (1.0 if self.upper_weight > 0 else 0.0)
         low = -width + (1.0 if self.upper_weight == 1.0 else 0.0)
@@ -147,7 +152,7 @@ def _log_mixture(weight: float, exponent: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian, real example first.
+    """Returns the pair of a Poisson-subsampled Gaussian: example against ghost.
 
     Args:
       sampling_probability: q, in [0, 1].
@@ -161,7 +166,7 @@ def remove_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
 
 
 def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a Poisson-subsampled Gaussian, ghost first.
+    """Returns the pair of a Poisson-subsampled Gaussian: ghost against example.
 
     Args:
       sampling_probability: q, in [0, 1].
@@ -175,7 +180,7 @@ def add_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
 
 
 def replace_pair(sampling_probability: float, noise_multiplier: float) -> Pair:
-    """Returns the pair of a subsampled Gaussian when an example is replaced.
+    """Returns the pair of a Poisson-subsampled Gaussian: example against its opposite.
 
     Args:
       sampling_probability: q, in [0, 1].

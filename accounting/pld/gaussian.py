@@ -1,13 +1,13 @@
-"""The Gaussian mechanism in closed form: exact, and a safe bound for every sampler.
+"""The Gaussian mechanism in closed form: exact, and an upper bound for every sampler.
 
-One example that is used in every one of T steps with noise multiplier ``s`` is exactly
-one Gaussian mechanism with noise multiplier ``s / sqrt(T)``.  Subsampling an example
-can only help (keep the output with probability q, else draw from the ghost's: both
-members of the subsampled pair arise by the same post-processing), so this is an upper
-bound for any sampler that uses an example at most T times.
+If one example is used in each of T steps with noise multiplier ``s``, the run is
+exactly one Gaussian mechanism with noise multiplier ``s / sqrt(T)``.  Subsampling the
+example is post-processing of both members of the pair (keep the output with probability
+q, else draw it from the ghost's distribution), so this is an upper bound for any
+sampler that uses an example at most T times.
 
-Rounding: a result is accurate to ``_margin``, which is added to it, or taken off where
-a lower bound is asked for.
+Rounding: the relative error of a result is at most ``_margin``, which is added to an
+upper bound and subtracted from a lower one.
 
 References:
   Balle and Wang (2018), arXiv:1805.06530, Theorem 8.
@@ -24,7 +24,7 @@ from scipy import special
 
 from accounting.numerics.root_finding import log_ratio, threshold
 
-#: No upper bound on delta is below this: what is smaller may have underflowed.
+#: Least upper bound on delta: a smaller value may have underflowed.
 LEAST_DELTA = 1e-300
 _UNIT = 2.0**-53
 
@@ -34,7 +34,7 @@ def gaussian_delta(
 ) -> float:
     """Returns the hockey-stick divergence at ``epsilon``, rounded up or down.
 
-    ``Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s)``, both directions.
+    ``Phi(1/(2s) - epsilon s) - e^epsilon Phi(-1/(2s) - epsilon s)`` in both directions.
 
     Args:
       noise_multiplier: s, at least 0.
@@ -51,7 +51,7 @@ def gaussian_delta(
         return 0.0
     half, shift = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
     if math.isinf(half) or math.isinf(shift):
-        # Beyond the range of numbers: nothing is known.
+        # Overflow: nothing is known.
         return 1.0 if upper else 0.0
     near = half - shift
     if near + 8 * _UNIT * (half + shift) < -40.0:
@@ -66,10 +66,10 @@ def gaussian_delta(
 
 
 def _margin(near: float, half: float, shift: float) -> float:
-    """Returns a bound on the error of the logarithm of `_value`.
+    """Returns a bound on the absolute error of ``ln(_value)``.
 
-    The noise and the two terms of ``near`` are rounded, and no logarithm of delta
-    changes faster with ``near`` than ``|near| + 3``.
+    The noise and both terms of ``near`` are rounded, and the derivative of ln delta
+    with respect to ``near`` is at most ``|near| + 3``.
     """
     return 1e-11 + 8 * _UNIT * (half + shift) * (abs(near) + 3)
 
@@ -80,12 +80,12 @@ def _value(near: float, half: float, shift: float) -> float:
         # The second term, phi(near) Phi(far) / phi(far), is far below the first.
         ratio = special.erfcx(-far / math.sqrt(2)) / 2
         return float(special.ndtr(near)) - math.exp(-(near**2) / 2) * float(ratio)
-    # Both terms share the factor phi(near): e^eps phi(far) = phi(near).  Factoring it
-    # out keeps relative accuracy where the two terms nearly cancel.
+    # Both terms have the factor phi(near), since e^eps phi(far) = phi(near).  Factoring
+    # it out preserves the relative accuracy if the two terms nearly cancel.
     factor = math.exp(-(near**2) / 2) / 2
     start, width = -near / math.sqrt(2), math.sqrt(2) * half
     if width < 0.5:
-        # Nearer than their digits reach: the integral of minus the derivative.
+        # The difference would cancel: integrate minus the derivative instead.
         nodes, weights = _legendre()
         x = start + width * nodes
         slopes = 2 / math.sqrt(math.pi) - 2 * x * special.erfcx(x)
@@ -105,7 +105,7 @@ def gaussian_epsilon(
 ) -> float:
     """Returns the smallest epsilon >= 0 at which `gaussian_delta` is at most ``delta``.
 
-    From above, or from below; infinite without noise.
+    Rounded up or down; infinite without noise.
 
     Args:
       noise_multiplier: s, at least 0.
@@ -127,7 +127,7 @@ def gaussian_epsilon(
 def gaussian_noise(epsilon: float, delta: float, *, upper: bool = True) -> float:
     """Returns the least noise multiplier with `gaussian_delta` at most ``delta``.
 
-    From above, or from below.
+    Rounded up or down.
 
     Args:
       epsilon: At least 0.

@@ -1,62 +1,64 @@
-"""A proven upper bound for shuffled batches: steps that hide the example's own.
+"""A proven upper bound for shuffled batches: other steps hide the example's step.
 
-T steps, each with its batch of a uniformly random order of all n examples; example x
-(norm at most 1) or its ghost (zero, in the same slot); Gaussian noise of standard
-deviation s in every step; gradients may depend on everything released before.
+A uniformly random order of all n examples is cut into the batches of T steps.  Example
+x has norm at most 1; its ghost, in the same slot, is zero.  Every step adds Gaussian
+noise of standard deviation s.  Gradients may depend on everything released before.
 
-**Theorem.**  Let b be the least batch size, the others b or b + 1, and h >= 0.  With
-``p = e^-h``, ``H_h`` the delta at epsilon h of a Gaussian mechanism of noise s,
-``beta = (T - 1) p H_h``, and R_m random allocation (see `random_allocation`): one of m
-steps, uniformly random, is shifted by 1, against none.  In one epoch, in each of both
-directions, where all batches are equal,
+**Theorem.**  Let b be the least batch size, every other b or b + 1, and h >= 0.  Let
+``p = e^-h``, ``H_h`` the delta at epsilon h of a Gaussian mechanism with noise s,
+``beta = (T - 1) p H_h``, and R_m the pair of random allocation (`random_allocation`):
+one of m steps, uniformly random, is shifted by 1, against none.  In one epoch of equal
+batches, in both directions,
 
     delta(epsilon) <= sum over m of Bin(T-1, p)(m-1) delta_{R_m}(epsilon)
                       + (1 + e^epsilon) beta.
 
-E epochs, each with a fresh order: E times the same beta, added to delta of E fold
-composition of the pair "draw m publicly, then R_m".  Where batch sizes differ by one,
-let ``a = (b m + 1) / (b + 1)``, M its integer part, ``l = 1 - (M + 1)(1 - M / a)``,
-and take ``l delta_{R_M} + (1 - l) delta_{R_{M+1}}`` instead of delta_{R_m}.
+For E epochs, each with a fresh order: delta of the E-fold composition of the pair "draw
+m publicly, then R_m", plus E times the same cost.  If batch sizes differ by one, let
+``a = (b m + 1) / (b + 1)``, M its integer part, ``l = 1 - (M + 1)(1 - M / a)``, and
+replace delta_{R_m} by ``l delta_{R_M} + (1 - l) delta_{R_{M+1}}``.
 
 **Proof.**
-  1. *The order.*  Let t* be the step of x.  Draw, of the other examples, disjoint sets
-     F_t that fill each batch but for one slot; these are independent of t*.  T - 1
-     examples are left, which a uniformly random bijection assigns to the steps other
-     than t*.  This is the law of a uniformly random order.
+  1. *The order.*  Let t* be the step of x.  Draw disjoint sets F_t of other examples
+     that fill all but one slot of each batch, independently of t*.  A uniformly random
+     bijection assigns the T - 1 remaining examples to the steps other than t*.  This is
+     the law of a uniformly random order.
   2. *Clones.*  At t != t* the output is N(F_t + y, s^2), |y| <= 1.  Let C be the
      minimum of its density and that of p N(F_t, s^2).  C has mass p - D, where D, the
      hockey-stick divergence of p N(F_t) over N(F_t + y), grows with |y| and is
      p H_h at |y| = 1.  So the step is within total variation p H_h of a step that is
-     N(F_t) with probability p, and else the normalised rest, which depends on F_t, y
-     and the past.  Replacing all T - 1 of them moves either world by beta at most:
-     ``P(S) - e^epsilon Q(S)`` grows by at most (1 + e^epsilon) beta.
-  3. *What is revealed.*  The set S of the clones (first branch) and t*; all F_t; y of
-     every step outside S.  Given t*, the coins are independent of all else, and y
-     outside S is a uniformly random injection, whatever t* in S is.  So |S| - 1 is
-     Bin(T-1, p); given all that is revealed, t* has in S the weights of the batch
-     sizes, and steps outside S have the same law in both worlds.
-  4. *What is left.*  In the ghost's world every step of S is N(F_t).  In the example's,
-     step t* is N(F_t + x), where x may depend on the past.  The likelihood ratio is
-     ``sum_t w_t M_t``; given the past, M_t is log-normal of mean 1, and a wider x only
-     spreads it.  From the last step to the first, every M_t may be replaced by an
-     independent r_t of |x| = 1: expectations of convex functions, as both deltas are,
-     only grow.  With equal weights this is R_|S|.
+     N(F_t) with probability p, and otherwise the normalised rest, which depends on F_t,
+     y and the past.  Replacing all T - 1 steps changes the output under x, and under
+     the ghost, by at most beta in total variation, so ``P(S) - e^epsilon Q(S)`` grows
+     by at most (1 + e^epsilon) beta.
+  3. *What is revealed.*  The set S of t* and the clones (first branch), all F_t, and y
+     of every step outside S.  Given t*, the coins are independent of all else, and the
+     y outside S are a uniformly random injection, whichever step of S is t*.  So
+     |S| - 1 is Bin(T-1, p).  Given all that is revealed, t* has in S probabilities
+     proportional to the batch sizes, and the steps outside S have the same law under x
+     and under the ghost.
+  4. *What is left.*  Under the ghost, every step of S is N(F_t).  Under x, step t* is
+     N(F_t + x), where x may depend on the past.  The likelihood ratio is
+     ``sum_t w_t M_t``; given the past, M_t is log-normal with mean 1, and a larger norm
+     of x spreads it.  From the last step to the first, every M_t is replaced by an
+     independent r_t of norm 1.  Each replacement can only increase expectations of
+     convex functions, as both deltas are.  With equal weights this is R_|S|.
   5. *Unequal batches.*  No weight in S exceeds 1/a.  Among such weights the
      expectation of a convex function of ``sum_t w_t r_t`` is largest for M weights 1/a
-     and one of the rest (majorisation), which is the mixture, with weights l and 1 - l,
+     and one of the rest (majorisation).  This is the mixture, with weights l and 1 - l,
      of M and of M + 1 equal weights.
-  6. *Sum.*  What is revealed has the same law in both worlds: delta is at most its
-     mean, by joint convexity.  Epochs compose adaptively: any past gives an epoch that
-     is within beta of one that the public mixture of pairs dominates.
+  6. *Sum.*  What is revealed has the same law under x and under the ghost, so by joint
+     convexity delta is at most its mean.  Epochs compose adaptively: given any past, an
+     epoch is within beta of one that the public mixture of pairs dominates.
 
-Any h gives a valid bound.  More steps to hide in are never worse: the mean of m + 1
-ratios is a contraction of that of m.  So m may be rounded down to the values for which
-R_m is computed.
+Any h gives a valid bound.  More clones are never worse: the mean of m + 1 ratios is a
+contraction of the mean of m.  So m is rounded down to the values for which R_m is
+computed.
 
 Formal guarantees:
-  - every number is rounded to the private side: R_m is enclosed from above, m rounded
-    down, the least m taken for infinite loss, p H_h rounded up.
-  - *not* covered: one order for several epochs (persistent shuffles), and relations
+  - Every number is rounded to the private side: R_m is bounded from above, m is rounded
+    down, m below the least computed value counts as infinite loss, p H_h is rounded up.
+  - *Not* covered: one order for several epochs (persistent shuffles), and relations
     under which the number of slots differs.
 
 References:
@@ -80,37 +82,38 @@ from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.pld import allocation_loss, gaussian, saddlepoint
 from accounting.pld.allocation_loss import Direction
 
-#: Cells of the grids of likelihood ratios in an answer, and in the search for h.
+#: Number of grid cells of the likelihood ratios, in an answer and in the search for h.
 NUM_CELLS, COARSE_CELLS = 400, 150
-#: More steps than this are left to the bound without amplification.
+#: Plans with more steps get the bound without amplification.
 MOST_STEPS = 1 << 17
-#: Relative error of binomial weights, far above what is measured.
+#: Bound on the relative error of binomial weights, far above the measured error.
 _WEIGHT_ERROR = 1e-9
-#: More than the roundings of a product.
+#: Factor that exceeds the rounding of a product.
 _UP = 1 + 1e-12
-#: Values of m between a power of two and the next; all of them up to twice as many.
+#: Number of values of m between a power of two and the next; up to twice this number,
+#: every m is a value.
 _PER_OCTAVE = 32
-#: Probability of larger m, which count as the largest that is computed.
+#: Probability of larger m, which count as the largest computed value.
 _UPPER_TAIL = 1e-4
-#: Probability of smaller m over beta: they count as infinite loss.
+#: Probability over beta of smaller m, which count as infinite loss.
 _LOWER_TAIL = 1e-4
 _LARGEST_EPSILON = 600.0
-#: Relative distance of two epsilons that are served by the same h.
+#: Relative distance of two epsilons for which the same h is used.
 _SETTLED = 2e-4
 _MOST_EXPONENT = 600.0
-#: Below this the logarithm of a likelihood ratio spans hundreds.
+#: At less noise, the logarithm of a likelihood ratio has a range of hundreds.
 _LEAST_NOISE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffles:
-    """Epochs of a fresh uniformly random order each.
+    """A run with a fresh uniformly random order in each epoch.
 
     Attributes:
-      steps: T of one epoch, at least 2.
-      epochs: E.
-      examples: n, slots; every batch has n // T or one more.
-      noise: s, noise standard deviation over the clip norm; above 0.
+      steps: T, number of steps of one epoch, at least 2.
+      epochs: E, number of epochs.
+      examples: n, number of slots; every batch has n // T of them, or one more.
+      noise: s, noise standard deviation over the clip norm, above 0.
     """
 
     steps: int
@@ -129,16 +132,16 @@ class Shuffles:
 
         Args:
           exponent: h.
-          epsilon: From 0 to 600.
+          epsilon: In [0, 600].
         """
         return self.epochs * (1 + math.exp(epsilon)) * self.replaced(exponent) * _UP
 
 
 def counts(shuffles: Shuffles, exponent: float) -> NDArray[np.float64]:
-    """Returns the probability of hiding among m steps, at index m; sums to 1.
+    """Returns the probabilities of m, at index m: shape (T + 1,), sum 1.
 
     Args:
-      shuffles: T, n.
+      shuffles: The run; T and n matter.
       exponent: h.
     """
     steps = shuffles.steps
@@ -149,7 +152,7 @@ def counts(shuffles: Shuffles, exponent: float) -> NDArray[np.float64]:
     if not larger:
         found[1:-1] = weights
         return found[:-1]
-    # As floating point numbers, the integers below are exact up to 2^53.
+    # Floating-point numbers hold the integers below exactly up to 2^53.
     whole = (size * clones + 1) // (size + 1)
     rest = size * clones + 1 - whole * (size + 1)
     more = np.clip((whole + 1.0) * rest / (size * clones + 1), 0.0, 1.0)
@@ -167,7 +170,7 @@ def _binomial(trials: int, probability: float) -> NDArray[np.float64]:
 
 
 def _grid(steps: int) -> NDArray[np.int64]:
-    """Returns the m for which R_m is computed."""
+    """Returns the values of m for which R_m is computed, increasing."""
     found = list(range(1, min(steps, 2 * _PER_OCTAVE) + 1))
     stride = 2
     while found[-1] + stride <= steps:
@@ -180,10 +183,10 @@ def _grid(steps: int) -> NDArray[np.int64]:
 def hiding(
     shuffles: Shuffles, exponent: float
 ) -> tuple[list[tuple[float, int]], float]:
-    """Returns (probability, m) of a coarser m, and that of an m too small to count.
+    """Returns pairs (probability, m rounded down), and the probability of smaller m.
 
     Args:
-      shuffles: T, n.
+      shuffles: The run; T and n matter.
       exponent: h.
     """
     probabilities = counts(shuffles, exponent)
@@ -203,12 +206,12 @@ def hiding(
 def directions(
     shuffles: Shuffles, exponent: float, num_cells: int
 ) -> tuple[Direction, Direction]:
-    """Returns the losses of the public mixture of R_m, removing and adding.
+    """Returns the losses of the public mixture of R_m: of removing, and of adding.
 
     Args:
-      shuffles: T, n, s.
+      shuffles: The run; T, n and s matter.
       exponent: h.
-      num_cells: Of the grids of likelihood ratios.
+      num_cells: Number of grid cells of the likelihood ratios.
     """
     parts, lost = hiding(shuffles, exponent)
     losses = [
@@ -233,7 +236,7 @@ def _mix(weights: list[float], parts: list[Direction], lost: float) -> Direction
 
 
 def applies(shuffles: Shuffles) -> bool:
-    """Returns whether there are steps to hide in, and numerics for them."""
+    """Returns whether the theorem's bound is computed for a run."""
     return 2 <= shuffles.steps <= MOST_STEPS and shuffles.noise >= _LEAST_NOISE
 
 
@@ -246,7 +249,7 @@ def delta_at(
       shuffles: The run.
       exponent: h; any gives a valid bound.
       epsilon: At least 0.
-      num_cells: Of the grids of likelihood ratios.
+      num_cells: Number of grid cells of the likelihood ratios.
     """
     if epsilon > _LARGEST_EPSILON:
         return 1.0
@@ -260,7 +263,10 @@ def delta_at(
 def _parts(
     shuffles: Shuffles, exponent: float, epsilon: float, num_cells: int
 ) -> tuple[float, float]:
-    """Returns about delta of the mixture, and the cost; arguments as for `delta_at`."""
+    """Returns an approximate delta of the mixture, and the cost.
+
+    Arguments as for `delta_at`.
+    """
     both = directions(shuffles, exponent, num_cells)
     mixture = max(_rough_delta(one, shuffles.epochs, epsilon) for one in both)
     return max(mixture, 1e-300), shuffles.cost(exponent, epsilon)
@@ -268,9 +274,9 @@ def _parts(
 
 @functools.lru_cache(maxsize=256)
 def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float]:
-    """Returns the h from which the mixture, which grows, exceeds the cost.
+    """Returns the h at which the mixture's delta, which grows, exceeds the cost.
 
-    Also by what the rough delta of several epochs is to be multiplied near that h.
+    Also the factor that corrects the approximate delta of several epochs near that h.
     """
 
     def balance(scale: float, guess: float) -> float:
@@ -296,12 +302,12 @@ def _balanced_exponent(shuffles: Shuffles, epsilon: float) -> tuple[float, float
 def best_exponent(
     shuffles: Shuffles, epsilon: float, num_cells: int
 ) -> tuple[float, float]:
-    """Returns an h at which delta is about least, and about that delta: a choice.
+    """Returns an h that nearly minimises delta, and an approximation of that delta.
 
     Args:
       shuffles: The run.
-      epsilon: From 0 to 600.
-      num_cells: Of the grids of likelihood ratios.
+      epsilon: In [0, 600].
+      num_cells: Number of grid cells of the likelihood ratios.
     """
     middle, scale = _balanced_exponent(shuffles, epsilon)
     if not 0 < middle <= _MOST_EXPONENT:
@@ -328,7 +334,7 @@ def _rough_delta(direction: Direction, epochs: int, epsilon: float) -> float:
 
 
 def delta(shuffles: Shuffles, epsilon: float) -> float:
-    """Returns the theorem's bound on delta at the best h that was found.
+    """Returns the theorem's bound on delta at the best h found.
 
     Args:
       shuffles: The run.
@@ -341,12 +347,12 @@ def delta(shuffles: Shuffles, epsilon: float) -> float:
 
 
 def epsilon(shuffles: Shuffles, delta: float, most: float) -> float:
-    """Returns the theorem's bound on epsilon at the best h that was found.
+    """Returns the theorem's bound on epsilon at the best h found.
 
     Args:
       shuffles: The run.
       delta: In (0, 1).
-      most: A bound that is known already; infinity is returned if it is not beaten.
+      most: A known upper bound; infinity is returned if the theorem's is not smaller.
     """
     if most > _LARGEST_EPSILON:
         return math.inf
@@ -360,12 +366,12 @@ def epsilon(shuffles: Shuffles, delta: float, most: float) -> float:
     found = _epsilon_near(shuffles, delta, rough, most)
     if abs(found - rough) <= _SETTLED * rough:
         return found
-    # The best h is that at the epsilon itself.
+    # The best h is the best at that epsilon.
     return min(found, _epsilon_near(shuffles, delta, found, most))
 
 
 def _epsilon_near(shuffles: Shuffles, delta: float, guess: float, most: float) -> float:
-    """Returns a bound on epsilon, with the h that is best at ``guess``."""
+    """Returns a bound on epsilon from the best h at ``guess``."""
     exponent, _ = best_exponent(shuffles, min(guess, most), NUM_CELLS)
     return threshold(
         lambda point: log_ratio(delta_at(shuffles, exponent, point), delta),
@@ -380,7 +386,7 @@ def noise_multiplier(shuffles: Shuffles, epsilon: float, delta: float) -> float:
     """Returns a noise multiplier at which the theorem proves the target.
 
     Args:
-      shuffles: The run; its noise is where the search starts.
+      shuffles: The run, with the noise at which the search starts.
       epsilon: At least 0.
       delta: In (0, 1).
     """

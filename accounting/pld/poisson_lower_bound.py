@@ -2,10 +2,10 @@
 
 The likelihood ratio of T steps is a product of T independent ratios, and the
 hockey-stick divergence is the expectation of a convex function of it.  Merging outcomes
-of a step, or of several, into one at their mean ratio is post-processing and can only
-lower the divergence.  Products are formed by repeated squaring with, after each, the
-outcomes of every cell of a grid merged: the error is of second order in the cell size
-and adds up over the doublings, not over the steps.
+into one at their mean ratio is post-processing and can only lower the divergence.
+Products are formed by repeated squaring; after each product, the outcomes of every grid
+cell are merged.  The error is of second order in the cell size and accumulates over the
+squarings, not over the steps.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from scipy import special
 from accounting.pld.random_allocation import normal_masses
 
 _NUM_CELLS = 900
-#: What a grid may leave out of P and of Q on either side: events outside are ignored.
+#: Largest mass of P or of Q outside a grid, per side: events outside are ignored.
 _TAIL = 1e-20
 
 
 @dataclasses.dataclass(frozen=True)
 class MergedOutcomes:
-    """Merged outcomes: masses under P and Q, and losses ``ln(P/Q)``."""
+    """Merged outcomes.
+
+    Attributes:
+      upper: Masses under P, shape (n,).
+      lower: Masses under Q, shape (n,).
+      losses: ``ln(P/Q)``, shape (n,).
+    """
 
     upper: NDArray[np.float64]
     lower: NDArray[np.float64]
@@ -36,12 +42,12 @@ class MergedOutcomes:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A Gaussian of both mixtures beside that at 0, which has the rest of the weight.
+    """A Gaussian component of both mixtures; a component at 0 has the remaining weight.
 
     Attributes:
-      mean: In clip norms.
-      upper: Its weight in P.
-      lower: Its weight in Q.
+      mean: Mean in clip norms.
+      upper: Weight in P.
+      lower: Weight in Q.
     """
 
     mean: float
@@ -50,18 +56,18 @@ class Component:
 
 
 def removed(sampling_probability: float) -> tuple[Component, ...]:
-    """Returns the pair of one example, present in P and absent from Q."""
+    """Returns the pair of an example that is present in P and absent from Q."""
     return (Component(1.0, sampling_probability, 0.0),)
 
 
 def replaced(sampling_probability: float) -> tuple[Component, ...]:
-    """Returns the pair of one example that is replaced by its opposite."""
+    """Returns the pair of an example that is replaced by its opposite."""
     rate = sampling_probability
     return Component(1.0, rate, 0.0), Component(-1.0, 0.0, rate)
 
 
 def _single(components: tuple[Component, ...], noise: float) -> MergedOutcomes:
-    """Returns outcomes of one step: x cut into cells, with exact masses."""
+    """Returns the outcomes of one step: cells of x, with exact masses."""
     reach = -float(special.ndtri(_TAIL / 4)) * noise
     means = [0.0, *(one.mean for one in components)]
     ends = min(means) - reach, max(means) + reach
@@ -75,7 +81,7 @@ def _single(components: tuple[Component, ...], noise: float) -> MergedOutcomes:
         upper += one.upper * masses
         lower += one.lower * masses
         excess += (one.upper - one.lower) * (masses - centre)
-    # As one plus a small difference, which a small rate would drown.
+    # From the difference of the masses, which rounding would hide at a small rate.
     small = np.log1p(np.maximum(excess / lower, -0.5))
     losses = np.where(excess < -0.5 * lower, np.log(upper / lower), small)
     return MergedOutcomes(lower * np.exp(losses), lower, losses)
@@ -83,9 +89,9 @@ def _single(components: tuple[Component, ...], noise: float) -> MergedOutcomes:
 
 @dataclasses.dataclass(frozen=True)
 class _Cells:
-    """A partition of losses: half evenly spread, half crowded around the bulk.
+    """A partition of losses: half of the cells are even, half are narrow in the bulk.
 
-    A few large losses and many small ones can both matter; any partition is valid.
+    Both a few large losses and many small ones can matter.  Any partition is valid.
     """
 
     low: float
@@ -95,7 +101,7 @@ class _Cells:
     count: int
 
     def index(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the cell of each loss; outside ``range(count)`` beyond the ends."""
+        """Returns the cell of each loss, outside ``range(count)`` beyond an end."""
         crowded = np.arcsinh((losses - self.center) / self.scale)
         start, end = np.arcsinh(
             (np.array([self.low, self.high]) - self.center) / self.scale
@@ -107,7 +113,7 @@ class _Cells:
 
 def _merge(outcomes: MergedOutcomes, cells: _Cells) -> MergedOutcomes:
     index = cells.index(outcomes.losses)
-    # Events outside are ignored: a lower bound still.
+    # Ignoring the events outside leaves a lower bound.
     inside = (index >= 0) & (index < cells.count)
     places = index[inside].astype(np.int64)
     count, losses = cells.count, outcomes.losses[inside]
@@ -117,7 +123,7 @@ def _merge(outcomes: MergedOutcomes, cells: _Cells) -> MergedOutcomes:
     middle += np.bincount(places, outcomes.upper[inside] * losses, count)
     kept = (upper > 1e-290) & (lower > 1e-290)
     upper, lower, middle = upper[kept], lower[kept], middle[kept] / upper[kept]
-    # Relative to a loss in the cell, so that small losses keep their digits.
+    # Relative to a loss in the cell, which preserves the digits of small losses.
     correction = np.log(upper / (lower * np.exp(middle)))
     return MergedOutcomes(upper, lower, middle + correction)
 
@@ -130,7 +136,7 @@ def _product(left: MergedOutcomes, right: MergedOutcomes) -> MergedOutcomes:
     )
     kept = np.flatnonzero((pairs.upper > _TAIL / 1e3) | (pairs.lower > _TAIL / 1e3))
     if not len(kept):
-        # Nothing is left to consider: a lower bound of 0.
+        # No event is left: the lower bound is 0.
         nothing = np.zeros(0)
         return MergedOutcomes(nothing, nothing, nothing)
     losses = pairs.losses[kept]
@@ -153,7 +159,7 @@ def outcomes(
     """Returns merged outcomes of ``num_steps`` steps.
 
     Args:
-      components: Of one step.
+      components: Components of the pair of one step.
       noise_multiplier: Above 0.
       num_steps: T.
     """
@@ -193,13 +199,13 @@ def lower_delta_of(
     """Returns a lower bound on delta of any two mixtures, over both directions.
 
     Args:
-      components: Of one step.
+      components: Components of the pair of one step.
       noise_multiplier: Above 0.
       num_steps: T.
       epsilon: At least 0.
     """
     merged = outcomes(components, noise_multiplier, num_steps)
-    # Rounding: at most 1e-13 of every mass and 1e-14 of every loss, per step.
+    # Rounding error per step: at most 1e-13 of every mass and 1e-14 of every loss.
     margin = 1 - 1e-9 - 1e-13 * num_steps
     shifted = epsilon + 1e-14 * num_steps
     remove = -np.expm1(np.minimum(shifted - merged.losses, 0.0)) @ merged.upper

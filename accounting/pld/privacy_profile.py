@@ -1,7 +1,8 @@
 """The privacy profile of T independent losses, rounded up.
 
-`Composition` is of a discrete loss, `StepComposition` of a mixture of dominating pairs,
-which it discretises for each question: finely where that counts.
+`Composition` composes a discrete loss.  `StepComposition` composes a mixture of
+dominating pairs, which it discretises for each question, finely where delta depends on
+it.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from accounting.pld.inversion import LaplaceSum
 from accounting.pld.loss_distribution import Atoms
 from accounting.pld.saddlepoint import Cost, Focus
 
-#: What an answer, an early step of a search, and a comparison of directions may add to
-#: delta, relatively.
+#: Largest relative addition to delta: in an answer, in an early step of a search, and
+#: in a comparison of directions.
 FINE = 2e-5
 COARSE = 1e-3
 ROUGH = 0.1
-#: Choices are made once more if they add more than this times what they may.
+#: Choices are repeated if they add more than this times the allowed addition.
 _TOO_MUCH = 1.5
-#: A sum made for one epsilon serves others where the Chernoff bound is so much larger,
-#: in logarithms.
+#: A sum for one epsilon serves another if the logarithms of their Chernoff bounds
+#: differ by at most this.
 _NEAR = 0.3
 _MOST_TRIES = 8
-#: A first guess can be a thousand times too large where rare steps lose most; each sum
-#: then takes about a third off.
+#: If rare steps lose most, a first guess can be a thousand times too large, and each
+#: sum reduces it by about a third.
 _MOST_GUESSES = 64
 
 
 class Composition:
-    """The sum of independent losses, tight at one epsilon of one's choice.
+    """The sum of T independent losses, tight at a chosen epsilon.
 
     Attributes:
-      loss: Of one step, discrete; for choices only if `_dominating` says so.
+      loss: Discrete loss of one step.  A subclass that overrides `_dominating` uses it
+        for choices only.
       num_steps: T.
     """
 
@@ -48,12 +50,12 @@ class Composition:
         self.num_steps = num_steps
 
     def _dominating(self, focus: Focus, cost: Cost, fineness: float) -> Atoms:
-        """Returns the loss of one step, which dominates the exact one.
+        """Returns a discrete loss that dominates the exact loss of one step.
 
         Args:
-          focus: Of the question.
-          cost: What is known of the sum.
-          fineness: What it may add to delta, relatively.
+          focus: The question.
+          cost: Known properties of the sum.
+          fineness: Largest relative addition to delta.
         """
         return focus.loss
 
@@ -62,8 +64,8 @@ class Composition:
 
         Args:
           epsilon: At least 0.
-          fineness: What it may add to delta, relatively.
-          enough: A delta that needs no tighter sum.
+          fineness: Largest relative addition to delta.
+          enough: A delta for which a looser sum suffices.
         """
         focus = saddlepoint.focus(self.loss, self.num_steps, epsilon)
         cost = saddlepoint.expected_cost(focus)
@@ -78,11 +80,11 @@ class Composition:
         return total
 
     def approximate_epsilon(self, delta: float) -> float:
-        """Returns about the epsilon of ``delta``."""
+        """Returns an approximation of epsilon at ``delta``."""
         return saddlepoint.approximate_epsilon(self.loss, self.num_steps, delta)
 
     def roughly(self, delta: float) -> tuple[LaplaceSum, float]:
-        """Returns a rough sum for the epsilon of ``delta``, and about that epsilon."""
+        """Returns a rough sum near epsilon at ``delta``, and its epsilon."""
         epsilon = self.approximate_epsilon(delta)
         for _ in range(_MOST_GUESSES):
             total = self.at(epsilon, ROUGH)
@@ -99,7 +101,7 @@ class Composition:
 
         Args:
           delta: In (0, 1).
-          fineness: What discretisation may add to delta, relatively.
+          fineness: Largest relative addition to delta.
         """
         return self.at(self.roughly(delta)[1], fineness).epsilon(delta)
 
@@ -108,7 +110,7 @@ class StepComposition(Composition):
     """The sum of the losses of T steps.
 
     Attributes:
-      step: A mixture of pairs.
+      step: Mixture of dominating pairs.
     """
 
     def __init__(self, step: Step, num_steps: int) -> None:
@@ -137,14 +139,14 @@ def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
     """Returns a lower bound on delta of a sum of independent losses.
 
     Args:
-      loss: Of one step, dominated by the exact one; finite.
+      loss: Finite loss of one step, dominated by the exact one.
       num_steps: T.
       epsilon: At least 0.
     """
     focus = saddlepoint.focus(loss, num_steps, epsilon)
     low, high = focus.ends
-    # Small losses are left out.  Large ones are split as if any sum with one of them
-    # exceeded epsilon; how probable it is that one does not is taken off.
+    # Small losses are omitted.  Large ones are split as if any sum with one of them
+    # exceeded epsilon; the probability that one does not is subtracted.
     split = loss.clipped(-math.inf, high)
     kept = split.losses >= low
     left_out = float(split.masses[~kept].sum())
@@ -166,7 +168,7 @@ def lower_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
 
 
 def _falls(loss: Atoms, num_steps: int, most: float) -> float:
-    """Returns a bound on the probability that a sum is at most ``most`` (Chernoff)."""
+    """Returns a Chernoff bound on the probability that a sum is at most ``most``."""
     deviation = math.sqrt(max(num_steps, 1) * loss.cumulants(0.0)[2])
     rates = [factor / max(deviation, 1e-100) for factor in (0.5, 1.0, 2.0, 4.0, 8.0)]
     exponents = [num_steps * loss.tilted(-rate)[1] + rate * most for rate in rates]
@@ -174,10 +176,10 @@ def _falls(loss: Atoms, num_steps: int, most: float) -> float:
 
 
 def approximate_log_delta(step: Step, num_steps: int, epsilon: float) -> float:
-    """Returns an approximation of ln delta, for the start of a search; no bound.
+    """Returns an approximation of ln delta, for the start of a search.
 
     Args:
-      step: A mixture of pairs.
+      step: Mixture of dominating pairs.
       num_steps: T.
       epsilon: At least 0.
     """
@@ -190,10 +192,10 @@ class Profile:
     """An upper bound on delta as a function of epsilon, over both directions.
 
     Attributes:
-      directions: The step with the real example first, and with the ghost first; each a
-        public mixture of dominating pairs.
+      directions: The step in each direction, as a public mixture of dominating pairs:
+        example against ghost, and ghost against example.
       num_steps: T.
-      fineness: What may be added to delta, relatively; ``FINE`` or ``COARSE``.
+      fineness: Largest relative addition to delta: ``FINE`` or ``COARSE``.
     """
 
     directions: tuple[Step, ...]
@@ -208,7 +210,7 @@ class Profile:
         """Returns a delta >= 0 at which ``(epsilon, delta)`` is proven."""
         worst = 0.0
         for one in self._sums:
-            # A rough bound may show that this direction is not the worse.
+            # A rough bound may show that this direction is the better one.
             if worst == 0.0 or one.at(epsilon, ROUGH, worst).delta(epsilon) > worst:
                 worst = max(worst, one.at(epsilon, self.fineness).delta(epsilon))
         return worst
@@ -220,9 +222,9 @@ class Profile:
         )
 
     def sums_at(self, delta: float) -> tuple[LaplaceSum, ...]:
-        """Returns the sums of losses in each direction, for the epsilon of ``delta``.
+        """Returns the sums of losses in each direction, near epsilon at ``delta``.
 
-        The first is of the worse direction; others are rough where that shows.
+        The worse direction comes first; the other is rough if that shows it is better.
         """
         sums = sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
         epsilon = sums[0].roughly(delta)[1]
@@ -240,10 +242,10 @@ class Profile:
 
 
 def epsilon_of(sums: tuple[LaplaceSum, ...], delta: float) -> float:
-    """Returns the epsilon of the worst of several sums.
+    """Returns the largest epsilon of several sums.
 
     Args:
-      sums: The worst first, as a rule.
+      sums: Sums of losses, usually the worst first.
       delta: In (0, 1).
     """
     worst = sums[0].epsilon(delta)

@@ -1,8 +1,8 @@
 """Sums of likelihood ratios, enclosed between two discrete distributions.
 
-One example in one of t steps, chosen uniformly, has under the ghost's distribution Q
-the likelihood ratio ``R / t`` with ``R = r_1 + ... + r_t``, where the terms are
-independent and ``r = exp((2x - 1) / (2 s^2))`` with x ~ N(0, s^2), so that E[r] = 1.
+An example is in one of t steps, chosen uniformly.  Under the ghost's distribution Q the
+likelihood ratio is ``R / t`` with ``R = r_1 + ... + r_t``, where the terms are
+independent and ``r = exp((2x - 1) / (2 s^2))`` for x ~ N(0, s^2), so that E[r] = 1.
 Both
 
     delta_remove(epsilon) = E[(R/t - e^epsilon)+]
@@ -10,17 +10,18 @@ Both
 
 are expectations of convex functions of R.  So R may be replaced by a mean-preserving
 *spread* of itself for an upper bound, and by a mean-preserving *contraction* for a
-lower bound; and a spread or contraction of independent terms is one of their sum.
-Hence sums can be formed by repeated doubling with, after each addition,
+lower bound.  A spread or contraction of independent terms is one of their sum.  So sums
+are formed by repeated doubling; after each addition,
 
-  - upper: every atom split between the two grid points around it, keeping its mean;
-  - lower: the atoms of each cell merged into one at their mean.
+  - upper: every atom is split between the two grid points around it, keeping its mean;
+  - lower: the atoms of each cell are merged into one at their mean.
 
-Both errors are of second order in the cell size, where rounding in one direction costs
-a first-order error, so a thousand cells do.  For the upper bound, atoms above the grid
-are moved to 0 and their share of E[R]/t is counted as infinite loss in the remove
-direction, as ``(R - c)+ <= (R - Y - c)+ + Y`` for Y >= 0; in the add direction a
-smaller R is worse.  Rounding multiplies a mass by at most ``1 + relative_error``.
+Both errors are of second order in the cell size, whereas rounding in one direction
+costs a first-order error, so a thousand cells suffice.  For the upper bound, atoms
+above the grid are moved to 0, and their share of E[R]/t is counted as infinite loss in
+the remove direction, because ``(R - c)+ <= (R - Y - c)+ + Y`` for Y >= 0; in the add
+direction a smaller R is worse.  Rounding multiplies a mass by at most
+``1 + relative_error``.
 
 References:
   Chua et al. (2025), arXiv:2412.16802, for the pair; Feldman and Shenfeld (2026),
@@ -37,14 +38,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-#: Cells of a grid, and of one for the early steps of a search.
+#: Number of grid cells, in an answer and in the early steps of a search.
 NUM_CELLS = 700
 COARSE_CELLS = 200
-#: Cells of the rehearsal that finds out where the next grid has to be.
+#: Number of cells of the coarse pass that locates the next grid.
 _NUM_SCOUTS = 150
-#: Share of E[R]/t, and of the probability, that a grid may leave out on either side.
+#: Largest share of E[R]/t, and of the probability, outside a grid, per side.
 _TAIL = 1e-18
-#: Pairs of atoms handled at a time, to bound memory.
+#: Number of pairs of atoms per block, which bounds memory.
 _CHUNK = 1 << 21
 
 
@@ -53,9 +54,9 @@ class Ratios:
     """A discrete distribution of a sum of ``num_terms`` likelihood ratios under Q.
 
     Attributes:
-      num_terms: Of the sum.
-      values: Positive, increasing.
-      masses: Probabilities of the values.
+      num_terms: Number of terms of the sum.
+      values: Positive, increasing values, shape (n,).
+      masses: Probabilities of the values, shape (n,).
       zero_mass: Probability of the value 0.
       lost: Share of the expectation that was moved to infinite loss.
     """
@@ -72,13 +73,13 @@ def single(noise: float, upper: bool, num_cells: int) -> Ratios:
 
     Args:
       noise: Noise multiplier, above 0.
-      upper: Whether for an upper bound on delta, or a lower one.
-      num_cells: Of the grid.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells.
     """
     reach = -float(special.ndtri(_TAIL / 4))
     # Under Q and under P = N(1, s^2) the logarithm is N(-+1/(2 s^2), 1/s^2).
     low, high = -reach / noise - 0.5 / noise**2, reach / noise + 0.5 / noise**2
-    # Ratios far below the resolution of the sum need no cells of their own.
+    # Ratios far below the resolution of the sum share one cell.
     low = max(low, math.log(1e-4 / (1 + noise)) if noise < 1 else low)
     edges = np.linspace(low, high, num_cells + 1)
     below = edges * noise + 0.5 / noise
@@ -91,7 +92,14 @@ def single(noise: float, upper: bool, num_cells: int) -> Ratios:
 
 
 def normal_masses(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns standard normal probabilities between points, accurate in both tails."""
+    """Returns standard normal probabilities between points, accurate in both tails.
+
+    Args:
+      points: Increasing, shape (n,).
+
+    Returns:
+      Shape (n - 1,).
+    """
     below, above = np.diff(special.ndtr(points)), -np.diff(special.ndtr(-points))
     return np.where(points[1:] < 0, below, above)
 
@@ -106,7 +114,7 @@ def _enclose(
     zero_mass: float,
     lost: float,
 ) -> Ratios:
-    """Returns the distribution with cell ``masses`` and ``means`` (mass times value).
+    """Returns the distribution with given ``masses`` and mass-weighted means per cell.
 
     The first cell is [0, edges[0]], the last (edges[-1], inf).
     """
@@ -139,10 +147,10 @@ def add(left: Ratios, right: Ratios, upper: bool, num_cells: int) -> Ratios:
     """Returns an enclosing distribution of the sum of two independent sums.
 
     Args:
-      left: A sum.
-      right: An independent sum.
-      upper: Whether for an upper bound on delta, or a lower one.
-      num_cells: Of the grid.
+      left: One sum.
+      right: The other sum, independent of ``left``.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells.
     """
     scouts = _add_on(
         left,
@@ -159,13 +167,13 @@ def add(left: Ratios, right: Ratios, upper: bool, num_cells: int) -> Ratios:
 
 
 def _extent(scouts: Ratios) -> tuple[float, float]:
-    """Returns where all but ``_TAIL`` of mass and expectation lie."""
+    """Returns an interval with all but ``_TAIL`` of mass and expectation."""
     from_below = np.cumsum(scouts.masses)
     weights = scouts.masses * scouts.values / scouts.num_terms
     from_above = np.cumsum(weights[::-1])[::-1]
     first = int(np.searchsorted(from_below, _TAIL))
     last = int(np.count_nonzero(from_above > _TAIL)) - 1
-    # One scout further on both sides: they stand for the means of their cells.
+    # One scout further on both sides, as scouts are the means of their cells.
     low = scouts.values[max(first - 1, 0)] * 0.99
     high = scouts.values[min(last + 1, len(scouts.values) - 1)] * 1.01
     return float(low), float(high)
@@ -192,7 +200,7 @@ def _add_on(
         cells = np.clip(cells, 0, size - 1).astype(np.int64)
         masses += np.bincount(cells, weights, size)
         means += np.bincount(cells, weights * values, size)
-    # The pair of zeros fell into the first cell; it is known exactly.
+    # The first cell received the pair of zeros, whose mass is known exactly.
     zero_mass = left.zero_mass * right.zero_mass
     masses[0] = max(masses[0] - zero_mass, 0.0)
     terms = (left.num_terms, right.num_terms)
@@ -209,10 +217,10 @@ def _add_on(
 
 
 def relative_error(num_steps: int) -> float:
-    """Returns a bound on the relative error of masses and values from rounding.
+    """Returns a bound on the relative rounding error of masses and values.
 
-    Those of one term are accurate to 1e-14 in the bulk and 1e-12 in the tails; a sum of
-    t terms multiplies t masses, few of them from the tails.
+    The error of one term is 1e-14 in the bulk and 1e-12 in the tails.  A sum of t terms
+    multiplies t masses, few of them from the tails.
     """
     return 1e-9 + 1e-13 * num_steps
 
@@ -223,14 +231,14 @@ def allocation(
 ) -> Ratios:
     """Returns an enclosing distribution of the sum of ``num_steps`` likelihood ratios.
 
-    A power of two is twice its half; any other number is its highest binary digit and
-    the rest.  All are cached, so that neighbours cost one addition each.
+    A power of two is twice its half; any other number is its highest binary digit plus
+    the rest.  All partial sums are cached, so neighbours cost one addition each.
 
     Args:
       noise: Noise multiplier, above 0.
-      num_steps: t, terms of the sum.
-      upper: Whether for an upper bound on delta, or a lower one.
-      num_cells: Of the grid.
+      num_steps: t, number of terms.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells.
     """
     if num_steps == 1:
         return single(noise, upper, num_cells)

@@ -1,25 +1,26 @@
-"""Moments of the likelihood ratio of a Gaussian plus a uniform that moved by ``shift``.
+"""Moments of the likelihood ratio of a shifted Gaussian plus uniform noise.
 
-With P = N(0, 1) * U[-width/2, width/2] (a convolution) and its density p,
+With the convolution P = N(0, 1) * U[-width/2, width/2] and its density p,
 
     A_k(shift, width) = E_{x ~ P} [ (p(x - shift) / p(x))^k ],    k = 2, 3, ...
 
-Everything is in units of the Gaussian's standard deviation.
+All lengths are in units of the Gaussian's standard deviation.
 
 Formal guarantees:
-  - ``log_excess_moments`` gives ``ln(A_k - 1)`` from above: the difference of the last
-    two quadratures, and the rounding of the exponents, are added.
-  - Width 0 gives the Gaussian's ``A_k = exp(k (k - 1) shift^2 / 2)``.  So do shifts too
-    large for any use, or too small for quadrature: an upper bound for every width.
-  - A_k grows with the shift and falls with the width.
+  - ``log_excess_moments`` returns an upper bound on ``ln(A_k - 1)``: the difference of
+    the last two quadratures and the rounding of the exponents are added.
+  - Width 0 has the Gaussian's ``A_k = exp(k (k - 1) shift^2 / 2)``, an upper bound for
+    every width.  It is also returned if the shift is too large to be of use, or too
+    small for the quadrature.
+  - A_k increases with the shift and decreases with the width.
 
-The last is proven: P is log-concave, so that the best test between P and P + shift has
-a threshold, and errs the other way with probability ``F(F^-1(1 - a) - shift)``, which
-falls with the shift.  A wider uniform is more dispersed, and stays so when something
-log-concave is added (Lewis and Thompson 1981): quantiles of F lie further apart, so
-that ``F^-1(1 - a) - shift`` is a higher quantile of it.  A pair whose errors are larger
-at every level a can be made from the other pair without looking at the data
-(Blackwell), which lowers every divergence, that of order k among them.
+Proof of the last: P is log-concave, so the most powerful test between P and P + shift
+is a threshold.  At false positive rate a, its false negative rate is
+``F(F^-1(1 - a) - shift)``, which decreases with the shift.  A wider uniform is more
+dispersed, and remains so after adding a log-concave variable (Lewis and Thompson 1981):
+quantiles of F are further apart, so ``F^-1(1 - a) - shift`` is a higher quantile of F.
+A pair with a larger false negative rate at every a is a post-processing of the other
+pair (Blackwell), so each of its divergences is smaller, including that of order k.
 
 References:
   Xiao, Wan and Devadas (2023), arXiv:2210.03843, Corollary 4.1; Lewis and Thompson
@@ -34,19 +35,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-#: Standard deviations beyond the last place where an integrand is large.
+#: Standard deviations integrated beyond the last point where an integrand is large.
 _REACH = 15.0
-#: Points per standard deviation, at first and at most.
+#: Points per standard deviation: initial and largest number.
 _FIRST_POINTS, _MOST_POINTS = 8, 512
-#: No quadrature reaches further; the loss is then too large for any use.
+#: Largest shift times order that is integrated; beyond, the loss is too large to be of
+#: use.
 _FARTHEST = 1000.0
-#: Smaller shifts drown in the rounding of the two densities.
+#: The effect of a smaller shift is below the rounding of the two densities.
 LEAST_SHIFT = 1e-5
-#: Relative difference of two quadratures at which refinement ends.
+#: Relative difference of two quadratures that ends the refinement.
 _TOLERANCE = 1e-9
-#: Relative error of an exponent, of which the terms are sums of a few.
+#: Relative error of an exponent, which is a sum of a few terms.
 _ROUNDING = 16 * np.finfo(np.float64).eps
-#: Narrower uniforms are integrated, wider ones are differences of two tails.
+#: The density of a narrower uniform is an integral, of a wider one a difference of
+#: tails.
 _NARROW = 1.0
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
@@ -56,7 +59,7 @@ def log_density(x: NDArray[np.float64], width: float) -> NDArray[np.float64]:
 
     Args:
       x: Points, of any shape.
-      width: Of the uniform, at least 0.
+      width: Width of the uniform, at least 0.
 
     Example:
       >>> float(log_density(np.zeros(1), 0.0)[0])  # ln(1 / sqrt(2 pi))
@@ -81,12 +84,15 @@ def log_excess_moments(
     """Returns ``ln(A_k - 1)`` for k = 2 ... ``most_order``, rounded up.
 
     Args:
-      shift: Above 0, in standard deviations of the Gaussian.
-      width: Of the uniform, at least 0, in the same unit.
-      most_order: At least 2.
+      shift: Shift in standard deviations of the Gaussian, above 0.
+      width: Width of the uniform in the same unit, at least 0.
+      most_order: Largest order k, at least 2.
+
+    Returns:
+      Shape (most_order - 1,).
 
     Raises:
-      ArithmeticError: the quadrature does not settle.
+      ArithmeticError: the quadrature does not converge.
     """
     orders = np.arange(2, most_order + 1)
     if width == 0.0 or not LEAST_SHIFT <= shift <= _FARTHEST / most_order:
@@ -113,7 +119,7 @@ def log_expm1(exponents: NDArray[np.float64]) -> NDArray[np.float64]:
 def _quadratures(
     shift: float, width: float, orders: NDArray[np.int64], points: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Returns ln(A_k - 1) of half of the points and of all, and what rounding adds."""
+    """Returns ln(A_k - 1) from half and from all points, and a rounding error."""
     step = 1.0 / (2 * points)
     coarse, fine, largest = [], [], 0.0
     for x in _pieces(shift, width, int(orders[-1]), step):
@@ -130,11 +136,11 @@ def _quadratures(
 def _pieces(
     shift: float, width: float, most_order: int, step: float
 ) -> list[NDArray[np.float64]]:
-    """Returns where the integrands are not negligible, as equidistant points.
+    """Returns equidistant points where the integrands are not negligible.
 
-    At the left edge of the uniform the likelihood ratio falls; right of the right edge
-    the integrand of order k is like a Gaussian around k times the shift.  Between them
-    the density is flat.
+    The likelihood ratio falls at the left edge of the uniform.  Beyond its right edge
+    the integrand of order k resembles a Gaussian around k times the shift.  Between the
+    edges the density is constant.
     """
     left, right = -width / 2 - _REACH, width / 2 + most_order * shift + _REACH
     middle = (-width / 2 + shift + _REACH, width / 2 - _REACH)
@@ -150,9 +156,10 @@ def _pieces(
 def _log_excess(
     loss: NDArray[np.float64], orders: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Returns ``ln(r^k - 1 - k (r - 1))`` for r = e^loss, which is never negative.
+    """Returns ``ln(r^k - 1 - k (r - 1))`` for r = e^loss.
 
-    Its mean under P is A_k - 1, without the cancellation of a difference from 1.
+    The argument is at least 0, and its mean under P is A_k - 1, without the
+    cancellation of a difference from 1.
     """
     power = orders * loss
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):

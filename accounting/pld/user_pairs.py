@@ -1,6 +1,6 @@
-"""Dominating pairs of one step where a user has several rows.
+"""Dominating pairs of one step for a user with several rows.
 
-Each of k rows is sampled with probability q, so that the user adds at most j clip norms
+Each of the k rows is sampled with probability q, so the user adds at most j clip norms
 with probability ``w_j = Binom(k, q)(j)``.  The pair is ``sum_j w_j N(j, s^2)`` against
 ``N(0, s^2)``, or its reverse.  The loss is monotone.
 
@@ -22,7 +22,7 @@ from scipy import special, stats
 from accounting.pld.dominating_pairs import MonotonePair, Step
 from accounting.pld.poisson_lower_bound import Component
 
-#: Larger exponents are handled as logarithms.
+#: Larger exponents are summed in log space.
 _LARGEST = 30.0
 
 
@@ -38,7 +38,7 @@ def weights(num_rows: int, sampling_probability: float) -> tuple[float, ...]:
 
 
 def components(num_rows: int, sampling_probability: float) -> tuple[Component, ...]:
-    """Returns the pair for a lower bound; arguments as for `weights`."""
+    """Returns the pair for the lower bound; arguments as for `weights`."""
     _, *rest = weights(num_rows, sampling_probability)
     return tuple(
         Component(float(count), weight, 0.0) for count, weight in enumerate(rest, 1)
@@ -47,12 +47,12 @@ def components(num_rows: int, sampling_probability: float) -> tuple[Component, .
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserPair(MonotonePair):
-    """The pair of the module docstring; reversed and mirrored if rows are added.
+    """The pair of the module docstring, or its reverse, mirrored.
 
     Attributes:
       weights: ``w_0 ... w_k``.
-      noise_multiplier: s.  Above 0.
-      adds: Whether P is that of the user's absence.
+      noise_multiplier: s, above 0.
+      adds: Whether the user is absent under P, and present under Q.
     """
 
     weights: tuple[float, ...]
@@ -60,7 +60,7 @@ class UserPair(MonotonePair):
     adds: bool
 
     def loss(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Returns the loss at x; increasing in x."""
+        """Returns the loss at ``x``, which increases with x."""
         return -self._log_ratio(-x) if self.adds else self._log_ratio(x)
 
     def _log_ratio(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ class UserPair(MonotonePair):
         return (1.0,) if self.adds else self.weights
 
     def support(self, tail_mass: float) -> tuple[float, float]:
-        """Returns an interval that P leaves with at most ``tail_mass`` on each side."""
+        """Returns an interval outside of which P has mass <= ``tail_mass`` per side."""
         width = -float(special.ndtri(tail_mass)) * self.noise_multiplier
         most = max(n for n, weight in enumerate(self._upper) if weight > 1e-300)
         return -width, width + most

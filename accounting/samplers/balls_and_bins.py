@@ -1,14 +1,14 @@
-"""Balls and bins: each example in one uniformly random step of each epoch.
+"""Balls and bins: each example is in one uniformly random step of each epoch.
 
-The assignment is drawn anew in each epoch.  One epoch of t steps is tightly dominated,
-under the zero-out relation, by ``P = mean over k of N(e_k, s^2 I_t)`` against
+The assignment is drawn anew in each epoch.  Under the zero-out relation, one epoch of t
+steps is tightly dominated by ``P = mean over k of N(e_k, s^2 I_t)`` against
 ``Q = N(0, s^2 I_t)`` and by its reverse; epochs are independent.  Both directions are
-bounded from above and from below, numerically and without chance: `allocation_prices`
-encloses the likelihood ratio of one epoch, and `privacy_profile` adds up the epochs.
+bounded from above and from below, numerically and without sampling: `allocation_prices`
+encloses the likelihood ratio of one epoch, and `privacy_profile` composes the epochs.
 
 Formal guarantees:
   - ``lower <= upper``, and the true value lies between them.
-  - ``upper`` never exceeds the bound of revealing the steps of the example.
+  - ``upper`` never exceeds the bound that reveals the steps of the example.
 
 References:
   Chua et al. (2025), arXiv:2412.16802, for the pair and the events of the simple lower
@@ -35,7 +35,8 @@ from accounting.samplers import audit_case, deterministic, shuffle
 
 METHOD = "balls and bins, numerical (Chua et al. 2025; Feldman and Shenfeld 2026)"
 CLOSED_METHOD = shuffle.UPPER_METHOD
-#: Below this the logarithm of a likelihood ratio spans hundreds: closed forms serve.
+#: At less noise, closed forms are used: the logarithm of a likelihood ratio has a range
+#: of hundreds.
 _LEAST_NOISE = 0.05
 
 
@@ -48,10 +49,11 @@ def directions(
     """Returns the losses of one epoch in the remove and in the add direction.
 
     Args:
-      plan: Of balls and bins.
-      noise_multiplier: Above 0.
-      upper: Whether they serve an upper bound on delta, or a lower one.
-      num_cells: Of the grid of likelihood ratios; ``NUM_CELLS`` for the tightest bound.
+      plan: A plan of balls and bins.
+      noise_multiplier: Noise standard deviation over the clip norm, above 0.
+      upper: True for an upper bound on delta, False for a lower one.
+      num_cells: Number of grid cells of the likelihood ratios; ``NUM_CELLS`` or more
+        for the tightest bound.
     """
     steps = plan.steps_per_epoch
     if num_cells >= random_allocation.NUM_CELLS:
@@ -64,7 +66,7 @@ def _lower_delta(direction: Direction, count: int, epsilon: float) -> float:
     if margin <= 0:
         return 0.0
     if count == 1:
-        # The values are as uncertain as the masses: ask at a slightly larger epsilon.
+        # Values have the same relative error as masses: use a slightly larger epsilon.
         return direction.delta(epsilon + direction.relative_error) * margin
     return margin * privacy_profile.lower_delta(direction.atoms, count, epsilon)
 
@@ -82,10 +84,10 @@ def upper_delta(
     """Returns an upper bound on delta at ``epsilon``.
 
     Args:
-      plan: Of balls and bins.
+      plan: A plan of balls and bins.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
-      num_cells: Of the grid of likelihood ratios.
+      num_cells: Number of grid cells of the likelihood ratios, as for `directions`.
     """
     options = [
         (deterministic.delta(plan, noise_multiplier, epsilon).guarantee, CLOSED_METHOD)
@@ -161,7 +163,7 @@ def epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
     """Returns bounds on epsilon at ``delta``.
 
     Args:
-      plan: Of balls and bins.
+      plan: A plan of balls and bins.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
@@ -186,7 +188,7 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
     """Returns bounds on the noise multiplier that ``(epsilon, delta)`` needs.
 
     Args:
-      plan: Of balls and bins.
+      plan: A plan of balls and bins.
       epsilon: At least 0.
       delta: In (0, 1).
     """
@@ -217,10 +219,10 @@ def noise_multiplier(plan: DpSgdPlan, epsilon: float, delta: float) -> NoiseBoun
 def allocation(
     plan: DpSgdPlan, noise_multiplier: float
 ) -> sampler_registry.RandomAllocation:
-    """Returns what `accounting.cross_check` simulates.
+    """Returns the random allocation that `accounting.cross_check` simulates.
 
     Args:
-      plan: Of balls and bins.
+      plan: A plan of balls and bins.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
     """
     return sampler_registry.RandomAllocation(

@@ -1,22 +1,23 @@
-"""Shuffled batches: what is proven, and a lower bound on what can be.
+"""Shuffled batches: a proven upper bound, and a lower bound on any epsilon.
 
-Every example is in one step of each epoch, chosen by a shuffle that does not look at
-the data.  Revealing the shuffle leaves one Gaussian mechanism per use, hence the upper
-bound of deterministic batches holds for shuffles.  Where every epoch has a fresh
-shuffle, `null_clones` proves more, and the smaller bound is taken; for one shuffle that
-is repeated, nothing better is known.  Neither is the bound of Poisson subsampling: that
-one is refuted, where it is smaller, by the lower bounds below.
+A shuffle, independent of the data, assigns every example to one step of each epoch.  If
+the shuffle is revealed, each use of an example is one Gaussian mechanism, so the upper
+bound of deterministic batches holds.  For a fresh shuffle in every epoch, `null_clones`
+proves another bound, and the smaller one is used.  For one shuffle that is repeated,
+no better bound is known.  The bound of Poisson subsampling does not hold: where it is
+smaller, the lower bounds below refute it.
 
-Lower bounds, from a data set on which all examples but one pull the other way.  In one
-epoch of T steps, in units of the clip norm and relative to the other examples,
+Lower bounds come from a data set in which all other gradients are opposite to that of
+the differing example.  In one epoch of T steps, in units of the clip norm and relative
+to the other examples,
 
-    P = mean over t of N(2 e_t, s^2 I),     Q = mean over t of N(e_t, s^2 I),
+    P = mean over t of N(2 e_t, s^2 I),     Q = mean over t of N(e_t, s^2 I).
 
-and the events ``max_t x_t > c``, whose probabilities are closed forms, give
-``delta >= P(event) - e^epsilon Q(event)`` for every c.  A shuffle that is repeated in E
-epochs has ``s / sqrt(E)`` for s.  For a fresh shuffle per epoch, the maxima of the
-epochs are independent: their joint likelihood ratio, after cutting the line of each
-maximum into slices, is composed numerically from below.
+The events ``max_t x_t > c``, whose probabilities are closed forms, give
+``delta >= P(event) - e^epsilon Q(event)`` for every c.  For a shuffle that is repeated
+in E epochs, replace s by ``s / sqrt(E)``.  For a fresh shuffle in every epoch, the
+maxima of the epochs are independent: each is discretised into intervals, and the
+likelihood ratios are composed numerically, rounded down.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorems 3.5 (persistent) and 3.8 (dynamic);
@@ -52,9 +53,9 @@ UPPER_METHOD = "each use of an example is a Gaussian mechanism: the order is rev
 CLONES_METHOD = "null clones of the example's step (accounting.pld.null_clones)"
 PERSISTENT_METHOD = "persistent shuffling (Chua et al. 2024, Theorem 3.5)"
 DYNAMIC_METHOD = "dynamic shuffling (Chua et al. 2024, Theorem 3.8)"
-#: Means of the differing example's step under P and under Q.
+#: Mean of the differing example's step under P, and under Q.
 MEANS = (2.0, 1.0)
-#: Probabilities are trusted to this relative error, which is taken off lower bounds.
+#: Relative error of probabilities, which is subtracted from lower bounds.
 _RELATIVE_ERROR = 1e-12
 
 
@@ -64,10 +65,10 @@ def largest_log_cdf(
     """Returns ``ln Pr[max_t x_t <= point]`` for independent normal x_t.
 
     Args:
-      points: Of the cumulative distribution.
-      mean: Of one x_t; the others have mean 0.
-      noise: Standard deviation of each.
-      steps: How many.
+      points: Points at which the distribution function is evaluated, shape (n,).
+      mean: Mean of one x_t; the others have mean 0.
+      noise: Standard deviation of each x_t.
+      steps: Number of x_t.
     """
     shifted = special.log_ndtr((points - mean) / noise)
     return shifted + (steps - 1) * special.log_ndtr(points / noise)
@@ -79,10 +80,10 @@ def event_delta(
     """Returns the largest ``P(event) - e^epsilon Q(event)`` found, rounded down.
 
     Args:
-      noise: Standard deviation in clip norms, above 0.
-      steps: Of one epoch.
+      noise: Noise standard deviation in clip norms, above 0.
+      steps: Number of steps of one epoch.
       epsilon: At least 0.
-      means: Of the differing example's step under P and under Q.
+      means: Mean of the differing example's step under P, and under Q.
     """
     low, high = -10 * noise, means[0] + 40 * noise
     best = 0.0
@@ -93,7 +94,7 @@ def event_delta(
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             scaled = np.exp(np.minimum(epsilon + np.log(lower), 700.0))
         values = upper * (1 - _RELATIVE_ERROR) - scaled * (1 + _RELATIVE_ERROR)
-        # A probability that underflowed would be 0 times e^epsilon: no bound at all.
+        # With an underflowed Q, 0 times e^epsilon would be no bound.
         values = np.where(lower > 1e-290, values, 0.0)
         largest = int(np.argmax(values))
         best = max(best, float(values[largest]))
@@ -115,7 +116,7 @@ def composed_delta(
     masses, losses = _slices(noise, steps, num_epochs, means)
     if not len(masses):
         return 0.0
-    # Less than the relative error of the ratio of two masses.
+    # The reduction of the losses exceeds the relative error of the ratio of two masses.
     loss = Atoms(masses, losses - 1e-9)
     return privacy_profile.lower_delta(loss, num_epochs, epsilon) * (1 - 1e-8)
 
@@ -123,9 +124,9 @@ def composed_delta(
 def _slices(
     noise: float, steps: int, num_epochs: int, means: tuple[float, float]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns P-masses and losses of slices of the maximum of one epoch.
+    """Returns masses under P and losses of intervals of the maximum of one epoch.
 
-    Cutting into slices is post-processing, so any slices give a lower bound.
+    Discretising the maximum is post-processing, so any intervals give a lower bound.
     """
     tail = math.exp(-45.0) / num_epochs
     low = noise * float(special.ndtri_exp(math.log(tail) / steps))
@@ -135,12 +136,12 @@ def _slices(
     masses = []
     for mean in means:
         log_cdf = largest_log_cdf(points, mean, noise, steps)
-        # Differences of whichever tail is smaller, so that none cancels.
+        # Differences of the smaller tail, which do not cancel.
         below, above = np.diff(np.exp(log_cdf)), -np.diff(-np.expm1(log_cdf))
         masses.append(np.where(log_cdf[1:] < -0.7, below, above))
     upper, lower = masses
     kept = (upper > 1e-40) & (lower > 1e-40)
-    # Only events made of the slices that are kept are considered: a lower bound still.
+    # Ignoring events outside the kept intervals leaves a lower bound.
     return upper[kept], np.log(upper[kept] / lower[kept])
 
 
@@ -148,7 +149,7 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
     """Returns a lower bound on delta at ``epsilon``.
 
     Args:
-      plan: Of shuffled batches.
+      plan: A plan of shuffled batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
     """
@@ -160,7 +161,7 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
         return gaussian.gaussian_delta(effective, epsilon, upper=False)
     if plan.num_shuffles == 1:
         return event_delta(effective, steps, epsilon, MEANS)
-    # More epochs are never more private: one of them gives a bound as well.
+    # More epochs are never more private: a single epoch gives a bound, too.
     return max(
         event_delta(noise_multiplier, steps, epsilon, MEANS),
         composed_delta(noise_multiplier, steps, epochs, epsilon, MEANS),
@@ -168,7 +169,7 @@ def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> flo
 
 
 def _clones(plan: DpSgdPlan, noise_multiplier: float) -> null_clones.Shuffles | None:
-    """Returns what `null_clones` bounds; None if it does not cover the plan."""
+    """Returns the plan for `null_clones`; None if the theorem does not cover it."""
     if plan.sampler != DYNAMIC_SHUFFLE:
         return None
     found = null_clones.Shuffles(
@@ -221,7 +222,7 @@ def _noise_multiplier(
         hidden = null_clones.noise_multiplier(run, epsilon, delta)
         options.append((hidden, CLONES_METHOD))
     sufficient, method = min(options)
-    # Epsilon is found with an h of its own: it must not exceed what was asked for.
+    # Epsilon is computed with another h; it must not exceed the target.
     stride = TOLERANCE / 4
     while (
         method == CLONES_METHOD
@@ -239,13 +240,13 @@ def _noise_multiplier(
 def necessary_noise(
     plan: DpSgdPlan, epsilon: float, delta: float, sufficient: float
 ) -> float:
-    """Returns a noise multiplier that is necessary, by `lower_delta`.
+    """Returns a necessary noise multiplier, from `lower_delta`.
 
     Args:
-      plan: Of shuffled batches.
+      plan: A plan of shuffled batches.
       epsilon: At least 0.
       delta: In (0, 1).
-      sufficient: A noise multiplier that suffices.
+      sufficient: A sufficient noise multiplier.
     """
     found = largest_insufficient_noise(
         lambda noise: log_ratio(lower_delta(plan, noise, epsilon), delta),
@@ -255,11 +256,11 @@ def necessary_noise(
 
 
 def worst_case(plan: DpSgdPlan) -> Case:
-    """Returns the data set of an audit: all others pull the other way.
+    """Returns the data set of an audit: all other gradients are opposite.
 
-    Where a shuffle of all rows per trial is too much, fewer are shuffled, in as many
-    equal batches: the canary's step is uniform either way (exactly where the batch
-    size divides the examples).
+    If shuffling all rows in each trial is too expensive, fewer rows are shuffled into
+    the same number of equal batches: the canary's step is uniform either way (exactly,
+    if the batch size divides the number of examples).
     """
     if plan.num_examples * plan.num_epochs <= audit_case.MOST_ROWS:
         rows, scaled = plan.num_examples, None
@@ -295,7 +296,7 @@ def score(
 ) -> np.ndarray:
     """Returns the score of an audit; arguments as for `audit_case.Score`.
 
-    A uniform step of every epoch: one for all if the shuffle is persistent.
+    The canary's step of an epoch is uniform; a persistent shuffle has one for all.
     """
     del positions  # every row is alike
     per_epoch = plan.steps_per_epoch
@@ -304,7 +305,7 @@ def score(
     groups = [list(starts)] if together else [[start] for start in starts]
     total = np.zeros(())
     for group in groups:
-        # The sum of k epochs has k times the mean and k times the variance.
+        # The sum over k epochs has k times the mean and the variance.
         sums = [
             np.sum([observe(start + step) for start in group], axis=0)
             for step in range(per_epoch)
@@ -340,7 +341,7 @@ def _sampler(
         relations=(REPLACE_SPECIAL,),
         refusals={ADD_OR_REMOVE_ONE: deterministic.MOVES_OTHERS},
         guarantee_of=guarantee_of,
-        # The order is revealed.
+        # With the order revealed.
         gaussian_dp=deterministic.gaussian_dp,
         wording=sampler_registry.Wording(**wording),
         audit=audit_case.Audit(worst_case=worst_case, score=score),

@@ -17,9 +17,9 @@ def draw(found: TradeOff, title: str, path: Path) -> None:
     """Draws the largest true positive rate over the false positive rate, twice.
 
     Args:
-      found: From `bounds.trade_off`.
-      title: Above the picture.
-      path: Of the picture; the suffix says the format.
+      found: The trade-off that `bounds.trade_off` returned.
+      title: Title of the picture.
+      path: File of the picture; its suffix determines the format.
 
     Raises:
       InputError: the folder does not exist, or the format is unknown.

@@ -13,6 +13,16 @@ def test_every_sampler_relation_and_unit_has_a_line():
     assert len(table.written()) == len(QUESTIONS) == 4 * len(table.samplers())
 
 
+def test_the_text_describes_the_plan_of_the_table():
+    plan = table.plan("truncated-poisson")
+    described = (
+        f"n = {plan.num_examples:,}, b = {plan.expected_batch_size}, "
+        f"T = {plan.num_steps}, E = {plan.num_epochs}, "
+        f"B = {plan.truncated_batch_size}, s = {table.NOISE:g}"
+    )
+    assert described in table.FILE.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
 def test_a_line_is_what_the_accountant_answers(place):
     line = table.written()[place]

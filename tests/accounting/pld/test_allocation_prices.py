@@ -110,3 +110,20 @@ def test_lines_between_strikes_lie_below_and_chords_above():
         assert np.all(sign * (puts - (np.exp(-points) + points - 1)) >= -1e-12)
         assert np.all(sign * (calls - np.exp(-points)) >= -1e-12)
         assert np.abs(calls - np.exp(-points)).max() < 0.02
+
+
+def test_corners_lie_below_a_convex_function_between_its_bounds():
+    """Seen to fail with the nearer strike from above, and with the farther from below.
+
+    Bounds are far apart, and cells of very different widths.
+    """
+    rng = np.random.default_rng(5)
+    strikes = np.cumsum(rng.lognormal(-3.0, 2.0, 200))
+    truth = np.exp(-strikes)
+    high = truth * (1 + 0.1 * rng.uniform(size=200))
+    low = truth * (1 - 0.1 * rng.uniform(size=200))
+    corners, heights = allocation_prices._corners(strikes, high, low)
+    inside = (strikes[1:-2] < corners) & (corners < strikes[2:-1])
+    assert 20 < inside.sum() < 197
+    excess = heights[inside] / np.exp(-corners[inside]) - 1
+    assert excess.max() <= 1e-9
