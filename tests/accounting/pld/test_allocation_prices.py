@@ -32,8 +32,7 @@ def put(ratios, k):
 def test_both_bounds_lie_between_those_of_doubling(noise, steps, calls, puts):
     """By another method, whose bounds are far apart.
 
-    Seen to fail with the cut left out, with a density of half the size, and with
-    strikes in units of 1.0001 of t.
+    Seen to fail with the cut left out, and with strikes in units of 1.0001 of t.
     """
     above, below = (
         allocation_prices.enclosed(noise, steps, upper) for upper in (True, False)
@@ -69,6 +68,25 @@ def test_two_ratios_by_quadrature():
     assert below <= exact * (1 + 1e-8)
     assert above >= exact * (1 - 1e-8)
     assert above <= below * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_prices_enclose_those_of_an_enumerated_sum(sign):
+    """Seen to fail with what smoothing adds left in the lower bound."""
+    masses = np.array([0.3, 0.3, 0.25, 0.1, 0.05])
+    values = np.array([0.25, 0.5, 1.0, 2.0, 8.0])
+    values /= masses @ values
+    one = random_allocation.Ratios(
+        num_terms=1, values=values, masses=masses, zero_mass=0.0, lost=0.0
+    )
+    group = allocation_prices._group(one, 3, sign, 3.0)
+    strikes, high, low = allocation_prices._group_prices(group)
+    sums = np.add.outer(np.add.outer(values, values), values).ravel()
+    weights = np.multiply.outer(np.multiply.outer(masses, masses), masses).ravel()
+    exact = np.maximum(sign * sums - strikes[:, None], 0.0) @ weights
+    assert np.all(low <= exact * (1 + 1e-9) + 1e-15)
+    assert np.all(high >= exact * (1 - 1e-9) - 1e-15)
+    assert (high - low).max() < 1e-3
 
 
 def test_masses_and_mean_are_kept():
