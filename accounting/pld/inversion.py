@@ -1,4 +1,4 @@
-"""Delta of a sum of many losses, by the inverse of a Laplace transform.
+"""Delta of a sum of many losses, by inversion of a Laplace transform.
 
 Let S be the sum of T independent losses under P, ``M(z) = E[e^(z L)]``, and D(x) the
 mean of ``(1 - e^(x - S))+``, which is delta at epsilon x.  For r > 0 and a period W,
@@ -8,40 +8,40 @@ mean of ``(1 - e^(x - S))+``, which is delta at epsilon x.  For r > 0 and a peri
 
 with ``y_j = 2 pi j / W`` and ``z_j = r + i y_j`` (Poisson summation: the Fourier
 transform of ``e^(r x) D(x)`` is ``M(z)^T / (z (z + 1))``).  All terms on the left are
-at least 0, so that the right side bounds D(x) from above for *any* r and W; well chosen
-ones make the others vanish.  It is evaluated relative to the Chernoff bound
-``M(r)^T e^(-r x)``, which D never exceeds: a delta of 1e-15 is as accurate as one of
-0.1.
+at least 0, so the right side is an upper bound on D(x) for *any* r and W; well-chosen
+ones make the terms of k != 0 (*wrapping*) negligible.  The sum is evaluated relative to
+the Chernoff bound ``M(r)^T e^(-r x)``, which D never exceeds: a delta of 1e-15 is as
+accurate as one of 0.1.
 
-*Smoothing.*  The sum over j ends early because an independent normal Z of mean v/2 and
-variance v is added to S.  As ``E[e^-Z] = 1`` and delta is a convex function of
-``e^-S``, it only grows (Jensen), by v/2 times the density of S at x.
+*Smoothing.*  To make the sum over j converge fast, an independent normal Z with mean
+v/2 and variance v is added to S.  Since ``E[e^-Z] = 1`` and delta is a convex function
+of ``e^-S``, delta only grows (Jensen), by about v/2 times the density of S at x.
 
-*From below.*  Smoothing adds ``E[h(S - x)]`` with ``h(y) = E[(1 - e^-(y + Z))+] -
+*Lower bound.*  Smoothing adds ``E[h(S - x)]`` with ``h(y) = E[(1 - e^-(y + Z))+] -
 (1 - e^-y)+``, the time value of an option: the integral over u up to v of half the
 normal density of mean -u/2 and variance u at y.  That is ``e^(-y / 2 - u / 8)`` times
-the density n_u of mean 0, and as the integral of ``n_u / 2`` is at most ``v n_v``, h is
-at most ``v e^(v / 8)`` times the density of Z at -y.  So what smoothing adds is at most
-as many times the density of S + Z at x.  What wraps around is bounded by Chernoff's
-bound: `LaplaceSum.lower_delta` takes both off.
+the density n_u of mean 0.  The integral of ``n_u / 2`` is at most ``v n_v``, so h is at
+most ``v e^(v / 8)`` times the density of Z at -y, and smoothing adds at most
+``v e^(v / 8)`` times the density of S + Z at x.  Wrapping is bounded by Chernoff's
+bound.  `LaplaceSum.lower_delta` subtracts both.
 
-*One transform.*  Losses need not lie on a grid.  Each is shared among the ``_ORDER``
-points around it of a fine grid by Lagrange's weights, so that one fast Fourier
-transform gives ``M(z_j)`` at all j.
+*One transform.*  Losses need not lie on a grid.  Lagrange's weights share each loss
+among the ``_ORDER`` nearest points of a fine grid, so that one fast Fourier transform
+gives ``M(z_j)`` at all j.
 
 Error terms, all added (``e`` below is ``_UNIT``):
-  - interpolation: of ``e^(i y L)``, by the remainder ``(y h)^p |prod (f - k)| / p!`` of
+  - interpolation of ``e^(i y L)``: the remainder ``(y h)^p |prod (f - k)| / p!`` of
     Lagrange's formula, on a grid of spacing h.
-  - rounding of the transform: ``e (16 + 4 log2 n)`` times the mass that is transformed
-    (all but what falls on the grid point of the most probable loss).
+  - rounding of the transform: ``e (16 + 4 log2 n)`` times the transformed mass (all but
+    the mass on the grid point of the most probable loss).
   - both, as an error a of ``phi = M(z) / M(r)``, change its T-th power by at most
     ``T a (|phi| + a)^(T - 1)``.
-  - rounding of the power: 8 e times its exponent, and 16 e.
-  - the end of the sum over j: the integral of ``e^(-v y^2 / 2) / y^2``.
+  - rounding of the power: 8 e times its exponent, plus 16 e.
+  - truncation of the sum over j: the integral of ``e^(-v y^2 / 2) / y^2``.
   - the masses of one step are accurate to 16 e relative to their sum, losses to 2 e;
-    composed, this multiplies delta by at most ``1 + T e (32 + 4 r E_r|L|)`` (and 1e-9
-    for the quadrature of the rare large losses).
-  - infinite loss at any step: ``1 - (1 - m)^T``, added.
+    after composition, this multiplies delta by at most ``1 + T e (32 + 4 r E_r|L|)``,
+    plus 1e-9 for the quadrature of the rare large losses.
+  - infinite loss in any step: ``1 - (1 - m)^T``, where m is its probability in one.
 
 References:
   Abate and Whitt (1992), "The Fourier-series method for inverting transforms of
@@ -62,25 +62,25 @@ from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.pld.loss_distribution import Atoms
 
 _UNIT = 2.0**-53
-#: Points of the grid that share a loss.
+#: Number of grid points that share a loss.
 _ORDER = 16
-#: Largest ``y h``, which the remainder has to the power of ``_ORDER``.
+#: Largest ``y h``; the remainder contains its power of order ``_ORDER``.
 _LARGEST_ANGLE = 1.0
-#: Largest number of j above 0: transforms take up to 7 times as many points.
+#: Largest number of j above 0; a transform has up to 7 times as many points.
 MOST_TERMS = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contour:
-    """Where the transform is evaluated; any gives a valid bound.
+    """The points z_j and the smoothing; any contour gives a valid bound.
 
     Attributes:
       order: r, above 0.
-      period: W.
-      variance: v, of the normal that is added to the sum; above 0.
-      count: Of the j above 0.
-      shift: 1 for delta.  0 for the mean of ``(S - x)+``, of which all is true as well,
-        with a normal Z of mean 0.
+      period: W, above 0.
+      variance: v, variance of the normal that is added to the sum, above 0.
+      count: Number of j above 0.
+      shift: 1 for delta; 0 for the mean of ``(S - x)+``, for which the same holds with
+        a normal Z of mean 0.
     """
 
     order: float
@@ -100,15 +100,15 @@ class LaplaceSum:
     """The transform of S along a contour, with bounds on every error.
 
     Attributes:
-      contour: r, W.
-      center: The sum of which ``terms`` have no phase.
+      contour: The contour.
+      center: Value of the sum at which ``powers`` have phase 0.
       log_scale: ``T ln M(r)``.
-      powers: ``M(z_j)^T / M(r)^T`` with Z, at j from 0.
-      poles: ``z_j (z_j + shift)``.
+      powers: ``M(z_j)^T / M(r)^T``, smoothed, for j >= 0; shape (count + 1,).
+      poles: ``z_j (z_j + shift)``, shape (count + 1,).
       error: Bound on the error of `mean`.
-      density_error: Of `density`.
-      slack: Factor, at least 1, for the relative errors of one step.
-      infinite_mass: Probability of infinite loss at some step.
+      density_error: Bound on the error of `density`.
+      slack: Factor, at least 1, that covers the relative errors of one step.
+      infinite_mass: Probability of infinite loss in any step.
     """
 
     contour: Contour
@@ -123,7 +123,7 @@ class LaplaceSum:
 
     def _waves(self, epsilon: float) -> NDArray[np.complex128]:
         angle = 2 * math.pi / self.contour.period * (epsilon - self.center)
-        # Of k m + l the product of two: far fewer exponentials.
+        # Powers k m + l are products of two: far fewer exponentials.
         size = math.isqrt(len(self.powers)) + 1
         near = np.exp(-1j * angle * np.arange(size))
         far = np.exp(-1j * angle * size * np.arange(size))
@@ -133,11 +133,16 @@ class LaplaceSum:
         return self.log_scale - self.contour.order * epsilon
 
     def mean(self, epsilon: float) -> float:
-        """Returns delta over the Chernoff bound, up to ``error``."""
+        """Returns delta over the Chernoff bound, with an error up to ``error``."""
         return self._real_sum(self.powers / self.poles * self._waves(epsilon))
 
+    def infinite_share(self, epsilon: float) -> float:
+        """Returns the probability of infinite loss over the Chernoff bound; not 0."""
+        log_mass = math.log(max(self.infinite_mass, 1e-300))
+        return math.exp(min(max(log_mass - self._log_chernoff(epsilon), -690.0), 690.0))
+
     def density(self, epsilon: float) -> float:
-        """Returns about the density of S at ``epsilon``, over the Chernoff bound."""
+        """Returns the smoothed density of S at ``epsilon`` over the Chernoff bound."""
         return self._real_sum(self.powers * self._waves(epsilon))
 
     def _real_sum(self, terms: NDArray[np.complex128]) -> float:
@@ -147,11 +152,14 @@ class LaplaceSum:
     def on_lattice(
         self, terms: NDArray[np.complex128], size: int
     ) -> tuple[NDArray[np.float64], float]:
-        """Returns a sum over j at ``center + m period / size``, and its rounding.
+        """Returns sums over j at ``center + m period / size``, and a rounding error.
 
         Args:
           terms: ``powers / poles`` for `mean`, ``powers`` for `density`.
-          size: Of the lattice, above ``2 count``; m is counted modulo it.
+          size: Number of lattice points, above ``2 count``.
+
+        Returns:
+          Shape (size,), indexed by m modulo ``size``; and a bound on the error of each.
         """
         scale = size / self.contour.period
         unit = _UNIT * (16 + 4 * math.log2(size))
@@ -169,7 +177,7 @@ class LaplaceSum:
 
         Args:
           epsilon: At least 0.
-          wrapped: A bound on what wraps around, as of `wrapped`.
+          wrapped: Bound on the wrapping error, as returned by `wrapped`.
         """
         variance = self.contour.variance
         density = max(self.density(epsilon), 0.0) + self.density_error
@@ -183,11 +191,11 @@ class LaplaceSum:
     def epsilon(self, delta: float) -> float:
         """Returns an epsilon >= 0 at which the bound on delta is at most ``delta``.
 
-        Infinite if there is none, e.g. if infinite loss alone is more probable.
+        Infinite if there is none, for example if infinite loss is more probable.
         """
         if self.infinite_mass >= delta:
             return math.inf
-        # By Chernoff's bound, large enough but for errors.
+        # By Chernoff's bound this is large enough, up to errors.
         guess = (self.log_scale - math.log(delta)) / self.contour.order
         return threshold(
             lambda epsilon: log_ratio(self.delta(epsilon), delta),
@@ -197,18 +205,18 @@ class LaplaceSum:
 
 
 def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
-    """Returns the sum of independent copies of ``loss``.
+    """Returns the sum of T independent copies of ``loss``.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
-      contour: Where the transform is evaluated.
+      contour: Contour of the inversion.
     """
     weights, log_moment = loss.tilted(contour.order)
     order = np.argsort(loss.losses)
     middle = int(np.searchsorted(np.cumsum(weights[order]), 0.5))
     center = float(loss.losses[order[min(middle, len(order) - 1)]])
-    kept = weights > 1e-30  # the others are less than one rounding together
+    kept = weights > 1e-30  # the others together are below one rounding error
     z, error = _transform(weights[kept], loss.losses[kept] - center, contour)
     log_size, angle = _log_of_one_plus(z)
     size = np.exp(log_size)
@@ -238,15 +246,16 @@ def invert(loss: Atoms, num_steps: int, contour: Contour) -> LaplaceSum:
 
 
 def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> float:
-    """Returns a bound on delta at ``epsilon + k W`` for k other than 0, as it counts.
+    """Returns a bound on the wrapping error: all terms of k != 0.
 
-    Over Chernoff's bound, like all of a sum.  ``E_r[e^(-r X) (1 - e^-X)+]`` is at most
-    ``E_r[e^(h X)]`` for any h >= -r, here with X = S - epsilon - k W.
+    It is relative to Chernoff's bound, as `LaplaceSum.mean` is.
+    ``E_r[e^(-r X) (1 - e^-X)+]`` is at most ``E_r[e^(h X)]`` for any h >= -r, here with
+    X = S - epsilon - k W.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
-      contour: r, W.
+      contour: Contour of the inversion; r and W matter.
       epsilon: At least 0.
     """
     order, period = contour.order, contour.period
@@ -264,7 +273,7 @@ def wrapped(loss: Atoms, num_steps: int, contour: Contour, epsilon: float) -> fl
 
 
 def _rest(contour: Contour) -> tuple[float, float]:
-    """Returns bounds on the terms beyond the last: of the mean and of the density."""
+    """Returns bounds on the terms beyond the last j, of mean and of density."""
     last = 2 * math.pi * contour.count / contour.period
     density = contour.smoothed_share(last) / (math.pi * last * contour.variance)
     return density / last**2, density
@@ -273,11 +282,11 @@ def _rest(contour: Contour) -> tuple[float, float]:
 def _transform(
     weights: NDArray[np.float64], losses: NDArray[np.float64], contour: Contour
 ) -> tuple[NDArray[np.complex128], NDArray[np.float64]]:
-    """Returns ``E e^(i y_j L) - 1``, and bounds on the errors, at j from 0."""
+    """Returns ``E e^(i y_j L) - 1`` and bounds on its errors, for j >= 0."""
     size = _fast_length(math.ceil(2 * math.pi * contour.count / _LARGEST_ANGLE))
     spacing = contour.period / size
     grid, remainder = _share(weights, losses / spacing, size)
-    grid[0] = 0.0  # the rest of 1, by which it is exact
+    grid[0] = 0.0  # its mass is 1 minus the rest, which is exact
     mass = float(np.abs(grid).sum())
     z = np.conj(np.fft.rfft(grid)[: contour.count + 1]) - grid.sum()
     angles = 2 * math.pi / size * np.arange(contour.count + 1)
@@ -291,15 +300,15 @@ def _share(
     """Returns weights on a periodic grid, and the factor of the remainder.
 
     Args:
-      weights: Of points on the line.
-      places: Of the points.
-      size: Of the grid.
+      weights: Weights of points on the real line, shape (n,).
+      places: Positions of the points in grid spacings, shape (n,).
+      size: Number of grid points.
     """
     below = np.floor(places)
     share = places - below
     first = np.mod(below, size).astype(np.int64)
     offsets = np.arange(_ORDER) - (_ORDER // 2 - 1)
-    # Products of all differences before, and of all after, each point.
+    # Products of the differences before each point, and of those after it.
     before = np.ones((_ORDER + 1, len(share)))
     after = np.ones((_ORDER + 1, len(share)))
     for k in range(_ORDER):
@@ -330,13 +339,13 @@ def _log_of_one_plus(
 
 
 def _fast_length(size: int) -> int:
-    """Returns the least ``m 2^k >= size`` with m in 4..7, which transforms fast."""
+    """Returns the least ``m 2^k >= size`` with m in 4..7, a fast length for an FFT."""
     shift = max(0, size.bit_length() - 3)
     return max(-(-size >> shift) << shift, 64)
 
 
 def _ever(probability: float, num_steps: int) -> float:
-    """Returns the probability of an event of one step in any of them."""
+    """Returns the probability that an event of one step happens in any step."""
     if probability >= 1.0:
         return 1.0
     return -math.expm1(num_steps * math.log1p(-probability))

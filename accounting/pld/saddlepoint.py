@@ -1,7 +1,7 @@
 """Choices for `inversion`: what counts as infinite loss, the contour, and cells.
 
-Made from a cheap quadrature of the exact loss, and the normal approximation of the sum
-under an exponential tilt: of order r, a loss l has its probability multiplied by
+They use a cheap quadrature of the exact loss, and the normal approximation of the sum
+under an exponential tilt: a tilt of order r multiplies the probability of a loss l by
 ``e^(r l) / M(r)``.  They decide how tight a bound is, never whether it holds.
 """
 
@@ -20,35 +20,42 @@ from accounting.pld import inversion
 from accounting.pld.inversion import Contour
 from accounting.pld.loss_distribution import Atoms
 
-#: Share of delta in what is clipped although it counts.
+#: Largest relative addition to delta from clipping.
 _CLIPPED = 1e-7
-#: Share of the error that is allowed, in what wraps around.
+#: Share of the allowed error for wrapping.
 _WRAPPED = 0.1
 _LEAST_TERMS = 16
 _MOST_TRIES = 50
 _LEAST_ORDER, _LARGEST_ORDER = 1e-13, 1e15
-#: No tilt moves the mean of a normal sum by more deviations: delta would vanish.
+#: Largest shift of the mean by a tilt, in standard deviations of the sum: beyond it
+#: delta would vanish.
 _MOST_DEVIATIONS = 1e3
-#: A contour is no nearer to the pole at 0: the mean of its tilt, in deviations of the
-#: sum from that without.
+#: Least distance of a contour from the pole at 0: the shift of the mean under its tilt,
+#: in standard deviations of the sum.
 _LEAST_TILT = 2.5
+#: Largest product of the order and of how far epsilon is below the mean of the sum.
+#: Chernoff's bound, to which errors are relative, exceeds delta by its exponential.
+_MOST_EXCESS = 10.0
 _LEAST_DISTANCE = 1e-6
-#: Deviations, over the root of 2, from which a normal sum is always above epsilon.
+#: Epsilon minus mean, in standard deviations over the root of 2, below which a normal
+#: sum always exceeds epsilon.
 _ALL_ABOVE = -20.0
-#: Of a component.
+#: Largest number of cells of a component.
 _MOST_CELLS = 1 << 17
 
 
 @dataclasses.dataclass(frozen=True)
 class Focus:
-    """What serves a sum of losses that is to be tight at one epsilon.
+    """A sum of losses, and the epsilon at which its bound has to be tight.
 
     Attributes:
-      loss: Of one step, clipped.
+      loss: Loss of one step, clipped.
       num_steps: T.
-      epsilon: Where it is to be tight.
-      order: Of the tilt whose mean is epsilon, or 0.
-      log_delta: About ln delta.
+      epsilon: At least 0.
+      order: Order of the tilt under which the mean of the sum is epsilon; 0 if the mean
+        without a tilt is larger.
+      log_delta: Approximation of ln delta.
+      log_finite: The same without infinite losses.
     """
 
     loss: Atoms
@@ -56,18 +63,19 @@ class Focus:
     epsilon: float
     order: float
     log_delta: float
+    log_finite: float
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest finite loss."""
+        """Smallest and largest finite loss."""
         return float(self.loss.losses.min()), float(self.loss.losses.max())
 
 
 def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
-    """Returns a clipped loss, where clipping costs delta next to nothing, and a tilt.
+    """Returns a clipped loss, whose clipping hardly adds to delta, and a tilt.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
       epsilon: At least 0.
     """
@@ -79,7 +87,7 @@ def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
         if most >= 0.8 * last:
             break
     found = loss.clipped(-most, most)
-    order, log_delta = _log_delta(found, num_steps, epsilon)
+    order, log_delta, _ = _log_delta(found, num_steps, epsilon)
     tail = math.exp(max(log_delta + math.log(_CLIPPED / num_steps), -640.0))
     low, high = _ends(found, found.masses, tail)
     tilted = _ends(found, found.tilted(order)[0], _CLIPPED**2 / num_steps)
@@ -88,7 +96,7 @@ def focus(loss: Atoms, num_steps: int, epsilon: float) -> Focus:
 
 
 def _ends(loss: Atoms, masses: NDArray[np.float64], tail: float) -> tuple[float, float]:
-    """Returns what leaves out ``tail`` of the masses on either side."""
+    """Returns an interval of losses outside of which the mass is ``tail`` per side."""
     order = np.argsort(loss.losses)
     losses, masses = loss.losses[order], masses[order]
     first = int(np.searchsorted(np.cumsum(masses), tail))
@@ -98,10 +106,10 @@ def _ends(loss: Atoms, masses: NDArray[np.float64], tail: float) -> tuple[float,
 
 
 def order_for_epsilon(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns the order whose tilt puts the mean of the sum at ``epsilon``.
+    """Returns the order of the tilt that moves the mean of the sum to ``epsilon``.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
       epsilon: At least 0.
     """
@@ -124,7 +132,7 @@ def _order(
     excess: Callable[[float], float], guess: float, most: float = _LARGEST_ORDER
 ) -> float:
     # ``excess`` increases with the order.  The result is a choice, not a bound: three
-    # digits are enough.
+    # digits suffice.
     _, high = threshold(
         lambda order: -excess(order),
         guess,
@@ -136,16 +144,18 @@ def _order(
     return min(high, most)
 
 
-def _log_delta(loss: Atoms, num_steps: int, epsilon: float) -> tuple[float, float]:
-    """Returns the order for ``epsilon``, and about ln delta."""
+def _log_delta(
+    loss: Atoms, num_steps: int, epsilon: float
+) -> tuple[float, float, float]:
+    """Returns `Focus.order`, `Focus.log_delta` and `Focus.log_finite`."""
     order = order_for_epsilon(loss, num_steps, epsilon)
     infinite = math.log(max(num_steps * loss.infinite_mass, 1e-300))
     finite = _log_tail(loss, num_steps, order, epsilon)
-    return order, min(float(np.logaddexp(finite, infinite)), 0.0)
+    return order, min(float(np.logaddexp(finite, infinite)), 0.0), finite
 
 
 def _log_tail(loss: Atoms, num_steps: int, order: float, epsilon: float) -> float:
-    """Returns about ln delta of the finite losses, whose sum is taken to be normal."""
+    """Returns an approximation of ln delta of the finite losses, with a normal sum."""
     log_moment, mean, variance = loss.cumulants(order)
     log_gain = _log_gain(order, num_steps * mean - epsilon, num_steps * variance)
     return num_steps * log_moment - order * epsilon + log_gain
@@ -156,27 +166,27 @@ def _log_gain(order: float, above: float, variance: float) -> float:
 
     Args:
       order: r.
-      above: The mean of X.
-      variance: Of X.
+      above: Mean of X.
+      variance: Variance of X.
     """
     width = math.sqrt(2 * max(variance, 1e-200))
     place = order * width / 2 - above / width
-    if place < _ALL_ABOVE:  # where erfcx overflows: two moments of a normal
+    if place < _ALL_ABOVE:  # erfcx overflows: two moments of a normal
         exponent = min(width * place + width**2 / 4, -1e-300)
         return order * (order * variance / 2 - above) + math.log(-math.expm1(exponent))
     near = float(special.erfcx(place))
     gain = near - float(special.erfcx(place + width / 2))
     if width < 1e-6:
-        # The slope of erfcx, where it is narrow.
+        # The difference is the slope of erfcx times the width.
         gain = width * (1 / math.sqrt(math.pi) - place * near)
     return math.log(max(gain / 2, 1e-300)) - (above / width) ** 2
 
 
 def approximate_log_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
-    """Returns about ln delta; no bound.
+    """Returns an approximation of ln delta.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
       epsilon: At least 0.
     """
@@ -184,14 +194,14 @@ def approximate_log_delta(loss: Atoms, num_steps: int, epsilon: float) -> float:
 
 
 def approximate_epsilon(loss: Atoms, num_steps: int, delta: float) -> float:
-    """Returns about the epsilon of ``delta``; 0 where less would do.
+    """Returns an approximation of epsilon at ``delta``, at least 0.
 
     Args:
-      loss: Of one step.
+      loss: Loss of one step.
       num_steps: T.
       delta: In (0, 1).
     """
-    # Along the tilts, epsilon is the mean of the sum.
+    # The search is over tilts; epsilon is the mean of the sum under the tilt.
     needed = math.log(delta)
 
     def excess(order: float) -> float:
@@ -206,10 +216,10 @@ def approximate_epsilon(loss: Atoms, num_steps: int, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What decides how fine a contour has to be.
+    """Properties of a sum that determine how fine a contour has to be.
 
     Attributes:
-      curvature: The density of the sum at epsilon over delta.
+      curvature: Density of the sum at epsilon over delta.
       log_share: ln of delta over the Chernoff bound of the contour's order.
     """
 
@@ -221,54 +231,58 @@ class Cost:
 
         Args:
           other: The other cost.
-          factor: By which they may be.
+          factor: Largest accepted ratio of the curvatures.
         """
         too_near = self.log_share < other.log_share - 2.0
         return too_near or self.curvature > factor * other.curvature
 
     def or_more(self, other: Cost) -> Cost:
-        """Returns what covers both costs."""
+        """Returns a cost that covers both."""
         curvature = max(self.curvature, other.curvature)
         return Cost(curvature, min(self.log_share, other.log_share))
 
 
 def contour_order(found: Focus) -> float:
-    """Returns r: that of the tilt, unless it is too near to the pole at 0."""
+    """Returns r: the order of the tilt, unless that is too near the pole at 0."""
     _, mean, variance = found.loss.cumulants(0.0)
     steps = found.num_steps
     deviation = math.sqrt(steps * variance)
     away = steps * mean + _LEAST_TILT * deviation
     if away <= found.epsilon:
         return found.order
-    # The former is less for skewed losses, the latter for bounded ones.
+    # Of three orders, the first is the smallest for skewed losses, the second for
+    # bounded ones, the third for losses that hardly vary.
     least = order_for_epsilon(found.loss, steps, away)
-    if least <= 0.0:  # the sum hardly varies: its distance is all that there is
+    if least <= 0.0:  # the sum hardly varies: the only scale is its distance
         least = 1 / max(steps * mean - found.epsilon, _LEAST_DISTANCE)
-    return max(found.order, min(least, _LEAST_TILT / max(deviation, 1e-100)))
+    excess = max(steps * mean - found.epsilon, 1e-100)
+    bounded = _LEAST_TILT / max(deviation, 1e-100)
+    return max(found.order, min(least, bounded, _MOST_EXCESS / excess))
 
 
 def expected_cost(found: Focus) -> Cost:
-    """Returns what a normal sum would cost."""
+    """Returns the cost of a normal sum."""
     order = contour_order(found)
     variance = found.loss.cumulants(found.order)[2]
     slope = found.order + 1 / math.sqrt(max(found.num_steps * variance, 1e-200))
     log_chernoff = found.num_steps * found.loss.cumulants(order)[0]
     log_share = found.log_delta - (log_chernoff - order * found.epsilon)
-    return Cost(slope * (slope + 1), min(log_share, 0.0))
+    finite = math.exp(min(max(found.log_finite - found.log_delta, -20.0), 0.0))
+    return Cost(finite * slope * (slope + 1), min(log_share, 0.0))
 
 
 def contour(found: Focus, cost: Cost, fineness: float) -> Contour:
-    """Returns a contour that adds a share of about ``fineness`` to delta.
+    """Returns a contour whose relative addition to delta is about ``fineness``.
 
     Args:
       found: The sum.
-      cost: What is known of it.
-      fineness: Relative to delta.
+      cost: Known properties of the sum.
+      fineness: Relative addition to delta.
     """
     order = contour_order(found)
     needed = -math.log(_WRAPPED * fineness) - cost.log_share
     period = _period(found, order, needed)
-    # More would also raise the Chernoff bound.
+    # A larger variance would also raise the Chernoff bound.
     variance = min(2 * fineness / cost.curvature, 0.5 / (order * (order + 1)))
     last = math.sqrt(2 * needed / variance)
     count = max(math.ceil(last * period / (2 * math.pi)), _LEAST_TERMS)
@@ -279,7 +293,7 @@ def contour(found: Focus, cost: Cost, fineness: float) -> Contour:
 
 
 def _period(found: Focus, order: float, needed: float) -> float:
-    """Returns W so large that delta at ``epsilon +- W`` hardly counts.
+    """Returns a period W so large that delta at ``epsilon +- W`` is negligible.
 
     Chernoff: ``E_r[e^(-r X)+] <= E_r[e^(h X)]`` for h >= -r, of X = S - epsilon -+ W.
     """
@@ -317,21 +331,21 @@ def _period(found: Focus, order: float, needed: float) -> float:
 def flows(
     found: Focus, cost: Cost, fineness: float, parts: list[Atoms]
 ) -> list[NDArray[np.float64]]:
-    """Returns how many cells are to lie below each atom of each part of a mixture.
+    """Returns the number of cells below each atom of each component of a mixture.
 
-    Cells between whose ends losses are split add ``p w^2 / 6`` to the variance of a
-    loss, for a cell of width w and mass p under the tilt: least for a given number of
-    cells where ``p w^2`` is the same in all.
+    Splitting losses between the ends of a cell adds ``p w^2 / 6`` to the variance of a
+    loss, for a cell of width w and mass p under the tilt.  For a given number of cells
+    the sum is least if ``p w^2`` is the same in all.
 
     Args:
       found: The sum.
-      cost: What is known of it.
-      fineness: What may be added to delta, relatively.
-      parts: Of the quadrature of each component, with increasing losses.
+      cost: Known properties of the sum.
+      fineness: Largest relative addition to delta.
+      parts: Quadrature of each component, with increasing losses.
     """
     low, high = found.ends
     log_moment = found.loss.tilted(found.order)[1]
-    # No cell may be wider than what one loss alone may be split to.
+    # No cell is wider than the splitting of a single loss allows.
     widest = math.sqrt(8 * fineness / cost.curvature)
     shares, steady = [], []
     for part in parts:
@@ -343,18 +357,19 @@ def flows(
         shares.append(np.cumsum(np.cbrt(masses * width**2)))
         steady.append(np.cumsum(np.where(masses > 1e-18, width / widest, 0.0)))
     total = max(sum(float(share[-1]) for share in shares), 1e-300)
-    quantum = math.sqrt(12 * fineness / (found.num_steps * cost.curvature * total))
+    added = max(found.num_steps * cost.curvature * total, 1e-300)
+    quantum = math.sqrt(12 * fineness / added)
     counts = [one / quantum + two for one, two in zip(shares, steady, strict=True)]
     excess = max(1.0, max(float(count[-1]) for count in counts) / _MOST_CELLS)
     return [count / excess for count in counts]
 
 
 def found_cost(total: inversion.LaplaceSum, epsilon: float) -> Cost:
-    """Returns what a sum cost at ``epsilon``.
+    """Returns the cost of a computed sum at ``epsilon``.
 
     Args:
-      total: Of all losses.
+      total: The sum.
       epsilon: At least 0.
     """
-    mean = max(total.mean(epsilon), total.error, 1e-300)
-    return Cost(max(total.density(epsilon), 0.0) / mean, math.log(mean))
+    mean = max(total.mean(epsilon), total.error, total.infinite_share(epsilon))
+    return Cost(max(total.density(epsilon), 0.0) / mean, min(math.log(mean), 0.0))
