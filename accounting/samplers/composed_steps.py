@@ -1,7 +1,8 @@
-"""T independent steps of given dominating pairs, for relations other than zero-out.
+"""T independent steps of given dominating pairs.
 
 Formal guarantees:
-  - ``delta`` and ``epsilon`` bound both directions from above.
+  - ``delta(...).upper`` and ``epsilon(...).upper`` bound both directions from above:
+    discretisation, truncation and rounding are added on the private side.
   - They never exceed the bounds of the Gaussian mechanism without subsampling, nor
     those that reveal in which steps the differing rows took part.
 """
@@ -13,40 +14,41 @@ import math
 from collections.abc import Callable
 
 from accounting.intervals import Bounds, ByDirection, NoiseBounds, least
-from accounting.numerics.calibration import smallest_noise_in_two
+from accounting.numerics.calibration import smallest_noise, smallest_noise_in_two
 from accounting.plan import DpSgdPlan
 from accounting.pld import gaussian, poisson_lower_bound, privacy_profile
 from accounting.pld.dominating_pairs import Step
+from accounting.pld.inversion import LaplaceSum
 from accounting.pld.poisson_lower_bound import Component
 from accounting.pld.privacy_profile import Profile
 
 EXACT_METHOD = "Gaussian mechanism, closed form (Balle and Wang 2018)"
-_PARTICIPATION = "probability of taking part at all"
-#: Below this noise the loss of a step spans so much that closed forms are better.
-_LEAST_NOISE = 0.01
+PARTICIPATION = "probability of taking part at all"
+#: More than the relative rounding error of a few operations.
+_SLACK = 1e-15
 
 
-def _rates(plan: DpSgdPlan) -> tuple[float, float]:
-    """Returns q rounded down and up."""
+def probability(plan: DpSgdPlan) -> float:
+    """Returns the sampling probability, rounded up, which is less private."""
     exact = plan.sampling_probability
-    nearest = float(exact)
-    return (
-        nearest if nearest <= exact else math.nextafter(nearest, 0.0),
-        nearest if nearest >= exact else min(1.0, math.nextafter(nearest, 1.0)),
-    )
+    rounded = float(exact)
+    return rounded if rounded >= exact else min(1.0, math.nextafter(rounded, 1.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComposedSteps:
-    """Bounds on Poisson batches for pairs other than those of one example.
+    """Bounds on Poisson batches, given the dominating pair of one step.
 
     Attributes:
       steps: (q, noise multiplier) -> the pair of one step, in each direction.
-      components: q -> the same pair for the lower bound.
+      components: q -> the same pair, for the lower bound.
       sensitivity: L2 sensitivity of a step's sum, in clip norms.
       num_rows: Number of rows in which neighbours differ, each sampled with
         probability q.
       method: Theorem of the composition.
+      least_noise: Noise multiplier over the sensitivity, below which closed forms are
+        tighter, because the loss of a step spans so much.
+      symmetric: Whether both directions have the same pair.
     """
 
     steps: Callable[[float, float], tuple[Step, ...]]
@@ -54,20 +56,43 @@ class ComposedSteps:
     sensitivity: int
     num_rows: int
     method: str
+    least_noise: float = 0.01
+    symmetric: bool = False
 
     def _effective(self, plan: DpSgdPlan, noise_multiplier: float) -> float:
         """Returns the noise multiplier of all steps as one, without subsampling."""
         return noise_multiplier / (self.sensitivity * math.sqrt(plan.num_steps))
 
-    def _participation(self, plan: DpSgdPlan) -> float:
-        rate = _rates(plan)[1]
+    def _log_never(self, plan: DpSgdPlan) -> float:
+        """Returns ln of the probability that no row is ever sampled, rounded down."""
+        rate = probability(plan)
         if rate == 1.0:
-            return 1.0
-        return -math.expm1(self.num_rows * plan.num_steps * math.log1p(-rate))
+            return -math.inf
+        exponent = self.num_rows * plan.num_steps * math.log1p(-rate)
+        return exponent * (1 + _SLACK)
 
-    def _composes(self, plan: DpSgdPlan, noise_multiplier: float) -> bool:
+    def participation(self, plan: DpSgdPlan) -> float:
+        """Returns the probability that any row is ever sampled, rounded up.
+
+        No delta exceeds it: without any of the rows, both data sets have the same
+        outputs.  Without noise it is delta of removing the rows.
+        """
+        return min(1.0, -math.expm1(self._log_never(plan)) * (1 + _SLACK))
+
+    def _added(self, plan: DpSgdPlan, epsilon: float) -> float:
+        """Returns delta of adding the rows, if their participation is revealed."""
+        shifted = epsilon * (1 - _SLACK) + self._log_never(plan)
+        return -math.expm1(min(0.0, shifted)) * (1 + _SLACK)
+
+    def composes(self, plan: DpSgdPlan, noise_multiplier: float) -> bool:
+        """Returns whether losses are composed numerically, beside closed forms.
+
+        Args:
+          plan: A plan of Poisson batches.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+        """
         noise = noise_multiplier / self.sensitivity
-        return _rates(plan)[1] < 1.0 and _LEAST_NOISE <= noise < math.inf
+        return probability(plan) < 1.0 and self.least_noise <= noise < math.inf
 
     def _profile(
         self,
@@ -76,7 +101,7 @@ class ComposedSteps:
         fineness: float = privacy_profile.FINE,
     ) -> Profile:
         return Profile(
-            directions=self.steps(_rates(plan)[1], noise_multiplier),
+            directions=self.steps(probability(plan), noise_multiplier),
             num_steps=plan.num_steps,
             fineness=fineness,
         )
@@ -94,15 +119,16 @@ class ComposedSteps:
           plan: A plan of Poisson batches.
           noise_multiplier: Noise standard deviation over the clip norm, at least 0.
           epsilon: At least 0.
-          fineness: Of the grid of losses; see `privacy_profile.Profile`.
+          fineness: Largest relative addition to a numerical delta; see
+            `privacy_profile.Profile`.
         """
         effective = self._effective(plan, noise_multiplier)
         closed = gaussian.gaussian_delta(effective, epsilon)
         if plan.sampling_probability == 1:
             lower = gaussian.gaussian_delta(effective, epsilon, upper=False)
             return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
-        options = [(closed, EXACT_METHOD), (self._participation(plan), _PARTICIPATION)]
-        if self._composes(plan, noise_multiplier):
+        options = [(closed, EXACT_METHOD), (self.participation(plan), PARTICIPATION)]
+        if self.composes(plan, noise_multiplier):
             profile = self._profile(plan, noise_multiplier, fineness)
             options.insert(0, (profile.delta(epsilon), self.method))
         return least(*options)
@@ -110,12 +136,41 @@ class ComposedSteps:
     def delta_by_direction(
         self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
     ) -> ByDirection:
-        """Returns the worse direction as both; arguments as for `delta`."""
-        both = self.delta(plan, noise_multiplier, epsilon)
-        return ByDirection(remove=both, add=both)
+        """Returns bounds on delta in each direction; arguments as for `delta`."""
+        if self.symmetric or plan.sampling_probability == 1:
+            both = self.delta(plan, noise_multiplier, epsilon)
+            return ByDirection(remove=both, add=both)
+        effective = self._effective(plan, noise_multiplier)
+        closed = gaussian.gaussian_delta(effective, epsilon)
+        revealed_deltas = self.participation(plan), self._added(plan, epsilon)
+        numerical: tuple[float, ...] = (1.0, 1.0)
+        if self.composes(plan, noise_multiplier):
+            numerical = self._profile(plan, noise_multiplier).delta_by_direction(
+                epsilon
+            )
+        remove, add = (
+            least(
+                (value, self.method), (closed, EXACT_METHOD), (revealed, PARTICIPATION)
+            )
+            for value, revealed in zip(numerical, revealed_deltas, strict=True)
+        )
+        return ByDirection(remove=remove, add=add)
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
-        """Returns bounds on epsilon at ``delta``.
+        """Returns bounds on epsilon; arguments as for `epsilon_function`."""
+        found = self.epsilon_function(plan, noise_multiplier, delta)(delta)
+        if plan.sampling_probability < 1:
+            return found
+        effective = self._effective(plan, noise_multiplier)
+        lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
+        return dataclasses.replace(found, lower=lower)
+
+    def epsilon_function(
+        self, plan: DpSgdPlan, noise_multiplier: float, delta: float
+    ) -> Callable[[float], Bounds]:
+        """Returns a function: delta -> an upper bound on epsilon.
+
+        The numerical part is computed once, and is tight near ``delta``.
 
         Args:
           plan: A plan of Poisson batches.
@@ -123,16 +178,43 @@ class ComposedSteps:
           delta: In (0, 1).
         """
         effective = self._effective(plan, noise_multiplier)
-        closed = gaussian.gaussian_epsilon(effective, delta)
+        participation = self.participation(plan)
+        sums: tuple[LaplaceSum, ...] = ()
+        if self.composes(plan, noise_multiplier):
+            sums = self._profile(plan, noise_multiplier).sums_at(delta)
+
+        def upper(point: float) -> Bounds:
+            options = [(gaussian.gaussian_epsilon(effective, point), EXACT_METHOD)]
+            if participation <= point:
+                options.append((0.0, PARTICIPATION))
+            if sums:
+                options.append((privacy_profile.epsilon_of(sums, point), self.method))
+            return least(*options)
+
+        return upper
+
+    def guess(self, plan: DpSgdPlan, epsilon: float, delta: float) -> float:
+        """Returns a cheap approximation of the noise multiplier that is needed.
+
+        Args:
+          plan: A plan of Poisson batches; a cap is ignored.
+          epsilon: At least 0.
+          delta: In (0, 1).
+        """
         if plan.sampling_probability == 1:
-            lower = gaussian.gaussian_epsilon(effective, delta, upper=False)
-            return Bounds(upper=closed, lower=lower, method=EXACT_METHOD)
-        revealed = 0.0 if self._participation(plan) <= delta else math.inf
-        options = [(closed, EXACT_METHOD), (revealed, _PARTICIPATION)]
-        if self._composes(plan, noise_multiplier):
-            found = self._profile(plan, noise_multiplier).epsilon(delta)
-            options.insert(0, (found, self.method))
-        return least(*options)
+            scale = self.sensitivity * math.sqrt(plan.num_steps)
+            return gaussian.gaussian_noise(epsilon, delta) * scale
+
+        def log_excess(noise: float) -> float:
+            if not self.composes(plan, noise):
+                return 700.0
+            step = self.steps(probability(plan), noise)[0]
+            return privacy_profile.approximate_log_delta(
+                step, plan.num_steps, epsilon
+            ) - math.log(delta)
+
+        found = smallest_noise(log_excess, float(self.sensitivity), tolerance=3e-3)
+        return found if math.isfinite(found) else float(self.sensitivity)
 
     def noise_multiplier(
         self, plan: DpSgdPlan, epsilon: float, delta: float
@@ -151,7 +233,7 @@ class ComposedSteps:
         value = smallest_noise_in_two(
             reached,
             target=delta,
-            guess=float(self.sensitivity),
+            guess=self.guess(plan, epsilon, delta),
             coarse=privacy_profile.COARSE,
             fine=privacy_profile.FINE,
             coarse_tolerance=privacy_profile.COARSE / 5,
@@ -161,14 +243,33 @@ class ComposedSteps:
     def lower_delta(
         self, plan: DpSgdPlan, noise_multiplier: float, epsilon: float
     ) -> float:
-        """Returns a lower bound on delta; arguments as for `delta`."""
+        """Returns a lower bound on delta; takes about a second.
+
+        Arguments as for `delta`.
+        """
         if plan.sampling_probability == 1:
             return self.delta(plan, noise_multiplier, epsilon).lower or 0.0
-        if not self._composes(plan, noise_multiplier):
+        # Rounded down, as less sampling is more private.
+        rate = math.nextafter(float(plan.sampling_probability), 0.0)
+        return self.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+
+    def lower_delta_at(
+        self, rate: float, num_steps: int, noise_multiplier: float, epsilon: float
+    ) -> float:
+        """Returns a lower bound on delta at any sampling probability.
+
+        Args:
+          rate: Probability that a row is in a step, rounded down; below 1.
+          num_steps: T.
+          noise_multiplier: Noise standard deviation over the clip norm, at least 0.
+          epsilon: At least 0.
+        """
+        if noise_multiplier == 0.0:
+            # Participation is visible.
+            never = self.num_rows * num_steps * math.log1p(-rate)
+            return -math.expm1(never) * (1 - 1e-14)
+        if rate <= 0.0 or noise_multiplier < self.least_noise * self.sensitivity:
             return 0.0
         return poisson_lower_bound.lower_delta_of(
-            self.components(_rates(plan)[0]),
-            noise_multiplier,
-            plan.num_steps,
-            epsilon,
+            self.components(rate), noise_multiplier, num_steps, epsilon
         )

@@ -1,22 +1,24 @@
 """Truncated Poisson subsampling: a random subset of at most B examples per step.
 
-Two upper bounds are valid; the smaller one is used and named:
+Three upper bounds hold; the smallest one is used, and the answer names it:
 
   - Additive: ``delta(eps) <= delta_Poisson(eps) + (1 + e^eps) T Pr[Bin(n, q) > B]``.
-    Couple the truncated sampler with the untruncated one: they differ with probability
-    at most ``eta = T Pr[Bin(n, q) > B]`` for either data set, so
+    Couple the truncated sampler with the untruncated one.  They differ with probability
+    at most ``eta = T Pr[Bin(n, q) > B]`` on either data set, so
     ``Pr[M(D) in S] <= Pr[M_P(D) in S] + eta <= e^eps Pr[M_P(D') in S] + delta_P + eta
     <= e^eps (Pr[M(D') in S] + eta) + delta_P + eta``.
-  - Mixture: one step is dominated by the public mixture of the Poisson pair (when fewer
-    than B other examples were sampled) and a subsampled pair of twice the sensitivity
-    (when at least B were: the example then displaces another one).
+  - Mixture: one step is dominated by the public mixture of the Poisson pair (if fewer
+    than B other examples are sampled) and of a subsampled pair of twice the sensitivity
+    (if at least B are: the example then displaces another one).
+  - Participation: ``delta(eps) <= 1 - (1-q)^T``, the probability that the example is
+    ever sampled.  If it is not, its presence changes nothing.
 
-Both hold under add-or-remove for data sets of at most n examples, and q fixed.  There
-the step of at least B others y is that of a remaining example against that of y,
-``((1-r) N(y) + r N(x), N(y))`` at a distance of at most 2, with ``r = q B / (M + 1)``
-for M others sampled.  Since r <= q, and since this pair at r = q dominates the Poisson
-pair, delta only rises with the number of examples and with the probability of M >= B:
-the bound at n holds for every smaller number.
+Under add-or-remove, all hold for data sets of at most n examples, with q fixed.  If
+M >= B others are sampled, the example x displaces another example y with probability
+``r = q B / (M + 1)``: the pair is ``((1-r) N(y) + r N(x), N(y))``, with x and y at a
+distance of at most 2.  Since r <= q, and since this pair at r = q dominates the Poisson
+pair, delta increases with the probability of M >= B, and so with the number of
+examples: the bound at n holds for every smaller number.
 
 References:
   Chua et al. (2024), arXiv:2411.04205, Theorem 3.3; Ganesh (2025), arXiv:2508.15089,
@@ -48,6 +50,7 @@ from accounting.pld import (
 from accounting.pld.dominating_pairs import Step
 from accounting.samplers import audit_case, kept_rows, poisson
 from accounting.samplers.audit_case import Case
+from accounting.samplers.composed_steps import PARTICIPATION, probability
 from accounting.validation import check_int
 
 ADDITIVE = "Poisson plus truncation (Chua et al. 2024, Theorem 3.3)"
@@ -56,17 +59,18 @@ USER_LOWER_METHOD = poisson.USER_LOWER_METHOD + ", as many as are kept"
 MIXTURE = "truncated mixture (Ganesh 2025)"
 CLOSED = "Gaussian mechanism of twice the sensitivity in every step, closed form"
 LOWER_METHOD = poisson.LOWER_METHOD + " at the probability of being kept"
+_UNTRUNCATED = poisson.OF_EXAMPLE
 #: (n, q, B, noise multiplier) -> one step of a mixture in both directions.
 _Mixing = Callable[[int, float, int, float], tuple[Step, Step]]
-#: Largest share of a target delta for truncation where the cap is chosen here.
+#: Largest share of a target delta for truncation by `smallest_cap`.
 _SHARE_OF_DELTA = 1e-5
-#: Share of delta that decides nothing.
+#: Share of delta that is negligible in a choice between bounds.
 _NEGLIGIBLE = 1e-6
-#: Relative distance of epsilons that tell whether delta rises, and where it is least.
+#: Relative distance of epsilons in the search for the least delta.
 _NEARBY = 1e-3
-#: Below this noise the loss of a step spans more than the lower bound's grid.
+#: At less noise, the range of a step's loss exceeds the lower bound's grid.
 _LEAST_USER_NOISE = 0.01
-#: Relative error allowed for the incomplete beta function behind the binomial tail.
+#: Factor that covers the relative error of the incomplete beta function.
 _TAIL_SLACK = 1 + 1e-9
 
 
@@ -92,14 +96,14 @@ def truncation_probability(plan: DpSgdPlan) -> float:
     """Returns the probability that one given step is truncated."""
     assert plan.truncated_batch_size is not None
     return tail_probability(
-        plan.num_examples, poisson.probability(plan), plan.truncated_batch_size
+        plan.num_examples, probability(plan), plan.truncated_batch_size
     )
 
 
 def any_truncation_probability(plan: DpSgdPlan) -> float:
     """Returns a bound on the probability that any step is truncated; 0 without a cap.
 
-    No probability differs by more from that under untruncated sampling.
+    No probability differs by more from its value under untruncated sampling.
     """
     if plan.truncated_batch_size is None:
         return 0.0
@@ -110,27 +114,27 @@ def truncation_delta(plan: DpSgdPlan, epsilon: float) -> float:
     """Returns ``(1 + e^epsilon) T Pr[Bin(n, q) > B]``, the additive correction.
 
     Args:
-      plan: A plan with a cap B.
+      plan: A plan of truncated Poisson batches, with cap B.
       epsilon: At least 0.
     """
-    probability = truncation_probability(plan)
-    if probability == 0.0:
+    truncated = truncation_probability(plan)
+    if truncated == 0.0:
         return 0.0
-    exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(probability)
+    exponent = epsilon + math.log1p(math.exp(-epsilon)) + math.log(truncated)
     return math.exp(min(exponent + math.log(plan.num_steps), 700.0))
 
 
 def _additive(
     plan: DpSgdPlan, untruncated: Callable[[float], float], epsilon: float
 ) -> float:
-    """Returns the additive bound at the best of all smaller epsilons.
+    """Returns the least additive bound at any epsilon up to ``epsilon``.
 
-    The correction rises with epsilon, as delta never does: what holds at an epsilon
-    holds at a larger one.
+    The correction rises with epsilon, but delta does not: a bound at one epsilon holds
+    at every larger one.
 
     Args:
-      plan: With a cap.
-      untruncated: Epsilon -> a bound on delta without the cap.
+      plan: A plan of truncated Poisson batches.
+      untruncated: Epsilon -> an upper bound on delta without the cap.
       epsilon: At least 0.
     """
 
@@ -161,7 +165,7 @@ def adding_steps(
     """Returns one step under add-or-remove; arguments as for `mixture_steps`.
 
     Args:
-      num_examples: The most examples there may be.
+      num_examples: n, upper bound on the number of examples.
       sampling_probability: q, in (0, 1).
       truncated_batch_size: B.
       noise_multiplier: Noise standard deviation over the clip norm, above 0.
@@ -200,8 +204,8 @@ def mixture_steps(
     if crowded == 0.0:
         return remove, add
     truncated = tail_probability(num_examples, rate, size)
-    # The probability of being kept is rounded up by the slack of one tail over the
-    # other.  Twice the sensitivity is half the noise.
+    # The slack rounds up the ratio of two tails.  Twice the sensitivity is half the
+    # noise.
     kept = min(1.0, truncated * size / (num_examples * crowded) * _TAIL_SLACK)
     evicting = dominating_pairs.replace_pair(kept, noise_multiplier / 2)
     return (
@@ -217,7 +221,7 @@ def _mixture(
     fineness: float = privacy_profile.FINE,
 ) -> privacy_profile.Profile:
     """Returns the profile of the mixture."""
-    rate, size = poisson.probability(plan), plan.truncated_batch_size
+    rate, size = probability(plan), plan.truncated_batch_size
     assert size is not None
     return privacy_profile.Profile(
         directions=mixing(plan.num_examples, rate, size, noise_multiplier),
@@ -236,26 +240,30 @@ def delta(
     """Returns bounds on delta at ``epsilon``.
 
     Args:
-      plan: With a cap.
+      plan: A plan of truncated Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       epsilon: At least 0.
-      fineness: Of the grid of losses; see `privacy_profile.Profile`.
+      fineness: Largest relative addition to a numerical delta; see
+        `privacy_profile.Profile`.
       mixing: `mixture_steps`, or `adding_steps` under add-or-remove.
     """
     additive = _additive(
         plan,
-        lambda point: poisson.delta(plan, noise_multiplier, point, fineness).guarantee,
+        lambda point: (
+            _UNTRUNCATED.delta(plan, noise_multiplier, point, fineness).guarantee
+        ),
         epsilon,
     )
+    revealed = _UNTRUNCATED.participation(plan), PARTICIPATION
     if truncation_delta(plan, epsilon) <= _NEGLIGIBLE * additive:
-        return Bounds(upper=additive, method=ADDITIVE)
+        return least((additive, ADDITIVE), revealed)
     if _can_mix(plan, noise_multiplier):
         profile = _mixture(mixing, plan, noise_multiplier, fineness)
         other = profile.delta(epsilon), MIXTURE
     else:
         noise = _closed_noise(plan, noise_multiplier)
         other = gaussian.gaussian_delta(noise, epsilon), CLOSED
-    return least((additive, ADDITIVE), other)
+    return least((additive, ADDITIVE), other, revealed)
 
 
 def delta_by_direction(
@@ -268,14 +276,19 @@ def delta_by_direction(
 
     Arguments as for `delta`.
     """
-    untruncated = poisson.delta_by_direction(plan, noise_multiplier, epsilon)
+    untruncated = _UNTRUNCATED.delta_by_direction(plan, noise_multiplier, epsilon)
     correction = truncation_delta(plan, epsilon)
     mixtures: tuple[float, ...] = (1.0, 1.0)
     if correction > 0.0 and _can_mix(plan, noise_multiplier):
         profile = _mixture(mixing, plan, noise_multiplier)
         mixtures = profile.delta_by_direction(epsilon)
+    revealed = _UNTRUNCATED.participation(plan), PARTICIPATION
     remove, add = (
-        least((min(1.0, bound.guarantee + correction), ADDITIVE), (mixture, MIXTURE))
+        least(
+            (min(1.0, bound.guarantee + correction), ADDITIVE),
+            (mixture, MIXTURE),
+            revealed,
+        )
         for bound, mixture in zip(
             (untruncated.remove, untruncated.add), mixtures, strict=True
         )
@@ -284,26 +297,26 @@ def delta_by_direction(
 
 
 def _closed_noise(plan: DpSgdPlan, noise_multiplier: float) -> float:
-    # Reveal whom each step sampled and in which order it would evict: by taking part,
-    # or not, one example moves the sum of every step by twice the clip norm at most.
+    # Given the sampled examples and the order of eviction, one example changes the sum
+    # of each step by at most twice the clip norm.
     return noise_multiplier / (2 * math.sqrt(plan.num_steps))
 
 
 def _can_mix(plan: DpSgdPlan, noise_multiplier: float) -> bool:
-    return poisson.composes(plan, noise_multiplier / 2)
+    return _UNTRUNCATED.composes(plan, noise_multiplier / 2)
 
 
 def additive_epsilon(plan: DpSgdPlan, noise_multiplier: float, delta: float) -> float:
-    """Returns the epsilon of the additive bound; infinite if it proves nothing.
+    """Returns the epsilon of the additive bound; infinite if there is none.
 
     Args:
-      plan: With a cap.
+      plan: A plan of truncated Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm, at least 0.
       delta: In (0, 1).
     """
-    needed_at = poisson.epsilon_function(plan, noise_multiplier, delta)
+    needed_at = _UNTRUNCATED.epsilon_function(plan, noise_multiplier, delta)
     cost = functools.partial(truncation_delta, plan)
-    return epsilon_after_cost(cost, lambda point: needed_at(point)[0], delta)
+    return epsilon_after_cost(cost, lambda point: needed_at(point).guarantee, delta)
 
 
 def epsilon(
@@ -313,6 +326,8 @@ def epsilon(
     mixing: _Mixing = mixture_steps,
 ) -> Bounds:
     """Returns bounds on epsilon at ``delta``; arguments as for `delta`."""
+    if _UNTRUNCATED.participation(plan) <= delta:
+        return Bounds(upper=0.0, method=PARTICIPATION)
     additive = additive_epsilon(plan, noise_multiplier, delta)
     if not _can_mix(plan, noise_multiplier):
         closed = gaussian.gaussian_epsilon(_closed_noise(plan, noise_multiplier), delta)
@@ -327,7 +342,7 @@ def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
     """Returns the least B whose additive correction is at most 1e-5 of ``delta``.
 
     Args:
-      plan: Without a cap.
+      plan: A plan of Poisson batches.
       epsilon: At least 0.
       delta: In (0, 1).
 
@@ -337,7 +352,7 @@ def smallest_cap(plan: DpSgdPlan, epsilon: float, delta: float) -> int:
       ...               expected_batch_size=65_536, num_steps=562), 5.0, 2.7e-8)
       67754
     """
-    rate = poisson.probability(plan)
+    rate = probability(plan)
     allowed = math.log(_SHARE_OF_DELTA) + math.log(delta) - math.log(plan.num_steps)
     allowed -= epsilon + math.log1p(math.exp(-epsilon))
 
@@ -355,7 +370,7 @@ def noise_multiplier(
     """Returns a noise multiplier that suffices for ``(epsilon, delta)``.
 
     Args:
-      plan: With a cap.
+      plan: A plan of truncated Poisson batches.
       epsilon: At least 0.
       delta: In (0, 1).
       mixing: As for `delta`.
@@ -363,7 +378,7 @@ def noise_multiplier(
     value = smallest_noise_in_two(
         lambda noise, fineness: _delta(plan, noise, epsilon, fineness, mixing),
         target=delta,
-        guess=poisson.guess(plan, epsilon, delta),
+        guess=_UNTRUNCATED.guess(plan, epsilon, delta),
         coarse=privacy_profile.COARSE,
         fine=privacy_profile.FINE,
         coarse_tolerance=privacy_profile.COARSE / 5,
@@ -385,11 +400,11 @@ def _delta(
 def lower_delta(plan: DpSgdPlan, noise_multiplier: float, epsilon: float) -> float:
     """Returns a lower bound on delta at ``epsilon``; takes about a second.
 
-    Of the data set whose other gradients are zero, where evicting another example
-    changes nothing.  Arguments as for `delta`.
+    It is delta of the data set whose other gradients are zero, where evicting another
+    example has no effect.  Arguments as for `delta`.
     """
     rate = kept_probability(plan)
-    return poisson.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
+    return _UNTRUNCATED.lower_delta_at(rate, plan.num_steps, noise_multiplier, epsilon)
 
 
 def kept_probability(plan: DpSgdPlan) -> float:
@@ -399,7 +414,7 @@ def kept_probability(plan: DpSgdPlan) -> float:
     """
     size = plan.truncated_batch_size
     assert size is not None
-    # Increasing in q.
+    # It increases with q.
     rate = math.nextafter(float(plan.sampling_probability), 0.0)
     crowded = tail_probability(plan.num_examples - 1, rate, size - 1)
     truncated = tail_probability(plan.num_examples, rate, size) / _TAIL_SLACK**2
@@ -408,16 +423,17 @@ def kept_probability(plan: DpSgdPlan) -> float:
 
 
 def worst_case(plan: DpSgdPlan, canary_rows: int = 1) -> Case:
-    """Returns the data set of an audit: all rows, or the cap is left out.
+    """Returns the data set of an audit: all rows, or a few without the cap.
 
-    That changes any probability by at most the probability that any step is truncated.
+    Omitting the cap changes any probability by at most the probability that any step is
+    truncated.
 
     Args:
-      plan: That is audited.
-      canary_rows: Rows of the canary.
+      plan: The audited plan.
+      canary_rows: Number of rows of the canary.
 
     Raises:
-      InputError: the data set has fewer rows.
+      InputError: the data set has fewer rows than the canary.
     """
     check_int("canary_rows", canary_rows, at_least=1, at_most=plan.num_examples)
     drawn = max(plan.num_examples, plan.expected_batch_size * plan.num_steps)
@@ -441,8 +457,8 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     """Returns the ``DpEvent`` of a run; None before dp_accounting 0.6.
 
     Args:
-      dp_accounting: The package.
-      plan: With a cap.
+      dp_accounting: The package of this name.
+      plan: A plan of truncated Poisson batches.
       noise_multiplier: Noise standard deviation over the clip norm.
     """
     step = getattr(dp_accounting, "TruncatedSubsampledGaussianDpEvent", None)
@@ -451,7 +467,7 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
     return dp_accounting.SelfComposedDpEvent(
         step(
             plan.num_examples,
-            poisson.probability(plan),
+            probability(plan),
             plan.truncated_batch_size,
             noise_multiplier,
         ),
@@ -461,9 +477,9 @@ def event(dp_accounting: Any, plan: DpSgdPlan, noise_multiplier: float) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Users:
-    """The additive bound for all examples of a user, of which there are ``count``.
+    """The additive bound for a user with ``count`` examples.
 
-    The coupling of the module docstring holds for them, too: with or without them,
+    The coupling of the module docstring holds: with or without the user's examples,
     truncation changes a step only if the untruncated draw exceeds B.
     """
 
@@ -477,7 +493,7 @@ class _Users:
         fineness: float = privacy_profile.FINE,
     ) -> Bounds:
         """Returns an upper bound on delta at ``epsilon``; arguments as for `delta`."""
-        composed = poisson.composed_for_users(self.count)
+        composed = poisson.of_user(self.count)
         additive = _additive(
             plan,
             lambda point: (
@@ -487,11 +503,14 @@ class _Users:
         )
         noise = _closed_noise(plan, noise_multiplier) / self.count
         closed = gaussian.gaussian_delta(noise, epsilon)
-        return least((additive, USER_ADDITIVE), (closed, CLOSED))
+        revealed = composed.participation(plan), PARTICIPATION
+        return least((additive, USER_ADDITIVE), (closed, CLOSED), revealed)
 
     def epsilon(self, plan: DpSgdPlan, noise_multiplier: float, delta: float) -> Bounds:
         """Returns an upper bound on epsilon at ``delta``; arguments as for `delta`."""
-        composed = poisson.composed_for_users(self.count)
+        composed = poisson.of_user(self.count)
+        if composed.participation(plan) <= delta:
+            return Bounds(upper=0.0, method=PARTICIPATION)
         additive = epsilon_after_cost(
             functools.partial(truncation_delta, plan),
             lambda point: composed.epsilon(plan, noise_multiplier, point).guarantee,
@@ -552,7 +571,7 @@ def of_users(count: int) -> sampler_registry.Sampler:
         event=None,
         audit=audit_case.Audit(
             worst_case=functools.partial(worst_case, canary_rows=count),
-            score=functools.partial(poisson.user_score, count),
+            score=poisson.user_score(count),
         ),
     )
 
@@ -573,7 +592,7 @@ _ZERO_OUT = sampler_registry.Sampler(
     relations=(REPLACE_SPECIAL, ADD_OR_REMOVE_ONE),
     delta_by_direction=delta_by_direction,
     lower_bound=sampler_registry.LowerBound(delta=lower_delta, method=LOWER_METHOD),
-    poisson_rate=poisson.probability,
+    poisson_rate=probability,
     truncation=TRUNCATION,
     event=sampler_registry.Event(build=event, relation=REPLACE_SPECIAL, tight=False),
     wording=_WORDING,

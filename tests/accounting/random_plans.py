@@ -3,7 +3,7 @@
 `epsilon`, `delta` and `noise_multiplier` of the accountant choose contours, cells and
 what counts as infinite loss each for itself.  What they answer must agree all the same.
 
-Run:  python -m tests.accounting.random_plans [--first 0] [--last 2000]
+Run:  python -m tests.accounting.random_plans [--first 0] [--last 2000] [--near-zero]
 
 Prints what disagrees, and at the end how far answers were apart at most.
 """
@@ -40,10 +40,13 @@ class Agreement:
     Attributes:
       delta: ``delta(epsilon(d)) / d - 1``.
       noise: Calibrated noise over the noise whose epsilon was the target, less 1.
+      spare: Relative distance of the target from delta at the calibrated noise, if
+        ``noise`` exceeds the tolerance; else 0.
     """
 
     delta: float
     noise: float
+    spare: float
 
 
 def draw(seed: int) -> Question:
@@ -73,6 +76,30 @@ def draw(seed: int) -> Question:
     return Question(plan=DpSgdPlan(**fields), noise=noise, delta=delta)
 
 
+def draw_near_zero(seed: int) -> Question:
+    """Returns a question whose epsilon is below 0.001: a few steps, hardly any noise.
+
+    Delta is nearly the probability that the example takes part at all.
+    """
+    rng = random.Random(f"near zero {seed}")
+    examples = round(math.exp(rng.uniform(math.log(100), math.log(3e8))))
+    size, steps = rng.randint(1, 9), rng.randint(1, 10)
+    fields = {
+        "sampler": "poisson",
+        "num_examples": examples,
+        "expected_batch_size": size,
+        "num_steps": steps,
+    }
+    if rng.random() < 0.6:
+        fields["sampler"] = "truncated-poisson"
+        cap = size + math.ceil(rng.uniform(0, 6) * math.sqrt(size))
+        fields["truncated_batch_size"] = min(examples, cap)
+    plan, noise = DpSgdPlan(**fields), rng.uniform(0.05, 0.2)
+    epsilon = 10 ** rng.uniform(-9, -3)
+    delta = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
+    return Question(plan=plan, noise=noise, delta=delta.guarantee)
+
+
 def _balls_and_bins(steps: int, epochs: float) -> dict[str, object]:
     """Returns a plan of as many steps, or a few more, in equal epochs."""
     per_epoch = max(2, round(steps / epochs))
@@ -94,7 +121,22 @@ def agreement(question: Question) -> Agreement | None:
         return None
     back = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon).guarantee
     found = accountant.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
-    return Agreement(delta=back / delta - 1, noise=found / noise - 1)
+    other, spare = found / noise - 1, 0.0
+    if abs(other) >= TOLERANCE:
+        reached = accountant.delta(plan, noise_multiplier=found, epsilon=epsilon)
+        spare = 1 - reached.guarantee / delta
+    return Agreement(delta=back / delta - 1, noise=other, spare=spare)
+
+
+def agrees(one: Agreement) -> bool:
+    """Returns whether answers agree.
+
+    If what decides is whether the example takes part at all, delta hardly depends on
+    noise, and noise of a wide range has nearly the same delta.  The calibrated noise is
+    then right if delta at it is right.
+    """
+    same_noise = abs(one.noise) < TOLERANCE or 0 <= one.spare < TOLERANCE
+    return abs(one.delta) < TOLERANCE and same_noise
 
 
 def main() -> None:
@@ -102,18 +144,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, default=2000)
+    parser.add_argument("--near-zero", action="store_true", help="epsilon near 0")
     asked = parser.parse_args()
+    draw_one = draw_near_zero if asked.near_zero else draw
     found = []
     for seed in range(asked.first, asked.last):
-        one = agreement(draw(seed))
+        one = agreement(draw_one(seed))
         if one is not None:
             found.append(one)
-            if max(abs(one.delta), abs(one.noise)) >= TOLERANCE:
+            if not agrees(one):
                 print(f"plan {seed} disagrees: {one}", flush=True)
     delta = max(abs(one.delta) for one in found)
-    noise = max(abs(one.noise) for one in found)
+    noise = max(abs(one.noise) for one in found if one.spare == 0.0)
+    flat = sum(one.spare != 0.0 for one in found)
     print(f"{asked.last - asked.first} plans, {len(found)} with epsilon above 0")
     print(f"delta of epsilon within {delta:.2g}, noise of epsilon within {noise:.2g}")
+    print(f"but for {flat} plans whose delta hardly depends on noise")
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def test_raw_bounds_meet_within_their_errors(steps):
         sampler="poisson", num_examples=100, expected_batch_size=3, num_steps=steps
     )
     for epsilon in (0.1, 0.5, 2.0):
-        upper = poisson.delta(plan, 0.8, epsilon).guarantee
+        upper = poisson.OF_EXAMPLE.delta(plan, 0.8, epsilon).guarantee
         lower = poisson_lower_bound.lower_delta(0.03, 0.8, steps, epsilon)
         assert upper * 0.995 <= lower <= upper
 
