@@ -32,7 +32,7 @@ SETTINGS = [
 
 @pytest.fixture
 def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
-    """``arguments(run)`` of `dpsgd train`: steps of three parts, one of them empty."""
+    """``arguments(run, batches)`` of `dpsgd train`: steps of three parts, one empty."""
     sizes = [40, 9, 0, 48, 17, 33, 48, 2]
     folder = batch_folder(
         [make_rows(size, seed) for seed, size in enumerate(sizes)],
@@ -40,13 +40,13 @@ def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
         truncated_batch_size=48,
     )
 
-    def make(run: str) -> list[str]:
+    def make(run: str, batches: Any = folder.path) -> list[str]:
         # The id of a run is random: as if it had been killed at once.
         private = tmp_path / run / "private"
         private.mkdir(parents=True)
         (private / "run.id").write_text(ONE_ID + "\n")
         return [
-            f"--batches={folder.path}", f"--eval={held_out}", *SETTINGS,
+            f"--batches={batches}", f"--eval={held_out}", *SETTINGS,
             f"--out={tmp_path / run}", f"--noise-key-file={tmp_path / 'noise.key'}",
         ]  # fmt: skip
 
@@ -120,3 +120,15 @@ def test_what_several_workers_cannot_do_is_refused_once_before_any_work(
     assert "--non-private-diagnostics on one worker" in errors
     private = tmp_path / "refused" / "private"
     assert [path.name for path in private.iterdir()] == ["run.id"]
+
+
+@pytest.mark.thorough
+def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
+    arguments: Any, s3_bucket: str, tmp_path: pathlib.Path
+) -> None:
+    train(train_request(arguments("one")))
+    client = pytest.importorskip("boto3").client("s3")
+    for path in (tmp_path / "batches").rglob("*.*"):
+        client.upload_file(str(path), "bucket", str(path.relative_to(tmp_path)))
+    finish(start(arguments("two", f"{s3_bucket}/batches"), 2))
+    assert same_results(tmp_path / "one", tmp_path / "two")
