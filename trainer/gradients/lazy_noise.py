@@ -11,7 +11,8 @@ is read again, and in a flush, it becomes
 
 So a step costs what the rows cost that it reads, whatever the size of the table.  With
 several workers the rows that any of them reads are completed by all, with the sum of
-their integers; each of them draws some of the blocks of noise.
+their integers; each of them draws some of the blocks of noise.  In a flush each of them
+completes some of the rows, and gives their weights to the others.
 
 Formal guarantees:
   - The joint law of all weights that steps read, and of the weights after a flush, is
@@ -24,6 +25,8 @@ Formal guarantees:
     are fixed beforehand: a replayed step is the same release.
   - Weights are the same bits for any number of workers, and any split of a step.
   - ``flush`` leaves no row behind; ``num_pending`` counts those that are.
+  - Of a flush, one worker draws each block, and all of them draw some where there are
+    as many.
 
 What remains.  How often a weight is rounded to float32 between two flushes follows
 from how often it was read, and with a schedule so does the distance of its grid: the
@@ -40,8 +43,9 @@ References:
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,8 +65,8 @@ _BLOCK = 1 << 15
 #: Values that are rounded at a time, in the nearest cache.
 _CHUNK = 1 << 12
 
-#: Blocks that a flush completes at a time.
-_FLUSH_BLOCKS = 1 << 5
+#: Blocks of all tables that a worker completes at a time in a flush.
+_FLUSH_BLOCKS = 1 << 6
 
 #: Blocks that are drawn at a time; NumPy draws without holding the interpreter.
 _DRAW_THREADS = 2
@@ -120,9 +124,10 @@ class LazyNoise:
         self._just_read = self._no_rows()
         self._places = [_variable((t.shape[0],), tf.int32) for t in self.tables]
         self._new = [_variable((None, t.shape[1]), tf.int64) for t in self.tables]
-        self._starts = [*map(_start_of, self._places, self._new)]
+        self._start = _start_of(self._places, self._new)
         self._ids = tf.function(reads.ids, autograph=autograph)
-        self._updates = [_update_of(table) for table in self.tables]
+        self._subtract = _subtract_of(self.tables)
+        self._assign = _assign_of(self.tables)
 
     @property
     def num_pending(self) -> int:
@@ -139,10 +144,21 @@ class LazyNoise:
           draw: Gives the noise of a block of the rows, keyed by the step.
         """
         rows = self._rows_of_all(batches)
-        self._complete(rows, draw, first_blocks=[0] * len(rows))
+        # One vector: every exchange has its own cost, and so has a copy.
+        values = aligned((self._num_values(rows),))
+        units = self._parts(values, rows)
+        for index, ids in enumerate(rows):
+            _take(self._sums[index], ids, units[index])
+            units[index][self._rates[index][ids] == 0] = 0
+        share = slice(self._workers.rank, None, self._workers.count)
+        sizes = self._add_noise(rows, units, draw, share=share)
+        summed = self._parts(self._workers.sum(values), rows)
+        self._subtract(rows, [*map(tensor_memory.tensor, summed)], sizes)
+        for index, ids in enumerate(rows):
+            self._reached[index][ids] = self._total
+            self._rates[index][ids] = 0
         self._just_read = rows
-        for start, ids in zip(self._starts, rows, strict=True):
-            start(ids)
+        self._start(rows)
 
     def add(self, index: int, sums: Any) -> None:
         """Adds a physical batch's integers to those of the step; for a ``tf.function``.
@@ -188,22 +204,80 @@ class LazyNoise:
         """
         if not self._total:
             return
-        for index, start, stop in self._chunks():
-            rows, firsts = self._no_rows(), [0] * len(self.tables)
-            rows[index] = np.arange(start, stop)
-            firsts[index] = start // self._block_rows(index)
-            self._complete(rows, draw, firsts)
+        chunks = self._chunks()
+        while some := [*itertools.islice(chunks, self._workers.count)]:
+            self._flush_chunks(some, draw)
         self._total, self._last_rate = 0.0, np.float32(0)
         self._least_rate = math.inf
-        for reached in self._reached:
-            reached[:] = 0
+        for reached, rates in zip(self._reached, self._rates, strict=True):
+            reached[:], rates[:] = 0, 0
 
-    def _chunks(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (table, first row, row after the last) of whole blocks of rows."""
-        for index, table in enumerate(self.tables):
-            num_rows, size = table.shape[0], _FLUSH_BLOCKS * self._block_rows(index)
-            for start in range(0, num_rows, size):
-                yield index, start, min(start + size, num_rows)
+    def _chunks(self) -> Iterator[list[np.ndarray]]:
+        """Yields rows of each table, in whole blocks; of some tables maybe none."""
+        num_blocks = max(1, _FLUSH_BLOCKS // len(self.tables))
+        sizes = [num_blocks * self._block_rows(i) for i in range(len(self.tables))]
+        counts = [table.shape[0] for table in self.tables]
+        for chunk in range(max(map(_ceil, counts, sizes))):
+            yield [
+                np.arange(min(chunk * size, count), min((chunk + 1) * size, count))
+                for count, size in zip(counts, sizes, strict=True)
+            ]
+
+    def _flush_chunks(self, chunks: list[list[np.ndarray]], draw: DrawBlock) -> None:
+        """Completes one chunk at each worker, and gives its weights to all."""
+        waiting = [
+            [ids[rates[ids] > 0] for ids, rates in zip(rows, self._rates, strict=True)]
+            for rows in chunks
+        ]
+        values = aligned((sum(map(self._num_values, waiting)),))
+        sums = self._parts(values, *waiting)
+        for place, ids in enumerate(itertools.chain(*waiting)):
+            _take(self._sums[place % len(self.tables)], ids, sums[place])
+        sums = self._parts(self._workers.sum(values), *waiting)
+        rank, size = self._workers.rank, len(self.tables)
+        mine: list[Any] = []
+        if rank < len(chunks):
+            of_mine = sums[rank * size :][:size]
+            mine = self._flush_chunk(chunks[rank], waiting[rank], of_mine, draw)
+        if self._workers.count > 1:
+            self._share(chunks, [*map(tensor_memory.array, mine)])
+
+    def _share(self, chunks: list[list[np.ndarray]], mine: list[np.ndarray]) -> None:
+        """Gives the weights of each worker's chunk to the others."""
+        # Bits of one worker and zeros of the others are integers with an exact sum.
+        bits = np.zeros(_ceil(sum(map(self._num_values, chunks)), 2), np.int64)
+        size = len(self.tables)
+        places = self._parts(bits.view(np.float32), *chunks)
+        for place, values in zip(
+            places[self._workers.rank * size :], mine, strict=False
+        ):
+            place[:] = values
+        weights = self._parts(self._workers.sum(bits).view(np.float32), *chunks)
+        for other, rows in enumerate(chunks):
+            if other != self._workers.rank:
+                self._assign(rows, weights[other * size :][:size])
+
+    def _flush_chunk(
+        self,
+        rows: list[np.ndarray],
+        waiting: list[np.ndarray],
+        sums: list[np.ndarray],
+        draw: DrawBlock,
+    ) -> list[Any]:
+        """Completes consecutive rows of each table, and returns their weights.
+
+        Args:
+          rows: Of whole blocks.
+          waiting: Those of them that wait for integers.
+          sums: The integers.
+          draw: Of the flush.
+        """
+        units = []
+        for ids, waits, of_table in zip(rows, waiting, sums, strict=True):
+            units.append(aligned((len(ids), of_table.shape[1]), np.zeros))
+            units[-1][waits - ids[:1]] = of_table
+        sizes = self._add_noise(rows, units, draw, consecutive=True)
+        return self._subtract(rows, [*map(tensor_memory.tensor, units)], sizes)
 
     def _block_rows(self, index: int) -> int:
         return max(1, _BLOCK // self.tables[index].shape[1])
@@ -214,53 +288,86 @@ class LazyNoise:
     def _rows_of_all(self, batches: Sequence[Batch]) -> list[np.ndarray]:
         """Returns the sorted rows of each table that any worker reads in a step."""
         of_batches = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
-        read = [
-            _distinct([ids[index] for ids in of_batches], table.shape[0])
+        read = self._distinct(of_batches)
+        if self._workers.count == 1:
+            return read
+        counts = np.array([len(ids) for ids in read])
+        found = self._workers.gather(np.concatenate([counts, *read]).tobytes())
+        return self._distinct([self._parsed(one) for one in found])
+
+    def _distinct(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+        """Returns the sorted distinct rows of each table."""
+        return [
+            _distinct([ids[index] for ids in found], table.shape[0])
             for index, table in enumerate(self.tables)
         ]
-        return read if self._workers.count == 1 else self._union(read)
 
-    def _union(self, read: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sorted rows of each table that any worker has in ``read``."""
-        sizes = [table.shape[0] for table in self.tables]
-        masks = [np.zeros(size, bool) for size in sizes]
-        for mask, ids in zip(masks, read, strict=True):
-            mask[ids] = True
-        packed = [np.packbits(mask) for mask in masks]
-        of_all = self._workers.gather(b"".join(bits.tobytes() for bits in packed))
-        together = np.bitwise_or.reduce([np.frombuffer(one, "u1") for one in of_all])
-        parts = np.split(together, np.cumsum([bits.size for bits in packed])[:-1])
-        return [
-            np.flatnonzero(np.unpackbits(bits, count=size))
-            for bits, size in zip(parts, sizes, strict=True)
-        ]
+    def _parsed(self, data: bytes) -> list[np.ndarray]:
+        """Returns the rows of each table that a worker sent."""
+        values = np.frombuffer(data, np.int64)
+        counts, ids = np.split(values, [len(self.tables)])
+        return np.split(ids, np.cumsum(counts)[:-1])
 
-    def _complete(
-        self, rows: list[np.ndarray], draw: DrawBlock, first_blocks: Sequence[int]
-    ) -> None:
-        """Adds to distinct rows of each table what they wait for, and what they lack.
+    def _num_values(self, rows: Sequence[np.ndarray]) -> int:
+        """Returns how many values rows of each table have."""
+        return sum(
+            len(ids) * table.shape[1]
+            for ids, table in zip(rows, self.tables, strict=True)
+        )
+
+    def _parts(
+        self, values: np.ndarray, *rows: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Returns the parts of a vector that belong to rows of each table.
 
         Args:
-          rows: Of each table, the same at every worker.
-          draw: Of the step, or of the flush.
-          first_blocks: Of each table, the number of its first block of noise.
+          values: One after the other; may have more.
+          *rows: Of each table, once or several times.
         """
-        units, sizes, deviations = [], [], []
+        shapes = [
+            (len(ids), table.shape[1])
+            for some in rows
+            for ids, table in zip(some, self.tables, strict=True)
+        ]
+        ends = np.cumsum([*map(math.prod, shapes)])
+        return [*map(np.reshape, np.split(values, ends), shapes)]
+
+    def _add_noise(
+        self,
+        rows: Sequence[np.ndarray],
+        units: Sequence[np.ndarray],
+        draw: DrawBlock,
+        *,
+        share: slice = slice(None),
+        consecutive: bool = False,
+    ) -> list[np.ndarray]:
+        """Adds the noise that rows of each table lack to their integers.
+
+        Args:
+          rows: Of each table, distinct.
+          units: Of the rows.
+          draw: Of the step, or of the flush.
+          share: Which of the blocks this worker draws.
+          consecutive: Whether blocks are those of the table, not of ``rows``.
+
+        Returns:
+          What an integer moves the weights of each row by, float32.
+        """
+        sizes, blocks = [], []
         for index, ids in enumerate(rows):
             waits = self._rates[index][ids]
             # Where no integers wait, any rate does, if all workers take the same.
             rates = np.where(waits > 0, waits, self._last_rate)
             sizes.append(rates * self._step_size)
-            deviations.append(self._deviations(index, ids, rates))
-            units.append(_taken(self._sums[index], ids))
-            units[-1][waits == 0] = 0
-        self._add_noise(units, deviations, draw, first_blocks)
-        units = self._summed(units)
-        for index, ids in enumerate(rows):
-            summed = tensor_memory.tensor(units[index])
-            self._updates[index](ids, summed, sizes[index])
-            self._reached[index][ids] = self._total
-            self._rates[index][ids] = 0
+            deviations = self._deviations(index, ids, rates)
+            step = self._block_rows(index)
+            first = int(ids[0]) // step if consecutive and len(ids) else 0
+            for start in range(0, len(ids), step):
+                part = slice(start, start + step)
+                place = index, first + start // step
+                blocks.append((place, units[index][part], deviations[part]))
+        _draw_blocks(blocks[share], draw)
+        return sizes
 
     def _deviations(self, index: int, ids: np.ndarray, rates: np.ndarray) -> np.ndarray:
         """Returns what to multiply the noise of a step by, for what rows lack."""
@@ -268,39 +375,22 @@ class LazyNoise:
         of_unit = rates.astype(np.float64) * self._unit
         return np.divide(lacked, of_unit, out=np.zeros(len(ids)), where=rates > 0)
 
-    def _summed(self, units: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums over the workers of integers of rows of each table."""
-        if self._workers.count == 1:
-            return units
-        # One vector: every exchange has its own cost.
-        flat = self._workers.sum(np.concatenate([one.ravel() for one in units]))
-        parts = np.split(flat, np.cumsum([one.size for one in units])[:-1])
-        return [p.reshape(one.shape) for p, one in zip(parts, units, strict=True)]
 
-    def _add_noise(
-        self,
-        units: Sequence[np.ndarray],
-        deviations: Sequence[np.ndarray],
-        draw: DrawBlock,
-        first_blocks: Sequence[int],
-    ) -> None:
-        """Adds this worker's blocks of noise to rows of each table."""
+def _draw_blocks(
+    blocks: Sequence[tuple[tuple[int, int], np.ndarray, np.ndarray]], draw: DrawBlock
+) -> None:
+    """Adds noise to blocks of rows: (table and number, integers, deviations)."""
 
-        def add(index: int, block: int) -> None:
-            size = self._block_rows(index)
-            of_block = slice(block * size, (block + 1) * size)
-            part = units[index][of_block]
-            noise = draw(index, first_blocks[index] + block, part.shape)
-            _add_rounded(part, noise, deviations[index][of_block])
+    def add(place: tuple[int, int], units: np.ndarray, deviations: np.ndarray) -> None:
+        _add_rounded(units, draw(*place, units.shape), deviations)
 
-        blocks = [
-            (index, block)
-            for index, one in enumerate(units)
-            for block in range(-(-len(one) // self._block_rows(index)))
-        ][self._workers.rank :: self._workers.count]
-        with concurrent.futures.ThreadPoolExecutor(_DRAW_THREADS) as pool:
-            for _ in pool.map(lambda block: add(*block), blocks):
-                pass  # what a thread raised is raised here
+    with concurrent.futures.ThreadPoolExecutor(_DRAW_THREADS) as pool:
+        for _ in pool.map(lambda block: add(*block), blocks):
+            pass  # what a thread raised is raised here
+
+
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
 
 
 def _variable(shape: Sequence[int | None], dtype: Any) -> Any:
@@ -318,11 +408,10 @@ def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     return np.flatnonzero(mask)
 
 
-def _taken(sums: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Returns a copy of rows."""
-    out = aligned((len(ids), sums.shape[1]))
+def _take(sums: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """Copies rows."""
     # With another mode, NumPy copies what it takes once more.
-    return np.take(sums, ids, axis=0, out=out, mode="clip")
+    np.take(sums, ids, axis=0, out=out, mode="clip")
 
 
 def _add_rounded(units: np.ndarray, noise: np.ndarray, deviations: np.ndarray) -> None:
@@ -334,29 +423,55 @@ def _add_rounded(units: np.ndarray, noise: np.ndarray, deviations: np.ndarray) -
         units[rows] += rounded(noise[rows])
 
 
-def _start_of(places: Any, new: Any) -> Any:
-    """Returns what gives rows of a table places, where no integers are."""
+def _start_of(places: Sequence[Any], new: Sequence[Any]) -> Any:
+    """Returns what gives rows of each table places, where no integers are."""
 
-    def start(ids: Any) -> None:
-        size = tf.shape(ids)[0]
-        places.scatter_update(tf.IndexedSlices(tf.range(size), ids))
-        new.assign(tf.zeros((size, new.shape[1]), tf.int64))
+    def start(rows: Sequence[Any]) -> None:
+        for place, units, ids in zip(places, new, rows, strict=True):
+            size = tf.shape(ids)[0]
+            place.scatter_update(tf.IndexedSlices(tf.range(size), ids))
+            units.assign(tf.zeros((size, units.shape[1]), tf.int64))
 
-    signature = [tf.TensorSpec((None,), tf.int64)]
+    signature = [_each(tf.int64, ((None,) for _ in new))]
     return tf.function(start, input_signature=signature, autograph=False)
 
 
-def _update_of(table: Any) -> Any:
-    """Returns what takes integers, each row's times its size, from rows of a table."""
+def _subtract_of(tables: Sequence[Any]) -> Any:
+    """Returns what takes integers, each row's times its size, from rows of each table.
 
-    def update(ids: Any, units: Any, sizes: Any) -> None:
-        change = tf.cast(units, tf.float32) * tf.expand_dims(sizes, 1)
-        rows = tf.gather(table, ids) - change
-        table.scatter_update(tf.IndexedSlices(rows, ids))
+    It returns the rows.
+    """
+
+    def subtract(rows: Any, units: Any, sizes: Any) -> list[Any]:
+        found = []
+        for table, *of_table in zip(tables, rows, units, sizes, strict=True):
+            ids, unit, size = of_table
+            change = tf.cast(unit, tf.float32) * tf.expand_dims(size, 1)
+            found.append(tf.gather(table, ids) - change)
+            table.scatter_update(tf.IndexedSlices(found[-1], ids))
+        return found
 
     signature = [
-        tf.TensorSpec((None,), tf.int64),
-        tf.TensorSpec((None, table.shape[1]), tf.int64),
-        tf.TensorSpec((None,), tf.float32),
+        _each(tf.int64, ((None,) for _ in tables)),
+        _each(tf.int64, ((None, table.shape[1]) for table in tables)),
+        _each(tf.float32, ((None,) for _ in tables)),
     ]
-    return tf.function(update, input_signature=signature, autograph=False)
+    return tf.function(subtract, input_signature=signature, autograph=False)
+
+
+def _assign_of(tables: Sequence[Any]) -> Any:
+    """Returns what replaces rows of each table."""
+
+    def assign(rows: Any, weights: Any) -> None:
+        for table, ids, values in zip(tables, rows, weights, strict=True):
+            table.scatter_update(tf.IndexedSlices(values, ids))
+
+    signature = [
+        _each(tf.int64, ((None,) for _ in tables)),
+        _each(tf.float32, ((None, table.shape[1]) for table in tables)),
+    ]
+    return tf.function(assign, input_signature=signature, autograph=False)
+
+
+def _each(dtype: Any, shapes: Iterable[Sequence[int | None]]) -> list[Any]:
+    return [tf.TensorSpec(shape, dtype) for shape in shapes]

@@ -15,6 +15,7 @@ from accounting.validation import InputError
 from pipelines.sampling.keys import insecure_key
 from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
+from tests.trainer.workers.in_threads import outcomes
 from trainer.gradients import lazy_noise as module
 from trainer.gradients import traced_model
 from trainer.gradients.clipping import clipped_sum
@@ -28,6 +29,7 @@ from trainer.methods.lazy_tables import choose, is_plain_sgd
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
+from trainer.workers import agreement
 from trainer.workers.grid import Grid
 
 KEY = insecure_key(8)
@@ -232,6 +234,7 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", 3 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 2)
     alone = _train(_model(), Together(1).one(0), size)
     together, models = Together(3), [_model() for _ in range(3)]
     # Of two batches the third worker has none; of one, nor the second.
@@ -239,6 +242,72 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
         found = list(pool.map(_train, models, map(together.one, range(3)), [size] * 3))
     for weights in found:
         assert all(map(np.array_equal, weights, alone))
+
+
+def _flushed(
+    worker: Worker, drawn: list[tuple[int, int, int]] | None = None
+) -> list[np.ndarray]:
+    """Three tables after a step that read some rows, and a flush."""
+    tables = tuple(tf.Variable(tf.zeros((size, DIM))) for size in (40, 7, 90))
+
+    def ids(columns: Any, weight: Any) -> list[Any]:
+        return [columns["ids"] for _ in tables]
+
+    def draw(table: int, block: int, shape: Sequence[int]) -> np.ndarray:
+        if drawn is not None:
+            drawn.append((table, block, shape[0]))
+        return later.of_flush(table, block, shape)
+
+    lazy = _lazy(TableReads(tables=tables, num_ids=(1,) * 3, ids=ids), workers=worker)
+    later = LaterNoise(noise_key=KEY, step=0, noise_stddev=3.0)
+    rows = tf.constant([worker.rank, 4, 6])
+    lazy.complete_reads([({"ids": rows}, tf.constant(1.0))], later.of_read)
+    for index in range(3):
+        units = tf.fill((3, DIM), tf.constant(1 << 38, tf.int64))
+        lazy.add(index, tf.IndexedSlices(units, rows))
+    lazy.count_step(tf.constant(1.0))
+    lazy.flush(draw)
+    assert lazy.num_pending == 0
+    return [table.numpy() for table in tables]
+
+
+def test_workers_share_out_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 10 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 6)  # two of each table
+    drawn: list[list[Any]] = [[], [], []]
+    found = outcomes(3, lambda worker: _flushed(worker, drawn[worker.rank]))
+    whole = [(0, block, 10) for block in range(4)] + [(1, 0, 7)]
+    whole += [(2, block, 10) for block in range(9)]
+    assert sorted(one for of_worker in drawn for one in of_worker) == whole
+    assert all(drawn)
+    for weights in found[1:]:
+        assert all(map(np.array_equal, weights, found[0]))
+
+
+def test_a_part_of_a_flush_that_a_worker_has_otherwise_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = module._assign_of
+
+    def wrong(tables: Any) -> Any:
+        assign = right(tables)
+
+        def planted(rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
+            if rows[2][0]:  # at worker 0: the first chunk is its own
+                weights[2] = np.nextafter(weights[2], np.float32(np.inf))
+            assign(rows, weights)
+
+        return planted
+
+    monkeypatch.setattr(module, "_assign_of", wrong)
+    monkeypatch.setattr(module, "_BLOCK", 10 * DIM)
+    monkeypatch.setattr(module, "_FLUSH_BLOCKS", 6)
+
+    def work(workers: Any) -> None:
+        agreement.same_arrays(workers, _flushed(workers), 1)
+
+    with pytest.raises(agreement.AgreedError, match="those of worker 1 on"):
+        raise outcomes(2, work)[0]
 
 
 # -- the law of what is read, and of what leaves ---------------------------------------
