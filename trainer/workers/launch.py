@@ -11,6 +11,7 @@ Formal guarantees:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
@@ -27,6 +28,10 @@ _SIZE, _RANK, _LOCAL = "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"
 
 #: Devices that MPICH uses, and listens on: of all where it is not set.
 _DEVICES = "UCX_NET_DEVICES"
+
+#: Of glibc: from how many bytes on memory is the system's, and how much of the rest is
+#: kept when it is free.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 25), (-1, 1 << 30)
 
 #: Of Open MPI, which was not tried.
 _OTHER_SIZE = "OMPI_COMM_WORLD_SIZE"
@@ -99,6 +104,17 @@ def _load_mpi(count: int) -> type[MpiWorkers]:
     return MpiWorkers
 
 
+def _keep_memory() -> None:
+    """Keeps vectors that are freed: the next exchange needs as much.
+
+    To get them from the system again would be a twentieth of a step with large tables.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # another library of C
+        library = ctypes.CDLL(None)
+        for setting, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            library.mallopt(setting, value)
+
+
 @contextlib.contextmanager
 def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
     """Yields the workers that this process is one of.
@@ -122,6 +138,7 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
         if rank:  # the first one says it
             raise SystemExit(2) from None
         raise
+    _keep_memory()
     workers = start(count=count, timeout=timeout)
     try:
         yield workers
