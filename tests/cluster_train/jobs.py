@@ -21,6 +21,8 @@ BUCKETS = 1000
 #: Of Zipf's law for categories: 65,536 examples have 184,000 distinct ones in 26
 #: columns; of Criteo's, 133,000.
 _ZIPF = 1.3
+#: Steps that have rows of their own; then they come again.
+_FRESH_STEPS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +96,15 @@ def make_input(
     if gaps:
         sizes[1::7] = batch_size // 4
         sizes[3] = 0
-    rows = make_rows(2 * batch_size)
+    rows = make_rows((_FRESH_STEPS + 1) * batch_size)
     rows["categories"] = draw.zipf(_ZIPF, rows["categories"].shape) % num_buckets
     largest = 9 * batch_size // 8
     write_batches(
         folder / "batches",
-        [rows[: min(size, largest)] for size in sizes],
+        [
+            rows[step % _FRESH_STEPS * batch_size :][: min(size, largest)]
+            for step, size in enumerate(sizes)
+        ],
         dataset=dataset,
         expected_batch_size=batch_size,
         truncated_batch_size=largest,
