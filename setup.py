@@ -43,6 +43,8 @@ DEV = [
     "mkdocs>=1.6,<2",
     "mkdocstrings[python]>=0.26",
     "mypy>=1.10",
+    # The last mkdocstrings for Python 3.10 knows no later ones.
+    'pymdown-extensions<12; python_version < "3.11"',
     "pytest>=8",
     "pytest-xdist>=3.5",
     "ruff>=0.6",
