@@ -185,7 +185,7 @@ def test_probability_that_any_step_is_truncated_by_hand():
 def test_additive_delta_and_epsilon_say_the_same_and_delta_is_the_better_of_two():
     example = plan(100, 146, 10_000, 200)
     epsilon = truncated_poisson.additive_epsilon(example, 1.0, 1e-2)
-    additive = poisson.delta(example, 1.0, epsilon).guarantee
+    additive = poisson.OF_EXAMPLE.delta(example, 1.0, epsilon).guarantee
     additive += truncated_poisson.truncation_delta(example, epsilon)
     # Their grids differ by 1e-4; without the truncation a tenth would be missing.
     assert additive == pytest.approx(1e-2, rel=1e-3)
