@@ -19,7 +19,7 @@ help:
 	@echo "make docs   set up, and build the documentation into build/site"
 	@echo "make engines  the job on real Flink and Spark clusters, with faults (20 minutes)"
 	@echo "make engines-embedded  the job on a Flink and a Spark of one process each"
-	@echo "make cluster-train  several workers of dpsgd train as hosts, with faults (15 minutes)"
+	@echo "make cluster-train  several workers of dpsgd train as hosts, with faults (7 minutes)"
 	@echo "make browser  install Debian's Chromium, in which the tests open a report"
 	@echo "make lock   bring deploy/lock/ up to setup.py; UPGRADE=--upgrade renews all of it"
 	@echo "make clean  remove the environment and what the demo made"
