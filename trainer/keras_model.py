@@ -406,7 +406,8 @@ class PrivateModel(keras.Model):
         """Trains for ``epochs - initial_epoch`` epochs; returns Keras's ``History``.
 
         Args:
-          x, y: Must be None: the batches were given to ``make_private``.
+          x: Must be None: the batches were given to ``make_private``.
+          y: Must be None.
           epochs: Index of the epoch to end before; to the end of the plan if None.
           initial_epoch: Index of the first epoch.
           steps_per_epoch: Steps of the plan in an epoch; about one pass over the
