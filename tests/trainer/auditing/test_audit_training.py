@@ -109,7 +109,8 @@ def test_weights_that_are_not_finite_are_refused() -> None:
 
 
 def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
-    size = lazy_noise._BLOCK // audit_model.LARGE_DIM * lazy_noise._FLUSH_BLOCKS
+    # The small table and the large one share the blocks of a chunk.
+    size = lazy_noise._BLOCK // audit_model.LARGE_DIM * (lazy_noise._FLUSH_BLOCKS // 2)
     num_rows = audit_model.large_rows(NUM_CANARIES)
     assert size < num_rows
     numbers = np.arange(1, NUM_CANARIES + 1)
