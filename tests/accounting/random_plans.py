@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import math
 import random
+from typing import Any
 
 from accounting import accountant
 from accounting.plan import DpSgdPlan
@@ -60,16 +61,8 @@ def draw(seed: int) -> Question:
     examples = round(log_uniform(100, 3e8))
     few = rng.random() < 0.3
     size = rng.randint(1, 5) if few else round(log_uniform(1, examples / 2))
-    fields = {
-        "sampler": "poisson",
-        "num_examples": examples,
-        "expected_batch_size": size,
-        "num_steps": steps,
-    }
-    if rng.random() < 0.4:
-        spread = rng.uniform(1, 9) * math.sqrt(size)
-        fields["sampler"] = "truncated-poisson"
-        fields["truncated_batch_size"] = min(examples, size + math.ceil(spread))
+    spread = rng.uniform(1, 9) if rng.random() < 0.4 else None
+    fields = _poisson(examples, size, steps, spread)
     noise, delta = log_uniform(0.05, 1000.0), log_uniform(1e-12, 1e-3)
     if rng.random() < 0.1:
         fields = _balls_and_bins(steps, log_uniform(1, 500))
@@ -84,23 +77,31 @@ def draw_near_zero(seed: int) -> Question:
     rng = random.Random(f"near zero {seed}")
     examples = round(math.exp(rng.uniform(math.log(100), math.log(3e8))))
     size, steps = rng.randint(1, 9), rng.randint(1, 10)
+    spread = rng.uniform(0, 6) if rng.random() < 0.6 else None
+    plan = DpSgdPlan(**_poisson(examples, size, steps, spread))
+    noise = rng.uniform(0.05, 0.2)
+    epsilon = 10 ** rng.uniform(-9, -3)
+    delta = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
+    return Question(plan=plan, noise=noise, delta=delta.guarantee)
+
+
+def _poisson(
+    examples: int, size: int, steps: int, spread: float | None
+) -> dict[str, Any]:
+    """Returns a plan with a cap of ``spread`` deviations above ``size``, if given."""
     fields = {
         "sampler": "poisson",
         "num_examples": examples,
         "expected_batch_size": size,
         "num_steps": steps,
     }
-    if rng.random() < 0.6:
-        fields["sampler"] = "truncated-poisson"
-        cap = size + math.ceil(rng.uniform(0, 6) * math.sqrt(size))
-        fields["truncated_batch_size"] = min(examples, cap)
-    plan, noise = DpSgdPlan(**fields), rng.uniform(0.05, 0.2)
-    epsilon = 10 ** rng.uniform(-9, -3)
-    delta = accountant.delta(plan, noise_multiplier=noise, epsilon=epsilon)
-    return Question(plan=plan, noise=noise, delta=delta.guarantee)
+    if spread is None:
+        return fields
+    cap = min(examples, size + math.ceil(spread * math.sqrt(size)))
+    return {**fields, "sampler": "truncated-poisson", "truncated_batch_size": cap}
 
 
-def _balls_and_bins(steps: int, epochs: float) -> dict[str, object]:
+def _balls_and_bins(steps: int, epochs: float) -> dict[str, Any]:
     """Returns a plan of as many steps, or a few more, in equal epochs."""
     per_epoch = max(2, round(steps / epochs))
     count = max(1, steps // per_epoch)
