@@ -164,7 +164,7 @@ class LazyNoise:
         """Adds a physical batch's integers to those of the step; for a ``tf.function``.
 
         Args:
-          index: Of the table.
+          index: Index of the table.
           sums: ``tf.IndexedSlices`` of int64, of rows that the step reads.
         """
         places = tf.gather(self._places[index], sums.indices)
@@ -174,7 +174,7 @@ class LazyNoise:
         """Lets the step's integers wait, and all rows lack the noise of one more step.
 
         Args:
-          learning_rate: Of the step.
+          learning_rate: Learning rate of the step, at least 0.
 
         Raises:
           InputError: rates since the last flush differ too much for integers.
@@ -267,10 +267,10 @@ class LazyNoise:
         """Completes consecutive rows of each table, and returns their weights.
 
         Args:
-          rows: Of whole blocks.
-          waiting: Those of them that wait for integers.
-          sums: The integers.
-          draw: Of the flush.
+          rows: Rows of each table, in whole blocks.
+          waiting: Those rows of each table whose integers wait.
+          sums: These integers.
+          draw: As for `flush`.
         """
         units = []
         for ids, waits, of_table in zip(rows, waiting, sums, strict=True):
@@ -309,7 +309,7 @@ class LazyNoise:
         return np.split(ids, np.cumsum(counts)[:-1])
 
     def _num_values(self, rows: Sequence[np.ndarray]) -> int:
-        """Returns how many values rows of each table have."""
+        """Returns the number of values in rows of each table."""
         return sum(
             len(ids) * table.shape[1]
             for ids, table in zip(rows, self.tables, strict=True)
@@ -321,8 +321,8 @@ class LazyNoise:
         """Returns the parts of a vector that belong to rows of each table.
 
         Args:
-          values: One after the other; may have more.
-          *rows: Of each table, once or several times.
+          values: Values of the rows one after the other, and maybe more.
+          *rows: Rows of each table, once or several times.
         """
         shapes = [
             (len(ids), table.shape[1])
@@ -344,14 +344,14 @@ class LazyNoise:
         """Adds the noise that rows of each table lack to their integers.
 
         Args:
-          rows: Of each table, distinct.
-          units: Of the rows.
-          draw: Of the step, or of the flush.
-          share: Which of the blocks this worker draws.
+          rows: Distinct rows of each table.
+          units: Integers of the rows.
+          draw: As for `complete_reads` or `flush`.
+          share: The blocks that this worker draws.
           consecutive: Whether blocks are those of the table, not of ``rows``.
 
         Returns:
-          What an integer moves the weights of each row by, float32.
+          For each row of each table, by how much one unit moves its weights, float32.
         """
         sizes, blocks = [], []
         for index, ids in enumerate(rows):
