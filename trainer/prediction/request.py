@@ -24,9 +24,10 @@ from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
 from trainer.averaging.uncertainty import column_names
 from trainer.export import serving
 from trainer.export.serving import Serving
+from trainer.model import user_sources
 from trainer.model.metrics import VOTE_METRICS
 from trainer.prediction.tables import Rows, open_rows
-from trainer.run import run_record, user_sources
+from trainer.run import run_record
 from trainer.run.preflight import check_local
 from trainer.run.run_record import ITERATES_NAME, exported_names
 from trainer.settings.aggregation_settings import (

@@ -52,7 +52,8 @@ from pipelines.batches.manifest import (
     read_json,
     write_atomically,
 )
-from trainer.run import run_record, user_sources
+from trainer.model import user_sources
+from trainer.run import run_record
 from trainer.run.checkpoints import CHECKPOINT_NAME
 
 ORIGIN_NAME = "origin.json"

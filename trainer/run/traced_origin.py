@@ -15,8 +15,9 @@ from typing import Any
 
 from trainer.gradients.dp_step import Step
 from trainer.methods import registry
+from trainer.model import user_sources
 from trainer.model.trainable_model import TrainableModel
-from trainer.run import graph_digest, origin, threads, user_sources
+from trainer.run import graph_digest, origin, threads
 from trainer.run.batches import element_spec
 from trainer.run.origin import Origin
 from trainer.run.preflight import Checked

@@ -324,7 +324,7 @@ def test_another_record_of_the_machine_opens_no_checkpoint(
         train(request)
     users("mine/factors.py", "2.0", "3.0")
     recorded = json.loads(before)
-    from trainer.run.user_sources import digests
+    from trainer.model.user_sources import digests
 
     recorded["code"] = digests(recorded["code"])
     path.write_text(json.dumps(recorded))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from accounting.validation import InputError
-from trainer.run.user_sources import changed, check_function, digests
+from trainer.model.user_sources import changed, check_function, digests
 
 Write = Callable[..., None]
 
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_refused(
     (tmp_path / "one.py").unlink()
     (tmp_path / "one.py").symlink_to(tmp_path / "loop.py")
     monkeypatch.setattr(
-        "trainer.run.user_sources.file_of", lambda _: str(tmp_path / "one.py")
+        "trainer.model.user_sources.file_of", lambda _: str(tmp_path / "one.py")
     )
     with pytest.raises(InputError, match=r"one\.py to be readable"):
         digests(["one"])
