@@ -72,11 +72,15 @@ from trainer.run import preflight, privacy
 from trainer.run.batches import Element
 from trainer.run.session import Session, StepInputs
 from trainer.settings.method_settings import DP_SGD, NON_PRIVATE
-from trainer.settings.request import RUN_STAYS, check_batches, check_local
+from trainer.settings.request import check_batches, check_local
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import keras, tf
 
 _PREFIX = "non_private_"
+_RUN_STAYS = (
+    "Give a folder here, such as 'run', and copy it once the run is complete; `dpsgd "
+    "train --out` takes a store."
+)
 
 #: Arguments of Keras's ``fit`` that the plan determines.
 _OF_THE_PLAN = {
@@ -200,7 +204,7 @@ class PrivateModel(keras.Model):
         augment: Any = None,
     ) -> None:
         check_batches(batches)
-        check_local(RUN_STAYS, run=run)
+        check_local(_RUN_STAYS, run=run)
         check_local(noise_key_file=noise_key_file)
         super().__init__(name=network.name)
         manifest = read_manifest(batches)

@@ -39,6 +39,7 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, write_atomically
 from pipelines.batches.parts import has_record_checksums
+from pipelines.files.paths import StrPath
 from pipelines.files.stopping import StoppedError, on_signals
 from trainer import models
 from trainer.averaging.aggregate_evaluation import PastResults
@@ -60,13 +61,21 @@ from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
 from trainer.report.progress import Reporter, Silent
-from trainer.run import preflight, privacy, run_record, threads, traced_origin
+from trainer.run import (
+    preflight,
+    privacy,
+    run_record,
+    stored_run,
+    threads,
+    traced_origin,
+)
 from trainer.run.batches import Element, element_spec
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.origin import Origin
 from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
+from trainer.run.stored_run import StoredRun, StoreError
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, tf
@@ -85,13 +94,13 @@ class Summary:
     """Results of a finished run.  Public, if the held-out examples need no protection.
 
     Attributes:
-      run: The folder.
+      run: The folder, or that in the store.
       metrics: Final metrics of the held-out examples.
       statement: The privacy statement as JSON; without a delta, why there is none.
       text: The privacy statement as text.
     """
 
-    run: pathlib.Path
+    run: StrPath
     metrics: dict[str, Any]
     statement: dict[str, Any]
     text: str
@@ -114,9 +123,10 @@ def train(request: Request, reporter: Reporter | None = None) -> Summary:
 
     Raises:
       InputError: before any work if the request is refused; later if the batches are
-        not what their manifest says.
+        not what their manifest says, or a store fails.
       StoppedError: SIGTERM or SIGINT arrived; the same request continues the run.
     """
+    stored_run.fetch(request)
     return run_checked(preflight.check(request), reporter or Silent())
 
 
@@ -137,7 +147,7 @@ def run_checked(
       StoppedError: as ``train``.
     """
     training = _prepare(checked, reporter, workers or Alone())
-    with training.session.recorded(), _stop_signals() as stop:
+    with training.recorded(), _stop_signals() as stop:
         training.run_steps(stop)
         return training.finish()
 
@@ -350,6 +360,9 @@ class _Training:
         self._averages = TrainingAverages(self._model.variables, self._settings)
         run_key = self._identify(step, made.tables.flush_every)
         self._checkpoints = Checkpoints(run=self._request.run, run_key=run_key)
+        self._stored = StoredRun(
+            self._request.run, self._request.store, resumes=checked.resumes
+        )
         self._iterates = Iterates(
             run=self._request.run, run_key=run_key, steps=kept_steps
         )
@@ -409,6 +422,7 @@ class _Training:
             self._variables,
             every=self._request.checkpoint_every,
             held_out=None if held_out is None else held_out.digest,
+            after_save=self._stored.send,
             workers=self._workers,
         )
         done = state.restore()
@@ -538,6 +552,19 @@ class _Training:
 
     # -- results -------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Writes the record of an incomplete run, also if it ends early."""
+        try:
+            with self.session.recorded():
+                yield
+        except StoreError:
+            raise
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self._stored.send()
+            raise
+
     def finish(self) -> Summary:
         """Writes all results; the record last."""
         run, points = self._request.run, self._state.points
@@ -561,7 +588,13 @@ class _Training:
         plots.plot_curve(points, run / run_record.CURVE_PLOT_NAME, title=title)
         self.session.write_record(complete=True)
         self._checkpoints.remove()
-        return Summary(run=run, metrics=metrics, statement=statement, text=text)
+        self._stored.send()
+        return Summary(
+            run=self._request.store or run,
+            metrics=metrics,
+            statement=statement,
+            text=text,
+        )
 
     def _finish_averages(self) -> dict[str, Any]:
         aggregates, uncertainty = {}, None

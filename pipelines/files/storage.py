@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
+#: A function of (path, start, size) that returns those bytes of a file.
+RangeReader = Callable[[str, int, int], bytes]
+
+
 @functools.cache
 def _stores() -> Any:
     """Returns the module for stores, which loads Beam: at the first path of a store."""
@@ -80,10 +84,15 @@ def _plain_errors(path: StrPath) -> AbstractContextManager[None]:
     )
 
 
-def read_bytes(path: StrPath) -> bytes:
-    """Returns the contents of a file; raises as ``open_file`` does."""
+def read_bytes(path: StrPath, *, patient: bool = False) -> bytes:
+    """Returns the contents of a file; raises as ``open_file`` does.
+
+    Args:
+      path: Path of the file.
+      patient: Whether a store that fails is asked again for about a minute.
+    """
     if is_remote(path):
-        return _stores().read_bytes(os.fspath(path))
+        return _stores().read_bytes(os.fspath(path), patient=patient)
     with open_file(path) as file:
         return file.read()
 
@@ -115,7 +124,7 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
         yield read
 
 
-def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
+def range_reader(folder: StrPath) -> RangeReader:
     """Returns a thread-safe function of (path, start, size) for files of a folder.
 
     For a store it keeps the connections, and retries for about a minute, unless the
@@ -185,6 +194,21 @@ def write_atomically(path: StrPath, data: bytes, *, mode: int = 0o644) -> None:
     """
     with new_file(path, mode=mode) as write:
         write(data)
+
+
+def copy_to_store(source: StrPath, path: str) -> None:
+    """Copies a file of this machine to the ``path`` of a store.
+
+    A store that fails is asked again for about a minute, unless it refused access.
+
+    Args:
+      source: Path of the file on this machine.
+      path: Its path in the store; in a store with folders, in an existing one.
+
+    Raises:
+      OSError: ``source`` cannot be read, or the store failed or refused access.
+    """
+    _stores().copy_file(os.fspath(source), path)
 
 
 def exists(path: StrPath) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from apache_beam.io.aws.s3io import S3IO, S3Uploader, parse_s3_path
 from apache_beam.io.filesystem import CompressionTypes
@@ -25,12 +25,16 @@ from apache_beam.utils.secret import GcpSecret
 from accounting.validation import InputError
 from pipelines.files.paths import SCHEME, WILDCARDS, absolute, hidden_path
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 #: Extra of Beam that a scheme needs.
 _EXTRAS = {"s3": "aws", "gs": "gcp", "hdfs": "hadoop", "azfs": "azure"}
 #: Bytes per write: for each, Beam copies all that it holds, and S3 stores a part.
 _PART_BYTES = 8 << 20
 #: Beam would choose a compression by the suffix of a name.
 _AS_IT_IS = CompressionTypes.UNCOMPRESSED
+#: Retries of what a half-done job needs: about a minute.
+_MOST_RETRIES = 6
 #: HTTP status of a busy store: request timeout, too many requests.
 _LATER = (408, 429)
 
@@ -72,8 +76,10 @@ def plain_errors(path: str) -> Iterator[None]:
     except (InputError, FileNotFoundError):
         raise
     except Exception as error:
-        reason = f"the store answered {type(error).__name__} {_code(error)}".strip()
-        raise OSError(errno.EIO, reason, path) from None
+        answer = dict.fromkeys((type(error).__name__, _code(error)))
+        reason = f"the store answered {' '.join(answer)}".strip()
+        number = errno.EIO if _may_pass(error) else errno.EACCES
+        raise OSError(number, reason, path) from None
 
 
 def _code(error: Exception) -> str:
@@ -108,7 +114,7 @@ def open_file(path: str) -> IO[bytes]:
 
 def _may_pass(error: Exception) -> bool:
     """Whether a retry may succeed: the store did not refuse the request."""
-    if isinstance(error, (InputError, FileNotFoundError)):
+    if isinstance(error, (InputError, FileNotFoundError, PermissionError)):
         return False
     metadata = _response(error).get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", getattr(error, "code", None))  # of Google
@@ -119,8 +125,8 @@ def _say_nothing(*_: object) -> None:
     """Replaces a logger: messages of a client may quote addresses and credentials."""
 
 
-def _repeated(get: Callable[..., bytes], most: int) -> Callable[..., bytes]:
-    """Returns ``get`` with at most ``most`` retries, after 1, 2, 4, ... seconds.
+def _repeated(ask: _Function, most: int) -> _Function:
+    """Returns ``ask`` with at most ``most`` retries, after 1, 2, 4, ... seconds.
 
     The client of a store also retries, for some seconds each time.
     """
@@ -129,22 +135,27 @@ def _repeated(get: Callable[..., bytes], most: int) -> Callable[..., bytes]:
         initial_delay_secs=1,
         retry_filter=_may_pass,
         logger=_say_nothing,
-    )(get)
+    )(ask)
 
 
-def read_bytes(path: str) -> bytes:
-    """Returns the contents of an object."""
+def read_bytes(path: str, *, patient: bool = False) -> bytes:
+    """Returns the contents of an object: see ``storage.read_bytes``."""
+    files = file_system(path)
+    # Beam would retry for ten minutes, and log addresses.
+    get = _s3_get(files) if files.scheme() == "s3" else _get
+    most = _MOST_RETRIES if patient else 1
     with plain_errors(path):
-        if file_system(path).scheme() != "s3":
-            with open_file(path) as file:
-                return file.read()
-        # Beam would retry for ten minutes, and log addresses.
         try:
-            return _repeated(_s3_get(file_system(path)), 1)(path)
+            return _repeated(get, most)(path)
         except Exception as error:
             if _code(error) == "NoSuchKey":
                 raise FileNotFoundError(errno.ENOENT, "no such object", path) from None
             raise
+
+
+def _get(path: str) -> bytes:
+    with open_file(path) as file:
+        return file.read()
 
 
 def range_reader(folder: str) -> Callable[[str, int, int], bytes]:
@@ -152,7 +163,7 @@ def range_reader(folder: str) -> Callable[[str, int, int], bytes]:
     files = file_system(folder)
     readers = {"s3": _s3_reader, "gs": _gs_reader}
     get = readers.get(files.scheme(), _any_reader)(files)
-    repeated = _repeated(get, 6)  # about a minute, since a job may be half done
+    repeated = _repeated(get, _MOST_RETRIES)
 
     def read(path: str, start: int, size: int) -> bytes:
         with plain_errors(path):
@@ -230,6 +241,17 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
         if files.exists(path):  # Hadoop's rename does not replace a file
             files.delete([path])
         files.rename([target], [path])
+
+
+def copy_file(source: str, path: str) -> None:
+    """Copies a file of this machine: see ``storage.copy_to_store``."""
+
+    def copy() -> None:
+        with open(source, "rb") as file, new_file(path) as write:
+            while data := file.read(_PART_BYTES):
+                write(data)
+
+    _repeated(copy, _MOST_RETRIES)()
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import click
 from accounting.cli import shared_options
 from accounting.validation import InputError
 from pipelines.cli.console import wrapped
+from pipelines.files.paths import absolute, is_remote
 from trainer.cli import aggregation_commands, method_flags, plan_flags, run_flags
 from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
@@ -90,7 +93,13 @@ class _Train(method_flags.TrainsByMethods):
     "published without protection, so none may be a training example.  Files that the "
     "batches were sampled from are refused; copies of training rows are not detected.",
 )
-@click.option("--out", "run", type=_FOLDER, required=True, help="New folder.")
+@click.option(
+    "--out",
+    "run",
+    type=run_flags.PLACE,
+    required=True,
+    help="New folder, here or in a store; in a store --noise-key-file is required.",
+)
 @click.option(
     "--non-private-diagnostics",
     is_flag=True,
@@ -269,7 +278,8 @@ def train_command(**flags: Any) -> None:
           --method model-mix --mix-width 0.15 --linf-factor 100
     """
     as_json = flags.pop("as_json")
-    with launch.joined(flags.pop("worker_timeout")) as workers:
+    joined = launch.joined(flags.pop("worker_timeout"))
+    with joined as workers, _folder_here(flags):
         request = agreement.together(workers, lambda: _request(flags))
         if not agreement.is_chief(workers):
             _help_chief(request, workers)
@@ -283,10 +293,23 @@ def train_command(**flags: Any) -> None:
     click.echo(f"results in {summary.run}")
 
 
+@contextlib.contextmanager
+def _folder_here(flags: dict[str, Any]) -> Iterator[None]:
+    """Names a temporary folder for a run whose folder is in a store."""
+    if not is_remote(flags["run"]):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="dpsgd-run-") as folder:
+        flags |= {"store": absolute(flags["run"]), "run": Path(folder)}
+        yield
+
+
 def _train(request: Request, workers: Workers) -> Summary:
     from trainer.run.preflight import check
+    from trainer.run.stored_run import fetch
 
     with Terminal() as reporter:
+        agreement.together(workers, lambda: fetch(request))
         checked = agreement.together(workers, lambda: check(request))
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
@@ -301,6 +324,7 @@ def _train(request: Request, workers: Workers) -> Summary:
 def _help_chief(request: Request, workers: Workers) -> None:
     from trainer.run.preflight import check
 
+    agreement.together(workers, lambda: None)  # while the chief fetches the run
     checked = agreement.together(workers, lambda: check(request, chief=False))
     from trainer.train import help_chief
 
@@ -330,8 +354,8 @@ def train_request(arguments: Sequence[str], **set_here: Any) -> Request:
 
 def _request(flags: dict[str, Any]) -> Request:
     folders = {name: flags.pop(name) for name in ("batches", "held_out", "run")}
-    others = ("noise_key_file", "checkpoint_every", "tensorboard", "csv")
-    rest = {name: flags.pop(name) for name in others}
+    others = ("store", "noise_key_file", "checkpoint_every", "tensorboard", "csv")
+    rest = {name: flags.pop(name, None) for name in others}
     settings = TrainSettings(
         target_epsilon=flags.pop("epsilon"),
         target_delta=flags.pop("delta"),

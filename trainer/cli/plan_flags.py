@@ -13,6 +13,7 @@ from accounting.cli import registered, shared_options
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
+from trainer.cli import run_flags
 from trainer.run import run_record
 from trainer.run.run_record import RunRecord
 
@@ -24,9 +25,7 @@ def noise_key_file(text: str) -> Callable[..., Any]:
 
 
 _OPTIONS = (
-    click.argument(
-        "run", type=click.Path(file_okay=False, path_type=Path), required=False
-    ),
+    click.argument("run", type=run_flags.RUN, required=False),
     shared_options.delta("For a run, by default the one it was trained for."),
     noise_key_file("The noise key, if it is not in the run."),
     registered.sampler("Sampler of a plan."),

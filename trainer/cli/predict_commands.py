@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from accounting.cli import shared_options
+from trainer.cli import run_flags
 from trainer.prediction import predict, request
 from trainer.report.progress import Terminal
 
 
 @click.command(name="predict")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=run_flags.RUN)
 @click.option(
     "--input",
     "table",

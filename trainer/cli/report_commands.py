@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from accounting.cli import shared_options
-from trainer.cli import plan_flags
+from trainer.cli import plan_flags, run_flags
 
 _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=pathlib.Path))
+@click.argument("run", type=run_flags.RUN)
 @click.option(
     "--out",
     type=click.Path(path_type=pathlib.Path),

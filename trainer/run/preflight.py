@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from accounting.validation import InputError
@@ -266,15 +266,29 @@ def check_run_folder(run: pathlib.Path) -> bool:
     check_folder(run, "--out")
     if not run.exists() or (run.is_dir() and not any(run.iterdir())):
         return False
-    refusal = f"Expected --out {run} to be new or empty. Choose another folder."
     names = {path.name for path in run.iterdir()} if run.is_dir() else {""}
+    check_unfinished(run, names)
+    return True
+
+
+def check_unfinished(run: StrPath, names: Set[str]) -> None:
+    """Refuses a folder with anything but an unfinished run.
+
+    Args:
+      run: Folder, here or in a store.
+      names: Names of the files and folders in it.
+
+    Raises:
+      InputError: the folder holds something else.
+    """
+    refusal = f"Expected --out {run} to be new or empty. Choose another folder."
     # A kill may leave temporary files, whose names start with a dot.
     if PRIVATE_NAME not in names or any(
         name not in RUN_NAMES and not name.startswith(".") for name in names
     ):
         raise InputError(refusal)
     if RECORD_NAME in names:
-        record = RunRecord.from_json(read_json(run / RECORD_NAME))
+        record = RunRecord.from_json(read_json(join(run, RECORD_NAME)))
         if record.complete:
             raise InputError(f"{refusal} It holds a finished run.")
         if record.fits:
@@ -282,7 +296,6 @@ def check_run_folder(run: pathlib.Path) -> bool:
                 f"{refusal} It holds a run of make_private, which goes on in its own "
                 "process alone."
             )
-    return True
 
 
 def _check_key(request: Request) -> None:

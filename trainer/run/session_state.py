@@ -13,7 +13,7 @@ Public: steps and curve.  The variables are functions of released noisy sums.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accounting.validation import InputError
@@ -34,6 +34,7 @@ class SessionState:
       every: Steps between checkpoints; by time if None.
       held_out: Digest of the held-out examples of the curve; None for a worker that
         does not evaluate.
+      after_save: Called after each save, by the chief.
       workers: All workers of the run.
 
     Attributes:
@@ -47,12 +48,14 @@ class SessionState:
         *,
         every: int | None,
         held_out: str | None,
+        after_save: Callable[[], None] = lambda: None,
         workers: Workers | None = None,
     ) -> None:
         self._checkpoints = checkpoints
         self._variables = list(variables)
         self._every = every
         self._held_out = held_out
+        self._after_save = after_save
         self._workers: Workers = workers or Alone()
         self._saved_at = time.monotonic()
         self.points: list[dict[str, Any]] = []
@@ -103,6 +106,7 @@ class SessionState:
                 held_out=self._held_out,
             )
         )
+        self._after_save()
         self._saved_at = time.monotonic()
 
     def save_is_due(self, num_steps_executed: int) -> bool:

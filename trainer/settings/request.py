@@ -17,15 +17,9 @@ from trainer.settings.train_settings import TrainSettings
 #: A path object keeps one of the two slashes after the scheme.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _COPY = "Copy it here, or mount the store."
-#: Why the folder of a run is local, and the remedy.
-RUN_STAYS = (
-    "Its keys and checkpoints need the modes of a file system, and TensorFlow saves "
-    "models to one. Give a folder here, such as `run`, and copy from it what is not "
-    "private once the run is complete."
-)
 
 
-def check_local(remedy: str = _COPY, /, **paths: pathlib.Path | None) -> None:
+def check_local(remedy: str = _COPY, /, **paths: StrPath | None) -> None:
     """Refuses paths that are not on this machine.
 
     Args:
@@ -38,8 +32,7 @@ def check_local(remedy: str = _COPY, /, **paths: pathlib.Path | None) -> None:
     for name, path in paths.items():
         if path and _REMOTE.match(os.fspath(path)):
             raise InputError(
-                f"Expected {name}={path} on this machine: only the batches of a run "
-                f"are read from a store. {remedy}"
+                f"Expected {name}={path} on this machine, not in a store. {remedy}"
             )
 
 
@@ -65,6 +58,8 @@ class Request:
       batches: Folder that ``dpsgd batches`` wrote; a str if it is in a store.
       held_out: Folder of Parquet files with the columns of the batches.
       run: Folder for the results: new, empty, or of this run, unfinished.
+      store: Folder in a store (``s3://``) that keeps ``run``, which is then new or
+        empty; None for a run that stays here.
       noise_key_file: File of the noise key, made if missing; in the run's ``private``
         if None.
       checkpoint_every: Steps between checkpoints; by time if None.
@@ -76,6 +71,7 @@ class Request:
     batches: StrPath
     held_out: pathlib.Path
     run: pathlib.Path
+    store: str | None = None
     noise_key_file: pathlib.Path | None = None
     checkpoint_every: int | None = None
     tensorboard: pathlib.Path | None = None
@@ -83,7 +79,12 @@ class Request:
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
-        check_local(RUN_STAYS, out=self.run)
+        check_local("Give an empty folder here, and that one as store.", run=self.run)
+        if self.store is not None and self.noise_key_file is None:
+            raise InputError(
+                f"Expected --noise-key-file for --out {self.store}: the noise key is "
+                "not kept in a store. Name a file here, which is made if missing."
+            )
         check_local(
             eval=self.held_out,
             noise_key_file=self.noise_key_file,

@@ -19,6 +19,8 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from tests.trainer.conftest import write_run_folder
 from trainer.cli.commands import account, train_command, train_request
+from trainer.cli.predict_commands import predict_command
+from trainer.cli.report_commands import report
 from trainer.run.run_record import NOISE_KEY_NAME
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -308,10 +310,10 @@ def test_train_refuses_before_tensorflow_is_loaded(
 
 @pytest.mark.parametrize(
     "flag",
-    ["--eval", "--out", "--noise-key-file", "--tensorboard", "--csv"],
+    ["--eval", "--noise-key-file", "--tensorboard", "--csv"],
 )
 @pytest.mark.parametrize("folder", ["s3://bucket/name", "gs://bucket/name"])
-def test_train_refuses_a_path_in_a_store_but_of_batches_before_it_reads_or_writes(
+def test_train_refuses_other_paths_in_a_store_before_it_reads_or_writes(
     flag: str, folder: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -322,6 +324,13 @@ def test_train_refuses_a_path_in_a_store_but_of_batches_before_it_reads_or_write
         )  # fmt: skip
     assert flag.strip("-").replace("-", "_") in str(error.value)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [account, predict_command, report])
+def test_a_run_in_a_store_is_to_be_copied(command: Any) -> None:
+    error = _error(command, "s3://bucket/run")
+    assert "RUN=s3://bucket/run on this machine" in error
+    assert "Copy that folder here" in error
 
 
 def test_train_prints_metrics_and_statement(
