@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.utils import retry
 
 from accounting.plan import SAMPLERS
 from accounting.validation import InputError
@@ -269,6 +270,45 @@ def test_a_write_that_fails_leaves_nothing_under_the_final_name(
         storage.write_atomically(f"{place}/a", b"whole")
     assert "credential" not in str(error.value)
     assert "a" not in storage.sizes(place)
+
+
+def test_a_copy_in_a_store_is_the_file(place: str, tmp_path: pathlib.Path) -> None:
+    data = os.urandom(stores._PART_BYTES + 1)
+    (tmp_path / "a").write_bytes(data)
+    storage.make_folder(place)
+    for _ in range(2):  # the second replaces the first
+        storage.copy_to_store(tmp_path / "a", f"{place}/a")
+        assert storage.read_bytes(f"{place}/a") == data
+    assert storage.names(place) == {"a"}
+
+
+def test_a_copy_is_tried_again_unless_the_store_refuses(
+    memory_place: str,
+    listen: Callable[[Listener], None],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class RefusedError(Exception):
+        code = 403
+
+    waits: list[float] = []
+    monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: waits.append(1))
+    failures = [ConnectionError(), ConnectionError()]
+
+    def fail(name: str, path: str) -> None:
+        if name == "create" and failures:
+            raise failures.pop()
+
+    listen(fail)
+    (tmp_path / "a").write_bytes(b"whole")
+    storage.make_folder(memory_place)
+    storage.copy_to_store(tmp_path / "a", f"{memory_place}/a")
+    assert storage.read_bytes(f"{memory_place}/a") == b"whole"
+    assert len(waits) == 2
+    failures[:] = [RefusedError(), RefusedError()]
+    with pytest.raises(PermissionError, match="RefusedError 403"):
+        storage.copy_to_store(tmp_path / "a", f"{memory_place}/a")
+    assert (len(failures), len(waits)) == (1, 2)
 
 
 def test_a_file_of_this_machine_is_flushed_renamed_and_private_if_asked(
