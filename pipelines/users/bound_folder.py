@@ -20,12 +20,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accounting.plan import fingerprint
 from accounting.validation import InputError
-from pipelines.batches.manifest import DATASET_METADATA_KEY, pretty_json, read_json
+from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.folders import make_private_folder
 from pipelines.files.output_folder import check_output
-from pipelines.files.storage import write_atomically
+from pipelines.inputs import unfinished_job
 from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, Bounded
 from pipelines.inputs.known_input import KnownInput, know_input
 from pipelines.inputs.parquet_blocks import RowGroups, description_of, list_row_groups
@@ -164,18 +163,11 @@ def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
 def _begin(
     work: pathlib.Path, settings: BoundSettings, known: KnownInput, num_parts: int
 ) -> int:
-    """Records a new job, or refuses another one; returns its number of parts."""
-    job = fingerprint({**dataclasses.asdict(settings), "input": known.input_id})
-    path = work / _JOB
-    if not path.exists():
-        note = pretty_json({"job": job, "parts": num_parts})
-        write_atomically(path, note, mode=0o600)
-    found = read_json(path)
-    if found["job"] != job:
-        raise InputError(
-            f"Expected {work} to be of the same job: its input, settings or key were "
-            "others. Give those again to finish it, or remove the folder."
-        )
+    """Begins or continues a job; returns its number of parts."""
+    job = {**dataclasses.asdict(settings), "input": known.input_id}
+    found = unfinished_job.begin_or_continue(
+        work / _JOB, job, "input, settings or key", parts=num_parts
+    )
     return int(found["parts"])
 
 

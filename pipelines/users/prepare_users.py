@@ -29,11 +29,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.folders import make_private_folder
 from pipelines.files.storage import write_atomically
+from pipelines.inputs import unfinished_job
 from pipelines.inputs.bounded import USERS
 from pipelines.sampling.keys import read_or_create_key_file
 from pipelines.tables.convert import SPLITS, PrepareSummary
@@ -90,7 +89,7 @@ def prepare_users(
     final, work = open_work(out)
     key = work / "private.key" if key_file is None else pathlib.Path(key_file)
     read_or_create_key_file(key)
-    _note(work / "job.json", {"files": files, "options": repr(options)})
+    _begin_or_continue(work / "job.json", {"files": files, "options": repr(options)})
     table, data = work / "table", work / "data"
     summary = _prepared(work, lambda: prepare_table(pattern, table, options))
     make_private_folder(data, remedy=_REMEDY)
@@ -98,9 +97,9 @@ def prepare_users(
         _drop_ids(table / split, data / split, schema)
     if not (data / _TRAIN).exists():
         (work / "bound.json").unlink(missing_ok=True)
-        _note(work / "bound.json", dataclasses.asdict(settings))
+        _begin_or_continue(work / "bound.json", dataclasses.asdict(settings))
         bound_table(str(table / _TRAIN), data / _TRAIN, settings, key_file=key)
-    _note(work / "bound.json", dataclasses.asdict(settings))
+    _begin_or_continue(work / "bound.json", dataclasses.asdict(settings))
     records = {
         str(path.relative_to(data)): file_record(path)
         for path in sorted(data.glob("*/*.parquet"))
@@ -112,17 +111,8 @@ def prepare_users(
     return summary
 
 
-def _note(path: pathlib.Path, described: dict[str, Any]) -> None:
-    """Records a new job, or refuses another one."""
-    wanted = {"job": fingerprint(described)}
-    if not path.exists():
-        write_atomically(path, pretty_json(wanted), mode=0o600)
-    elif read_json(path) != wanted:
-        raise InputError(
-            f"Expected {path.parent} to be of the same job: its input, schema, options "
-            "or settings were others. Give those again to finish it, or remove the "
-            "folder."
-        )
+def _begin_or_continue(path: pathlib.Path, job: dict[str, Any]) -> None:
+    unfinished_job.begin_or_continue(path, job, "input, schema, options or settings")
 
 
 def _prepared(

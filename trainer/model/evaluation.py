@@ -7,6 +7,7 @@ Formal guarantees:
   - A file that the batches were sampled from is refused, whatever its name.  It is
     recognised by its size and footer; training rows in other files are not noticed.
   - ``digest`` differs between folders whose files differ in name, order or one byte.
+  - A folder is listed once: rows and digest are of the same files.
 
 Public: metrics, if the held-out examples need no protection.  Sensitive: rows.
 """
@@ -42,6 +43,9 @@ if TYPE_CHECKING:  # it loads TensorFlow, which this module does without
 #: Columns of some rows -> outputs of the network: an array, or a dict of arrays.
 Predict = Callable[[Mapping[str, np.ndarray]], Any]
 
+#: Path of each file, and its name in the folder.
+_Files = list[tuple[pathlib.Path, str]]
+
 #: Rows per forward pass.
 _BATCH_ROWS = 8192
 
@@ -71,10 +75,8 @@ class HeldOut:
         option: str = "--eval",
     ) -> None:
         self._columns = manifest.columns
-        self._directory = directory
         self.option = option
-        self._paths = [path for path, _ in _files(directory, option)]
-        self.num_rows = check_files(
+        self._files, self.num_rows = check_files(
             directory, manifest.columns, manifest.dataset, input_digests, option=option
         )
 
@@ -82,7 +84,7 @@ class HeldOut:
     def digest(self) -> str:
         """SHA-256 over names and contents of the files, as hex digits."""
         total = hashlib.sha256()
-        for path, name in _files(self._directory):
+        for path, name in self._files:
             with path.open("rb") as file:
                 part = hashlib.sha256()
                 while block := file.read(_DIGEST_BYTES):
@@ -97,7 +99,7 @@ class HeldOut:
           InputError: a file lacks one, or its type differs between files.
         """
         types: dict[str, pa.DataType] = {}
-        for path in self._paths if names else ():
+        for path, _ in self._files if names else ():
             schema = _file_schema(path)
             for name in names:
                 if name not in schema.names:
@@ -109,7 +111,7 @@ class HeldOut:
                 if types.setdefault(name, found) != found:
                     raise InputError(
                         f"Expected column {name} of {path} to be of the type that it "
-                        f"has in {self._paths[0]}. Convert one of them."
+                        f"has in {self._files[0][0]}. Convert one of them."
                     )
 
     def batches(self, num_rows: int = _BATCH_ROWS) -> Iterator[dict[str, np.ndarray]]:
@@ -126,7 +128,7 @@ class HeldOut:
           others: Further columns of the record batch; ``check_others`` accepted them.
         """
         names = list(dict.fromkeys([*(c.name for c in self._columns), *others]))
-        for path in self._paths:
+        for path, _ in self._files:
             with _one_line_errors(path), pq.ParquetFile(path) as file:
                 for rows in file.iter_batches(num_rows, columns=names):
                     yield (
@@ -271,8 +273,8 @@ def check_files(
     input_digests: Collection[str] = (),
     *,
     option: str = "--eval",
-) -> int:
-    """Returns the number of held-out rows, whose files match the training examples.
+) -> tuple[_Files, int]:
+    """Returns the held-out files, which match the training examples, and their rows.
 
     Args:
       directory: Folder of the held-out files, ``*.parquet``.
@@ -281,17 +283,20 @@ def check_files(
       input_digests: ``footer_digest`` of every file of the training examples.
       option: Flag that gave ``directory``, for messages.
 
+    Returns:
+      Path of every file, with its name in ``directory``; and the number of rows.
+
     Raises:
       InputError: no file, no row, other columns, data prepared in another way, or a
         file of the training examples.
     """
-    paths = [path for path, _ in _files(directory, option)]
-    num_rows = sum(_check_file(path, columns, description) for path in paths)
+    files = _files(directory, option)
+    num_rows = sum(_check_file(path, columns, description) for path, _ in files)
     if input_digests:
-        _check_apart(directory, input_digests)
+        _check_apart(files, directory, input_digests)
     if not num_rows:
         raise InputError(f"Expected examples in {option} {directory}; it has none.")
-    return num_rows
+    return files, num_rows
 
 
 def _check_file(
@@ -328,19 +333,17 @@ def _columns(names: Sequence[str]) -> str:
     return f"column{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def _files(
-    directory: str | os.PathLike[str], option: str = "--eval"
-) -> list[tuple[pathlib.Path, str]]:
+def _files(directory: str | os.PathLike[str], option: str) -> _Files:
     """Returns path and name of every file, found as `dpsgd batches` finds its input."""
     found = find_files(os.fspath(directory), option=option)
     return [(pathlib.Path(path), name) for path, name in found.files]
 
 
 def _check_apart(
-    directory: str | os.PathLike[str], input_digests: Collection[str]
+    files: _Files, directory: str | os.PathLike[str], input_digests: Collection[str]
 ) -> None:
     """Refuses held-out files of which one with rows is among the training examples."""
-    for path, name in _files(directory):
+    for path, name in files:
         if footer_digest(os.fspath(path)) not in input_digests:
             continue
         with _one_line_errors(path), pq.ParquetFile(path) as file:

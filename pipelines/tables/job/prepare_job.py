@@ -48,13 +48,12 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from accounting.plan import fingerprint
-from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json, read_json
 from pipelines.files.output_folder import check_output
 from pipelines.files.sink import Sink
 from pipelines.files.storage import new_file, write_atomically
 from pipelines.files.threads import num_cores
+from pipelines.inputs import unfinished_job
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.tables.convert import (
     SPLITS,
@@ -480,18 +479,13 @@ def _open_work(
     work: pathlib.Path, files: Sequence[InputFile], options: ConvertOptions
 ) -> None:
     """Makes the folder of a job, or refuses that of another one."""
-    described = {
+    job = {
         "files": [dataclasses.asdict(file) for file in files],
         "options": repr(options),
         "part_bytes": _PART_BYTES,
     }
-    wanted = {"job": fingerprint(described)}
     if work.exists():
-        if read_json(work / _JOB) != wanted:
-            raise InputError(
-                f"Expected {work} to be of the same job: its input, schema or options "
-                "were others. Give those again to finish it, or remove the folder."
-            )
+        unfinished_job.check(work / _JOB, job, "input, schema or options")
         return
     work.mkdir(0o700, parents=True)
     for name in (DIVIDED, _COUNTS, _PIECES, _PROGRESS, _RECORDS):
@@ -499,4 +493,4 @@ def _open_work(
     (work / _DATA).mkdir(0o700)
     for split in SPLITS:
         (work / _DATA / split).mkdir()
-    write_atomically(work / _JOB, pretty_json(wanted), mode=0o600)
+    unfinished_job.record(work / _JOB, job)

@@ -259,3 +259,14 @@ def test_a_folder_means_its_visible_files_at_any_depth(
         path.rename(folder / f".{path.name}")
     found = HeldOut(folder, small_batches.manifest)
     assert sum(len(batch["label"]) for batch in found.batches()) == 30
+
+
+def test_rows_and_digest_are_of_the_same_files(
+    small_batches: Any, rows: Any, tmp_path: pathlib.Path
+) -> None:
+    folder = write_held_out(tmp_path / "data" / "first", rows(30, seed=1)).parent
+    found, before = (HeldOut(folder, small_batches.manifest) for _ in range(2))
+    digest = before.digest
+    write_held_out(folder / "later", rows(20, seed=2))
+    assert found.digest == digest
+    assert sum(len(batch["label"]) for batch in found.batches()) == found.num_rows
