@@ -122,9 +122,32 @@ def test_what_several_workers_cannot_do_is_refused_once_before_any_work(
     assert [path.name for path in private.iterdir()] == ["run.id"]
 
 
+@pytest.fixture
+def ranges_asked(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, int, int]]:
+    """(name, first byte, last byte) of each range that the store was asked for."""
+    del s3_bucket  # it is asked from other processes, and answers in this one
+    server = pytest.importorskip("moto.server").DomainDispatcherApplication
+    answer, asked = server.__call__, []
+
+    def recording(self: Any, environ: dict[str, Any], *rest: Any) -> Any:
+        if given := environ.get("HTTP_RANGE"):
+            first, last = map(int, given.removeprefix("bytes=").split("-"))
+            name = environ["PATH_INFO"].rpartition("/")[2]
+            asked.append((name, first, last))
+        return answer(self, environ, *rest)
+
+    monkeypatch.setattr(server, "__call__", recording)
+    return asked
+
+
 @pytest.mark.thorough
 def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
-    arguments: Any, s3_bucket: str, tmp_path: pathlib.Path
+    arguments: Any,
+    s3_bucket: str,
+    ranges_asked: list[tuple[str, int, int]],
+    tmp_path: pathlib.Path,
 ) -> None:
     train(train_request(arguments("one")))
     client = pytest.importorskip("boto3").client("s3")
@@ -132,3 +155,14 @@ def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
         client.upload_file(str(path), "bucket", str(path.relative_to(tmp_path)))
     finish(start(arguments("two", f"{s3_bucket}/batches"), 2))
     assert same_results(tmp_path / "one", tmp_path / "two")
+    # The two read each byte once, together.
+    files = sorted((tmp_path / "batches").glob("*.tfrecord"))
+    wanted = [(f.name, at) for f in files for at in range(f.stat().st_size)]
+    found = sorted((name, at) for name, a, b in ranges_asked for at in range(a, b + 1))
+    assert found == wanted
+    changed = bytearray(files[0].read_bytes())
+    changed[len(changed) // 2] ^= 1
+    client.put_object(Bucket="bucket", Key=f"batches/{files[0].name}", Body=changed)
+    errors = finish(start(arguments("three", f"{s3_bucket}/batches"), 2), 2)
+    assert f"{files[0].name} to be as it was written; it was changed" in errors
+    assert not (tmp_path / "three" / "metrics.json").exists()
