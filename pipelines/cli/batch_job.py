@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from pipelines.job.make_batches import open_input
 from pipelines.job.packing import Layout
 from pipelines.job.sizing import Estimate, estimate, make_layout, worker_bytes
 from pipelines.sampling.shuffle import num_block_passes
+from pipelines.users.user_ids import seems_user_column
 
 #: Bytes of a bundle's output that Beam's Java modules can queue, less a margin.
 MOST_BUNDLE_BYTES = 850 << 20
@@ -80,6 +82,20 @@ def _engine_note(runner: str, options: PipelineOptions, shuffle_bytes: int) -> s
         f"note: the engine shuffles {shuffle_bytes / 2**30:.1f} GiB. With the Java "
         "modules of Beam 2.62, a worker that outputs 1 GB or more waits forever: have "
         f"{needed} workers or more (on Flink also --parallelism), or --shuffle files."
+    )
+
+
+def _users_note(source: str, dataset: Dataset) -> str:
+    """Returns a note if a column may name users, whose rows nobody bounded, else ""."""
+    name = None if dataset.bounded else seems_user_column(dataset.columns)
+    if name is None:
+        return ""
+    return (
+        f"note: column {name} seems to name users; these batches protect single rows. "
+        "To protect all rows of a user, first run `dpsgd bound --input "
+        f"{shlex.quote(source)} --user-column {shlex.quote(name)} "
+        f"--max-examples-per-user 5 --num-examples {dataset.num_examples} "
+        "--out bounded`."
     )
 
 
@@ -162,6 +178,8 @@ def run(
     if fan_in:
         asked = traffic(layout, len(dataset.blocks), fan_in)
         summary |= dataclasses.asdict(asked)
+    if note := _users_note(source, dataset):
+        click.echo(note, err=True)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
         click.echo(note, err=True)
     if dry_run:

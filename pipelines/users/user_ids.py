@@ -15,15 +15,35 @@ Sensitive: ids, and the numbers, which reveal who has many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from accounting.validation import InputError
+from pipelines.batches.columns import Column
 from pipelines.inputs.type_kinds import is_text
 from pipelines.sampling.keys import derive
 from pipelines.tables.hashing import AFTER, hash_fields, mix, words_of
+
+#: Names of a column of ids; a plain "id" is as often that of a row.
+_NAMES = re.compile(
+    "(user|person|patient|customer|client|member|visitor)([_ -]?id)?|uid", re.IGNORECASE
+)
+
+
+def seems_user_column(columns: Sequence[Column]) -> str | None:
+    """Returns the name of a column that seems to hold ids of users; None for none.
+
+    Args:
+      columns: Columns of a table, of which only names and types are looked at.
+    """
+    for column in columns:
+        integer = np.issubdtype(column.dtype, np.integer) and not column.shape
+        if integer and _NAMES.fullmatch(column.name):
+            return column.name
+    return None
 
 
 def check_type(name: str, kind: pa.DataType) -> None:

@@ -6,11 +6,16 @@ import json
 import math
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -110,6 +115,28 @@ def test_dry_run_says_what_it_would_cost_and_writes_nothing(
     assert said["shuffle"] == "files"
     assert said["expected_padding"] == pytest.approx(0.4)
     assert not (tmp_path / "o").exists()
+
+
+def test_a_column_that_seems_to_name_users_is_noted_until_it_is_bounded(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pa.table({"user_id": np.arange(20) % 7, "client": np.arange(20)})
+    pq.write_table(table, "my rows.parquet")
+    dry = ("--batch-size=2", "--epochs=1", "--out=o", "--dry-run")
+    _, printed = run_command(
+        monkeypatch, capfd, "batches", "--input=my rows.parquet", *dry
+    )
+    assert "note: column user_id seems to name users" in printed
+    # Its remedy works when it is typed.
+    [command] = re.findall("`dpsgd (.*)`", printed)
+    code, _ = run_command(monkeypatch, capfd, *shlex.split(command))
+    assert code == 0
+    code, printed = run_command(monkeypatch, capfd, "batches", "--input=bounded", *dry)
+    assert code == 0
+    assert "note" not in printed
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from accounting.validation import InputError
+from pipelines.batches.columns import Column
 from pipelines.sampling.keys import insecure_key
-from pipelines.users.user_ids import check_type, hash_ids
+from pipelines.users.user_ids import check_type, hash_ids, seems_user_column
 
 KEY = insecure_key(1)
 NAMES = [
@@ -97,3 +98,27 @@ def test_other_types_are_refused(values: pa.Array) -> None:
         check_type("user", values.type)
     with pytest.raises(InputError, match=re.escape(str(values.type))):
         numbers(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "seems"),
+    [
+        ("user_id", "int64", (), True),
+        ("User", "uint8", (), True),
+        ("patientID", "int32", (), True),
+        ("UID", "int64", (), True),
+        ("id", "int64", (), False),
+        ("user_age", "int64", (), False),
+        ("num_users", "int64", (), False),
+        ("user", "float32", (), False),
+        ("user", "int64", (3,), False),
+    ],
+)
+def test_a_column_seems_to_hold_users_by_its_name_and_type_alone(
+    name: str, dtype: str, shape: tuple[int, ...], seems: bool
+) -> None:
+    columns = [
+        Column(name="label", dtype="float32"),
+        Column(name=name, dtype=dtype, shape=shape),
+    ]
+    assert seems_user_column(columns) == (name if seems else None)
