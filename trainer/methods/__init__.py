@@ -1,1 +1,1 @@
-"""What each training method makes of a step."""
+"""How each training method defines a step."""

@@ -5,30 +5,31 @@
        or  u_i + lambda * H_i u_i / ||u_i||,  H_i its Hessian at theta         ("hvp")
     sum_i  w_i * min(1, C / ||g_i||) * g_i
 
-Clipping is what biases DP-SGD, and small gradients are clipped less.  Both variants
-descend the loss plus ``lambda`` times the norm of each example's gradient: "hvp" is its
-exact gradient, "sam" the same up to O(lambda^2) by a second gradient instead of a
-Hessian ("BAM FWD-REV" and "BAM SAM" of the paper).  ``lambda`` is what sharpness-aware
-minimisation calls the radius of the perturbation, usually rho.
+Clipping biases DP-SGD, and small gradients are clipped less.  Both variants minimise
+the loss plus ``lambda`` times the norm of each example's gradient: "hvp" takes its
+exact gradient, "sam" the same up to O(lambda^2), from a second gradient instead of a
+Hessian product ("BAM FWD-REV" and "BAM SAM" in the paper).  Sharpness-aware
+minimisation calls ``lambda`` the perturbation radius, usually rho.
 
 Formal guarantees:
   - Those of ``clipping``, for g_i, on every path.  In particular g_i is a function of
-    the weights of the model and of row i alone, and is clipped: the sum changes by at
-    most ``l2_norm_clip`` with one row, as in DP-SGD, so that DP-SGD's accounting holds.
+    the model's weights and row i alone, and is clipped: one row changes the sum by at
+    most ``l2_norm_clip``, so that DP-SGD's accounting holds.
   - Where u_i = 0, g_i is the gradient at theta.
-  - Where the terms of u_i cancel, the bound on its norm that is clipped elsewhere (see
-    ``layer_gradients``) stands for ||u_i||: the step uphill is shorter, never longer.
+  - Where the terms of u_i cancel, ||u_i|| is replaced by the upper bound that
+    ``gradient_parts`` clips: the step uphill is shorter, never longer.
   - A row whose u_i or g_i is not finite, or has a norm that overflows float32,
     contributes exactly nothing.
   - ``radius`` 0 gives DP-SGD.
   - All paths agree with a loop over the examples.
 
-Three paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights: along its own
-gradient a layer's outputs change by inner products that are at hand.  ``operations``
-(see ``operation_clipping``) computes what follows from the weights once more, with the
-outcome of each use for weights of the example's own (see ``moved_weights``).
-``vectorized`` takes each example by itself, with a copy of the weights; "hvp" always
-takes it.  The last two hold as many examples at a time as fit a fixed memory.
+There are three paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights:
+inner products give a layer's outputs after a move along the example's own gradient.
+``operations`` (see ``operation_clipping``) recomputes everything that depends on the
+weights, with each operation's outcome at the example's own weights (see
+``moved_weights``).  ``vectorized`` computes each example separately, with its own copy
+of the weights; "hvp" always takes this path.  The last two process as many examples at
+a time as fit in a fixed amount of memory.
 
 Public: radius, variant and path.  Sensitive: every input and output.
 
@@ -66,10 +67,10 @@ from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM, BAM_VARIANTS
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
-#: Copies of the weights that an example needs at a time: u_i, where to, and g_i.
+#: Arrays of the size of the weights per example: u_i, the moved weights, and g_i.
 _COPIES = 3
 
-#: A norm that next to no gradient is below.
+#: A clip norm that almost every gradient exceeds.
 _LEAST_CLIP = 1e-10
 
 
@@ -77,7 +78,7 @@ def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
     """Returns the fastest path that is exact.
 
     Args:
-      model: Checked by ``models.check_model``.
+      model: A model that ``check_model`` accepted.
       variant: "sam" or "hvp".
     """
     return choose_path(model) if variant == BAM_SAM else VECTORIZED
@@ -94,15 +95,15 @@ def bam_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Checked by ``check_model``.
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      model: A model that ``check_model`` accepted.
+      l2_norm_clip: Bound on the L2 norm of g_i, above 0; infinity for no clipping.
       radius: ``lambda``, at least 0.
       variant: "sam" or "hvp".
-      path: "book-keeping", "operations" or "vectorized"; the first that is exact if
-        None.
+      path: "book-keeping", "operations" or "vectorized"; None for the fastest that is
+        exact.
 
     Raises:
-      InputError: name, value, bound; or weights that cannot be replaced for one
+      InputError: name, value, bound; or "sam" cannot replace the weights for one
         example.
     """
     check_float("bam_radius", radius, at_least=0)
@@ -122,16 +123,16 @@ def bam_sum(
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
-    """Returns which rows count, and by what their gradients are scaled to a step.
+    """Returns which rows count, and the factor from gradient to step of each.
 
     Args:
-      norms: Norms of the gradients of all rows, shape (rows,); or of one, a scalar.
-      real: Which rows hold an example, of the same shape.
+      norms: Norm of each row's gradient, shape (rows,), or a scalar for one row.
+      real: Which rows hold an example, bool of the same shape.
       radius: Length of the step, ``lambda``.
 
     Returns:
-      Which rows are real with a finite norm; and ``radius / norm`` for those, 0 where
-      the norm is 0 or the row does not count.
+      Which rows are real and have a finite norm; and ``radius / norm`` for these rows,
+      0 for all others and where the norm is 0.
     """
     counted = real & tf.math.is_finite(norms)
     scale = tf.math.divide_no_nan(tf.cast(radius, norms.dtype), norms)
@@ -178,7 +179,7 @@ def _operations_sum(
     return operation_clipping.as_proven(model, gradient_sum, otherwise)
 
 
-#: Paths that take one pass at the weights, and one uphill of them.
+#: Paths with one pass at the weights and one at the moved weights.
 _PASSES = {BOOKKEEPING: _bookkeeping_sum, OPERATIONS: _operations_sum}
 
 
@@ -190,7 +191,7 @@ def _vectorized_sum(
 
 
 def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
-    """The gradient at the end of a step of length ``radius`` along the gradient."""
+    """Returns the "sam" variant's g_i of one example."""
 
     def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
         direction = example_gradient(model, row)
@@ -206,7 +207,7 @@ def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:
 
 
 def _penalized(model: TrainableModel, radius: float) -> ExampleGradient:
-    """The gradient of the loss plus ``radius`` times the norm of its gradient."""
+    """Returns the "hvp" variant's g_i of one example."""
 
     def gradient(row: Mapping[str, Any]) -> tuple[list[Any], Any]:
         with tf.GradientTape() as tape:
@@ -242,9 +243,9 @@ def _sum_of(
 
 
 def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
-    """The sum of the examples' directions beside that of their gradients."""
+    """Returns the sum of gradients, and that of the directions of the moves."""
     del optimizer  # gradients are taken at the weights that it updates
-    # Clipped to next to nothing, every gradient is its direction.
+    # Clipped this far, every gradient is a multiple of its direction.
     directions = clipped_sum(model, l2_norm_clip=_LEAST_CLIP)
     gradients = plain_sum(model)
     return lambda *batch: (gradients(*batch), directions(*batch))

@@ -1,13 +1,13 @@
-"""What a training method does in a step; the rest of it is a `settings.methods.Method`.
+"""The contract of a step; the rest of a training method is a `settings.methods.Method`.
 
 A method promises, and its tests show, that one row changes the sum of a physical batch
-by at most ``l2_norm_clip`` in norm.  What an optimizer of its own does before a step is
-a function of what was released and of what was drawn: it is given no batch.
+by at most ``l2_norm_clip`` in L2 norm.  A method's own optimizer prepares each step
+from earlier releases and drawn values alone: it is given no batch.
 
 Formal guarantees:
-  - the noise of a step is drawn by the trainer for every variable, whatever a method
-    draws beside it.
-  - what is drawn is used: nothing is drawn for a method without an optimizer.
+  - The trainer draws the noise of every variable in every step, whatever else a method
+    draws.
+  - Nothing is drawn for a method without an optimizer of its own.
 """
 
 from __future__ import annotations
@@ -27,27 +27,31 @@ from trainer.settings.train_settings import TrainSettings
 
 
 class MethodOptimizer(Protocol):
-    """An optimizer of a method's own, in place of a Keras optimizer."""
+    """A method's own optimizer, instead of a Keras optimizer."""
 
     @property
     def variables(self) -> list[Any]:
-        """All state between two steps beside the weights, for checkpoints."""
+        """All state between two steps except the weights, for checkpoints."""
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes what state is not made yet."""
-
-    def before_step(self, drawn: Sequence[np.ndarray]) -> None:
-        """Prepares a step, before its gradients are taken.
+        """Creates the state that does not exist yet.
 
         Args:
-          drawn: What ``Hooks.draw`` draws beside the noise.  Sensitive.
+          variables: The trainable variables.
+        """
+
+    def before_step(self, drawn: Sequence[np.ndarray]) -> None:
+        """Prepares a step, before its gradients are computed.
+
+        Args:
+          drawn: Arrays from ``Hooks.draw``, without the noise.  Sensitive.
         """
 
     def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Updates the weights.
 
         Args:
-          pairs: (noisy gradient, variable), in the order of the variables.
+          pairs: (noisy mean gradient, variable), in the order of the variables.
         """
 
 
@@ -56,20 +60,22 @@ class Hooks:
     """What a method does in a step.
 
     Attributes:
-      choose_path: Returns how the gradients of single examples are made, in a word.
-      gradient_sum: (model, settings, l2_norm_clip) -> a function of a physical batch.
-        One row changes its value by at most ``l2_norm_clip`` in norm; None, and no
-        bound, of a method without privacy.
-      optimizer: (settings, num_steps, variables) -> an optimizer of the method's own;
-        None for that of the settings.
-      draw: What is drawn for ``before_step``, beside the noise of every variable, as a
-        function of the key of the run and the step; None for nothing.
-      ascent: (model, optimizer) -> what `clipping_bias` compares of a method that takes
-        its gradients uphill; None of others.  Not private, and no part of a step.
+      choose_path: (model, settings) -> name of the path that computes per-example
+        gradients.
+      gradient_sum: (model, settings, l2_norm_clip) -> function of a physical batch.
+        One row changes its value by at most ``l2_norm_clip`` in L2 norm; None for a
+        method without privacy, which has no bound.
+      optimizer: (settings, num_steps, variables) -> the method's own optimizer; None
+        for the optimizer of the settings.
+      draw: Draws the arrays for ``before_step``, as a function of the run's key and
+        the step; None if there are none.
+      ascent: (model, optimizer) -> sums that `clipping_bias` compares, for a method
+        that computes gradients at moved weights; None for others.  Not private, and
+        not part of a step.
 
     Raises:
-      InputError: something is drawn, and no optimizer takes it.  The functions raise it
-        if the method does not support a model.
+      InputError: ``draw`` without ``optimizer``.  The functions raise it for a model
+        that the method does not support.
     """
 
     choose_path: Callable[[TrainableModel, TrainSettings], str]

@@ -6,14 +6,14 @@
 
 Formal guarantees:
   - The move is a function of noisy gradients that were released before: it is
-    post-processing, and the accounting is that of DP-SGD.
-  - The weights are moved once per step, however many physical batches it has, and are
-    bit for bit what they were before the optimizer updates them: between two steps
-    nothing is moved, and no checkpoint, evaluation or export sees it.
+    post-processing, and DP-SGD's accounting holds.
+  - The weights are moved once per step, however many physical batches it has, and
+    restored bit for bit before the optimizer updates them: no checkpoint, evaluation or
+    export sees moved weights.
   - ``radius`` 0 gives DP-SGD.
 
-The previous noisy gradient is state: without it in the checkpoint a resumed run would
-be another one.  It has a value for every weight, so that noise cannot be lazy.
+The previous noisy gradient is part of the state, since a resumed run needs it.  It has
+a value for every weight, so that noise cannot be lazy.
 
 Public: everything here follows from released noisy gradients.
 
@@ -38,17 +38,17 @@ from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 
-#: Added to the norm, as the authors do: the first step has no gradient before it.
+#: Added to the norm, as by the authors: the first step has no previous gradient.
 _LEAST_NORM = 1e-16
 
 
 class SharpnessAwareOptimizer:
-    """A Keras optimizer whose gradients are taken uphill; a `base.MethodOptimizer`.
+    """A Keras optimizer for gradients at moved weights; a `base.MethodOptimizer`.
 
     Args:
-      optimizer: Updates the weights.
+      optimizer: Keras optimizer that updates the weights.
       variables: The trainable variables.
-      radius: ``rho``, at least 0.
+      radius: ``rho``, the L2 norm of a move, at least 0.
     """
 
     def __init__(
@@ -66,27 +66,31 @@ class SharpnessAwareOptimizer:
 
     @property
     def variables(self) -> list[Any]:
-        """The state between two steps: the optimizer's, and the previous gradient."""
+        """The optimizer's state, and the previous noisy gradient."""
         return [*self._optimizer.variables, *self._previous]
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the state of the optimizer."""
+        """Creates the optimizer's state.
+
+        Args:
+          variables: The trainable variables.
+        """
         self._optimizer.build(variables)
 
     def before_step(self, drawn: Sequence[np.ndarray] = ()) -> None:
-        """Moves the weights, until ``apply_gradients`` puts them back.
+        """Moves the weights, until ``apply_gradients`` restores them.
 
         Args:
-          drawn: Nothing.
+          drawn: Empty.
         """
         del drawn
         self._move()
 
     def apply_gradients(self, pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Puts the weights back and updates them with noisy gradients.
+        """Restores the weights and updates them with noisy gradients.
 
         Args:
-          pairs: (gradient, variable), in the order of the variables.
+          pairs: (noisy mean gradient, variable), in the order of the variables.
         """
         pairs = list(pairs)
         for weight, saved in zip(self._weights, self._saved, strict=True):
@@ -96,10 +100,10 @@ class SharpnessAwareOptimizer:
         self._optimizer.apply_gradients(pairs)
 
     def at_weights(self, gradient_sum: GradientSum) -> GradientSum:
-        """Returns a sum that is taken at the weights from before the move.
+        """Returns a gradient sum at the weights from before the move.
 
         Args:
-          gradient_sum: Reads the weights.
+          gradient_sum: Gradient sum at the current weights.
         """
 
         def unmoved(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -117,7 +121,7 @@ class SharpnessAwareOptimizer:
 
     @property
     def direction(self) -> list[Any]:
-        """The previous noisy gradient, for each variable; zeros at the first step."""
+        """The previous noisy gradient of each variable; zeros at the first step."""
         return [tf.identity(previous) for previous in self._previous]
 
     def _move_weights(self) -> None:
@@ -126,7 +130,7 @@ class SharpnessAwareOptimizer:
         for weight, saved, previous in zip(
             self._weights, self._saved, self._previous, strict=True
         ):
-            # A copy: what is added and taken away again leaves rounding behind.
+            # A copy: subtracting the move again would leave rounding errors.
             saved.assign(weight)
             weight.assign_add(scale * previous)
 
@@ -142,7 +146,7 @@ def _optimizer_of(
 
 
 def _ascent_of(model: TrainableModel, optimizer: Any) -> AscentSums:
-    """The previous noisy gradient, beside the gradient of these examples."""
+    """Returns the sum of gradients, and the previous noisy gradient."""
     gradients = optimizer.at_weights(plain_sum(model))
     return lambda *batch: (gradients(*batch), optimizer.direction)
 

@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients at the weights, and of unclipped ones.
+"""DP-SGD's sum of clipped gradients, and the unclipped sum of training without privacy.
 
 Public: the path.  Sensitive: the sums.
 """
@@ -16,8 +16,8 @@ def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
     """Returns the fastest path that is exact for the model.
 
     Args:
-      model: Checked by ``models.check_model``.
-      settings: Settings of the run; none of them changes the path.
+      model: A model that ``check_model`` accepted.
+      settings: Settings of the run, which do not change the path.
     """
     del settings
     return clipping.choose_path(model)
@@ -29,9 +29,9 @@ def clipped_sum(
     """Returns DP-SGD's sum of the clipped gradients of a physical batch.
 
     Args:
-      model: Checked by ``models.check_model``.
-      settings: Settings of the run.
-      clip: Bound on the L2 norm of one example's gradient.
+      model: A model that ``check_model`` accepted.
+      settings: Settings of the run, which do not change the sum.
+      clip: Bound on the L2 norm of one example's gradient, above 0.
     """
     del settings
     assert clip is not None  # checked by the settings

@@ -1,9 +1,9 @@
 """Which embedding tables get lazy noise (see ``lazy_noise``), and when it is flushed.
 
 Formal guarantees:
-  - ``choose`` takes a table only where this holds: plain SGD without momentum, decay,
-    clipping or constraint, rows that are known before any weight is read, and nothing
-    but the steps that reads the table between two flushes.
+  - ``choose`` takes a table only under these conditions: plain SGD without momentum,
+    decay, clipping or constraint; the rows of a step are known before any weight is
+    read; and between two flushes only steps read the table.
 
 Public: everything here.
 """
@@ -25,15 +25,15 @@ from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE, TrainSettings
 from trainer.tf_compat import keras
 
-#: A table is lazy by itself if it has this many rows for each that a step may read.
+#: Unless asked for, a table is lazy only with this many rows per row that a step reads.
 _ROWS_PER_READ = 2
 
-#: Values that steps draw between two flushes, for each value that a flush draws.
+#: Values that steps draw between two flushes, per value that a flush draws.
 _DRAWS_PER_FLUSH_DRAW = 16
 
 
 def is_plain_sgd(optimizer: Any) -> bool:
-    """Whether a step moves a weight by its rate times its gradient and no more."""
+    """Whether a step subtracts the learning rate times the gradient and no more."""
     return type(optimizer) is keras.optimizers.SGD and not (
         optimizer.momentum
         or optimizer.weight_decay
@@ -47,7 +47,7 @@ def is_plain_sgd(optimizer: Any) -> bool:
 def _obstacle(
     reads: TableReads | None, optimizer: Any, settings: TrainSettings
 ) -> str | None:
-    """Returns why no table of this run can have lazy noise; None if some can."""
+    """Returns why no table of this run can have lazy noise; None if one can."""
     if settings.lazy_obstacle is not None:
         return settings.lazy_obstacle
     if not is_plain_sgd(optimizer):
@@ -59,13 +59,13 @@ def _obstacle(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlushSteps:
-    """After which steps all rows are completed: fixed before the run, never by time.
+    """The steps after which all rows are completed, which are fixed before the run.
 
     Attributes:
-      every: Steps between flushes; 0 for those at evaluations alone.
+      every: Steps between further flushes; 0 for none.
       eval_steps: Steps between evaluations.
       kept_steps: Steps after which an iterate is kept.
-      num_steps: Steps of the run.
+      num_steps: Number of steps of the run.
 
     Example:
       >>> steps = FlushSteps(every=4, eval_steps=6, kept_steps=(7,), num_steps=13)
@@ -79,7 +79,7 @@ class FlushSteps:
     num_steps: int
 
     def contain(self, step: int) -> bool:
-        """Whether rows are completed when ``step`` steps are done."""
+        """Whether all rows are completed after ``step`` steps."""
         return (
             step % self.eval_steps == 0
             or step in self.kept_steps
@@ -90,12 +90,13 @@ class FlushSteps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which noise the tables of a run get.  Public.
+    """Which tables of a run get lazy noise.  Public.
 
     Attributes:
-      reads: The tables with lazy noise; None for none.
-      flush_every: Steps between flushes beside those at evaluations; 0 for none.
-      message: What a user should know; empty for nothing.
+      reads: The tables with lazy noise, and the rows that a step reads; None if all
+        noise is dense.
+      flush_every: ``FlushSteps.every``.
+      message: Line for the user, or empty.
     """
 
     reads: TableReads | None = None
@@ -111,21 +112,21 @@ def choose(
     manifest: Manifest,
     checkpoint_every: int | None,
 ) -> Choice:
-    """Returns the noise of the tables of a run.
+    """Returns which tables of a run get lazy noise.
 
     Args:
-      model: Checked by ``models.check_model``.
-      optimizer: Of the run.
-      settings: Of the run; ``embedding_noise`` says what is asked for.
-      manifest: Of its batches.
-      checkpoint_every: Steps between checkpoints; by time if None.
+      model: A model that ``check_model`` accepted.
+      optimizer: Optimizer of the run.
+      settings: Settings of the run; ``embedding_noise`` is what the user asked for.
+      manifest: Manifest of the batches.
+      checkpoint_every: Steps between checkpoints; None if they are made by time.
 
     Raises:
-      InputError: ``settings`` ask for lazy noise where it would be another mechanism.
+      InputError: ``settings`` ask for lazy noise where it is not exact.
     """
     if settings.method == NON_PRIVATE or settings.embedding_noise == DENSE_NOISE:
         return Choice()
-    # A trace of the model: made once for all that asks for it.
+    # Traces the model; the trace is cached.
     known = traced_model.table_reads(model) if ghost_clipping.is_exact(model) else None
     fast = registry.choose_path(model, settings) == clipping.BOOKKEEPING
     reads = known if fast else None
@@ -167,7 +168,7 @@ def _num_values(variables: Sequence[Any]) -> int:
 
 
 def _worthwhile(reads: TableReads, step_rows: int) -> TableReads:
-    """Returns the reads of tables of which a step reads a small part."""
+    """Returns the reads of those tables of which a step reads a small part."""
     kept = [
         table.shape[0] >= _ROWS_PER_READ * count * step_rows
         for table, count in zip(reads.tables, reads.num_ids, strict=True)
@@ -184,9 +185,9 @@ def _worthwhile(reads: TableReads, step_rows: int) -> TableReads:
 
 
 def _flush_every(model: TrainableModel, reads: TableReads, step_rows: int) -> int:
-    """Returns the steps between flushes that keep their cost a fraction of the steps'.
+    """Returns the steps between flushes, so that these cost a fraction of the steps.
 
-    It depends on shapes alone: a run that was killed flushes where it would have.
+    It depends on shapes alone, so that a resumed run flushes after the same steps.
     """
     lazy = _num_values(reads.tables)
     read = sum(

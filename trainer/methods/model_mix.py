@@ -6,31 +6,33 @@
            - eta_k (1 / b) (sum of clipped gradients at w_{k-1}, plus noise)
 
 in each coordinate, with tau_k = ``mix_width`` * eta_k and alpha uniform in [0, 1].
-That is Algorithm 1 of the paper: separation moves both states apart by the same length,
-so that their middle stays, and ``alpha a + (1 - alpha) b`` is the middle plus
-``alpha - 1/2`` times their distance.  No rounding of two ends brings them nearer.
+This is Algorithm 1 of the paper: separation moves both iterates apart by the same
+length, which leaves their midpoint where it is, and ``alpha a + (1 - alpha) b`` is the
+midpoint plus ``alpha - 1/2`` times the gap.  The gap is not the difference of two
+rounded ends, which could be nearer than tau_k.
 
 Formal guarantees:
   - What is mixed is at least tau_k apart in every coordinate, also where the two
     iterates are equal.
-  - Every trainable coordinate is mixed, with coefficients of its own.
-  - Gradients are taken at the released iterate w_{k-1}.  The state is w_{k-1}, w_{k-2}
-    and the count of steps; neither a noisy gradient, nor what was mixed, is kept.
+  - Every trainable coordinate is mixed, with a coefficient of its own.
+  - Gradients are computed at the released iterate w_{k-1}.  The state is w_{k-1},
+    w_{k-2} and the number of steps, without noisy gradients or mixtures.
   - w_{-1} differs from w_0 by tau_1 in every coordinate (up to float32 rounding), and
     is a function of public values.
   - tau_k / eta_k is ``mix_width`` in every step, whatever the schedule.
   - A constraint is refused: Algorithm 1 has none, and no mixture would keep it.
 
-Where the states are nearer than tau_k, the paper's text moves them apart by tau_k, and
-its authors' code to a distance of tau_k.  Theorem 4.1 needs a distance of at least
-tau_k; this is the code's way, which adds less noise for the same guarantee.  The paper
-leaves w_{-1} open.  Here it is w_0 plus or minus tau_1, with public random signs: the
-first mixture has the least width, and w_1 no bias that all coordinates share.
+Where the iterates are nearer than tau_k, the paper's text moves each of them by tau_k;
+its authors' code moves them to a distance of tau_k.  Theorem 4.1 needs a distance of at
+least tau_k.  This module does what the code does: it adds less noise and has the same
+guarantee.  The paper does not define w_{-1}.  Here it is w_0 plus or minus tau_1, with
+public random signs, so that the first mixture has the smallest width and adds no bias
+that all coordinates share.
 
-The coefficients must stay secret, as the noise: they come from its key.  The theorem
-is about Gaussian noise; here it is rounded to a grid (see ``workers.grid``) before it
-is added to the mixture.  Within seven deviations, and at noise multipliers above 0.01,
-that moves no density by more than a part in a million.
+The coefficients must stay secret, as the noise must; both come from the noise key.  The
+theorem is about Gaussian noise; here noise is rounded to a grid (see ``workers.grid``)
+before it is added to the mixture.  Within seven deviations, and at noise multipliers
+above 0.01, this changes no density by more than one part in a million.
 
 Public: iterates.  Sensitive: mixing coefficients and gradients.
 
@@ -61,14 +63,14 @@ from trainer.tf_compat import tf
 class MixingOptimizer:
     """Plain SGD from mixtures of the last two iterates; a `base.MethodOptimizer`.
 
-    Keras's own SGD would keep the last noisy gradient, as a momentum that it never
-    uses; the theorem is about releasing iterates alone.
+    Keras's SGD would keep the last noisy gradient as an unused momentum; the theorem
+    is about releasing iterates alone.
 
     Args:
-      learning_rate: A number, or a Keras schedule of the count of steps.
+      learning_rate: A number, or a Keras schedule.
       variables: The trainable variables, with their initial values.
       mix_width: tau over the learning rate, above 0.
-      init_seed: Public; of the signs of ``w_{-1} - w_0``.
+      init_seed: Public seed of the signs of ``w_{-1} - w_0``.
 
     Raises:
       InputError: ``mix_width`` out of range, or a variable with a constraint.
@@ -98,17 +100,21 @@ class MixingOptimizer:
 
     @property
     def variables(self) -> list[Any]:
-        """The state between two steps, beside the weights."""
+        """The number of steps, and the previous iterate."""
         return [self._count, *self._previous]
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Does nothing, as all state was made with the object."""
+        """Does nothing: the constructor creates all state.
+
+        Args:
+          variables: The trainable variables.
+        """
 
     def before_step(self, drawn: Sequence[np.ndarray]) -> None:
         """Sets the mixing coefficients of the next step.
 
         Args:
-          drawn: An array for each variable, of its shape.  Sensitive.
+          drawn: Coefficients in [0, 1], an array of each variable's shape.  Sensitive.
         """
         for variable, value in zip(self._coefficients, drawn, strict=True):
             variable.assign(value)
@@ -117,7 +123,7 @@ class MixingOptimizer:
         """Takes a step.
 
         Args:
-          pairs: (noisy gradient, variable), in the order of the variables.
+          pairs: (noisy mean gradient, variable), in the order of the variables.
         """
         rate = self._rate()
         for (gradient, variable), before, coefficient in zip(
@@ -136,12 +142,12 @@ class MixingOptimizer:
 
 
 def separated_gap(latest: Any, previous: Any, width: Any) -> Any:
-    """Returns ``latest - previous`` after both moved apart to ``width`` or more.
+    """Returns ``latest - previous`` after envelope separation.
 
     Args:
-      latest: The last iterate of a variable, of its shape.
-      previous: The one before.
-      width: tau, a scalar.
+      latest: The last iterate of a variable, of any shape.
+      previous: The iterate before it, of the same shape.
+      width: tau, a scalar above 0: the smallest absolute value of the result.
     """
     gap = latest - previous
     return tf.where(gap >= 0, tf.maximum(gap, width), tf.minimum(gap, -width))
@@ -149,7 +155,7 @@ def separated_gap(latest: Any, previous: Any, width: Any) -> Any:
 
 def _check_unconstrained(variables: Sequence[Any]) -> None:
     for variable in variables:
-        # Keras's optimizers apply it after each step; this one has nowhere to.
+        # A Keras optimizer would project the weights onto it after each step.
         if variable.constraint is not None:
             name = variable.name.partition(":")[0]
             raise InputError(

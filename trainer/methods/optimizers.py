@@ -5,12 +5,12 @@
     cosine, linear, exponential    from rate down to rate * final_fraction at the end
 
 With ``--optimizer module:function``, ``function(learning_rate)`` returns a Keras
-optimizer; the argument is a number or a Keras schedule, as Keras's optimizers take it.
+optimizer; the learning rate is a number or a Keras schedule.
 
 Formal guarantees:
   - The rate of a step is a function of the settings, the number of steps and the step.
     The step is a variable of the optimizer, which a checkpoint holds: a resumed run
-    goes on with the same rates.
+    continues with the same rates.
   - ``learning_rates`` are the rates that the optimizer uses, up to float32 rounding.
 
 Public: everything here.
@@ -38,16 +38,14 @@ _schedules = keras.optimizers.schedules
 
 
 class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises in a line to the first rate of another schedule, and goes on with that.
+    """A linear rise from ``target / steps`` to ``target``, then another schedule.
 
-    Keras's own warm-up, which only its cosine has, starts at 0: the first step would
-    cost privacy and change nothing.
+    Of Keras's schedules only the cosine has a warm-up.
 
     Args:
-      steps: Steps of the rise, at least 1; the last of them is before the first full
-        rate.
-      target: The rate to rise to.
-      then: The schedule after it, or None for the target.
+      steps: Number of steps of the rise, at least 1.
+      target: Learning rate at the last step of the rise.
+      then: Schedule after the rise, at whose step 0 it begins; None for ``target``.
     """
 
     def __init__(self, *, steps: int, target: float, then: Any = None) -> None:
@@ -57,7 +55,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self._then = then
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of a step, float32."""
+        """Returns the learning rate of a step, a float32 scalar."""
         step = tf.cast(step, tf.float32)
         rising = self._target * (step + 1) / self._steps
         after = tf.maximum(step - self._steps, 0.0)
@@ -65,7 +63,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         return tf.where(step < self._steps, rising, then)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
+        """Returns the arguments of the constructor."""
         return {"steps": self._steps, "target": self._target, "then": self._then}
 
 
@@ -85,11 +83,11 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
     """Returns the learning rate: a number, or a Keras schedule.
 
     Args:
-      settings: Rate, schedule and warm-up.
+      settings: Settings with learning rate, schedule and warm-up.
       num_steps: Number of steps of the run.
 
     Raises:
-      InputError: the warm-up leaves no step.
+      InputError: ``warmup_steps`` is not below ``num_steps``.
     """
     warmup = settings.warmup_steps
     check_int("warmup_steps", warmup, at_least=0, at_most=num_steps - 1)
@@ -101,10 +99,10 @@ def learning_rate(settings: TrainSettings, num_steps: int) -> Any:
 
 
 def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
-    """Returns the rate of every step, float64 of shape (num_steps,).
+    """Returns the learning rate of every step, float64 of shape (num_steps,).
 
     Args:
-      settings: Rate, schedule and warm-up.
+      settings: As for ``learning_rate``.
       num_steps: Number of steps of the run.
     """
     rate = learning_rate(settings, num_steps)
@@ -114,14 +112,15 @@ def learning_rates(settings: TrainSettings, num_steps: int) -> np.ndarray:
 
 
 def make_optimizer(settings: TrainSettings, num_steps: int) -> Any:
-    """Returns a Keras optimizer.
+    """Returns the Keras optimizer of a run.
 
     Args:
-      settings: Which optimizer, and its learning rate.
+      settings: Settings with optimizer and learning rate.
       num_steps: Number of steps of the run.
 
     Raises:
-      InputError: a function of the user's fails, or does not return an optimizer.
+      InputError: as ``learning_rate``; or the user's function fails, or does not return
+        a Keras optimizer.
     """
     rate = learning_rate(settings, num_steps)
     if ":" in settings.optimizer:
@@ -140,10 +139,13 @@ def _of_ones_own(spec: str, rate: Any) -> Any:
 
 
 def optimizer_of_keras(optimizer: Any) -> Any:
-    """Returns what ``compile(optimizer=...)`` means: a name, a config or an instance.
+    """Returns the Keras optimizer that ``compile(optimizer=...)`` means.
+
+    Args:
+      optimizer: Name, configuration or instance.
 
     Raises:
-      InputError: one that the step cannot drive, or with noise of its own.
+      InputError: none of these, a legacy optimizer, or one with noise of its own.
     """
     with contextlib.suppress(ValueError, TypeError):
         optimizer = keras.optimizers.get(optimizer)

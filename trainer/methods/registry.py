@@ -1,6 +1,6 @@
-"""What the method of a run does in its steps.
+"""The hooks of a run's method, and its gradient sum.
 
-Public: which method, by which path.  Sensitive: the sums.
+Public: the method and its path.  Sensitive: the sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def hooks_of(method: str) -> Hooks:
     """Returns what a method does in a step.
 
     Raises:
-      InputError: no such method, or it does not say.
+      InputError: no such method, or it brings no ``Hooks``.
     """
     found = methods.get(method).hooks()
     if not isinstance(found, Hooks):
@@ -35,10 +35,10 @@ def hooks_of(method: str) -> Hooks:
 
 
 def modules_of(method: str) -> set[str]:
-    """Returns the modules of the functions that a step of the method calls.
+    """Returns the names of the modules whose functions a step of the method calls.
 
     Raises:
-      InputError: no such method, or it does not say.
+      InputError: as ``hooks_of``.
     """
     hooks = hooks_of(method)
     called = (hooks.choose_path, hooks.gradient_sum, hooks.optimizer, hooks.draw)
@@ -47,11 +47,11 @@ def modules_of(method: str) -> set[str]:
 
 
 def choose_path(model: TrainableModel, settings: TrainSettings) -> str:
-    """Returns how the gradients of single examples are made.
+    """Returns the name of the path that computes per-example gradients.
 
     Args:
-      model: Checked by ``models.check_model``.
-      settings: The method.
+      model: A model that ``check_model`` accepted.
+      settings: Settings with the method.
     """
     return hooks_of(settings.method).choose_path(model, settings)
 
@@ -62,21 +62,22 @@ def sum_on_grid(
     plan: DpSgdPlan,
     noise_multiplier: float | None,
 ) -> tuple[GradientSum, Grid | None]:
-    """Returns the gradient sum of a run, clipped for the grid of the run, and the grid.
+    """Returns the gradient sum of a run, clipped for the run's grid, and the grid.
 
     Args:
-      model: Checked by ``models.check_model``.
-      settings: The method and its clip.
-      plan: Its largest step is what sums have room for.
-      noise_multiplier: Noise multiplier of the run; None without privacy, which needs
-        no grid.
+      model: A model that ``check_model`` accepted.
+      settings: Settings with the method and its clip norm.
+      plan: Plan of the batches; its largest step bounds the sums on the grid.
+      noise_multiplier: Noise multiplier of the run; None for a run without privacy,
+        which has no grid.
 
     Raises:
       InputError: the method does not support this model, or no grid is fine enough.
+      ValueError: a private run without a clip norm.
     """
     if noise_multiplier is None:
         return gradient_sum(model, settings), None
-    if settings.l2_norm_clip is None:  # of a loss that nobody asked the data for
+    if settings.l2_norm_clip is None:  # the loss is still "auto"
         raise ValueError("Expected the clip norm of a private run to be settled.")
     found = grid.make(
         l2_norm_clip=settings.l2_norm_clip,
@@ -96,9 +97,9 @@ def gradient_sum(
     """Returns the function that sums the gradients of a physical batch.
 
     Args:
-      model: Checked by ``models.check_model``.
-      settings: The method.
-      l2_norm_clip: Instead of that of ``settings``.
+      model: A model that ``check_model`` accepted.
+      settings: Settings with the method and its clip norm.
+      l2_norm_clip: Clip norm instead of that of ``settings``; None for the latter.
 
     Raises:
       InputError: the method does not support this model.

@@ -1,1 +1,1 @@
-"""The processes that take one private step together, and the integers they sum."""
+"""The processes that take each private step together, and the integers they sum."""

@@ -1,15 +1,18 @@
-"""What the workers of a run agree on, before its steps and between them.
+"""What the workers of a run agree on, before and between its steps.
 
 Formal guarantees:
-  - ``together`` raises at every worker if it raised at one, and says which.
-  - ``compare`` refuses workers of which a value is another than the chief's, and names
-    them and the value.  Digests travel, under a key: never a value, nor a key.
-  - ``settle_step`` accepts a step whose parts the workers have together: 0, 1, ...,
-    each once, as many as the plan says.
-  - A signal that one worker received by then is the answer at all of them.
-  - An error that all know of is said by the chief alone.
+  - If the work of ``together`` raises an InputError at one worker, ``together`` raises
+    it at every worker.  It names the first that failed, unless that is the chief or all
+    failed alike.
+  - ``compare`` refuses workers with a value that differs from the chief's, and names
+    workers and value.  They exchange keyed digests, never values or the key.
+  - ``settle_step`` accepts a step only if the workers together have its parts 0, 1,
+    ..., each once, as many as the plan says.
+  - If a worker has received a stop signal, ``settle_step`` returns it at every worker.
+  - The chief alone reports an error that all workers know of.
 
-Public: what is compared, and who differs.  Sensitive: the key and the parts of a step.
+Public: what is compared, and which workers differ.  Sensitive: the key and the parts of
+a step.
 """
 
 from __future__ import annotations
@@ -43,24 +46,24 @@ _REMEDY = "Start all of them by one command, with the same software and code."
 
 
 class AgreedError(InputError):
-    """An error that every worker knows of."""
+    """An error that all workers know of."""
 
 
 class AgreedStopError(StoppedError):
-    """A signal to stop that every worker knows of."""
+    """A stop signal that all workers know of."""
 
 
 def is_chief(workers: Workers) -> bool:
-    """Whether this worker writes, evaluates and speaks for all."""
+    """Whether this worker writes, evaluates and reports for all."""
     return workers.rank == 0
 
 
 def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
-    """Ends this worker by an error of all of them; the chief says it.
+    """Ends this worker by an error that all workers know of; the chief reports it.
 
     Args:
-      workers: Who end.
-      error: The same at each.
+      workers: All workers of the run; each calls this.
+      error: The error, the same at every worker.
 
     Raises:
       AgreedError, AgreedStopError: ``error``, at the chief.
@@ -72,14 +75,14 @@ def leave(workers: Workers, error: AgreedError | AgreedStopError) -> NoReturn:
 
 
 def together(workers: Workers, work: Callable[[], _Result]) -> _Result:
-    """Returns ``work()``, once every worker has done its own.
+    """Returns ``work()`` when all workers have finished theirs.
 
     Args:
-      workers: All of them; each calls this.
-      work: What this worker does; it asks nobody.
+      workers: All workers of the run; each calls this.
+      work: Work of this worker, which does not communicate.
 
     Raises:
-      InputError: it was raised at this worker or at another.
+      InputError: raised by the work of this worker or, as AgreedError, of another.
     """
     if workers.count == 1:
         return work()
@@ -99,25 +102,25 @@ def together(workers: Workers, work: Callable[[], _Result]) -> _Result:
 
 
 def chiefs(workers: Workers, value: bytes) -> bytes:
-    """Returns the chief's ``value``; what others give is left out.
+    """Returns the chief's ``value`` at every worker.
 
     Args:
-      workers: All of them; each calls this.
-      value: Value of this worker.
+      workers: All workers of the run; each calls this.
+      value: Value of this worker; only the chief's counts.
     """
     return workers.gather(value if is_chief(workers) else b"")[0]
 
 
 def compare(workers: Workers, values: Mapping[str, Any], key: bytes) -> None:
-    """Accepts workers with the same values, and the same key.
+    """Accepts workers with the same values and the same key.
 
     Args:
-      workers: All of them; each calls this.
-      values: What has to be the same, as JSON, by name; of objects each field.
-      key: The noise key.  Sensitive.
+      workers: All workers of the run; each calls this.
+      values: JSON values by name; each field of an object is compared by itself.
+      key: Noise key, 32 bytes.  Sensitive.
 
     Raises:
-      AgreedError: who differs, and in what.
+      AgreedError: names the first value that differs, and the workers.
     """
     if workers.count == 1:
         return
@@ -166,12 +169,12 @@ def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> No
     """Accepts workers whose weights are the same bits.
 
     Args:
-      workers: All of them; each calls this.
-      arrays: The weights, and what else a next step depends on; one worker makes none.
-      step: Steps that they have.
+      workers: All workers of the run; each calls this.
+      arrays: The weights and all other state of a step; not read for a single worker.
+      step: Number of steps that were taken.
 
     Raises:
-      AgreedError: who differs.
+      AgreedError: names the workers that differ.
     """
     if workers.count == 1:
         return
@@ -187,7 +190,7 @@ def same_arrays(workers: Workers, arrays: Iterable[np.ndarray], step: int) -> No
             AgreedError(
                 f"Expected the same weights at all workers after step {step}; those of "
                 f"{' and '.join(names[rank] for rank in others)} differ from those of "
-                f"{names[0]}: a processor or its memory computes otherwise. Leave out "
+                f"{names[0]}: a processor or its memory gives other results. Leave out "
                 "that host, then give the same command again."
             ),
         )
@@ -200,23 +203,23 @@ def settle_step(
     parts_per_step: int | None,
     signal_number: int | None,
 ) -> int | None:
-    """Accepts a step whose parts all workers have together, before it is finished.
+    """Accepts a step if the workers together have each of its parts once.
 
     Args:
-      workers: All of them; each calls this.
-      step: Which step.
-      parts: Which of its parts this worker has, each once.  Sensitive.
-      parts_per_step: Of every step; None where it is data dependent.
-      signal_number: Number of a stop signal that this worker received; None
-        for none.
+      workers: All workers of the run; each calls this, before it finishes the step.
+      step: Index of the step, from 0.
+      parts: Indexes of this worker's parts, in any order, all different.  Sensitive.
+      parts_per_step: Number of parts of every step; None if it depends on the data.
+      signal_number: Number of a stop signal that this worker received; None for none.
 
     Returns:
-      The number of a signal that a worker received; None for none.
+      Number of a stop signal that a worker received; None for none.
 
     Raises:
       AgreedError: a part is missing, or two workers have it.
     """
     asked = [int(signal_number == one) for one in _SIGNALS]
+    # Count, sum and sum of squares need one exchange, and tell 0, 1, ... from others.
     squares = sum(part * part for part in parts)
     mine = np.array([len(parts), sum(parts), squares, *asked], np.int64)
     count, total, squares, *signals = workers.sum(mine).tolist()

@@ -1,4 +1,4 @@
-"""Arrays of NumPy that TensorFlow can read where they are; see ``tensor_memory``.
+"""NumPy arrays whose memory TensorFlow can read in place; see ``tensor_memory``.
 
 Formal guarantees:
   - The values of an array begin at a multiple of ``ALIGNMENT`` bytes.
@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-#: Bytes of which TensorFlow takes the address of a tensor's values to be a multiple.
+#: TensorFlow assumes that a tensor's values begin at a multiple of this many bytes.
 ALIGNMENT = 64
 
 
 def aligned(
     shape: Sequence[int], make: Callable[..., np.ndarray] = np.empty
 ) -> np.ndarray:
-    """Returns int64 values that a tensor can share.
+    """Returns an int64 array whose memory a tensor can share.
 
     Args:
-      shape: Of the values.
-      make: Takes a number of values, and a type.
+      shape: Shape of the array.
+      make: (number of values, dtype) -> array of one dimension, such as ``np.zeros``.
     """
     size = int(np.prod(shape, dtype=np.int64))
     values = make(size + ALIGNMENT // 8, np.int64)

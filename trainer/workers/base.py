@@ -1,15 +1,14 @@
-"""The processes that take one private step together, and what they exchange.
+"""The processes that take each private step together, and how they communicate.
 
-A step needs two operations of them: a sum of integers, which is the same whatever the
-order of its terms, and a gather of bytes.  Every worker calls both in the same order,
-once each; all of them get the same answer.
+A step needs two operations: a sum of integers, which does not depend on the order of
+its terms, and a gather of bytes.  All workers make the same calls in the same order.
 
 Formal guarantees of every implementation:
   - ``sum`` is exact, and returns the same bits to every worker.
-  - ``gather`` returns the value of worker r at place r, to every worker.
-  - A worker that is lost is an error everywhere, never a smaller sum.
+  - ``gather`` returns the value of worker r at index r, to every worker.
+  - A lost worker is an error at all others, never a smaller sum.
 
-Public: rank and count.  Sensitive: what is summed, and what is gathered.
+Public: rank and count.  Sensitive: summed and gathered values.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ class Workers(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of this worker, from 0; the chief's is 0."""
+        """Rank of this worker, from 0; the chief has 0."""
 
     @property
     def count(self) -> int:
-        """Of the workers, at least 1."""
+        """Number of workers, at least 1."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Returns the sum of every worker's ``values``.  Sensitive.
+        """Returns the sum of all workers' ``values``.  Sensitive.
 
         Args:
-          values: int64, of the same shape at every worker; may be overwritten.
+          values: int64 array of the same shape at every worker; may be overwritten.
         """
 
     def gather(self, value: bytes) -> list[bytes]:
         """Returns the ``value`` of every worker, by rank.
 
         Args:
-          value: Value of any length.
+          value: Bytes of any number, which may differ between workers.
         """
 
 
 class Alone:
-    """One worker, which has nobody to ask."""
+    """The only worker of a run."""
 
     rank = 0
     count = 1
@@ -56,5 +55,5 @@ class Alone:
         return values
 
     def gather(self, value: bytes) -> list[bytes]:
-        """Returns its argument, as that of all workers."""
+        """Returns its argument in a list of one."""
         return [value]

@@ -4,50 +4,52 @@
     k = round(N / unit)                                    N    noise, double precision
     g = float32(m + k) * (unit / b)
 
-Integers add up to the same bits in any order, on any number of workers, and what is
-released, ``unit * (m + k)``, lies on a grid that no example moves.
+Sums of integers are the same bits in any order and on any number of workers.  What is
+released, ``unit * (m + k)``, lies on a grid that does not depend on the examples.
 
 Formal guarantees:
-  - One example changes ``unit * m`` by at most ``l2_norm_clip`` in norm where it
-    changes the sums of clipped gradients by at most ``clip``.
-  - ``unit * (m + k)`` is a function of ``unit * m + N`` alone, for a Gaussian N: the
-    grid takes nothing from the guarantee of the Gaussian mechanism.
+  - If one example changes the sums of clipped gradients by at most ``clip`` in L2 norm,
+    it changes ``unit * m`` by at most ``l2_norm_clip``.
+  - ``unit * (m + k)`` is a function of ``unit * m + N`` alone, for a Gaussian N:
+    rounding to the grid is post-processing of the Gaussian mechanism.
   - No sum of integers overflows in any step of the plan.
-  - Noise reaches every point of the grid within seven deviations, whatever the
-    multiplier: the doubles of the sampler are thousands of times as close as the grid
-    within three, and as close as it within seven.
-  - The grid is a function of public values, and a power of two: scaling rounds nothing.
+  - Noise reaches every point of the grid within seven standard deviations, whatever the
+    multiplier.  The sampler's doubles are thousands of times finer than the grid within
+    three standard deviations, and at least as fine within seven.
+  - The grid is a function of public values.  Its unit is a power of two, so that
+    scaling to units is exact.
 
 Proofs.  Write t for truncation towards zero to multiples of ``unit``; |t(a) - t(b)| <=
-|a - b| + unit, and |t(a)| <= |a|.  An example is in one physical batch.  Where its part
-of a variable is added to those of others before it is truncated, it changes each of d
-coordinates by at most what it added and one unit, in norm ``clip + unit * sqrt(d)``,
-which is ``l2_norm_clip``.  Where a table's gradient comes as rows, each row is of one
-example: it adds t of what it had, which is no longer.  A cap on coordinates of
-``clip / sqrt(p)``, p <= d, leaves |t| <= ``l2_norm_clip / sqrt(p)`` in the same way.
+|a - b| + unit, and |t(a)| <= |a|.  An example is in one physical batch.  If its
+gradient of a variable is added to others before truncation, it changes each of d
+coordinates by at most what it added and one unit, in norm by ``clip + unit * sqrt(d)``,
+which is ``l2_norm_clip``.  If a table's gradient comes as rows, each row belongs to one
+example, which adds t of its gradient: no more than the gradient's norm.  A cap of
+``clip / sqrt(p)`` on coordinates, p <= d, leaves |t| <= ``l2_norm_clip / sqrt(p)`` in
+the same way.
 
-Rounding to the next integer moves with integers (but for ties, of probability zero), so
-that m + round(N / unit) = round((unit * m + N) / unit).
+Rounding to the nearest integer commutes with adding an integer (except for ties, which
+have probability zero): m + round(N / unit) = round((unit * m + N) / unit).
 
-A step of R examples at most has |m| <= 2 R C / unit, where the 2 covers the rounding of
-float32, and |k| <= 13 z C / unit, since no value of NumPy's ziggurat is above 12.3.
-C / unit < 2^(bits + 1), and bits <= 60 - log2(R + 16 z) leave both below 2^62.
+A step of at most R examples has |m| <= 2 R C / unit, where the 2 covers the rounding of
+float32, and |k| <= 13 z C / unit, since no value of NumPy's ziggurat exceeds 12.3.
+C / unit < 2^(bits + 1), and bits <= 60 - log2(R + 16 z) keeps their sum below 2^62.
 
-The ziggurat gives multiples of at most 2^-50 up to 3.65 deviations; in the tail beyond,
-of (2^-53 / 3.65) exp(3.65 (x - 3.65)).  bits <= 36 - log2(z) makes a deviation at most
-2^37 units.
+The ziggurat's values are at most 2^-50 apart up to 3.65 standard deviations, and at
+most (2^-53 / 3.65) exp(3.65 (x - 3.65)) at x in the tail beyond.  bits <= 36 - log2(z)
+makes a standard deviation at most 2^37 units.
 
-What remains.  The doubles of the sampler are not a true Gaussian: the probability of a
-point of the grid is off by up to 1 in 8,000 of itself (1 in 500,000 at z = 1), by more
-in the tail, and beyond seven deviations, where one value in 4e11 is, points are missed.
-And a physical batch is summed in float32, before the grid: its rounding, which other
-examples take part in, is not in ``clip``.
+Limits.  The sampler's doubles are not exactly Gaussian: the probability of a point of
+the grid has a relative error of up to 1 in 8,000 (1 in 500,000 at z = 1), and more in
+the tail.  Beyond seven standard deviations, where one value in 4e11 is, some points are
+never drawn.  And a physical batch is summed in float32 before it is put on the grid:
+the rounding error of that sum depends on the other examples and is not in ``clip``.
 
 Public: all of a grid.  Sensitive: what is put on it.
 
 References:
   Mironov (2012), CCS, for the attack on low bits; Balcer and Vadhan (2018),
-  arXiv:1709.05396, for integers in its place.
+  arXiv:1709.05396, for integers instead of doubles.
 """
 
 from __future__ import annotations
@@ -61,10 +63,10 @@ import numpy as np
 from accounting.validation import InputError
 from trainer.tf_compat import tf
 
-#: Of a clip norm, on the grid: finer than float32, whose significands have 24.
+#: Maximum bits of a clip norm in units: more than the 24 of a float32 significand.
 _MOST_BITS = 30
 
-#: Exponents of clip norms for which no value on the way leaves the range of float32.
+#: Exponents of clip norms with which all values stay in the range of float32.
 _EXPONENTS = range(-60, 61)
 
 
@@ -73,8 +75,8 @@ class Grid:
     """Multiples of a power of two.
 
     Attributes:
-      exponent: The grid is that of the multiples of 2 to this power.
-      clip: What the norms of gradients are clipped to before they are put on the grid.
+      exponent: Binary exponent of ``unit``.
+      clip: Bound on the L2 norm of one example's gradient before truncation.
     """
 
     exponent: int
@@ -82,14 +84,14 @@ class Grid:
 
     @property
     def unit(self) -> float:
-        """The distance of two points."""
+        """Distance of neighbouring points."""
         return math.ldexp(1.0, self.exponent)
 
     def on(self, gradient: Any) -> Any:
         """Returns a clipped sum in units, int64, truncated towards zero.  Sensitive.
 
         Args:
-          gradient: A tensor, or ``tf.IndexedSlices`` of which each value is of one
+          gradient: Tensor, or ``tf.IndexedSlices`` each of whose values belongs to one
             example.
         """
         if isinstance(gradient, tf.IndexedSlices):
@@ -98,11 +100,11 @@ class Grid:
         return tf.cast(gradient * math.ldexp(1.0, -self.exponent), tf.int64)
 
     def mean(self, sums: Any, divisor: float) -> Any:
-        """Returns sums in units, over a constant, in float32.
+        """Returns sums over a constant, float32.
 
         Args:
-          sums: int64.
-          divisor: Above 0.
+          sums: int64 sums in units.
+          divisor: Constant divisor, above 0.
         """
         return tf.cast(sums, tf.float32) * (self.unit / divisor)
 
@@ -117,13 +119,14 @@ def make(
     """Returns the grid of a run.
 
     Args:
-      l2_norm_clip: Bound on the L2 norm of one example's gradient, above 0.
-      noise_multiplier: Noise standard deviation over ``l2_norm_clip``.
-      num_values: d, of all trainable variables.
-      most_examples: R, of a step of the plan.
+      l2_norm_clip: C, the bound on the L2 norm of one example's gradient, above 0.
+      noise_multiplier: z, the noise's standard deviation over C, at least 0.
+      num_values: d, the number of values of all trainable variables.
+      most_examples: R, the maximum number of examples in a step of the plan.
 
     Raises:
-      InputError: no grid is fine enough for so many values, or so much noise.
+      InputError: ``l2_norm_clip`` out of range, or no grid is fine enough for so many
+        values, examples or so much noise.
 
     Example:
       >>> make(l2_norm_clip=1.0, noise_multiplier=1.0, num_values=1 << 20,
@@ -152,5 +155,5 @@ def make(
 
 
 def _float32_below(value: float) -> float:
-    """Returns a float32 of at most ``value``: what TensorFlow clips by."""
+    """Returns a float32 below ``value``, since TensorFlow clips by a float32."""
     return float(np.nextafter(np.float32(value), np.float32(0)))

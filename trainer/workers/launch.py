@@ -1,11 +1,11 @@
-"""Who the workers of this process are: it alone, or those that ``mpiexec`` started.
+"""The workers of this process: itself alone, or all that ``mpiexec`` started.
 
 Formal guarantees:
   - A process that no launcher started, or that is the only one, loads no MPI.
-  - A process that was started with others never goes on without them.
-  - What only one worker knows to have failed ends all of them, once it was said.
-  - Sums travel, and are listened for, on the network device that the user named; on
-    loopback where all workers are on one host and none was named.
+  - A process that was started with others never continues without them.
+  - An error that only one worker knows of ends all workers, once it was reported.
+  - MPI sends and listens on the network device that the user named alone.  Without a
+    name, workers on one host use loopback; workers on several hosts are refused.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from trainer.workers.base import Alone, Workers
 if TYPE_CHECKING:
     from trainer.workers.mpi import MpiWorkers
 
-#: Of MPICH: number of processes, place among them, how many are on this host.
+#: Variables of MPICH: number of processes, rank, number of processes on this host.
 _SIZE, _RANK, _LOCAL = "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"
 
-#: Devices that MPICH uses, and listens on: of all where it is not set.
+#: Variable of MPICH: network devices that it listens on; unset, it listens on all.
 _DEVICES = "UCX_NET_DEVICES"
 
-#: Of glibc: from how many bytes on memory is the system's, and how much of the rest is
-#: kept when it is free.
+#: Parameters of glibc's ``mallopt``, with values: bytes from which an allocation has
+#: pages of its own, which are returned when it is freed; free bytes that are kept.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 1 << 25), (-1, 1 << 30)
 
-#: Of Open MPI, which was not tried.
+#: Variable of Open MPI, which is untested: number of processes.
 _OTHER_SIZE = "OMPI_COMM_WORLD_SIZE"
 
-#: Seconds that a worker waits for the others, who may evaluate or save meanwhile.
+#: Seconds that a worker waits for the others, which may be evaluating or saving.
 DEFAULT_TIMEOUT = 600.0
 
 
 def announced(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Returns this process's place, from 0, and the number of processes.
+    """Returns this process's rank and the number of processes, as the launcher says.
 
     Args:
-      environment: Variables of the process.
+      environment: Environment variables of the process.
 
     Example:
       >>> announced({"PMI_SIZE": "3", "PMI_RANK": "1"}), announced({})
       ((1, 3), (0, 1))
 
     Raises:
-      InputError: a launcher that is not known.
+      InputError: an unknown launcher.
     """
     if environment.get(_OTHER_SIZE, "1") != "1":
         raise InputError(
@@ -65,10 +65,10 @@ def check_alone(environment: Mapping[str, str]) -> None:
     """Accepts a process that no launcher started with others.
 
     Args:
-      environment: Variables of the process.
+      environment: Environment variables of the process.
 
     Raises:
-      InputError: there are others, each of which would train by itself.
+      InputError: there are others; each of them would train alone.
     """
     _, count = announced(environment)
     if count > 1:
@@ -79,7 +79,7 @@ def check_alone(environment: Mapping[str, str]) -> None:
 
 
 def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:
-    """Lets MPI use one network device, which the user names unless nothing travels."""
+    """Chooses loopback for workers on one host; otherwise the user names the device."""
     if environment.get(_DEVICES):
         return
     if environment.get(_LOCAL) != str(count):
@@ -93,9 +93,9 @@ def _keep_to_device(environment: MutableMapping[str, str], count: int) -> None:
 
 def _load_mpi(count: int) -> type[MpiWorkers]:
     try:
-        # Where nobody asks for it, MPI need not be installed.
+        # MPI need not be installed for a single worker.
         from trainer.workers.mpi import MpiWorkers
-    except (ImportError, RuntimeError) as error:  # the latter, of a missing library
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library
         raise InputError(
             f"Expected MPI for the {count} workers that were started: "
             f"{type(error).__name__} of mpi4py. Run `pip install mpi4py mpich` on "
@@ -105,11 +105,11 @@ def _load_mpi(count: int) -> type[MpiWorkers]:
 
 
 def _keep_memory() -> None:
-    """Keeps vectors that are freed: the next exchange needs as much.
+    """Keeps the memory of freed vectors up to 32 MiB each, for the next exchange.
 
-    To get them from the system again would be a twentieth of a step with large tables.
+    To allocate it again took a twentieth of a step with large tables.
     """
-    with contextlib.suppress(AttributeError, OSError):  # another library of C
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
         library = ctypes.CDLL(None)
         for setting, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
             library.mallopt(setting, value)
@@ -117,14 +117,14 @@ def _keep_memory() -> None:
 
 @contextlib.contextmanager
 def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
-    """Yields the workers that this process is one of.
+    """Yields the workers of a run, of which this process is one.
 
     Args:
-      timeout: Seconds that a worker waits for the others.
+      timeout: Seconds that a worker waits for the others, above 0.
 
     Raises:
-      InputError: there are others, and no MPI to reach them by, or no network device
-        that was named; or they do not come.
+      InputError: there are others, but MPI is missing, the network device is not named,
+        or a worker did not arrive in time.
     """
     check_float("worker_timeout", timeout, above=0)
     rank, count = announced(os.environ)
@@ -135,7 +135,7 @@ def joined(timeout: float = DEFAULT_TIMEOUT) -> Iterator[Workers]:
         _keep_to_device(os.environ, count)
         start = _load_mpi(count)
     except InputError:
-        if rank:  # the first one says it
+        if rank:  # rank 0 reports it
             raise SystemExit(2) from None
         raise
     _keep_memory()

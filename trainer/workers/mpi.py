@@ -1,13 +1,14 @@
 """Workers as the processes of MPI: ``mpiexec -n 3 dpsgd train ...``.
 
-What travels between them is sums without noise, and digests, in the clear: their
-network has to be a private or an encrypted one.
+They send each other sums without noise, and digests, without encryption: their network
+must be private or encrypted.
 
-Formal guarantees, beside those of ``base``:
-  - A wait has an end: a worker that does not arrive within the timeout is named, by
-    rank and host, by one that waits for it, and then the job ends.
+Formal guarantees, besides those of ``base``:
+  - No wait of a run is endless: a worker that waits longer than the timeout names by
+    rank and host those that did not arrive, and the job ends.  Only a worker that is
+    done waits without a limit, for others that are still writing.
   - A worker that ends by an error that the others do not know of ends the job, after it
-    has said the error.
+    has reported the error.
 
 References:
   MPI Forum (2021), MPI 4.0: MPI_Iallreduce, MPI_Iallgatherv, MPI_Abort.
@@ -30,16 +31,16 @@ import numpy as np
 
 from accounting.validation import InputError
 
-mpi4py.rc.initialize = False  # its start waits for the others, and has a clock here
+mpi4py.rc.initialize = False  # ``_start`` initialises it, with a timeout
 from mpi4py import MPI  # noqa: E402
 
-#: Between two looks at whether all have arrived: a core may be all that a host has.
+#: Seconds between polls, in which another worker can use the same core.
 _POLL_SECONDS = 50e-6
 
-#: In which a worker that waits, too, answers that it does.
+#: Seconds in which a worker that also waits answers.
 _GRACE_SECONDS = 2.0
 
-#: Of messages beside the sums: "who waits?", and "I do".
+#: Tags of messages: "are you waiting?", and "I am".
 _ASK, _HERE = 1, 2
 
 
@@ -47,11 +48,17 @@ class MpiWorkers:
     """All processes that the launcher started.
 
     Args:
-      count: How many there are, by the launcher.
-      timeout: Seconds that a worker waits for the others.
+      count: Number of processes, as the launcher says.
+      timeout: Seconds that a worker waits for the others, above 0.
+
+    Attributes:
+      rank: Rank of this worker, from 0.
+      count: Number of workers.
+      hosts: Name of each worker's host, by rank.
 
     Raises:
-      InputError: the launcher and the library are not of one MPI.
+      InputError: launcher and library belong to different MPIs, or a worker did not
+        arrive in time.
     """
 
     def __init__(self, *, count: int, timeout: float) -> None:
@@ -65,7 +72,7 @@ class MpiWorkers:
                 f"mpi4py, {_library()}, finds {self.count}. Use its own mpiexec, such "
                 "as that beside this python."
             )
-        self._failed = True  # until the first exchange has come to an end
+        self._failed = True  # until the first exchange is complete
         self.hosts = ["an unknown host"] * count
         atexit.register(self._end)
         hosts = self.gather(socket.gethostname().encode())
@@ -73,10 +80,10 @@ class MpiWorkers:
         self._failed = False
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Returns the sum of every worker's ``values``.  Sensitive.
+        """Returns the sum of all workers' ``values``.  Sensitive.
 
         Args:
-          values: int64, of the same shape at every worker; may be overwritten.
+          values: int64 array of the same shape at every worker; may be overwritten.
 
         Raises:
           InputError: a worker did not arrive in time.
@@ -89,7 +96,7 @@ class MpiWorkers:
         """Returns the ``value`` of every worker, by rank.
 
         Args:
-          value: Value of any length.
+          value: Bytes of any number, which may differ between workers.
 
         Raises:
           InputError: a worker did not arrive in time.
@@ -104,7 +111,7 @@ class MpiWorkers:
         return [part.tobytes() for part in np.split(found, ends[:-1])]
 
     def fail(self) -> None:
-        """Lets the end of this process be that of all of them."""
+        """Makes the end of this process end all workers."""
         self._failed = True
 
     def _end(self) -> None:
@@ -112,7 +119,7 @@ class MpiWorkers:
             stream.flush()
         if self._failed:
             self._world.Abort(2)
-        # Who ends alone would end the others; the chief may still be writing.
+        # A worker that ended earlier would end the chief, which may still be writing.
         self._wait(self._world.Ibarrier(), math.inf)
         MPI.Finalize()
 
@@ -129,7 +136,7 @@ class MpiWorkers:
             time.sleep(_POLL_SECONDS)
 
     def _answer(self) -> None:
-        """Tells who asks that this worker waits, too."""
+        """Tells each worker that asks that this worker is waiting."""
         for source in self._senders(_ASK):
             self._tell(source, _HERE)
 
@@ -143,10 +150,10 @@ class MpiWorkers:
             yield status.Get_source()
 
     def _find_late(self, request: MPI.Request) -> None:
-        """Returns if all arrive after all, and names those that do not."""
+        """Returns if all workers arrive, else raises an error that names the others."""
         others = [rank for rank in range(self.count) if rank != self.rank]
         for _ in self._senders(_HERE):
-            pass  # of an earlier question, to which all arrived after all
+            pass  # answers to an earlier question, after which all arrived
         for rank in others:
             self._tell(rank, _ASK)
         here = {self.rank}
@@ -154,7 +161,7 @@ class MpiWorkers:
         while not request.Test():
             self._answer()
             here.update(self._senders(_HERE))
-            # The first of those that wait speaks for all, unless it is late itself.
+            # The lowest rank that waits reports; the others only if it does not.
             turn = min(here) == self.rank or len(here) == self.count
             if time.monotonic() > end + (0 if turn else self._timeout):
                 self._refuse([rank for rank in others if rank not in here])
@@ -174,7 +181,14 @@ def _library() -> str:
 
 
 def _start(count: int, timeout: float) -> None:
-    """Starts MPI, which waits until all processes have, and holds Python meanwhile."""
+    """Initialises MPI, which waits for all processes without returning to Python.
+
+    A child process therefore watches the timeout.
+
+    Args:
+      count: Number of processes.
+      timeout: Seconds until all have started.
+    """
     if MPI.Is_initialized():
         return
     reader, writer = os.pipe()
@@ -189,9 +203,9 @@ def _start(count: int, timeout: float) -> None:
 
 
 def _watch(reader: int, count: int, timeout: float) -> None:
-    """Ends the parent if it has not let go of the pipe in time."""
+    """Kills the parent unless it closes its end of the pipe within the timeout."""
     try:
-        # The launcher takes an open socket for a process that runs.
+        # While one of its sockets is open, the launcher believes the worker alive.
         for name in ("PMI_FD", "HYDI_CONTROL_FD"):
             if (found := os.environ.get(name, "")).isdigit():
                 os.close(int(found))

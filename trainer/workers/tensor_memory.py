@@ -1,13 +1,13 @@
-"""Arrays of NumPy and tensors in the same memory.
+"""NumPy arrays and tensors that share memory.
 
-Noise and waiting integers are as large as the model: a copy takes a third of the time
-in which they are drawn.
+Noise and sums that wait in lazy tables are as large as the model; copying them takes a
+third of the time of drawing the noise.
 
 Formal guarantees:
-  - A tensor has the values of its array, in its memory only where TensorFlow can read
-    it there; it writes to no array.
+  - A tensor has the values of its array, and shares its memory only if TensorFlow can
+    read it in place; it never writes to the array.
 
-Sensitive: what is in the memory.
+Sensitive: the values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainer.workers.aligned_arrays import ALIGNMENT
 
 
 def tensor(values: np.ndarray) -> Any:
-    """Returns a tensor of an array, which may not be changed from then on."""
+    """Returns a tensor with the values of an array, which must not change any more."""
     flags = values.flags
     if values.ctypes.data % ALIGNMENT or not (flags.c_contiguous and flags.writeable):
         return tf.convert_to_tensor(values)
@@ -29,5 +29,5 @@ def tensor(values: np.ndarray) -> Any:
 
 
 def array(value: Any) -> np.ndarray:
-    """Returns an array of a tensor that is not in a graph; it can only be read."""
+    """Returns a read-only array that shares the memory of an eager tensor."""
     return np.asarray(memoryview(value))

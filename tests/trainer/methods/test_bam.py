@@ -28,6 +28,7 @@ from tests.trainer.zoo import (
     pairs,
     tower,
 )
+from trainer.gradients import ghost_clipping
 from trainer.gradients.clipping import (
     BOOKKEEPING,
     OPERATIONS,
@@ -36,8 +37,8 @@ from trainer.gradients.clipping import (
     clipped_sum,
 )
 from trainer.gradients.functional_weights import replaced_weights
-from trainer.methods.bam import bam_sum, choose_bam_path
-from trainer.model.losses import loss_by_name
+from trainer.methods.bam import ascent_scale, bam_sum, choose_bam_path
+from trainer.model.losses import loss_by_name, loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM
 from trainer.tf_compat import keras, tf
@@ -307,6 +308,36 @@ class Cliff(keras.layers.Layer):
 
     def call(self, values: Any) -> Any:
         return _cliff(values @ self.steep) + values @ self.flat
+
+
+def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> None:
+    # Of a loss whose terms cancel the more, the nearer the positions are to each other.
+    positions, size, units, num_rows = 8, 96, 64, 50
+    signs = np.resize([1.0, -1.0], positions)
+    inputs = keras.Input((positions, size), name="inputs")
+    network = keras.Model(inputs, keras.layers.Dense(units)(inputs))
+    loss = loss_of_ones_own(
+        "difference",
+        lambda _, outputs: tf.einsum("bpu,p->b", outputs, signs.astype("f4")),
+    )
+    model = TrainableModel(network=network, description={}, loss=loss)
+    random = np.random.default_rng(0)
+    apart = 10 ** random.uniform(-9, 0, (num_rows, 1, 1))
+    near = random.normal(size=(num_rows, 1, size))
+    values = (near + apart * random.normal(size=(num_rows, positions, size))).astype(
+        "f4"
+    )
+    here = ghost_clipping.backward(
+        model, {"inputs": values, "label": np.zeros(num_rows, "i1")}
+    )
+    _, scale = ascent_scale(here.norms(), np.ones(num_rows, bool), RADIUS)
+    # Each unit has the gradient sum_p sign_p x_p, and the bias 0.
+    differences = np.einsum("bpi,p->bi", values.astype("f8"), signs)
+    norms = np.linalg.norm(differences, axis=1) * math.sqrt(units)
+    steps = scale.numpy() * norms / RADIUS
+    assert steps.max() <= 1 + 1e-6
+    assert steps.max() > 0.999, "where nothing cancels the length is the radius"
+    assert steps.min() < 0.5, "the test needs terms that cancel"
 
 
 def test_a_gradient_that_is_finite_only_uphill_contributes_nothing(rows: Any) -> None:
