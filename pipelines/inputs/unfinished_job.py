@@ -1,9 +1,10 @@
-"""The record of an unfinished job, by which its folder continues that job and no other.
+"""The record of an unfinished job, which decides whether its folder may be continued.
 
 Formal guarantees:
-  - The same job continues; another one is refused, and the record stays.
+  - The same job continues; another one is refused and leaves the record as it is.
+  - The record holds a digest of the job's description, not the description.
 
-Public: the record, which has digests alone.  Sensitive: what is digested.
+Sensitive: the description.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def record(path: pathlib.Path, job: Mapping[str, Any], **found: Any) -> None:
     Args:
       path: Path of the record, in the folder of the job.
       job: Description of the job, as JSON; its digest is recorded.
-      **found: Values that the job keeps when it continues, as JSON.
+      **found: Values to record beside the digest, as JSON.
     """
     wanted = {"job": fingerprint(job), **found}
     write_atomically(path, pretty_json(wanted), mode=0o600)
@@ -33,12 +34,12 @@ def record(path: pathlib.Path, job: Mapping[str, Any], **found: Any) -> None:
 def check(
     path: pathlib.Path, job: Mapping[str, Any], depends_on: str
 ) -> dict[str, Any]:
-    """Returns the record of a job, which must be of this one.
+    """Returns the record in a folder, which must be that of the given job.
 
     Args:
       path: Path of the record, in the folder of the job.
       job: Description of the job, as for ``record``.
-      depends_on: What of a job is in its description, in words.
+      depends_on: Parts of the description, in words for the message.
 
     Raises:
       InputError: no record, or one of another job.
@@ -55,13 +56,13 @@ def check(
 def begin_or_continue(
     path: pathlib.Path, job: Mapping[str, Any], depends_on: str, **found: Any
 ) -> dict[str, Any]:
-    """Returns the record of a job, which is written if there is none.
+    """Returns the record of a job; writes it if there is none.
 
     Args:
       path: Path of the record, in the folder of the job.
       job: Description of the job, as for ``record``.
-      depends_on: What of a job is in its description, in words.
-      **found: Values that a new job records.
+      depends_on: Parts of the description, in words for the message.
+      **found: As for ``record``; an existing record keeps its own.
 
     Raises:
       InputError: the record is of another job.

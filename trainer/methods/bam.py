@@ -127,7 +127,7 @@ def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
 
     Args:
       norms: Norm of each row's gradient, shape (rows,), or a scalar for one row.
-      real: Which rows hold an example, bool of the same shape.
+      real: Bools of the same shape: whether a row holds an example.
       radius: Length of the step, ``lambda``.
 
     Returns:

@@ -22,7 +22,7 @@ Formal guarantees:
   - tau_k / eta_k is ``mix_width`` in every step, whatever the schedule.
   - A constraint is refused: Algorithm 1 has none, and no mixture would keep it.
 
-Where the iterates are nearer than tau_k, the paper's text moves each of them by tau_k;
+Where the iterates are nearer than tau_k, the paper's text moves them apart by tau_k;
 its authors' code moves them to a distance of tau_k.  Theorem 4.1 needs a distance of at
 least tau_k.  This module does what the code does: it adds less noise and has the same
 guarantee.  The paper does not define w_{-1}.  Here it is w_0 plus or minus tau_1, with
@@ -31,8 +31,8 @@ that all coordinates share.
 
 The coefficients must stay secret, as the noise must; both come from the noise key.  The
 theorem is about Gaussian noise; here noise is rounded to a grid (see ``workers.grid``)
-before it is added to the mixture.  Within seven deviations, and at noise multipliers
-above 0.01, this changes no density by more than one part in a million.
+before it is added to the mixture.  Within seven standard deviations, and at noise
+multipliers above 0.01, this changes no density by more than one part in a million.
 
 Public: iterates.  Sensitive: mixing coefficients and gradients.
 
@@ -178,8 +178,8 @@ def _clipped_sum(
     if factor > size:
         raise InputError(
             f"Expected linf_factor={factor} to be at most {size}, the number of "
-            "parameters: with more, coordinates would bound the norm, and the grid of "
-            "sums would not leave them their cap. Take fewer."
+            "parameters: above it, rounding to the grid could exceed the cap on each "
+            "coordinate. Take a smaller one."
         )
     return clipping.clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap)
 

@@ -56,7 +56,7 @@ def announced(environment: Mapping[str, str]) -> tuple[int, int]:
     if environment.get(_OTHER_SIZE, "1") != "1":
         raise InputError(
             f"Expected the mpiexec of MPICH; {_OTHER_SIZE} says that Open MPI started "
-            "this, which was not tried. `pip install mpich` brings the other."
+            "this process, which is untested. `pip install mpich` brings MPICH's."
         )
     return int(environment.get(_RANK, "0")), int(environment.get(_SIZE, "1"))
 

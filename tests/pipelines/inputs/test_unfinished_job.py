@@ -21,7 +21,7 @@ def test_the_same_job_continues_and_another_one_is_refused(
     written = path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert begun["parts"] == 4
-    # What was recorded counts, also where it would be chosen otherwise today.
+    # The recorded value counts, not a later one.
     again = unfinished_job.begin_or_continue(path, JOB, "input or rows", parts=5)
     assert again == begun
     for ask in (unfinished_job.begin_or_continue, unfinished_job.check):
@@ -31,7 +31,9 @@ def test_the_same_job_continues_and_another_one_is_refused(
     assert path.read_bytes() == written
 
 
-def test_a_record_has_digests_alone(tmp_path: pathlib.Path) -> None:
+def test_a_record_holds_a_digest_and_not_the_description(
+    tmp_path: pathlib.Path,
+) -> None:
     unfinished_job.record(tmp_path / "job.json", JOB)
     assert b"00ff" not in (tmp_path / "job.json").read_bytes()
 

@@ -163,8 +163,8 @@ def test_it_equals_the_loop_for_other_weights_and_rows(
 def test_the_hessian_variant_equals_finite_differences(
     make: Callable[[], Any], rows: Any
 ) -> None:
-    # (g(+h) - g(-h)) / 2h is the Hessian times the direction up to O(h^2), and float32
-    # rounding of about 1e-7 / h; h = 0.01 keeps both near 1e-5 at these weights.
+    # (g(+h) - g(-h)) / 2h is the Hessian times the direction, with an error of O(h^2)
+    # and of 1e-7 / h from float32; with h = 0.01 both are near 1e-5 at these weights.
     model, data, h = make_model(make), rows(3), 0.01
     wanted, here = ([0.0] * len(model.variables) for _ in range(2))
     for row in (data[i : i + 1] for i in range(3)):
@@ -266,14 +266,14 @@ def test_a_row_without_a_finite_gradient_contributes_nothing(
     gradient_sum = _sum(model, variant=variant)
     found = arrays(gradient_sum(*batch(spoiled, padding=3)))
     assert all(np.isfinite(array).all() for array in found)
-    if make is linear:  # a norm of layers takes any finite row to a finite gradient
+    if make is linear:  # layer normalisation makes the gradient of any row finite
         wanted = arrays(gradient_sum(*batch(data, padding=4)))
         for left, right in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(left, right)
 
 
 def step_back() -> Any:
-    """Its gradient overflows at the weights 0, and is finite a little away."""
+    """A model whose gradient overflows near the weights 0 and is finite elsewhere."""
     integers, values = numbers()
     dense = keras.layers.Dense(1, use_bias=False)(values[:, :1])
     return keras.Model(integers, tf.sqrt(tf.abs(dense) + 1e-30) * 1e25)
@@ -293,14 +293,14 @@ def test_a_row_that_has_no_finite_direction_contributes_nothing(
 
 @tf.custom_gradient
 def _cliff(values: Any) -> Any:
-    """0 where there is no number; everywhere else infinitely steep."""
+    """0 with slope 0 for NaN; all other values, with an infinite slope."""
     known = ~tf.math.is_nan(values)
     steep = tf.where(known, math.inf, 0.0)
     return tf.where(known, values, 0.0), lambda slope: slope * steep
 
 
 class Cliff(keras.layers.Layer):
-    """A Dense layer with ``_cliff`` behind it, beside another that is harmless."""
+    """The sum of two Dense layers, one of them followed by ``_cliff``."""
 
     def build(self, input_shape: Any) -> None:
         self.steep = self.add_weight("steep", (input_shape[-1], 1))
@@ -377,11 +377,11 @@ def test_no_variable_changes_and_every_attribute_is_put_back(rows: Any) -> None:
 
 
 class Hidden(keras.layers.Layer):
-    """Reads its weight through a function that nobody can look into."""
+    """Reads its weight in a closure, where it cannot be replaced."""
 
     def build(self, input_shape: Any) -> None:
         kernel = self.add_weight("kernel", (input_shape[-1], 1))
-        # Neither are its operations understood: the kernel is changed before its use.
+        # Nor does the path "operations" take it: the kernel is changed before its use.
         self.product = lambda values: tf.matmul(values, tf.sinh(kernel))
 
     def call(self, values: Any) -> Any:

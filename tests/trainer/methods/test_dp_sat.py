@@ -1,4 +1,4 @@
-"""DP-SAT against the algorithm in NumPy, and what nobody may see of its move."""
+"""DP-SAT against Algorithm 1 in NumPy; between steps no weights are moved."""
 
 from __future__ import annotations
 

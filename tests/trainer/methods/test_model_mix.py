@@ -1,4 +1,4 @@
-"""ModelMix against its Algorithm 1 in NumPy, and what its theorem asks of each step."""
+"""ModelMix against Algorithm 1 in NumPy, and what its theorem requires of each step."""
 
 from __future__ import annotations
 

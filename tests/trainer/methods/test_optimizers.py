@@ -1,4 +1,4 @@
-"""Learning rates by hand, as an optimizer uses them, and optimizers of one's own."""
+"""Learning rates against formulas and the optimizer's; and users' own optimizers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_rates_are_those_that_the_optimizer_uses_also_after_a_restart(
         step()
         used.append(float(optimizer.learning_rate))
     wanted = learning_rates(settings, 9)[first_step:]
-    # A compiled step rounds in another order.
+    # A compiled step may round in another order.
     np.testing.assert_allclose(used, wanted, rtol=1e-5)
     assert float(weight) == pytest.approx(-sum(used), rel=1e-5)
 

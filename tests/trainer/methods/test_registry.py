@@ -1,4 +1,4 @@
-"""A method from outside trains as one of ours; what it does not bring is refused."""
+"""A method from outside trains like a built-in one; what it lacks is refused."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ PLAN = DpSgdPlan(
 def _small(
     model: TrainableModel, settings: TrainSettings, clip: float | None
 ) -> GradientSum:
-    """Within the clip norm, and so as private as DP-SGD."""
+    """Clips to less than the clip norm, so that DP-SGD's accounting holds."""
     assert clip is not None
     share = settings.method_settings["clip_share"]
     return clipping.clipped_sum(model, l2_norm_clip=share * clip)
 
 
 class Told:
-    """A Keras optimizer that notes what it is told before each step."""
+    """A Keras optimizer that records what is drawn for each step."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self.seen = inner, list[int]()
@@ -77,7 +77,7 @@ class Told:
         self.seen.append(int(step))
 
 
-# So that the hooks alone lead to this file, and not the class of the optimizer.
+# So that a run finds this file by the hooks alone, not by the optimizer's class.
 Told.__module__ = "json"
 MADE: list[Told] = []
 
@@ -177,7 +177,7 @@ def test_a_method_refuses_settings_of_a_run(register: Register) -> None:
         _settings(optimizer="adam")
 
 
-def test_whether_a_method_reads_whole_tables_is_its_own_word(
+def test_a_method_says_whether_it_reads_whole_tables(
     register: Register,
 ) -> None:
     lazy = {"optimizer": "sgd", "embedding_noise": "lazy"}
@@ -219,7 +219,7 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     )
     with pytest.raises(KillAt.Killed):
         train(request, KillAt(4))
-    # What began with one setting does not go on with another: all noise is of one run.
+    # A run continues only with the same settings: its noise is that of one run.
     origin = json.loads((request.run / "private" / "origin.json").read_text())
     assert origin["settings"]["method_settings"] == OWN
     assert __name__ in origin["code"]
@@ -238,7 +238,7 @@ def test_a_method_from_outside_runs_and_goes_on_from_the_command_line(
     )  # fmt: skip
     assert done.exit_code == 0, (done.output, done.exception)
     assert MADE[-1].seen == list(range(MADE[-1].seen[0], 10))
-    assert MADE[-1].seen[0] > 0  # it went on
+    assert MADE[-1].seen[0] > 0  # it continued
     record, manifest = read_run(request.run, noise_key_file=request.noise_key_file)
     assert (record.method, record.method_settings) == (NAME, OWN)
     said = json.loads((request.run / "privacy.json").read_text())
@@ -262,7 +262,7 @@ def test_flags_are_those_of_the_methods_that_are_registered(register: Register) 
         assert words in text
     assert f"{NAME}: a smaller clip" in " ".join(text.split())
     assert "--clip-share for method" in said(train_command, *asked)[1]
-    # It has DP-SGD's epsilon: the account of a plan does not ask for it.
+    # It has DP-SGD's epsilon, for which `dpsgd account` needs no setting.
     assert "--clip-share" not in said(account, "--help")[1]
     assert "--mix-width" in said(account, "--help")[1]
 
@@ -463,7 +463,7 @@ def test_the_methods_of_the_package_bring_what_a_run_needs(name: str) -> None:
 
 
 def test_no_other_module_goes_by_the_name_of_a_method(root: pathlib.Path) -> None:
-    """But for the default, and for training without privacy."""
+    """Except the default, and training without privacy."""
     named = {f'"{name}"' for name in methods.names()} - {'"dp-sgd"', '"non-private"'}
     settings = {f'"{setting}"' for setting in methods.owners()}
     for package in ("accounting", "dpsgd", "pipelines", "trainer"):
@@ -473,7 +473,7 @@ def test_no_other_module_goes_by_the_name_of_a_method(root: pathlib.Path) -> Non
                 assert not [word for word in named | settings if word in code], path
 
 
-#: Where a method is said to be what it is: the table, its steps, and its theorem.
+#: Modules that may name a method: the table, its step, and its theorem.
 _MODULES = {
     "built_in_methods",
     *(name.replace("-", "_") for name in methods.names()),

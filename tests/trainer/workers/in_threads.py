@@ -1,4 +1,4 @@
-"""What workers that are threads come to, and what they send."""
+"""Outcomes of workers that are threads, and what they send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.workers.base import Workers
 
 
 class Heard(Worker):
-    """A worker of which all that it gathers is heard."""
+    """A worker whose gathered values are recorded."""
 
     def __init__(self, together: Together, rank: int, sent: list[bytes]) -> None:
         super().__init__(together, rank)
@@ -25,12 +25,12 @@ class Heard(Worker):
 def outcomes(
     count: int, work: Callable[[Workers], Any], sent: list[bytes] | None = None
 ) -> list[Any]:
-    """What ``work`` of each worker returns or raises, by rank.
+    """Returns what each worker's ``work`` returns or raises, by rank.
 
     Args:
-      count: Of the workers.
-      work: Of one of them.
-      sent: Gets what they gather.
+      count: Number of workers.
+      work: Work of one worker.
+      sent: List to which the workers' gathered values are appended.
     """
     together, heard = Together(count), [] if sent is None else sent
 

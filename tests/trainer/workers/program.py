@@ -13,11 +13,18 @@ import numpy as np
 
 from accounting.validation import InputError
 from tests.cluster_train.cluster import listening
-from trainer.workers import agreement, launch
+from trainer.workers import agreement, launch, mpi
 from trainer.workers.base import Workers
 
 #: Sockets of the launcher, which its children hold.
 INHERITED = listening("self")
+
+
+def _shorten(workers: Workers, timeout: float) -> float:
+    """Sets the timeout of workers that have all started, however slowly."""
+    assert isinstance(workers, mpi.MpiWorkers)
+    workers._timeout = timeout
+    return timeout
 
 
 def exchange(workers: Workers) -> None:
@@ -35,7 +42,7 @@ def exchange(workers: Workers) -> None:
 
 
 def listen(workers: Workers) -> None:
-    """Says on which addresses sockets that came with MPI listen."""
+    """Prints the addresses on which MPI's sockets listen."""
     workers.sum(np.zeros(1 << 17, np.int64))
     paths = pathlib.Path("/proc/self/fd").iterdir()
     links = [os.readlink(path) for path in paths if path.is_symlink()]
@@ -51,14 +58,15 @@ def listen(workers: Workers) -> None:
 
 
 def finish(workers: Workers) -> None:
-    """The chief goes on where the others are done."""
+    """The chief continues for longer than the timeout when the others are done."""
+    mpi._GRACE_SECONDS = _shorten(workers, 0.1)
     if not workers.rank:
         time.sleep(2)
         print("finished")
 
 
 def refuse(workers: Workers) -> None:
-    """The second worker refuses, and all know."""
+    """The second worker refuses, and all know of it."""
 
     def own() -> None:
         if workers.rank:
@@ -76,6 +84,7 @@ def fail(workers: Workers) -> None:
 
 def hang(workers: Workers) -> None:
     """The last worker stops, and the others wait for it."""
+    _shorten(workers, 1.0)
     if workers.rank == workers.count - 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     workers.gather(b"")

@@ -19,7 +19,7 @@ KEY = bytes(range(32))
 
 
 def refused(found: list[Any]) -> str:
-    """The chief's message, where the others leave without a word."""
+    """Returns the chief's message; the others exit silently."""
     chief, *others = found
     assert type(chief) is AgreedError
     assert "\n" not in str(chief)
@@ -41,7 +41,7 @@ def test_what_fails_at_one_worker_ends_all_and_is_said_once() -> None:
     assert message.endswith(": Expected a file.")
 
 
-def test_what_fails_at_all_workers_is_of_none_of_them() -> None:
+def test_an_error_of_all_workers_names_none_of_them() -> None:
     def own() -> None:
         raise InputError("Expected a file.")
 
@@ -49,7 +49,7 @@ def test_what_fails_at_all_workers_is_of_none_of_them() -> None:
     assert refused(found) == "Expected a file."
 
 
-def test_what_fails_nowhere_has_its_result_at_each() -> None:
+def test_without_an_error_each_worker_has_its_own_result() -> None:
     found = outcomes(
         3, lambda workers: agreement.together(workers, lambda: workers.rank)
     )
@@ -82,7 +82,7 @@ def test_a_worker_with_another_value_is_refused_by_name(
 
     message = refused(outcomes(3, work))
     assert f"the same {name} at all workers" in message
-    # Against the chief's: where that is another, the others differ.
+    # Values are compared with the chief's: if it is the odd one, all others differ.
     assert "worker 2 on " in message
     assert ("worker 1 on " in message) == (who == 0)
     if name.startswith("threads"):

@@ -1,4 +1,4 @@
-"""Who the workers of a process are."""
+"""The workers that a process finds when it is launched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_launchers_say_how_many_they_started(
     assert announced(variables) == place
 
 
-def test_what_trains_by_itself_is_not_started_with_others(
+def test_a_program_for_one_process_is_not_started_with_others(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = train_settings(noise_multiplier=1.0, l2_norm_clip=1.0)
@@ -81,10 +81,10 @@ def test_workers_without_mpi_are_refused_with_what_to_install(
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setenv("MPI_LOCALNRANKS", "2")
     monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("UCX_NET_DEVICES", "")  # which the launch sets
+    monkeypatch.setenv("UCX_NET_DEVICES", "")  # the launch sets it
     with pytest.raises(InputError, match="pip install mpi4py mpich"), joined():
         pass
-    monkeypatch.setenv("PMI_RANK", "1")  # the first one said it
+    monkeypatch.setenv("PMI_RANK", "1")  # rank 0 reported it
     with pytest.raises(SystemExit), joined():
         pass
 

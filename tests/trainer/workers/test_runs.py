@@ -1,4 +1,4 @@
-"""Runs of several workers are those of one."""
+"""A run of several workers has the results of one worker's run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arguments(batch_folder: Any, held_out: Any, tmp_path: pathlib.Path) -> Any:
     )
 
     def make(run: str, batches: Any = folder.path) -> list[str]:
-        # The id of a run is random: as if it had been killed at once.
+        # The id of a run is random: this one resumes a run that was killed at once.
         private = tmp_path / run / "private"
         private.mkdir(parents=True)
         (private / "run.id").write_text(ONE_ID + "\n")
@@ -69,7 +69,7 @@ def start(arguments: list[str], count: int) -> subprocess.Popen[str]:
 
 
 def finish(job: subprocess.Popen[str], status: int = 0) -> str:
-    """What a job printed on standard error, once it ended as it should."""
+    """Returns the standard error of a job that ends with the expected status."""
     _, errors = job.communicate(timeout=600)
     assert job.returncode == status, errors
     return errors

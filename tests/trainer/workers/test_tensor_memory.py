@@ -1,4 +1,4 @@
-"""Arrays and tensors in the same memory: the values, and who may write there."""
+"""NumPy arrays and tensors that share memory: their values, and who may write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_tensor_has_the_values_of_its_array(values: np.ndarray) -> None:
     found = tensor_memory.tensor(values)
     assert found.shape == values.shape
     assert found.dtype.as_numpy_dtype == values.dtype
-    # TensorFlow ends the process where it finds values at another address.
+    # TensorFlow aborts the process if values that it reads are not aligned.
     assert np.array_equal(tf.reshape(found, -1) + 0, values.ravel())
 
 
