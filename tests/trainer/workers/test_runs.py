@@ -166,3 +166,23 @@ def test_two_workers_train_from_a_store_what_one_does_from_a_folder(
     errors = finish(start(arguments("three", f"{s3_bucket}/batches"), 2), 2)
     assert f"{files[0].name} to be as it was written; it was changed" in errors
     assert not (tmp_path / "three" / "metrics.json").exists()
+
+
+@pytest.mark.thorough
+def test_two_workers_keep_in_a_store_what_one_keeps_in_a_folder(
+    arguments: Any, s3_bucket: str, tmp_path: pathlib.Path
+) -> None:
+    train(train_request(arguments("one")))
+    client = pytest.importorskip("boto3").client("s3")
+    run_id = tmp_path / "stored" / "private" / "run.id"
+    given = [*arguments("stored"), f"--out={s3_bucket}/stored"]
+    client.upload_file(str(run_id), "bucket", "stored/private/run.id")
+    finish(start(given, 2))
+    for found in client.list_objects_v2(Bucket="bucket", Prefix="stored/")["Contents"]:
+        path = tmp_path / found["Key"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file("bucket", found["Key"], str(path))
+    assert same_results(tmp_path / "one", tmp_path / "stored")
+    errors = finish(start(given, 2), 2)
+    assert errors.count("error: ") == 1
+    assert "It holds a finished run" in errors
