@@ -3,31 +3,33 @@
     sum_i  w_i * min(1, C / ||g_i||) * g_i,      g_i = gradient of example i's loss
 
 Formal guarantees:
-  - Each real row contributes a vector of L2 norm at most ``l2_norm_clip`` (up to a
-    relative error of 1e-4, also where its terms cancel) that depends on this row and
-    the weights of the model alone.
-  - With ``linf_norm_clip`` its coordinates are then clipped to that, too.
+  - A row of positive weight contributes a vector of L2 norm at most ``l2_norm_clip``
+    (up to a relative error of 1e-4, also where its terms cancel), which depends only on
+    this row and the weights of the model.
+  - With ``linf_norm_clip``, each coordinate of this vector is then clipped to it.
   - A row of weight 0 contributes exactly nothing, whatever it holds, NaN included.
-  - Nor does a real row with a label that the loss does not take.
-  - A real row whose gradient is not finite, or whose norm overflows float32,
-    contributes exactly nothing, as a ghost would.  That is a bounded function of the
-    row, so that the sensitivity is unchanged; it is reported nowhere, since how many
-    rows it befell is a count of examples.
+  - A row whose label the loss does not accept contributes exactly nothing.
+  - A row whose gradient is not finite, or whose norm overflows float32, contributes
+    exactly nothing.  Its contribution is a function of the row within the clip, so that
+    the sensitivity is unchanged.  The number of such rows is sensitive, and is never
+    reported.
   - All paths agree with a loop over the examples.
 
-Three paths.  ``book-keeping`` (see ``ghost_clipping``) is for models whose traced graph
-proves that it is exact: weights are read by Dense and Embedding layers alone, each used
-once, and rows do not mix (see ``traced_model``).  ``operations`` (see
-``operation_clipping``) is for models whose rows are proven not to mix, and whose
-weights are used by operations that are known, wherever they are.  ``vectorized`` is for
-all other models; it computes each example by itself and holds the gradients of as many
-as fit a fixed memory.
+Three paths:
+
+  - ``book-keeping`` (see ``ghost_clipping``): the traced graph proves that rows do not
+    mix, and that only Dense and Embedding layers read weights, each once (see
+    ``traced_model``).
+  - ``operations`` (see ``operation_clipping``): the traced graph proves that rows do
+    not mix, and only known operations use weights.
+  - ``vectorized``: all other models.  Each example is computed by itself, for as many
+    examples at a time as fit a fixed memory.
 
 Public: the path.  Sensitive: every input and output.
 
 References:
   Goodfellow (2015), arXiv:1510.01799; Xiao, Wan and Devadas (2023), arXiv:2210.03843,
-  Algorithm 2, for the clip of coordinates.
+  Algorithm 2, for clipping coordinates.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from trainer.gradients import ghost_clipping
 from trainer.gradients.operations import operation_clipping
 from trainer.gradients.operations.plain_layers import plain_layers
 from trainer.gradients.per_example import (
-    align,
     cap_coordinates,
     clip_scale,
     keep_rows,
     real_rows,
+    scale_rows,
+    squared_norms,
     sum_in_chunks,
-    zero_others,
 )
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
@@ -55,11 +57,13 @@ BOOKKEEPING = "book-keeping"
 OPERATIONS = "operations"
 VECTORIZED = "vectorized"
 
-#: Values of per-example gradients that the vectorised path holds at a time: 256 MiB.
+#: Largest number of values of per-example gradients that the vectorised path holds at a
+#: time: 256 MiB.
 MOST_GRADIENT_VALUES = 1 << 26
 
-#: (columns, weight) -> one tensor or ``tf.IndexedSlices`` per trainable variable; each
-#: value of these is of one example, whose rows are distinct (see ``grid``).
+#: (columns, weight) -> a tensor or ``tf.IndexedSlices`` per trainable variable.  Each
+#: slice is of one example, and no example has two nonzero slices of one row (see
+#: ``workers.grid``).
 GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
 
 
@@ -81,11 +85,10 @@ def clipped_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Checked by ``check_model``.
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      linf_norm_clip: Above 0: of single coordinates, afterwards; None for none.
-      path: "book-keeping", "operations" or "vectorized"; the first that is exact if
-        None.
+      model: Model that ``check_model`` accepts.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip, above 0; None for no bound.
+      path: "book-keeping", "operations" or "vectorized"; None for ``choose_path``.
     """
     path = path or choose_path(model)
     check_choice("path", path, tuple(_PATHS))
@@ -96,8 +99,8 @@ def plain_sum(model: TrainableModel) -> GradientSum:
     """Returns the function that sums gradients without clipping.  Not private."""
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        # 0 times NaN is NaN in the matrix products of back-propagation: what may not
-        # contribute must not enter the forward pass either.
+        # 0 times NaN is NaN in the products of the backward pass: rows that may not
+        # contribute must not enter the forward pass.
         real = real_rows(model, columns, weight)
         safe = keep_rows(columns, real)
         with tf.GradientTape() as tape:
@@ -123,12 +126,12 @@ def _vectorized_sum(
 def example_gradient(
     model: TrainableModel, row: Mapping[str, Any], weights: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Returns the gradient of one example's loss, from columns of one row.  Sensitive.
+    """Returns the gradient of one example's loss, a tensor per variable.  Sensitive.
 
     Args:
-      model: Any.
-      row: Columns with a leading dimension of 1.
-      weights: What the model computes with at the moment; its variables if None.
+      model: Model and its loss.
+      row: Columns by name, each (1, ...).
+      weights: Weights that replace the model's variables; None for the variables.
     """
     sources = model.variables if weights is None else list(weights)
     with tf.GradientTape() as tape, plain_layers(model.network):
@@ -140,7 +143,7 @@ def example_gradient(
     return [tf.convert_to_tensor(value) for value in gradients]
 
 
-#: Columns of one row -> its gradient for each variable, and whether it may count.
+#: Columns of one row -> its gradient for each variable, and whether it may contribute.
 ExampleGradient = Callable[[Mapping[str, Any]], tuple[list[Any], Any]]
 
 
@@ -152,15 +155,14 @@ def vectorized_sum(
     copies: int = 1,
     linf_norm_clip: float | None = None,
 ) -> GradientSum:
-    """Returns the clipped sum of what ``gradient`` gives for one example at a time.
+    """Returns the function that sums ``gradient`` of single examples, clipped.
 
     Args:
-      model: Any.
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      gradient: May not depend on other rows.  Sensitive output.
-      copies: Values per weight of the model that ``gradient`` needs at a time.
-      linf_norm_clip: Bound on single coordinates of the clipped gradient; None
-        for none.
+      model: Model and its loss.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      gradient: Gradient of one example, a function of its row and the weights alone.
+      copies: Number of values per weight that ``gradient`` holds at a time.
+      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
     """
 
     def of_example(example: Mapping[str, Any]) -> tuple[list[Any], Any]:
@@ -169,12 +171,9 @@ def vectorized_sum(
     def chunk_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = real_rows(model, columns, weight)
         stacked, valid = tf.vectorized_map(of_example, keep_rows(columns, real))
-        squares = [
-            tf.reduce_sum(tf.square(g), list(range(1, len(g.shape)))) for g in stacked
-        ]
-        norms = tf.sqrt(tf.add_n(squares))
+        norms = tf.sqrt(squared_norms(stacked))
         counted, scale = clip_scale(norms, real & valid, l2_norm_clip)
-        clipped = [zero_others(g, counted) * align(scale, g) for g in stacked]
+        clipped = [scale_rows(g, counted, scale) for g in stacked]
         return [tf.reduce_sum(cap_coordinates(g, linf_norm_clip), 0) for g in clipped]
 
     copies *= operation_clipping.copies_of_gradients(model)

@@ -1,17 +1,18 @@
-"""NOT PRIVATE: how far clipping bends and shrinks the gradient of each step.
+"""NOT PRIVATE: the bias of clipping in each step, in magnitude and direction.
 
-With g_i the gradients that a method clips, ``ghat`` their sum over a step, and ``gbar``
-the sum after clipping, before noise,
+Let g_i be the gradients that a method clips, ``ghat`` their sum over a step, and
+``gbar`` the sum after clipping and before noise:
 
     gbar = a ghat + c,    a = <gbar, ghat> / ||ghat||^2,    c orthogonal to ghat
 
-``a`` below 1 is the error in magnitude, ``||c|| / ||ghat||`` that in direction; noise
-adds no bias.  Beside them stand the absolute bias ``||gbar - ghat||`` over the expected
-batch size, the cosine of ``gbar`` and ``ghat``, and of a method that takes gradients
-uphill the cosine of its ascent and of the gradient that is meant.  All are functions of
-the examples without any noise: epsilon does not cover them.  They are for research on
-public data, off unless asked for by a flag that says so, and written below the run's
-private folder alone.
+The file has a line per step: ``a``, the bias in magnitude; ``||c|| / ||ghat||``, the
+bias in direction; ``||gbar - ghat||`` over the expected batch size; the cosine of
+``gbar`` and ``ghat``; and, for a method that takes gradients after an ascent, the
+cosine of its ascent and of the gradient at the updated weights.  Noise adds no bias.
+
+All are functions of the examples without noise, which epsilon does not cover.  They are
+for research on public data, are computed only with a flag that says so, and are written
+only to the run's private folder.
 
 Formal guarantees:
   - Training does not depend on it.
@@ -37,22 +38,22 @@ from trainer.tf_compat import tf
 
 _HEADER = ",".join(("step", *COLUMNS)) + "\n"
 
-#: (columns, weight) -> the gradient at the weights that are updated, and the direction
-#: in which a method moves before it takes its own: sums over a physical batch.
+#: (columns, weight) -> sums over a physical batch of the gradients at the updated
+#: weights, and of the directions of ascent.
 AscentSums = Callable[[Mapping[str, Any], Any], tuple[list[Any], list[Any]]]
 
 
 class NonPrivateClippingBias:
-    """Sums gradients with and without clipping beside the step.  Not private.
+    """Writes the bias of clipping for every step of a run.  Not private.
 
     Args:
-      run: The folder of the run.
-      variables: The trainable variables.
-      clipped: What the step sums.
-      unclipped: The same with an infinite clip.
-      ascent: Ascent of a method that takes its gradients uphill; None of others.
-      expected_batch_size: The divisor of the step.
-      first_step: Steps that are done; later lines of an earlier process are dropped.
+      run: Folder of the run.
+      variables: Trainable variables.
+      clipped: Sum of clipped gradients that the step uses.
+      unclipped: The same sum with an infinite clip.
+      ascent: Ascent of a method that has one; otherwise None.
+      expected_batch_size: Divisor of the step.
+      first_step: Number of steps that are done; later lines of the file are dropped.
       autograph: Whether the sums need AutoGraph.
     """
 
@@ -77,21 +78,21 @@ class NonPrivateClippingBias:
         ]
         self._add = tf.function(self._accumulate, autograph=autograph)
         lines = self._path.read_text().splitlines(True) if self._path.exists() else []
-        # A kill may have left a line for a step that is done again, or half a line.
+        # A killed process may leave a line of a step that is repeated, or half a line.
         kept = "".join(lines[1 : first_step + 1])
         write_atomically(self._path, (_HEADER + kept).encode(), mode=0o600)
 
     def add(self, columns: Mapping[str, Any], weight: Any) -> None:
-        """Adds one physical batch, at the weights of the step.
+        """Adds the gradients of one physical batch, at the weights of the step.
 
         Args:
-          columns: Name -> (batch, ...).
-          weight: 1 for rows, 0 for padding, shape (batch,).
+          columns: Columns by name, each (batch, ...).
+          weight: 1 for examples and 0 for padding, (batch,).
         """
         self._add(dict(columns), weight)
 
     def finish(self, step: int) -> None:
-        """Writes the line of a step and starts the next one."""
+        """Writes the line of ``step``, and resets the sums."""
         clipped, unclipped, *ascent = (
             [total.numpy().astype("f8") for total in totals] for totals in self._totals
         )
@@ -122,8 +123,8 @@ def decompose(
     """Returns ``a`` and ``||c|| / ||ghat||``; 1 and 0 where ``ghat`` is 0.
 
     Args:
-      clipped: Sum of clipped gradients, an array for each variable.
-      unclipped: That of the same gradients as they are.
+      clipped: Sum of the clipped gradients, ``gbar``, an array per variable.
+      unclipped: Sum of the same gradients without clipping, ``ghat``.
 
     Example:
       >>> decompose([np.array([1.0, 1.0])], [np.array([2.0, 0.0])])
@@ -142,8 +143,8 @@ def cosine(left: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
     """Returns the cosine of the angle between two vectors; NaN if one is 0.
 
     Args:
-      left: An array for each variable.
-      right: The same shapes.
+      left: First vector, an array per variable.
+      right: Second vector, of the same shapes.
 
     Example:
       >>> cosine([np.array([1.0, 0.0])], [np.array([0.0, 2.0])])

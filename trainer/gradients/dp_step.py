@@ -2,30 +2,32 @@
 
     theta <- optimizer(theta, (1 / b) * (noise + sum of clipped gradients))
 
-Every worker puts the clipped sums of its physical batches on a public grid of integers
-(see ``grid``) and adds them to its share of the noise; one exact sum over the workers
-gives all of them the same integers, and so the same update.  The noise enters once by
-construction, however many batches a step has and whoever takes them, also when all of
-its rows are padding.  A step of one physical batch on one worker is one call of
-TensorFlow, of the same operations.
+In a private run, each worker rounds the clipped sums of its physical batches to a
+public grid of integers (see ``workers.grid``), and adds them to its share of the noise.
+The sum over the workers is exact: all of them have the same integers and make the same
+update.
+Sums start at the noise: it is added once, however many batches a step has, whichever
+workers compute them, and even if all rows are padding.  A step of one physical batch on
+one worker is a single call of TensorFlow, which computes the same bits.
 
-Rows of tables with lazy noise (see ``lazy_noise``) get their noise, and the gradients
-of the step that read them last, before they are read: no step touches other rows.
+A row of a table with lazy noise (see ``lazy_noise``) receives its noise, and the
+gradients of the step that last read it, just before it is read.  A step touches no
+other rows of the table.
 
 Formal guarantees:
-  - The noise enters exactly once per step.
-  - The divisor is the constant ``expected_batch_size``, whatever the step holds.
-  - The optimizer counts every step, so that a learning-rate schedule goes on, also in
-    a model whose variables are all lazy tables.
-  - Batches of a step may arrive in any split; only the sum of their gradients counts,
-    and all of them see the weights from before the step.
-  - With a grid the weights are the same bits for any order of the batches and any
-    number of workers, also where some have no batch of a step.
-  - Memory does not depend on the number of batches of a step, but for the batches
-    themselves with lazy tables: all of their rows are completed before the first.
-  - After the first step of one batch, and the first of several, nothing is compiled.
+  - The noise is added exactly once per step.
+  - The divisor is the constant ``expected_batch_size``, whatever the batches contain.
+  - The optimizer counts every step, also if all variables are lazy tables: a
+    learning-rate schedule advances.
+  - A step may be split into batches in any way: the sum of their gradients counts, and
+    all are taken at the weights before the step.
+  - With a grid, the weights are the same bits for any order of the batches and any
+    number of workers, even if some workers have no batch of a step.
+  - Memory does not depend on the number of batches of a step, except that with lazy
+    tables the batches are held: the rows of all are completed before the first is used.
+  - Nothing is compiled after the first step of one batch and the first of several.
 
-Public: the updated weights (they are the mechanism's output), but for lazy tables that
+Public: the updated weights, which are the mechanism's output, except lazy tables that
 were not flushed.  Sensitive: the sums.
 
 References:
@@ -51,21 +53,21 @@ from trainer.workers.grid import Grid
 
 
 class Step:
-    """Runs steps: ``begin(noise)``, ``add(columns, weight)`` any times, ``finish()``.
+    """Runs steps: ``begin``, ``add`` for each physical batch, ``finish``.
 
     Args:
-      variables: The trainable variables.
-      gradient_sum: From ``clipping``; its outputs match ``variables``.  With a grid it
-        clips to the grid's norm.
-      optimizer: Any Keras optimizer; plain SGD with lazy noise.
-      expected_batch_size: The plan's constant divisor.
-      grid: Of a private run; None for sums in float32.
-      lazy: The tables with lazy noise, on the same grid and workers; None for none.
-      workers: Who take the step together.
-      autograph: Whether ``gradient_sum`` needs AutoGraph; compiling takes longer then.
+      variables: Trainable variables.
+      gradient_sum: Sum from ``clipping``, a gradient for each of ``variables``.  With a
+        grid it clips to ``grid.clip``.
+      optimizer: Keras optimizer; plain SGD with lazy noise.
+      expected_batch_size: Constant divisor of the plan.
+      grid: Grid of a private run; None for sums in float32.
+      lazy: Tables with lazy noise, on the same grid and workers; None for none.
+      workers: Workers that take the step together; None for one.
+      autograph: Whether ``gradient_sum`` needs AutoGraph, which compiles more slowly.
 
     Raises:
-      InputError: several workers or lazy tables, and no grid.
+      InputError: several workers or lazy tables without a grid.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Step:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the noise of a step, for each variable; lazy tables need none."""
+        """Shape of each variable's noise; (0,) for lazy tables."""
         lazy = set(self._table_indexes)
         return [
             (0,) if i in lazy else tuple(variable.shape)
@@ -115,22 +117,22 @@ class Step:
 
     @property
     def units(self) -> list[float | None]:
-        """Of the noise for each variable, the distance of the points of its grid."""
+        """Distance of grid points for each variable's noise; None without a grid."""
         unit = self._grid.unit if self._grid is not None else None
         return [unit] * len(self._variables)
 
     @property
     def num_traces(self) -> int:
-        """How often TensorFlow has compiled a part of the step."""
+        """Number of times that TensorFlow compiled a part of the step."""
         functions = (self._whole, self._add, self._close)
         return sum(f.experimental_get_tracing_count() for f in functions)
 
     def traced(self, columns: Mapping[str, Any], weight: Any) -> Any:
-        """Returns the compiled step of one batch, which the steps after this use.
+        """Compiles the step of one batch, which later steps use, and returns it.
 
         Args:
-          columns: ``tf.TensorSpec`` of the columns of a physical batch.
-          weight: That of its weights.
+          columns: ``tf.TensorSpec`` of each column of a physical batch, by name.
+          weight: ``tf.TensorSpec`` of its weights.
         """
         noise = [
             tf.TensorSpec(shape, tf.float32 if unit is None else tf.int64)
@@ -144,9 +146,9 @@ class Step:
         """Starts a step with its noise.  Sensitive.
 
         Args:
-          noise: An array of ``shapes`` for each variable, float32, or int64 in
-            ``units``; of several workers, this one's share.  Not to be changed.
-          later: Where lazy tables get theirs from.
+          noise: An array per variable, of ``shapes``: float32, or int64 in ``units``.
+            One of several workers gives its share.  The caller may not change them.
+          later: Source of the noise of lazy tables.
         """
         self._noise, self._later = [*map(tensor_memory.tensor, noise)], later
         self._batches.clear()
@@ -157,8 +159,8 @@ class Step:
         """Adds the gradients of one physical batch.  Sensitive.
 
         Args:
-          columns: Name -> (batch, ...).
-          weight: 1 for rows, 0 for padding, shape (batch,).
+          columns: Columns by name, each (batch, ...).
+          weight: 1 for examples and 0 for padding, (batch,).
         """
         if self._lazy is not None:
             self._batches.append((dict(columns), weight))
@@ -166,7 +168,7 @@ class Step:
             self._hold(dict(columns), weight)
 
     def _hold(self, columns: dict[str, Any], weight: Any) -> None:
-        # The first batch waits: if it is the only one, the step needs no sums.
+        # The first batch waits: a step of one batch needs no variables for sums.
         if self._held is not None:
             self._add_held()
         self._held = columns, weight
@@ -182,7 +184,7 @@ class Step:
         self._finish_sums()
         self._held = None
         if self._lazy is not None:
-            # The rate of the update above, schedules included.
+            # Keras keeps the rate of its last update, also of a schedule.
             self._lazy.count_step(self._optimizer.learning_rate)
 
     def _finish_sums(self) -> None:
@@ -209,11 +211,11 @@ class Step:
             self._num_added += 1
 
     def _sum_over_workers(self) -> None:
-        """Puts the sums of all workers in the place of this one's."""
+        """Replaces the sums of this worker by those of all workers."""
         if not self._totals:
             return
         mine = [total.take().numpy() for total in self._totals]
-        # One vector: every exchange has its own cost.
+        # One vector: each exchange has a fixed cost.
         flat = self.workers.sum(np.concatenate([one.ravel() for one in mine]))
         ends = np.cumsum([one.size for one in mine])[:-1]
         for total, one, part in zip(
@@ -237,7 +239,7 @@ class Step:
         self._apply([total.take() for total in self._totals])
 
     def _dense_sums(self, columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        """Returns the clipped sums of a physical batch; those of lazy tables wait."""
+        """Returns the clipped sums of a physical batch, except those of lazy tables."""
         sums = list(self._gradient_sum(columns, weight))
         if self._grid is not None:
             sums = [self._grid.on(one) for one in sums]
@@ -253,7 +255,7 @@ class Step:
         ]
         self._optimizer.apply_gradients(updates)
         if not updates:
-            # Keras counts no step without gradients, and the rate follows the count.
+            # Keras does not count a step without gradients; schedules need the count.
             self._optimizer.iterations.assign_add(1)
 
     def _mean(self, total: Any) -> Any:
@@ -281,7 +283,7 @@ def _plus(noise: Any, gradient: Any) -> Any:
 
 
 class _DenseTotal:
-    """The sum of a variable's gradients, which starts at its noise.  Sensitive."""
+    """Sum of a variable's noise and gradients.  Sensitive."""
 
     def __init__(self, variable: Any, dtype: Any) -> None:
         self._total = tf.Variable(tf.zeros(variable.shape, dtype), trainable=False)

@@ -1,15 +1,15 @@
-"""A model that computes with other weights than its variables, for one example.
+"""Calls of a Keras model with weights other than its variables.
 
-Keras 2 has no function of (weights, inputs).  Its layers read their weights as
-attributes of theirs, directly or in lists; here these attributes are other tensors for
-a while, which may differ between the examples of a vectorised map.
+Keras 2 cannot call a model as a function of (weights, inputs): layers read weights from
+attributes, directly or in lists.  Here a context replaces these attributes by tensors,
+which may differ between the examples of a vectorised map.
 
 Formal guarantees:
-  - In ``replaced_weights`` the model is its function of the weights that are given, or
+  - In ``replaced_weights`` the model computes with the given weights alone; otherwise
     an error is raised: a layer that reads a variable in another way is found.
-  - Afterwards every attribute is what it was.
+  - Afterwards every attribute has its old value.
 
-Public: which attributes.  Sensitive: the weights, where they depend on an example.
+Public: names of attributes.  Sensitive: weights that depend on an example.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from accounting.validation import InputError
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
-#: Attributes of a layer that list its weights, and are not what it computes with.
+#: Attributes that list a layer's weights, from which it does not compute.
 _KERAS_LISTS = ("_trainable_weights", "_non_trainable_weights")
 _OTHER_METHOD = "Take another --method."
 
@@ -31,26 +31,22 @@ _OTHER_METHOD = "Take another --method."
 def replaced_weights(
     model: TrainableModel, weights: Sequence[Any], *, remedy: str = _OTHER_METHOD
 ) -> Iterator[None]:
-    """Lets ``model`` compute with other weights.
+    """Replaces the weights of ``model`` within a context.
 
     Args:
-      model: Called before, or functional.
-      weights: A tensor for each of its variables, of its shape.
-      remedy: What to do about a model that cannot, for the error.
-
-    Args:
-      model: Whose layers hold their weights as attributes.
-      weights: Tensors of the shapes of its variables, in order.
+      model: Model that is built.
+      weights: A tensor for each variable, in order and of its shape.
+      remedy: Last sentence of the error: what a user can do.
 
     Raises:
-      InputError: in the end, if one of its variables was read nevertheless.
+      InputError: the model read one of its variables; raised at the end.
     """
     variables = model.variables
     others = {v.ref(): w for v, w in zip(variables, weights, strict=True)}
     saved = []
     try:
         for layer in model.network._flatten_layers():
-            # Through __dict__: Keras would track what is assigned.
+            # Through __dict__: Keras tracks attributes that are assigned.
             for name, value in list(vars(layer).items()):
                 other = value if name in _KERAS_LISTS else _replace(value, others)
                 if other is not value:
@@ -65,14 +61,14 @@ def replaced_weights(
 
 
 def check_replaceable(model: TrainableModel, *, remedy: str = _OTHER_METHOD) -> None:
-    """Accepts a model whose weights ``replaced_weights`` can replace.
+    """Checks that ``replaced_weights`` can replace the weights of a model.
 
     Args:
-      model: Called before, or functional.
-      remedy: What to do about one whose weights it cannot, for the error.
+      model: Model that is built.
+      remedy: Last sentence of the error: what a user can do.
 
     Raises:
-      InputError: a layer reads a weight in another way.
+      InputError: a layer does not read a weight from its attribute.
     """
     (inputs,), _ = model.network.save_spec()
     zeros = tf.nest.map_structure(

@@ -1,22 +1,22 @@
-"""Clipped sums with one forward and one backward pass, for Dense and Embedding layers.
+"""Ghost clipping: clipped sums of Dense and Embedding layers by one backward pass.
 
-Back-propagation to the outputs of all layers, before their activations, gives every
-derivative from which a layer's part of each example's gradient follows (see
-``layer_gradients``): the norm of each example's gradient, and then, after scaling, the
-sum of the clipped gradients:
+The backward pass gives the derivatives D of the losses with respect to the outputs of
+all layers before their activations.  Together with the inputs X of the layers they give
+the norm of each example's gradient, and the sum of the clipped gradients (see
+``layer_gradients``):
 
-    n_i^2 = sum over layers of the squared norm of the layer's part
+    n_i^2 = sum over layers of the squared norm of the layer's gradient
     s_i   = min(1, C / n_i)
     sum   = X^T (s * D)         (dense, one position),   rows s_i d_i       (embedding)
 
-The same inner products give the outputs of a layer after the weights of each example
-have moved along this example's own gradient, without a copy of the weights per example.
-To inputs ``x'`` a move by ``c_i`` times the gradient adds
+They also give the outputs of a layer whose weights have moved by ``c_i`` times the
+gradient of each example, without a copy of the weights per example.  For inputs ``x'``
+the move adds
 
     c_i (<x'_i, x_i> + 1) d_i     (dense),     c_i d_i     (embedding)
 
-where an example's derivatives add up over the positions of a dense layer, and over
-equal ids of an embedding.  ``bam`` back-propagates a second time through such outputs.
+summed over the positions of a dense layer, and over equal ids of an embedding.
+``methods.bam`` takes a second backward pass through such outputs.
 
 Formal guarantees: those of ``clipping``, for models that ``is_exact`` accepts.
 
@@ -39,25 +39,28 @@ from trainer.gradients.gradient_parts import by_example
 from trainer.gradients.interception import intercepted_calls
 from trainer.gradients.layer_gradients import DenseUse, EmbeddingUse, LayerUse
 from trainer.gradients.per_example import (
-    align,
     clip_scale,
     keep_rows,
     real_rows,
-    zero_others,
+    scale_rows,
 )
 from trainer.gradients.traced_model import activate, ghost_layers, ghost_obstacle
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
-#: A layer -> inputs -> change of its outputs.
+#: For each layer, the change of its outputs as a function of its inputs.
 Moves = Mapping[Any, Callable[[Any], Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackwardPass:
-    """The layers' uses in one pass, and the derivatives of the losses by their outputs.
+    """A forward and a backward pass through a model.  Sensitive.
 
-    Everything is per example, ``by_example`` where one has several rows.  Sensitive.
+    Attributes:
+      model: The model.
+      uses: Use of each layer in the forward pass.
+      slopes: Derivative of the losses with respect to each layer's ``watched`` output,
+        shaped by ``by_example``.
     """
 
     model: TrainableModel
@@ -65,38 +68,35 @@ class BackwardPass:
     slopes: dict[Any, Any]
 
     def norms(self) -> Any:
-        """Returns a bound on the L2 norm of each example's gradient, shape (batch,)."""
+        """Returns an upper bound on the L2 norm of each gradient, (batch,)."""
         squares = [
             use.squared_norm(self.slopes[layer]) for layer, use in self.uses.items()
         ]
         return tf.sqrt(tf.add_n(squares))
 
     def moves(self, kept: Any, scale: Any) -> Moves:
-        """Returns, of each layer, inputs -> change of outputs, for ``backward``.
-
-        Each kept example's weights move by ``scale`` times its gradient.
+        """Returns the moves of each example's weights by its scaled gradient.
 
         Args:
-          kept: bool of shape (batch,).
-          scale: Factor per example, shape (batch,).
+          kept: Examples whose weights move, bool (batch,).
+          scale: Length of the move over the norm of the gradient, (batch,).
         """
-        moves = {}
-        for layer, use in self.uses.items():
-            slope = zero_others(self.slopes[layer], kept)
-            scaled = slope * align(scale, slope)
-            moves[layer] = functools.partial(use.change, scaled)
-        return moves
+        return {
+            layer: functools.partial(
+                use.change, scale_rows(self.slopes[layer], kept, scale)
+            )
+            for layer, use in self.uses.items()
+        }
 
     def clipped_sum(
         self, real: Any, l2_norm_clip: float, linf_norm_clip: float | None = None
     ) -> list[Any]:
-        """Returns the sum of the clipped gradients of real rows, for each variable.
+        """Returns the sum of the clipped gradients, a tensor per variable.
 
         Args:
-          real: bool of shape (batch,).
-          l2_norm_clip: Above 0; infinity leaves gradients as they are.
-          linf_norm_clip: Bound on single coordinates, afterwards; None for
-            none.
+          real: Examples that may contribute, bool (batch,).
+          l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+          linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
         """
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
         cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
@@ -109,7 +109,7 @@ class BackwardPass:
 
 
 def is_exact(model: TrainableModel) -> bool:
-    """Whether the sums here are those of ``model``'s per-example gradients."""
+    """Whether ghost clipping gives the sums of the model's clipped gradients."""
     return ghost_obstacle(model) is None
 
 
@@ -121,9 +121,9 @@ def bookkeeping_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Accepted by ``is_exact``.
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      linf_norm_clip: Bound on single coordinates, afterwards; None for none.
+      model: Model that ``is_exact`` accepts.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
     """
 
     def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -137,12 +137,14 @@ def bookkeeping_sum(
 def backward(
     model: TrainableModel, columns: Mapping[str, Any], moves: Moves | None = None
 ) -> BackwardPass:
-    """Returns one forward and backward pass.
+    """Returns one forward and one backward pass.
 
     Args:
-      model: Accepted by ``is_exact``.
-      columns: Rows that may not contribute hold values as good as any.
-      moves: From another pass over the same rows: the example's own weights.
+      model: Model that ``is_exact`` accepts.
+      columns: Columns by name, each (batch, ...), with zeros in the rows that may not
+        contribute.
+      moves: Moves of each example's weights, from a pass over the same columns; None
+        for the weights as they are.
     """
     tape = tf.GradientTape(watch_accessed_variables=False)
     uses: dict[Any, LayerUse] = {}

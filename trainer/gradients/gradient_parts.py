@@ -1,34 +1,36 @@
-"""Sums over an example's positions that make up its gradient: their norm, and the sum.
+"""Norms and clipped sums of one part of each example's gradient, in floating point.
 
-    OuterProducts     sum_s x_s^T d_s, and with a bias sum_s d_s
-    TableRows         on each row of a table that is read, the sum of its d_s
-    FormedGradients   any other: formed for each example
+    OuterProducts     sum_s x_s^T d_s over positions s, and with a bias sum_s d_s
+    TableRows         for each row of a table, the sum of d_s where it is read
+    FormedGradients   any other gradient, computed for each example
 
-A clip must bound what is *added*, in floating point.  Where terms of a sum cancel
-(score(A) - score(B), raw time stamps), its rounding error may exceed the sum, and so
-may that of its norm through inner products.  So:
+The clip must bound the vector that is *added*, rounding included.  Where the terms of a
+sum cancel (score(A) - score(B), raw time stamps), the rounding error of the sum may
+exceed the sum, and so may that of a norm from inner products.  Therefore:
 
-  - **one position**: nothing is summed.  The norm is a product of two norms.
-  - **an embedding**: the sum at equal ids is formed once, its norm is taken, and this
-    very sum is what is added.
-  - **a dense layer at many positions, or a small one**: its gradient is formed for each
-    example, its norm is taken, and this very gradient is scaled and added: for a chunk
-    of examples at a time, twice, if all do not fit a fixed memory.
-  - **a large dense layer at up to 16 positions**: n^2 = sum_{s,t} <x_s,x_t> <d_s,d_t>
-    in double precision; the terms are added one by one, in single.  The rounding error
-    of these additions is at most (P + 1) u s A, with u = 2^-24, A = sum_s |x_s| |d_s|
-    and the scale s.  The bound that is clipped is sqrt(n^2 + (A / 512)^2).  Since
-    n <= A, it exceeds n by more than A / 530,000, which is more than (P + 1) u A:
-    the error is within the clip.  Where terms do not cancel, A <= sqrt(P) n, and the
-    bound is below 1.00004 n; where they do, the example is clipped harder, so that
-    s A <= 512 C and what it leaves in partial sums is small.
+  - **One position.**  There is no sum; the norm is a product of two norms.
+  - **Embedding.**  The sum over equal ids is computed once; its norm is taken, and it
+    is added.
+  - **Dense layer, small or at more than 16 positions.**  Each example's gradient is
+    formed; its norm is taken, and it is scaled and added.  If the gradients of a batch
+    exceed a fixed memory, they are formed in chunks of examples, twice: for the norms
+    and for the sum.
+  - **Large dense layer at 2 to 16 positions.**  The norm is n^2 = sum_{s,t} <x_s,x_t>
+    <d_s,d_t> in double precision; the P terms are added in single precision.  With
+    scale s, u = 2^-24 and A = sum_s |x_s| |d_s|, the rounding error of these additions
+    is at most (P + 1) u s A.  The norm that is clipped is sqrt(n^2 + (A / 512)^2).
+    Since n <= A, it exceeds n by more than A / 530,000 > (P + 1) u A, so that the error
+    is within the clip.  Without cancellation A <= sqrt(P) n, and the norm that is
+    clipped is below 1.00004 n.  With cancellation the example is clipped more: s A <=
+    512 C bounds the error that it leaves in partial sums.
 
 Formal guarantees:
   - ``clipped`` adds a vector of norm at most scale times the root of ``squared_norm``,
     up to a relative error of 1e-4, however large inputs and derivatives are.
-  - Derivatives that underflow when squared are counted: a tiny derivative times a huge
+  - Derivatives whose squares underflow are counted: a tiny derivative times a huge
     input is not taken for zero.
-  - No more than a fixed number of values of single examples is held at a time.
+  - Of formed gradients, at most a fixed number of values is held at a time, or the
+    gradient of one example if that has more.
 
 Sensitive: everything here.
 
@@ -48,27 +50,29 @@ from trainer.gradients.per_example import (
     cap_coordinates,
     clip_to_norm,
     concat_in_chunks,
+    scale_rows,
+    squared_norms,
     sum_in_chunks,
     zero_others,
 )
 from trainer.tf_compat import tf
 
-#: Values of a sum's gradients that are held at a time.
+#: Largest number of values of formed gradients that are held at a time.
 _MOST_HELD_VALUES = 1 << 23
 
-#: Positions up to which large sums of outer products are not formed.
+#: Largest number of positions at which gradients of large layers are not formed.
 _MOST_POSITIONS = 16
 
-#: A sum of this many values per pair of positions is large.
+#: Values of the gradient per pair of positions, above which a layer is large.
 _LARGE = 64
 
-#: A / n above which cancellation costs an example some of its gradient.
+#: Ratio A / n above which an example with cancelling terms is clipped noticeably more.
 _CONDITION = 512.0
 
-#: Ids of an example in one table up to which all pairs are compared for equality.
+#: Largest number of ids of an example that are compared in pairs.
 _MOST_PAIRED_IDS = 64
 
-#: Squares of single-precision values below this may be flushed to zero.
+#: Single-precision squares below this may be flushed to zero.
 _TINY = 2.0**-126
 
 
@@ -76,26 +80,27 @@ class Part(Protocol):
     """A part of each example's gradient."""
 
     def squared_norm(self) -> Any:
-        """Returns a bound on each example's squared norm, shape (batch,)."""
+        """Returns an upper bound on each example's squared norm, (batch,)."""
 
     def clipped(self, kept: Any, scale: Any, cap: float | None) -> list[Any]:
-        """Returns sums of the scaled gradients of kept examples; after the norm.
+        """Returns the sums of the scaled gradients; call ``squared_norm`` before.
 
         Args:
-          kept: bool of shape (batch,).
-          scale: Factor per example, shape (batch,).
-          cap: Bound on each coordinate of an example's scaled gradient, or None.
+          kept: Examples that contribute, bool (batch,).
+          scale: Factor per example, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
         """
 
 
 class FormedGradients:
-    """Gradients that are formed for each example, in chunks if they are many.
+    """Gradients that are formed for each example, in chunks if memory requires it.
 
     Args:
-      form: Nested tensors of some examples -> one (examples, *shape) for each shape.
-      rows: Nested tensors, (batch, ...).
-      shapes: Shapes of the gradient of one example.
-      work: Values per example that ``form`` needs beside its result.
+      form: Maps nested tensors of some examples to their gradients, one tensor
+        (examples, *shape) for each of ``shapes``.
+      rows: Nested tensors, each (batch, ...).
+      shapes: Shapes of one example's gradients.
+      work: Number of values per example that ``form`` holds besides its result.
     """
 
     def __init__(
@@ -119,9 +124,9 @@ class FormedGradients:
         num_rows = tf.nest.flatten(self._rows)[0].shape[0]
         if num_rows is not None and num_rows <= self._chunk_rows:
             self._held = self._form(self._rows)
-            return _squared_norms(self._held)
+            return squared_norms(self._held)
         self.bound = concat_in_chunks(
-            lambda rows: _squared_norms(self._form(rows)),
+            lambda rows: squared_norms(self._form(rows)),
             self._rows,
             num_rows=num_rows,
             chunk_rows=self._chunk_rows,
@@ -135,10 +140,10 @@ class FormedGradients:
 
         def of_chunk(chunk: Any) -> list[Any]:
             rows, scale, bound = chunk
-            # Formed anew, and clipped anew: no rounding may make it longer than what
-            # was measured.
+            # Rounding may differ between the two times that a gradient is formed: it
+            # is clipped again, to the norm of the first.
             gradients = self._form(rows)
-            scale = scale * clip_to_norm(_squared_norms(gradients), bound)
+            scale = scale * clip_to_norm(squared_norms(gradients), bound)
             return _capped_sums(gradients, scale, cap)
 
         rows = tf.nest.map_structure(lambda v: zero_others(v, kept), self._rows)
@@ -152,12 +157,12 @@ class FormedGradients:
 
 
 class OuterProducts:
-    """``sum_s x_s^T d_s``, and with a bias ``sum_s d_s``.
+    """The gradient ``sum_s x_s^T d_s``, and with a bias ``sum_s d_s``.
 
     Args:
-      x: (batch, positions, in).
-      d: (batch, positions, out).
-      bias: Whether the second sum is part of the gradient.
+      x: Inputs, (batch, positions, in).
+      d: Derivatives of the losses, (batch, positions, out).
+      bias: Whether the layer has a bias.
     """
 
     def __init__(self, x: Any, d: Any, *, bias: bool) -> None:
@@ -180,8 +185,7 @@ class OuterProducts:
         """See ``Part``."""
         if self._forms_gradients or cap is not None:
             return self._formed.clipped(kept, scale, cap)
-        x, d = zero_others(self._x, kept), zero_others(self._d, kept)
-        d = d * align(scale, d)
+        x, d = zero_others(self._x, kept), scale_rows(self._d, kept, scale)
         sums = [tf.matmul(_flat(x), _flat(d), transpose_a=True)]
         return [*sums, tf.reduce_sum(_flat(d), 0)] if self._bias else sums
 
@@ -215,11 +219,12 @@ class OuterProducts:
 
 
 class TableRows:
-    """Of each row of a table that an example reads, the sum of its slopes.
+    """The gradient of a table: for each row that an example reads, a sum of slopes.
 
     Args:
-      ids: Integers (batch, ...).
-      slope: (batch, ..., size).
+      ids: Rows that the examples read, integers (batch, ...).
+      slope: Derivatives of the losses with respect to the values read, (batch, ...,
+        size).
       shape: Shape of the table, (rows, size).
     """
 
@@ -240,16 +245,19 @@ class TableRows:
         return [tf.IndexedSlices(_flat(rows), indices, shape)]
 
     def totals(self) -> tuple[Any, Any]:
-        """Returns at each id the sum over equal ids, and which are the first."""
+        """Returns the sum over equal ids at each id, and whether it is the first.
+
+        The second is None if an example has one id.
+        """
         return self._totals(self._slope)
 
     def _row_gradients(self, slope: Any) -> Any:
-        """Returns the sum over equal ids at the first of them, and else zeros."""
+        """Returns the sum over equal ids at the first of them, zeros at the others."""
         totals, first = self._totals(slope)
         return totals if first is None else tf.where(first[..., None], totals, 0.0)
 
     def _totals(self, slope: Any) -> tuple[Any, Any]:
-        num_ids = self._ids.shape[1:].num_elements()  # None where the length varies
+        num_ids = self._ids.shape[1:].num_elements()  # None if it is not static
         if num_ids == 1:
             return slope, None
         if num_ids is not None and num_ids <= _MOST_PAIRED_IDS:
@@ -281,29 +289,18 @@ class TableRows:
         )
 
 
-def _squared_norms(gradients: list[Any]) -> Any:
-    return tf.add_n(
-        [tf.reduce_sum(tf.square(g), list(range(1, len(g.shape)))) for g in gradients]
-    )
-
-
 def _capped_sums(gradients: list[Any], scale: Any, cap: float | None) -> list[Any]:
-    return [
-        tf.reduce_sum(cap_coordinates(_scaled(g, scale), cap), 0) for g in gradients
-    ]
-
-
-def _scaled(gradient: Any, scale: Any) -> Any:
-    # A scale of 0 is for rows that may hold anything.
-    return zero_others(gradient, scale > 0) * align(scale, gradient)
+    # Rows of scale 0 may hold NaN.
+    scaled = [scale_rows(g, scale > 0, scale) for g in gradients]
+    return [tf.reduce_sum(cap_coordinates(g, cap), 0) for g in scaled]
 
 
 def by_example(value: Any, rows: int) -> Any:
-    """Returns (batch * rows, ...) values shaped (batch, rows, ...).
+    """Returns ``value`` shaped (batch, rows, ...); unchanged for one row per example.
 
     Args:
-      value: Consecutive entries of axis 0 for each example.
-      rows: How many; of 1, ``value`` is returned as it is.
+      value: Tensor (batch * rows, ...), the rows of an example one after the other.
+      rows: Number of rows per example.
     """
     if rows == 1:
         return value
@@ -314,7 +311,7 @@ def by_example(value: Any, rows: int) -> Any:
 
 
 def positions(value: Any) -> Any:
-    """Returns (batch, ..., size) values shaped (batch, positions, size)."""
+    """Returns a tensor (batch, ..., size) shaped (batch, positions, size)."""
     count = value.shape[1:-1].num_elements()
     batch = value.shape[0] if value.shape[0] is not None else tf.shape(value)[0]
     return tf.reshape(value, (batch, -1 if count is None else count, value.shape[-1]))

@@ -1,12 +1,12 @@
-"""Calls of Keras layers, replaced while a model runs.
+"""Replaces the calls of Keras layers while a model runs.
 
-A layer's ``call`` is another function for a while; Keras still does all else: it
-carries masks, nests models, runs methods of subclasses.  So a replaced call is in the
-very computation that the model is, and not in a second walk over its layers.
+Only the ``call`` of a layer is replaced.  Keras still carries masks, runs nested models
+and calls methods of subclasses: the computation is the model's own, not a second
+implementation of its layers.
 
 Formal guarantees:
-  - Every call of one of the layers is replaced, wherever in the model it happens.
-  - Afterwards the layers are what they were, also after an exception.
+  - Every call of one of the layers is replaced, wherever it occurs in the model.
+  - Afterwards the layers have their own calls, also after an exception.
 
 Public: everything here.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer.tf_compat import tf
 
-#: (layer, its input) -> its output.
+#: (layer, inputs) -> outputs.
 Call = Callable[[Any, Any], Any]
 
 
@@ -29,12 +29,12 @@ def intercepted_calls(layers: Sequence[Any], call: Call) -> Iterator[None]:
     """Computes ``call(layer, inputs)`` wherever one of ``layers`` is called.
 
     Args:
-      layers: Distinct layers of one input.
-      call: Gives what the layer would, or something of the same shape.
+      layers: Distinct layers that take one input.
+      call: Function that returns outputs of the shape of the layer's.
     """
     try:
         for layer in layers:
-            # Through __dict__: Keras would track what is assigned.
+            # Through __dict__: Keras tracks attributes that are assigned.
             vars(layer)["call"] = _replacement(layer, call)
         yield
     finally:
@@ -48,7 +48,7 @@ def _replacement(layer: Any, call: Call) -> Any:
     # The signature of the original: Keras looks for ``mask`` and ``training`` in it.
     @functools.wraps(original)
     def replaced(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        del args, kwargs  # neither a mask nor the phase changes these layers
+        del args, kwargs  # these layers use neither mask nor training
         return call(layer, inputs)
 
     return tf.autograph.experimental.do_not_convert(replaced)

@@ -1,10 +1,10 @@
-"""What one Dense or Embedding layer adds to per-example gradients, from its two ends.
+"""Per-example gradients of one Dense or Embedding layer, from its inputs and outputs.
 
-Of a dense layer ``z = x W + b`` the gradient of an example is ``sum_s x_s^T d_s`` and
-``sum_s d_s`` over the positions s = 1..P at which the layer is applied to it, where
-``d_s`` is the derivative of its loss by ``z_s``; of an embedding it is, on each row
-that it reads, the sum of ``d_s`` over the positions that read it.  Where an example has
-several rows, as views of it, their positions are positions of the example.
+A dense layer ``z = x W + b`` is applied to an example at positions s = 1..P.  With
+``d_s`` the derivative of the example's loss with respect to ``z_s``, its gradient is
+``sum_s x_s^T d_s`` for W and ``sum_s d_s`` for b.  The gradient of an embedding is, for
+each row that the example reads, the sum of ``d_s`` over the positions that read it.  If
+an example has several rows, such as its views, the positions of all of them count.
 
 Formal guarantees: those of ``gradient_parts``.
 
@@ -25,44 +25,46 @@ from trainer.gradients.gradient_parts import (
 from trainer.gradients.traced_model import affine, table_ids
 from trainer.tf_compat import tf
 
-#: Inputs of a layer -> what an example's own weights add to its outputs.
+#: Change of a layer's outputs by moved weights, as a function of its inputs.
 Move = Callable[[Any], Any] | None
 
 
 class LayerUse(Protocol):
-    """One layer's part in a forward pass.
+    """One layer in a forward pass.
 
     Attributes:
-      watched: The tensor by which the loss is differentiated.
+      watched: Outputs before the activation, at which the losses are differentiated.
     """
 
     watched: Any
 
     def squared_norm(self, slope: Any) -> Any:
-        """Returns a bound on each example's squared gradient norm, shape (batch,).
+        """Returns an upper bound on each squared gradient norm, (batch,).
 
         Args:
-          slope: Derivative of the loss by ``watched``, ``by_example``.
+          slope: Derivative of the losses at ``watched``, shaped by ``by_example``.
         """
 
     def clipped(
         self, slope: Any, kept: Any, scale: Any, cap: float | None
     ) -> list[tuple[Any, Any]]:
-        """Returns (variable, sum of scaled gradients of kept examples).
+        """Returns each variable with its sum of scaled gradients.
 
         Args:
-          slope: As in ``squared_norm``, which was called with it before.
-          kept: bool of shape (batch,).
-          scale: Factor per example, shape (batch,).
-          cap: Bound on each coordinate of an example's scaled gradient, or None.
+          slope: Derivative with which ``squared_norm`` was called before.
+          kept: Examples that contribute, bool (batch,).
+          scale: Factor per example, (batch,).
+          cap: Largest coordinate of a scaled gradient; None for no bound.
         """
 
     def change(self, scaled: Any, inputs: Any) -> Any:
-        """Returns what is added to the outputs for ``inputs`` by moved weights.
+        """Returns the change of the outputs by moved weights.
 
         Args:
-          scaled: The slope times the length of each example's move along its gradient.
-          inputs: Inputs of the layer, in a pass with moved weights, by row.
+          scaled: Slope times the length of each example's move over the norm of its
+            gradient, shaped by ``by_example``.
+          inputs: Inputs of the layer in the pass with moved weights, (batch * rows,
+            ...).
         """
 
 
@@ -70,11 +72,11 @@ class DenseUse:
     """A Dense layer in a forward pass.
 
     Args:
-      layer: The layer.
-      values: Its input, (batch * rows, ..., in).
-      move: The change of its outputs by moved weights, or None.
-      tape: Watches the outputs before the activation.
-      rows: Of each example.
+      layer: Keras layer.
+      values: Inputs of the layer, (batch * rows, ..., in).
+      move: Change of its outputs by moved weights; None for none.
+      tape: Gradient tape that is to watch the outputs before the activation.
+      rows: Number of rows per example.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class DenseUse:
         self, slope: Any, kept: Any, scale: Any, cap: float | None
     ) -> list[tuple[Any, Any]]:
         """See ``LayerUse``."""
-        assert self._products is not None, slope  # squared_norm was called with it
+        assert self._products is not None, slope  # made by squared_norm
         layer = self._layer
         variables = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]
         sums = self._products.clipped(kept, scale, cap)
@@ -121,11 +123,11 @@ class EmbeddingUse:
     """An Embedding layer in a forward pass.
 
     Args:
-      layer: The layer.
-      inputs: Its ids, (batch * rows, ...).
-      move: The change of its outputs by moved weights, or None.
-      tape: Watches the outputs.
-      rows: Of each example.
+      layer: Keras layer.
+      inputs: Ids, (batch * rows, ...).
+      move: Change of its outputs by moved weights; None for none.
+      tape: Gradient tape that is to watch the outputs.
+      rows: Number of rows per example.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class EmbeddingUse:
 
     def change(self, scaled: Any, inputs: Any) -> Any:
         """See ``LayerUse``."""
-        del inputs  # the same ids
+        del inputs  # ids, which do not depend on weights
         return _by_row(self._rows(scaled).totals()[0], self._num_rows)
 
     def _rows(self, slope: Any) -> TableRows:

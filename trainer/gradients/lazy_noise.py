@@ -1,43 +1,45 @@
-"""Noise for rows of embedding tables when they are read, instead of at every step.
+"""Lazy noise: rows of embedding tables receive noise when they are read.
 
-Under plain SGD the noise of a step is added to a weight, and nothing looks at it until
-the weight is read.  The gradients of a row wait as well, as integers on the grid of the
-run: those of one step, at its rate r, since a row that has any was read in that step.
-Between two reads, at which the squared learning rates sum to ``s`` and to ``S``, a row
-collects the integers m and lacks noise of variance (S - s) (sigma C / b)^2.  Before it
-is read again, and in a flush, it becomes
+Under plain SGD, the noise that a step adds to a weight has no effect before the weight
+is read.  So it is added when its row is next read.  The gradients of the step that last
+read the row are added then, too; until then they are integers m on the grid of the run,
+kept with the learning rate r of that step.  Let the squared learning rates of the steps
+before two successive reads sum to ``s`` and ``S``.  Between them the row lacks noise of
+variance (S - s) (sigma C / b)^2.  Before the second read, or in a flush, the row is
+completed: its weights w become
 
     w - (r / b) * unit * (m + k),    k = round(N(0, 1) sigma C sqrt(S - s) / (r unit))
 
-So a step costs what the rows cost that it reads, whatever the size of the table.  With
-several workers the rows that any of them reads are completed by all, with the sum of
-their integers; each of them draws some of the blocks of noise.  In a flush each of them
-completes some of the rows, and gives their weights to the others.
+The cost of a step depends on the number of rows that it reads, not on the size of the
+table.  With several workers, each completes the rows that any of them reads, with the
+sum of all workers' integers, and draws some of the blocks of noise.  In a flush each
+worker completes some of the rows and sends their weights to the others.
 
 Formal guarantees:
-  - The joint law of all weights that steps read, and of the weights after a flush, is
-    that of noise added to every row at every step, for any learning rates (up to one
-    rounding to the grid for each read).
-  - Noise and gradients of a row meet as integers.
+  - The joint distribution of all weights that steps read, and of the weights after a
+    flush, is that of noise added to every row at every step, for any learning rates (up
+    to one rounding to the grid for each read).
+  - Noise and gradients of a row are added as integers.
   - No drawn value is used twice: a stream belongs to one block of rows of one (step,
-    table), or of one flush, and no row occurs twice in it.
-  - What is drawn depends on key, step, table and block alone, and a flush on steps that
-    are fixed beforehand: a replayed step is the same release.
+    table) or one flush, and no row occurs twice in it.
+  - Draws depend only on key, step, table and block, and the steps of flushes are fixed
+    beforehand: a replayed step is the same release.
   - Weights are the same bits for any number of workers, and any split of a step.
-  - ``flush`` leaves no row behind; ``num_pending`` counts those that are.
-  - Of a flush, one worker draws each block, and all of them draw some where there are
-    as many.
+  - ``flush`` completes every row; ``num_pending`` counts the rows that are not.
+  - In a flush each block is drawn by one worker.  Workers take turns by chunks of
+    blocks: with at least as many chunks as workers, each draws some.
 
-What remains.  How often a weight is rounded to float32 between two flushes follows
-from how often it was read, and with a schedule so does the distance of its grid: the
-low bits of such a row are not a function of its sums alone, as those of others are.
+Limitation.  The number of times that a weight is rounded to float32 between two flushes
+follows from the number of its reads, and with a learning-rate schedule so does the
+distance of its grid points.  The low bits of such a row therefore depend on more than
+its sums, unlike those of other weights.
 
 Public: which tables are lazy, and when they are flushed.  Sensitive: which rows are
-pending, since that follows from the batches; and a table that was not flushed.
+pending, which follows from the batches; and tables that are not flushed.
 
 References:
-  Lim et al. (2024), arXiv:2404.08847.  The sum of squared learning rates in the place
-  of their count makes schedules exact.
+  Lim et al. (2024), arXiv:2404.08847, with the sum of squared learning rates instead of
+  the number of steps, which makes schedules exact.
 """
 
 from __future__ import annotations
@@ -59,27 +61,28 @@ from trainer.workers.aligned_arrays import aligned
 from trainer.workers.base import Alone, Workers
 from trainer.workers.grid import Grid
 
-#: Values of a block of noise, of whole rows, which one worker draws.
+#: Number of values of a block of noise (whole rows), which one worker draws.
 _BLOCK = 1 << 15
 
-#: Values that are rounded at a time, in the nearest cache.
+#: Number of values rounded at a time, in a core's first cache.
 _CHUNK = 1 << 12
 
-#: Blocks of all tables that a worker completes at a time in a flush.
+#: Number of blocks of all tables that a worker completes at a time in a flush.
 _FLUSH_BLOCKS = 1 << 6
 
-#: Blocks that are drawn at a time; NumPy draws without holding the interpreter.
+#: Number of blocks drawn at a time; NumPy releases the interpreter lock meanwhile.
 _DRAW_THREADS = 2
 
-#: Where fewer than one row in so many is read, a sort is faster than a look at all.
+#: If fewer than one row in this many is read, sorting them is faster than a mask.
 _SPARSE = 1 << 5
 
-#: Of the noise of all steps between two flushes, over the least rate in between: with
-#: the bound of `grid` on the noise of a step, no integer overflows.
+#: Largest root of the summed squared learning rates between two flushes, over the least
+#: of these rates.  With the bound of ``workers.grid`` on the noise of a step, integers
+#: do not overflow.
 _MOST_RATIO = 1 << 20
 
-#: (table, block, shape) -> noise of a block of rows, float64, of the deviation of a
-#: step's.  Blocks of a table count from 0, in a step as in a flush.
+#: (table, block, shape) -> noise of a block of rows, float64, with the standard
+#: deviation of one step.  Blocks are numbered from 0 in each table.
 DrawBlock = Callable[[int, int, Sequence[int]], np.ndarray]
 
 #: (columns, weight) of a physical batch.
@@ -87,13 +90,13 @@ Batch = tuple[Mapping[str, Any], Any]
 
 
 class LazyNoise:
-    """The tables with lazy noise, and what each row waits for.
+    """Tables with lazy noise, and the state of their rows.
 
     Args:
       reads: The tables, and which of their rows a physical batch reads.
-      expected_batch_size: The plan's constant divisor.
-      grid: Of the run.
-      workers: Who take the steps together.
+      expected_batch_size: Constant divisor of the plan.
+      grid: Grid of the run.
+      workers: Workers that take the steps together; None for one.
       autograph: Whether the reads need AutoGraph.
     """
 
@@ -110,17 +113,17 @@ class LazyNoise:
         self._workers: Workers = workers or Alone()
         self._step_size = np.float32(grid.unit / expected_batch_size)
         self._unit = grid.unit
-        # Sums of squared learning rates since the last flush: of all steps, and of
-        # those whose noise a row has.  Float64, since their differences matter.
+        # Sums of squared learning rates since the last flush: over all steps, and over
+        # those whose noise a row has.  In float64, for the sake of their differences.
         self._total = 0.0
         self._reached = [np.zeros(table.shape[0]) for table in self.tables]
-        # Integers of this worker, and the rate of the step that they are of; where that
-        # is 0, no integers wait.
+        # This worker's pending integers of each row, and the learning rate of their
+        # step; 0 where none are pending.
         self._sums = [aligned(t.shape, np.zeros) for t in self.tables]
         self._rates = [np.zeros(table.shape[0], np.float32) for table in self.tables]
         self._last_rate = np.float32(0)
         self._least_rate = math.inf
-        # The rows that this step reads, the place of each among them, and its integers.
+        # The rows that this step reads, the index of each among them, and its integers.
         self._just_read = self._no_rows()
         self._places = [_variable((t.shape[0],), tf.int32) for t in self.tables]
         self._new = [_variable((None, t.shape[1]), tf.int64) for t in self.tables]
@@ -131,20 +134,20 @@ class LazyNoise:
 
     @property
     def num_pending(self) -> int:
-        """Rows that lack noise.  Sensitive."""
+        """Number of rows that lack noise.  Sensitive."""
         return sum(
             int(np.count_nonzero(reached != self._total)) for reached in self._reached
         )
 
     def complete_reads(self, batches: Sequence[Batch], draw: DrawBlock) -> None:
-        """Completes the rows that a step reads, at any worker, before it reads them.
+        """Completes the rows that any worker reads in a step, before the step.
 
         Args:
           batches: This worker's physical batches of the step.
-          draw: Gives the noise of a block of the rows, keyed by the step.
+          draw: Returns the noise of a block of the rows read, keyed by the step.
         """
         rows = self._rows_of_all(batches)
-        # One vector: every exchange has its own cost, and so has a copy.
+        # One vector: each exchange has a fixed cost, and each copy, too.
         values = aligned((self._num_values(rows),))
         units = self._parts(values, rows)
         for index, ids in enumerate(rows):
@@ -161,27 +164,28 @@ class LazyNoise:
         self._start(rows)
 
     def add(self, index: int, sums: Any) -> None:
-        """Adds a physical batch's integers to those of the step; for a ``tf.function``.
+        """Adds a physical batch's integers to the step's, within a ``tf.function``.
 
         Args:
           index: Index of the table.
-          sums: ``tf.IndexedSlices`` of int64, of rows that the step reads.
+          sums: Clipped sums in units of the grid, ``tf.IndexedSlices`` of int64 at rows
+            that the step reads.
         """
         places = tf.gather(self._places[index], sums.indices)
         self._new[index].scatter_add(tf.IndexedSlices(sums.values, places))
 
     def count_step(self, learning_rate: Any) -> None:
-        """Lets the step's integers wait, and all rows lack the noise of one more step.
+        """Ends a step: its integers are pending, and all rows lack its noise.
 
         Args:
           learning_rate: Learning rate of the step, at least 0.
 
         Raises:
-          InputError: rates since the last flush differ too much for integers.
+          InputError: learning rates since the last flush differ too much.
         """
         rate = np.float32(learning_rate)
         self._total += float(rate) ** 2
-        if rate > 0:  # else the step moves nothing
+        if rate > 0:  # otherwise the step has no effect
             self._last_rate = rate
             self._least_rate = min(self._least_rate, float(rate))
             for index, ids in enumerate(self._just_read):
@@ -197,10 +201,10 @@ class LazyNoise:
             )
 
     def flush(self, draw: DrawBlock) -> None:
-        """Completes all rows; does nothing where they are.
+        """Completes all rows; does nothing after a flush without steps in between.
 
         Args:
-          draw: Gives the noise of a block of a table, keyed by the step of this flush.
+          draw: Returns the noise of a block of a table, keyed by the step of the flush.
         """
         if not self._total:
             return
@@ -213,7 +217,7 @@ class LazyNoise:
             reached[:], rates[:] = 0, 0
 
     def _chunks(self) -> Iterator[list[np.ndarray]]:
-        """Yields rows of each table, in whole blocks; of some tables maybe none."""
+        """Yields consecutive rows of each table, in whole blocks, or none of some."""
         num_blocks = max(1, _FLUSH_BLOCKS // len(self.tables))
         sizes = [num_blocks * self._block_rows(i) for i in range(len(self.tables))]
         counts = [table.shape[0] for table in self.tables]
@@ -224,7 +228,7 @@ class LazyNoise:
             ]
 
     def _flush_chunks(self, chunks: list[list[np.ndarray]], draw: DrawBlock) -> None:
-        """Completes one chunk at each worker, and gives its weights to all."""
+        """Completes one chunk at each worker, and exchanges the weights."""
         waiting = [
             [ids[rates[ids] > 0] for ids, rates in zip(rows, self._rates, strict=True)]
             for rows in chunks
@@ -243,8 +247,8 @@ class LazyNoise:
             self._share(chunks, [*map(tensor_memory.array, mine)])
 
     def _share(self, chunks: list[list[np.ndarray]], mine: list[np.ndarray]) -> None:
-        """Gives the weights of each worker's chunk to the others."""
-        # Bits of one worker and zeros of the others are integers with an exact sum.
+        """Sends the weights of each worker's chunk to the others."""
+        # The sum of one worker's bits, as integers, and the others' zeros is exact.
         bits = np.zeros(_ceil(sum(map(self._num_values, chunks)), 2), np.int64)
         size = len(self.tables)
         places = self._parts(bits.view(np.float32), *chunks)
@@ -268,9 +272,9 @@ class LazyNoise:
 
         Args:
           rows: Rows of each table, in whole blocks.
-          waiting: Those rows of each table whose integers wait.
-          sums: These integers.
-          draw: As for `flush`.
+          waiting: Those of the rows that have pending integers, by table.
+          sums: Pending integers of these, summed over the workers.
+          draw: Returns the noise of a block of a table.
         """
         units = []
         for ids, waits, of_table in zip(rows, waiting, sums, strict=True):
@@ -286,7 +290,7 @@ class LazyNoise:
         return [np.zeros(0, np.int64) for _ in self.tables]
 
     def _rows_of_all(self, batches: Sequence[Batch]) -> list[np.ndarray]:
-        """Returns the sorted rows of each table that any worker reads in a step."""
+        """Returns the sorted rows that any worker reads in a step, by table."""
         of_batches = [[ids.numpy() for ids in self._ids(*batch)] for batch in batches]
         read = self._distinct(of_batches)
         if self._workers.count == 1:
@@ -296,14 +300,14 @@ class LazyNoise:
         return self._distinct([self._parsed(one) for one in found])
 
     def _distinct(self, found: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-        """Returns the sorted distinct rows of each table."""
+        """Returns the sorted distinct rows, by table."""
         return [
             _distinct([ids[index] for ids in found], table.shape[0])
             for index, table in enumerate(self.tables)
         ]
 
     def _parsed(self, data: bytes) -> list[np.ndarray]:
-        """Returns the rows of each table that a worker sent."""
+        """Returns the rows that a worker sent, by table."""
         values = np.frombuffer(data, np.int64)
         counts, ids = np.split(values, [len(self.tables)])
         return np.split(ids, np.cumsum(counts)[:-1])
@@ -318,11 +322,11 @@ class LazyNoise:
     def _parts(
         self, values: np.ndarray, *rows: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Returns the parts of a vector that belong to rows of each table.
+        """Returns views of a vector for rows of each table, (rows, size) each.
 
         Args:
-          values: Values of the rows one after the other, and maybe more.
-          *rows: Rows of each table, once or several times.
+          values: Values of the rows one after the other; more may follow.
+          *rows: Rows of each table, for one or several chunks.
         """
         shapes = [
             (len(ids), table.shape[1])
@@ -345,32 +349,40 @@ class LazyNoise:
 
         Args:
           rows: Distinct rows of each table.
-          units: Integers of the rows.
-          draw: As for `complete_reads` or `flush`.
-          share: The blocks that this worker draws.
-          consecutive: Whether blocks are those of the table, not of ``rows``.
+          units: Integers of the rows, changed in place.
+          draw: Returns the noise of a block.
+          share: Blocks that this worker draws.
+          consecutive: Whether blocks are numbered in the table, not in ``rows``.
 
         Returns:
-          For each row of each table, by how much one unit moves its weights, float32.
+          Change of a weight by one unit, float32, for each row of each table.
         """
         sizes, blocks = [], []
         for index, ids in enumerate(rows):
             waits = self._rates[index][ids]
-            # Where no integers wait, any rate does, if all workers take the same.
+            # Without pending integers any rate is right, if all workers use the same.
             rates = np.where(waits > 0, waits, self._last_rate)
             sizes.append(rates * self._step_size)
-            deviations = self._deviations(index, ids, rates)
+            factors = self._noise_factors(index, ids, rates)
             step = self._block_rows(index)
             first = int(ids[0]) // step if consecutive and len(ids) else 0
             for start in range(0, len(ids), step):
                 part = slice(start, start + step)
                 place = index, first + start // step
-                blocks.append((place, units[index][part], deviations[part]))
+                blocks.append((place, units[index][part], factors[part]))
         _draw_blocks(blocks[share], draw)
         return sizes
 
-    def _deviations(self, index: int, ids: np.ndarray, rates: np.ndarray) -> np.ndarray:
-        """Returns what to multiply the noise of a step by, for what rows lack."""
+    def _noise_factors(
+        self, index: int, ids: np.ndarray, rates: np.ndarray
+    ) -> np.ndarray:
+        """Returns for each row the factor of a step's noise that gives what it lacks.
+
+        Args:
+          index: Index of the table.
+          ids: Rows of the table.
+          rates: Learning rate of each row's integers.
+        """
         lacked = np.sqrt(self._total - self._reached[index][ids])
         of_unit = rates.astype(np.float64) * self._unit
         return np.divide(lacked, of_unit, out=np.zeros(len(ids)), where=rates > 0)
@@ -379,14 +391,14 @@ class LazyNoise:
 def _draw_blocks(
     blocks: Sequence[tuple[tuple[int, int], np.ndarray, np.ndarray]], draw: DrawBlock
 ) -> None:
-    """Adds noise to blocks of rows: (table and number, integers, deviations)."""
+    """Adds noise to blocks, each ((table, index), integers, factor per row)."""
 
-    def add(place: tuple[int, int], units: np.ndarray, deviations: np.ndarray) -> None:
-        _add_rounded(units, draw(*place, units.shape), deviations)
+    def add(place: tuple[int, int], units: np.ndarray, factors: np.ndarray) -> None:
+        _add_rounded(units, draw(*place, units.shape), factors)
 
     with concurrent.futures.ThreadPoolExecutor(_DRAW_THREADS) as pool:
         for _ in pool.map(lambda block: add(*block), blocks):
-            pass  # what a thread raised is raised here
+            pass  # raises the error of a thread
 
 
 def _ceil(numerator: int, denominator: int) -> int:
@@ -409,22 +421,22 @@ def _distinct(ids: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
 
 
 def _take(sums: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-    """Copies rows."""
-    # With another mode, NumPy copies what it takes once more.
+    """Copies rows of ``sums`` to ``out``."""
+    # With the default mode, NumPy copies through a buffer.
     np.take(sums, ids, axis=0, out=out, mode="clip")
 
 
-def _add_rounded(units: np.ndarray, noise: np.ndarray, deviations: np.ndarray) -> None:
-    """Adds noise, each row's times its deviation, to integers; uses its memory."""
+def _add_rounded(units: np.ndarray, noise: np.ndarray, factors: np.ndarray) -> None:
+    """Adds each row's noise times its factor to its integers; overwrites ``noise``."""
     size = max(1, _CHUNK // noise.shape[1])
     for start in range(0, len(units), size):
         rows = slice(start, start + size)
-        noise[rows] *= deviations[rows, None]
+        noise[rows] *= factors[rows, None]
         units[rows] += rounded(noise[rows])
 
 
 def _start_of(places: Sequence[Any], new: Sequence[Any]) -> Any:
-    """Returns what gives rows of each table places, where no integers are."""
+    """Returns the function that gives rows of each table places for integers."""
 
     def start(rows: Sequence[Any]) -> None:
         for place, units, ids in zip(places, new, rows, strict=True):
@@ -437,9 +449,9 @@ def _start_of(places: Sequence[Any], new: Sequence[Any]) -> Any:
 
 
 def _subtract_of(tables: Sequence[Any]) -> Any:
-    """Returns what takes integers, each row's times its size, from rows of each table.
+    """Returns the function that subtracts each row's integers times its step size.
 
-    It returns the rows.
+    It returns the new weights of the rows.
     """
 
     def subtract(rows: Any, units: Any, sizes: Any) -> list[Any]:
@@ -460,7 +472,7 @@ def _subtract_of(tables: Sequence[Any]) -> Any:
 
 
 def _assign_of(tables: Sequence[Any]) -> Any:
-    """Returns what replaces rows of each table."""
+    """Returns the function that assigns weights to rows of each table."""
 
     def assign(rows: Any, weights: Any) -> None:
         for table, ids, values in zip(tables, rows, weights, strict=True):

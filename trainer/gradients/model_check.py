@@ -1,25 +1,26 @@
-"""Accepts models whose per-example gradients mean what clipping needs.
+"""Checks that the loss of each example depends on this example alone.
 
-Privacy does not rest on this check.  Gradients are computed for many rows at once only
-where the traced graph proves that rows are apart (``row_independence``), and else for
-one row at a time.  The check finds models that *mean* to mix rows, of which training
-would not be what their author expects.
+Privacy does not rest on this check.  Gradients of many rows are computed at once only
+if the traced graph proves that rows do not mix (``row_independence``), and otherwise
+one row at a time.  The check finds models that *intend* to mix rows, whose training
+would differ from what their author expects.
 
-It computes a physical batch of rows of several scales, then a second batch in which
-some of them stand at other places among other rows (large, tiny and not finite), and a
-few of them alone.  Outputs and losses of the same row must agree; so must the gradient
-of a weighted sum of losses.
+It computes a physical batch of random rows; then a second batch with some of them in
+other places, among other rows (large, tiny and not finite); and a few rows alone.
+Outputs and losses of a row must agree.  So must the gradient of a weighted sum of
+losses, in two batches of zeros and ones.
 
 Formal guarantees:
-  - ``check_model`` refuses a model, and a loss, in which a row's output depends on
-    other rows, on its place or on the number of rows by more than a thousandth of its
-    scale on the probe's rows.
-  - It refuses models that give something else in training than in inference, or for
-    the same rows twice: those that draw random numbers or use statistics of the batch.
-    Masks of dropout, which a step draws for each row, are left out of the comparison.
+  - ``check_model`` refuses a model, and a loss, in which an output or loss of a probed
+    row depends on other rows, its place or the number of rows by more than 0.2 % of the
+    largest value, plus 1e-5.
+  - It refuses models whose outputs differ between training and inference, or between
+    two passes over the same rows: those that draw random numbers or use statistics of
+    the batch.  Dropout is switched off for the comparison: a step draws its masks for
+    each row.
   - It refuses models that keep state, regularisers, and layers that learned from data
-    before (``adapt``).
-  - Weights are what they were afterwards.
+    (``adapt``).
+  - Afterwards the weights have their old values.
 
 Public: everything here; the rows of the probe are made up.
 """
@@ -48,30 +49,31 @@ from trainer.tf_compat import tf
 #: Layers whose output for one example depends on the others, while they are trained.
 _MIXING = ("BatchNormalization", "SyncBatchNormalization")
 
-#: Rows of the probe: at least these, and at most what takes so many bytes.
+#: Least number of rows of the probe, and most bytes of a larger number.
 _FEWEST_ROWS = 16
 _MOST_BYTES = 1 << 26
 
-#: Rows that are also computed alone.
+#: Number of rows that are also computed alone.
 _ROWS_ALONE = 8
 
-#: Agreement that rounding allows, relative to the scale of a row's values.
+#: Tolerance for rounding, relative to a value and to the largest one.
 _TOLERANCE = 1e-3
 
-#: Scales of the probe's numbers; the last that a model takes without an error counts.
+#: Scales of the probe's numbers; the first that a model takes without an error counts.
 _WIDE, _PLAIN, _BINARY = "wide", "plain", "binary"
 
 
 def check_model(model: TrainableModel, manifest: Manifest) -> None:
-    """Accepts a model whose per-example gradients mean what clipping needs.
+    """Checks that the loss of each example depends on this example alone.
 
     Args:
-      model: The network and its loss.
-      manifest: What the batches hold.
+      model: Network and its loss.
+      manifest: Manifest of the batches.
 
     Raises:
-      InputError: examples are mixed, chance is used, state changes, shape or range of
-        the outputs do not suit the loss, or an example of zeros has no finite gradient.
+      InputError: the model mixes examples, draws random numbers or changes state;
+        shape or range of its outputs do not suit the loss; or the gradient of an
+        example of zeros is not finite.
     """
     _check_inputs(model, manifest)
     _check_layers(model.network)
@@ -104,7 +106,7 @@ def _check_inputs(model: TrainableModel, manifest: Manifest) -> None:
 
 def _check_layers(network: Any) -> None:
     for layer in network._flatten_layers():
-        # Normalization without constants keeps what ``adapt`` would find.
+        # Normalization without constants has room for what ``adapt`` learns.
         unset = getattr(layer, "input_mean", 0) is None
         if unset or getattr(layer, "is_adapted", False):
             raise InputError(
@@ -120,7 +122,7 @@ def _check_layers(network: Any) -> None:
 
 
 def _training_differs(network: Any) -> str:
-    """Returns why outputs in training are others than in inference, and a remedy."""
+    """Returns the message for outputs that differ between training and inference."""
     for layer in network._flatten_layers():
         kind = type(layer).__name__
         if layer.trainable and {x.__name__ for x in type(layer).__mro__} & set(_MIXING):
@@ -137,7 +139,7 @@ def _training_differs(network: Any) -> str:
 
 
 def _random_weights(model: TrainableModel) -> list[np.ndarray]:
-    """Weights that hide nothing: behind a last layer of zeros all models look alike."""
+    """Returns random weights: a last layer of zeros would hide what others do."""
     random = np.random.default_rng(0)
     return [
         random.normal(0, 0.3, variable.shape).astype(variable.dtype.as_numpy_dtype)
@@ -168,13 +170,13 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Probe:
-    """Two batches of made-up rows, some of which are the same.
+    """Two batches of made-up rows, which have some rows in common.
 
     Attributes:
-      first: Columns of a batch.
-      second: Columns of another batch of as many rows.
-      kept: Places in ``first`` of the rows that both have, int array.
-      places: Their places in ``second``.
+      first: Columns of the first batch, each (rows, ...).
+      second: Columns of the second batch, of as many rows.
+      kept: Indices in ``first`` of the common rows.
+      places: Indices in ``second`` of the same rows.
     """
 
     first: dict[str, np.ndarray]
@@ -192,7 +194,7 @@ def _probe(model: TrainableModel, manifest: Manifest) -> _Probe:
     """Returns the widest probe that the model takes without an error."""
     for scale in (_WIDE, _PLAIN):
         probe = _probe_of(model, manifest, scale)
-        # A column of numbers may be one of ids, and a layer may check its numbers.
+        # A column of floats may hold ids, and a layer may check its inputs.
         with contextlib.suppress(tf.errors.OpError):
             _behaviour(model, probe.first)
             _behaviour(model, probe.second)
@@ -222,7 +224,7 @@ def _values(
 ) -> np.ndarray:
     shape = (num_rows, *column.shape)
     if np.dtype(column.dtype).kind != "f" or scale == _BINARY:
-        # Small non-negative integers are valid for ids and numbers alike.
+        # 0 and 1 are valid as ids and as numbers.
         return random.integers(0, 2, shape).astype(column.dtype)
     values = random.normal(size=shape)
     if scale == _WIDE:
@@ -267,7 +269,7 @@ def _check_rows_apart(model: TrainableModel, probe: _Probe) -> None:
 
 
 def _check_gradients_apart(model: TrainableModel, probe: _Probe) -> None:
-    """Holds the gradient of the same weighted losses against itself."""
+    """Compares the gradients of the same weighted losses in two batches."""
     weights = np.random.default_rng(1).normal(size=len(probe.kept)).astype("f4")
     found = []
     for columns, places in ((probe.first, probe.kept), (probe.second, probe.places)):
@@ -299,7 +301,7 @@ def _close(left: np.ndarray, right: np.ndarray) -> bool:
 def _behaviour(
     model: TrainableModel, columns: Mapping[str, np.ndarray], *, training: bool = True
 ) -> list[np.ndarray]:
-    """Returns outputs and losses of some rows, of the shapes that they should have."""
+    """Returns outputs and losses of some rows, after checking their shapes."""
     rows = _tensors(columns)
     num_rows = len(next(iter(columns.values())))
     outputs = model.outputs(rows, training=training)
@@ -323,8 +325,8 @@ def _behaviour(
 
 
 def _check_zero_row(model: TrainableModel) -> None:
-    # Rows that may not contribute are replaced by zeros; 0 times their gradient must
-    # be 0.
+    # Rows that may not contribute are replaced by zeros, and their gradient is
+    # multiplied by 0.
     zeros = {
         name: tf.zeros((1, *spec.shape[1:]), spec.dtype)
         for name, spec in model.column_specs.items()
@@ -340,10 +342,10 @@ def _check_zero_row(model: TrainableModel) -> None:
 
 
 def check_differentiable(model: TrainableModel) -> None:
-    """Traces the gradients of single examples, where layers alone do not tell.
+    """Checks that the clipped sum can be traced, where it is not ghost clipping's.
 
     Raises:
-      InputError: they cannot be computed.
+      InputError: gradients of single examples cannot be computed.
     """
     if choose_path(model) == BOOKKEEPING:
         return

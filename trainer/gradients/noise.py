@@ -1,25 +1,27 @@
 """Gaussian noise as a pure function of (noise key, step, variable, block).
 
-Uniform mixing coefficients, of ModelMix, are one of (noise key, step, variable).
-Noise of tables with lazy noise has streams of its own, for the rows that a step reads
-and for a flush after it.
+ModelMix's uniform mixing coefficients are a function of (noise key, step, variable).
+Tables with lazy noise have streams of their own, for the rows that a step reads and for
+a flush after the step.
 
 Formal guarantees:
-  - ``normal`` and ``uniform`` return the same bits for the same arguments; a replayed
-    step draws the same noise, so that a crash is not a second release.
+  - ``normal`` and ``uniform`` return the same bits for the same arguments: a replayed
+    step has the same noise, so that a crash causes no second release.
   - For a uniform secret key, and up to the PRF assumptions on keyed BLAKE2b and AES-128
     (in counter mode), values of different (step, variable, block) are independent, and
     so are noise and mixing coefficients.
-  - Values are drawn in double precision and rounded once: of ``grid_normal`` to
-    integers (see ``grid``, also for attacks on low bits), of ``normal`` to float32.
+  - Values are drawn in double precision and rounded once: ``grid_normal`` to integers
+    (see ``workers.grid``, also on attacks on low bits), ``normal`` to float32.
   - The blocks of ``grid_normal`` that W workers draw add up to the same integers for
-    every W, and each block is drawn by one of them.
-  - Coefficients are in [0, 1], at most 2^-24 apart.  A mixture takes values on a grid
-    of that share of the distance that is mixed.  Gaussian noise is added to it, of
-    which the deviation is half a million grid points at ModelMix's published setting,
-    and thousands where iterates are a hundred times as far apart.
-  - Noise of deviation 0 is exactly zero, and nothing is drawn for it.
-  - ``NoiseStream`` yields every step once, in order, whatever the speed of its reader.
+    every W, and each block is drawn by one worker.
+  - Mixing coefficients are in [0, 1].  Neighbouring values are at most 2^-24 apart, and
+    so are neighbouring mixtures, as a share of the distance of the iterates.  The noise
+    that is added to a mixture has a standard deviation of about 500,000 such distances
+    at ModelMix's published setting, and of thousands if the iterates are a hundred
+    times as far apart.
+  - Noise of standard deviation 0 is exactly zero, and nothing is drawn for it.
+  - ``NoiseStream`` yields every step once and in order, whatever the speed of its
+    reader.
 
 Public: steps, shapes, standard deviations.  Sensitive: keys and every value drawn.
 """
@@ -39,18 +41,20 @@ from trainer.workers.aligned_arrays import aligned
 
 _AES_KEY_BYTES = 16
 
-#: Values drawn at a time: doubles that stay in a core's cache.
+#: Number of values drawn at a time: doubles that fit a core's cache.
 _CHUNK = 1 << 15
 
-#: What rounds a double below ``_MOST_ROUNDED``, and its bits, which stand for zero.
+#: Added to a double of magnitude below ``_MOST_ROUNDED``, it rounds it to an integer;
+#: and its bits, from which those of the sum differ by this integer.
 _TO_INTEGERS = 1.5 * 2.0**52
 _BITS_OF_ZERO = np.float64(_TO_INTEGERS).view(np.int64)
 _MOST_ROUNDED = 2.0**51
 
-#: Values of a block of noise on a grid, which one worker draws.
+#: Number of values of a block of noise on a grid, which one worker draws.
 _BLOCK = 1 << 17
 
-#: Steps drawn ahead of the reader.  Each holds one integer per parameter.
+#: Number of steps whose noise waits for the reader, besides the one being drawn.  Each
+#: holds one integer per parameter.
 _DEPTH = 2
 
 
@@ -62,23 +66,27 @@ def normal(
     *,
     stddev: float = 1.0,
 ) -> np.ndarray:
-    """Returns float32 values of a centred normal distribution.  Sensitive.
+    """Returns normal values of mean 0, float32.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
-      step: The step of the run.
+      step: Step of the run, from 0.
       variable: Index of the variable among the trainable ones.
-      shape: Shape of the variable, or of the part of it that gets noise.
-      stddev: Standard deviation of the distribution.
+      shape: Shape of the noise.
+      stddev: Standard deviation.
     """
     if stddev == 0:
         return np.zeros(shape, np.float32)
     generator = _generator(derive(noise_key, "noise", step, variable))
+    return _in_chunks(shape, lambda size: generator.standard_normal(size) * stddev)
+
+
+def _in_chunks(shape: Sequence[int], draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Returns float32 values of a function that draws a number of doubles."""
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]
-        doubles = generator.standard_normal(len(part))
-        np.multiply(doubles, stddev, out=part, casting="same_kind")
+        part[:] = draw(len(part))
     return values.reshape(shape)
 
 
@@ -91,17 +99,20 @@ def grid_normal(
     stddev: float,
     share: tuple[int, int] = (0, 1),
 ) -> np.ndarray:
-    """Returns int64 values: a centred normal distribution, rounded.  Sensitive.
+    """Returns normal values of mean 0, rounded to integers, int64.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
-      step: The step of the run.
+      step: Step of the run, from 0.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable.
-      stddev: Standard deviation, in units of the grid; at most 2^47.
-      share: (r, W): the blocks r, r + W, ..., and zeros for the others.
+      stddev: Standard deviation in units of the grid, at most 2^47.
+      share: (r, W) to draw the blocks r, r + W, ... and have zeros in the others.
+
+    Raises:
+      ValueError: ``stddev`` above 2^47.
     """
-    if stddev > _MOST_ROUNDED / 16:  # no value of the sampler is above 13 deviations
+    if stddev > _MOST_ROUNDED / 16:  # the sampler draws none above 13 deviations
         raise ValueError(f"Expected a deviation of at most 2^47 units, not {stddev}.")
     first, every = share
     whole = stddev and every == 1
@@ -126,8 +137,8 @@ def _fill_rounded(
 
 
 def _round_small(values: np.ndarray) -> np.ndarray:
-    # Doubles of this size are integers apart, so that adding rounds to the nearest, and
-    # their bits count up: vectorized, as a cast to integers is not.
+    # Doubles of this size are the integers: the addition rounds to the nearest, and the
+    # bits count them.  NumPy vectorises this, but not a cast to integers.
     values += _TO_INTEGERS
     units = values.view(np.int64)
     units -= _BITS_OF_ZERO
@@ -135,10 +146,10 @@ def _round_small(values: np.ndarray) -> np.ndarray:
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """Returns values rounded to the nearest integers, in their memory if they fit.
+    """Returns values rounded to the nearest integers, int64; may overwrite them.
 
     Args:
-      values: float64, at least one, below 2^63.
+      values: At least one float64 of magnitude below 2^63.
     """
     if max(values.max(), -values.min()) < _MOST_ROUNDED:
         return _round_small(values)
@@ -148,25 +159,21 @@ def rounded(values: np.ndarray) -> np.ndarray:
 def uniform(
     noise_key: bytes, step: int, variable: int, shape: Sequence[int]
 ) -> np.ndarray:
-    """Returns float32 values of the uniform distribution on [0, 1].  Sensitive.
+    """Returns uniform values in [0, 1], float32.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
-      step: The step of the run.
+      step: Step of the run, from 0.
       variable: Index of the variable among the trainable ones.
       shape: Shape of the variable.
     """
-    # Another label, hence another key and another stream than those of the noise.
+    # A label of its own gives a stream other than the noise's.
     generator = _generator(derive(noise_key, "mixing-coefficients", step, variable))
-    values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
-    for start in range(0, len(values), _CHUNK):
-        part = values[start : start + _CHUNK]
-        part[:] = generator.random(len(part))
-    return values.reshape(shape)
+    return _in_chunks(shape, generator.random)
 
 
 def _generator(key: bytes) -> np.random.Generator:
-    # Half the cost of a normal from ChaCha, where processors have AES instructions.
+    # With AES instructions, a normal value costs half of one from ChaCha.
     bits = AESCounter(key=int.from_bytes(key[:_AES_KEY_BYTES], "little"))
     return np.random.Generator(bits)
 
@@ -178,9 +185,9 @@ def row_seeds(
 
     Args:
       noise_key: 32 secret bytes.
-      step: The step of the run.
-      part: Number of the physical batch within the step.
-      shape: (rows, ...).
+      step: Step of the run, from 0.
+      part: Index of the physical batch within the step.
+      shape: Shape of the seeds, (rows, ...).
     """
     generator = _generator(derive(noise_key, "row-seeds", step, part))
     return generator.integers(0, 1 << 32, shape, np.uint32)
@@ -194,15 +201,15 @@ def step_noise(
     units: Sequence[float | None] | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> list[np.ndarray]:
-    """Returns the noise of one step for every variable.  Sensitive.
+    """Returns the noise of one step, an array per variable.  Sensitive.
 
     Args:
-      noise_key: Of the run.
-      step: Of the plan, from 0.
-      shapes: Of the noise of each variable.
-      noise_stddev: Of one coordinate of the sum.
-      units: Distance of the points of each variable's grid; None for float32.
-      share: Of the blocks of noise on a grid, as of ``grid_normal``.
+      noise_key: 32 secret bytes.
+      step: Step of the run, from 0.
+      shapes: Shape of each variable's noise.
+      noise_stddev: Standard deviation of each coordinate of the sum of gradients.
+      units: Distance of grid points for each variable; None for noise in float32.
+      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
     """
     found = []
     rank, count = share
@@ -213,7 +220,7 @@ def step_noise(
             found.append(normal(noise_key, step, index, shape, stddev=noise_stddev))
             continue
         stddev = noise_stddev / unit
-        # Small variables have one block: not all of them are the first worker's.
+        # Small variables have one block each: workers take turns.
         turn = (rank - index) % count, count
         found.append(
             grid_normal(noise_key, step, index, shape, stddev=stddev, share=turn)
@@ -224,12 +231,12 @@ def step_noise(
 def mixing_coefficients(
     noise_key: bytes, step: int, shapes: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns the mixing coefficients of one step for every variable.  Sensitive.
+    """Returns the mixing coefficients of one step, an array per variable.  Sensitive.
 
     Args:
       noise_key: 32 secret bytes.
-      step: The step of the run.
-      shapes: Of the variables.
+      step: Step of the run, from 0.
+      shapes: Shape of each variable.
     """
     return [
         uniform(noise_key, step, index, shape) for index, shape in enumerate(shapes)
@@ -238,12 +245,12 @@ def mixing_coefficients(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LaterNoise:
-    """The noise of a step that a ``NoiseStream`` does not draw ahead: of lazy tables.
+    """The noise of lazy tables, drawn when a step or a flush needs it.
 
     Attributes:
       noise_key: 32 secret bytes.
-      step: The step of the run.
-      noise_stddev: Deviation of the noise of one step.
+      step: Step of the run, from 0.
+      noise_stddev: Standard deviation of each coordinate of the noise of one step.
     """
 
     noise_key: bytes = dataclasses.field(repr=False)
@@ -251,28 +258,22 @@ class LaterNoise:
     noise_stddev: float
 
     def of_read(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a block of the rows that the step reads.  Sensitive.
+        """Returns the noise of a block of rows before a read, float64.  Sensitive.
 
         Args:
-          table: Index among the lazy ones.
-          block: Of the rows, from 0.
-          shape: Of the noise.
-
-        Returns:
-          float64, of the deviation of one step.
+          table: Index of the table among the lazy ones.
+          block: Index of the block among those of the rows that the step reads.
+          shape: Shape of the noise.
         """
         return self._draw("read", table, block, shape)
 
     def of_flush(self, table: int, block: int, shape: Sequence[int]) -> np.ndarray:
-        """Returns the noise of a block of a table, of a flush after the step.
+        """Returns the noise of a block of a table in a flush, float64.  Sensitive.
 
         Args:
-          table: Index among the lazy ones.
-          block: Of the rows, from 0.
-          shape: Of the noise.
-
-        Returns:
-          float64, of the deviation of one step.  Sensitive.
+          table: Index of the table among the lazy ones.
+          block: Index of the block in the table.
+          shape: Shape of the noise.
         """
         return self._draw("flush", table, block, shape)
 
@@ -287,14 +288,23 @@ class LaterNoise:
         return values
 
 
-#: (noise key, step, shapes) -> what one step draws beside its noise.
+#: (noise key, step, shapes) -> further arrays of one step.
 DrawStep = Callable[[bytes, int, Sequence[Sequence[int]]], list[np.ndarray]]
 
 
 class NoiseStream:
-    """Draws the noise of the next steps in a thread, while the current one trains.
+    """Draws the noise of the next steps in a thread while the current step runs.
 
-    Yields ``step_noise``, followed by what ``draw`` returns if it is given.
+    Yields for each step the arrays of ``step_noise``, and then those of ``draw``.
+
+    Args:
+      noise_key: 32 secret bytes.
+      steps: Steps of the run, in order.
+      shapes: Shape of each variable's noise.
+      noise_stddev: Standard deviation of each coordinate of the sum of gradients.
+      units: Distance of grid points for each variable; None for noise in float32.
+      share: (r, W) for the blocks of noise that worker r of W draws on a grid.
+      draw: Draws further arrays of a step; None for none.
 
     Example:
       >>> key = bytes(range(32))

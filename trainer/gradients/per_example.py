@@ -1,15 +1,15 @@
-"""What every way of clipping does to rows: keep some, zero the others, scale.
+"""Operations on the rows of a batch that every clipping path shares.
 
 Formal guarantees:
-  - ``real_rows`` are those of weight above 0 with a label that the loss takes: a
-    function of the row alone.  All others contribute exactly nothing, padding and
-    rows of another label alike, and nobody is told how many there were.
-  - ``keep_rows`` gives exact zeros for all other rows, NaN or not.
-  - ``clip_to_norm`` gives factors of at most 1.
-  - ``cap_coordinates`` gives values of at most the cap, with their signs.
-  - ``clip_scale`` gives a factor s with ``s * norm <= l2_norm_clip`` (up to float32
-    rounding) to real rows of finite norm, and exactly 0 to all others.
-  - ``clip_weights`` gives the same bits with and without TF Privacy.
+  - ``real_rows`` returns true for a row of weight above 0 whose label the loss accepts:
+    a function of this row alone.  Other rows contribute exactly nothing, and their
+    number is never reported.
+  - ``keep_rows`` returns exact zeros for rows that are not kept, NaN or not.
+  - ``clip_to_norm`` returns factors of at most 1.
+  - ``cap_coordinates`` returns values of magnitude at most the cap, with their signs.
+  - ``clip_scale`` returns a factor s with ``s * norm <= l2_norm_clip`` (up to float32
+    rounding) for real rows of finite norm, and exactly 0 for all others.
+  - ``clip_weights`` returns the same bits with and without TF Privacy.
 
 Sensitive: everything here.
 """
@@ -17,7 +17,7 @@ Sensitive: everything here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.model.trainable_model import TrainableModel
@@ -25,22 +25,22 @@ from trainer.tf_compat import clip_grads, tf
 
 
 def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
-    """Returns which rows may contribute, bool of shape (batch,).
+    """Returns which rows may contribute, bool (batch,).
 
     Args:
-      model: Whose loss says which labels it takes.
-      columns: Name -> (batch, ...).
-      weight: 1 for rows, 0 for padding, shape (batch,).
+      model: Model whose loss decides which labels it accepts.
+      columns: Columns by name, each (batch, ...).
+      weight: 1 for examples and 0 for padding, (batch,).
     """
     return tf.logical_and(weight > 0, model.accepts(columns))
 
 
 def align(rows: Any, value: Any) -> Any:
-    """Returns (batch,) values shaped (batch, 1, ..., 1) to broadcast with ``value``.
+    """Returns ``rows`` shaped (batch, 1, ..., 1), to broadcast with ``value``.
 
     Args:
-      rows: (batch,).
-      value: (batch, ...); only its rank counts.
+      rows: One number per row, (batch,).
+      value: Tensor (batch, ...) of known rank.
     """
     return tf.reshape(rows, [-1] + [1] * (len(value.shape) - 1))
 
@@ -49,10 +49,10 @@ def zero_others(value: Any, kept: Any) -> Any:
     """Returns ``value`` with zeros in the rows that are not ``kept``.
 
     Args:
-      value: (batch, ...).
-      kept: bool of shape (batch,).
+      value: Tensor (batch, ...).
+      kept: Rows to keep, bool (batch,).
     """
-    # 0 times NaN is NaN: a product with 0 would not do.
+    # Not a product with 0, which is NaN for NaN.
     return tf.where(align(kept, value), value, tf.zeros_like(value))
 
 
@@ -60,18 +60,40 @@ def keep_rows(columns: Mapping[str, Any], kept: Any) -> dict[str, Any]:
     """Returns the columns with zeros in the rows that are not ``kept``.
 
     Args:
-      columns: Name -> (batch, ...).
-      kept: bool of shape (batch,).
+      columns: Columns by name, each (batch, ...).
+      kept: Rows to keep, bool (batch,).
     """
     return {name: zero_others(value, kept) for name, value in columns.items()}
 
 
-def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
-    """Returns ``value`` with every entry clipped to the cap; None for no cap.
+def scale_rows(value: Any, kept: Any, scale: Any) -> Any:
+    """Returns each kept row times its scale, and zeros for the other rows.
 
     Args:
-      value: Value of any shape.
-      linf_norm_clip: Above 0; infinity is no cap, either.
+      value: Tensor (batch, ...).
+      kept: Rows to keep, bool (batch,).
+      scale: Factor per row, (batch,).
+    """
+    return zero_others(value, kept) * align(scale, value)
+
+
+def squared_norms(gradients: Sequence[Any]) -> Any:
+    """Returns the squared L2 norm of each example's gradient, (batch,).
+
+    Args:
+      gradients: Gradients by variable, each (batch, *shape).
+    """
+    return tf.add_n(
+        [tf.reduce_sum(tf.square(g), list(range(1, len(g.shape)))) for g in gradients]
+    )
+
+
+def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
+    """Returns ``value`` with every entry clipped to [-cap, cap].
+
+    Args:
+      value: Tensor of any shape.
+      linf_norm_clip: The cap, above 0; None or infinity for no cap.
     """
     if linf_norm_clip is None or math.isinf(linf_norm_clip):
         return value
@@ -86,14 +108,15 @@ def sum_in_chunks(
     chunk_rows: int,
     initial: Any,
 ) -> Any:
-    """Returns the sum of ``function`` over chunks of rows, one after the other.
+    """Returns the sum of ``function`` over chunks of rows, computed one at a time.
 
     Args:
-      function: Takes and returns nested tensors; of rows of zeros, it gives zeros.
-      rows: Nested tensors with a leading dimension of ``num_rows``.
-      num_rows: Known when the graph is made.
-      chunk_rows: Rows of a chunk, at least 1.
-      initial: Zeros of the shapes that ``function`` gives.
+      function: Maps the nested tensors of a chunk to nested tensors; rows of zeros
+        must add zeros.
+      rows: Nested tensors, each (num_rows, ...).
+      num_rows: Number of rows, known when the graph is built.
+      chunk_rows: Number of rows of a chunk, at least 1.
+      initial: Zeros of the shapes that ``function`` returns.
     """
     if num_rows <= chunk_rows:
         return function(rows)
@@ -112,13 +135,13 @@ def sum_in_chunks(
 def concat_in_chunks(
     function: Callable[[Any], Any], rows: Any, *, num_rows: int, chunk_rows: int
 ) -> Any:
-    """Returns what ``function`` gives for each row, computed chunk by chunk.
+    """Returns ``function`` of each row, (num_rows,), computed one chunk at a time.
 
     Args:
-      function: Nested tensors of some rows -> values of shape (rows,).
-      rows: Nested tensors with a leading dimension of ``num_rows``.
-      num_rows: Known when the graph is made.
-      chunk_rows: Rows of a chunk, at least 1.
+      function: Maps the nested tensors of a chunk to one number per row.
+      rows: Nested tensors, each (num_rows, ...).
+      num_rows: Number of rows, known when the graph is built.
+      chunk_rows: Number of rows of a chunk, at least 1.
     """
     if num_rows <= chunk_rows:
         return function(rows)
@@ -132,7 +155,7 @@ def concat_in_chunks(
 
 
 def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
-    """Returns nested tensors shaped (chunks, chunk_rows, ...), zeros at the end."""
+    """Returns nested tensors (chunks, chunk_rows, ...), padded with zeros."""
     num_chunks = -(-num_rows // chunk_rows)
 
     def split(value: Any) -> Any:
@@ -147,11 +170,11 @@ def _split(rows: Any, num_rows: int, chunk_rows: int) -> Any:
 
 
 def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
-    """Returns factors that bring vectors of these squared norms within a bound.
+    """Returns the factors that clip vectors to a norm, (batch,).
 
     Args:
-      squared_norms: (batch,).
-      squared_bound: (batch,), or one for all.
+      squared_norms: Squared L2 norms of the vectors, (batch,).
+      squared_bound: Square of the largest norm, (batch,) or a scalar.
     """
     longer = squared_norms > squared_bound
     ratio = tf.math.divide_no_nan(squared_bound, squared_norms)
@@ -159,13 +182,13 @@ def clip_to_norm(squared_norms: Any, squared_bound: Any) -> Any:
 
 
 def clip_weights(l2_norm_clip: float, norms: Any) -> Any:
-    """Returns the factors that bring gradients of these norms within the clip.
+    """Returns the factors that clip gradients to a norm, (batch,).
 
-    By TF Privacy where it is installed; otherwise by its formula.
+    TF Privacy computes them where it is installed; otherwise its formula does.
 
     Args:
-      l2_norm_clip: Positive and finite.
-      norms: L2 norm of each example's gradient, of shape (batch,).
+      l2_norm_clip: Largest L2 norm, above 0 and finite.
+      norms: L2 norms of the examples' gradients, (batch,).
     """
     if clip_grads is None:
         return l2_norm_clip / tf.math.maximum(l2_norm_clip, norms)
@@ -173,12 +196,12 @@ def clip_weights(l2_norm_clip: float, norms: Any) -> Any:
 
 
 def clip_scale(norms: Any, real: Any, l2_norm_clip: float) -> tuple[Any, Any]:
-    """Returns which rows contribute, and the factor of each.
+    """Returns which rows contribute, bool (batch,), and their factors, (batch,).
 
     Args:
-      norms: L2 norms, (batch,).
-      real: bool of shape (batch,).
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
+      norms: L2 norms of the examples' gradients, (batch,).
+      real: Rows that may contribute, from ``real_rows``.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
     """
     counted = real & tf.math.is_finite(norms)
     scale = (

@@ -1,30 +1,30 @@
 """Proves from a traced graph that no example's loss depends on another example.
 
-Every tensor of the graph is one of
+Each tensor of the graph has one of these kinds:
 
-    constant      the same whatever the rows, and whatever their number
-    rows(m)       ``m`` entries of axis 0 for each example, in order, which depend on
-                  this example alone
-    moved(m, a)   ``m`` entries of axis ``a`` > 0 for each example, as where a recurrent
-                  layer puts time first
-    sizes         numbers that follow from the number of rows
+    constant      independent of the rows and of their number
+    rows(m)       axis 0 has ``m`` consecutive entries per example, in order, which
+                  depend on this example alone
+    moved(m, a)   the same of an axis ``a`` > 0, as in a recurrent layer that puts time
+                  first
+    sizes         numbers that follow from the number of rows, used as shapes
     unknown       anything else
 
-A rule per kind of operation says which its output is; an operation without a rule
-gives ``unknown``, and so does everything that follows from it.  So the proof refuses
-models that it does not understand, and some that are good: for those, computing each
-example by itself is the safe way.
+Each type of operation has a rule that gives the kind of its outputs.  The outputs of an
+operation without a rule are unknown, and so is everything computed from them.  The
+proof therefore refuses models that it does not understand, some of which keep rows
+apart; their examples are computed one at a time.
 
 Formal guarantees:
   - If ``obstacle`` returns None, entry i of ``losses`` is a function of row i of the
-    columns and of the model's weights, and so is its derivative by any tensor of rows:
-    operations with a custom gradient are unknown.
-  - Sizes enter shapes alone: a value that depends on the number of rows, such as a
-    position within the batch, is unknown.
-  - Opaque tensors are taken as rows(m) where their input is rows(m), for the m of the
-    caller, who vouches that they are computed for each entry of axis 0 by itself.
+    columns and of the model's weights, and so is its derivative with respect to any
+    tensor of rows: operations with a custom gradient are unknown.
+  - Sizes are used in shapes alone: a value that depends on the number of rows, such as
+    a position within the batch, is unknown.
+  - An opaque tensor is rows(m) if its input is, for the m of the caller, who guarantees
+    that each entry of axis 0 is computed by itself.
 
-Public: everything here; no example is looked at.
+Public: everything here; no example is read.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from trainer.tf_compat import tf
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Entries that depend on one example each.
+    """A tensor whose entries depend on one example each.
 
     Attributes:
-      per_example: Consecutive entries of the batch axis for each example.
+      per_example: Number of consecutive entries of the batch axis per example.
       axis: The batch axis.
     """
 
@@ -63,21 +63,21 @@ class _Sizes:
     """Numbers that follow from the number of rows.
 
     Attributes:
-      entries: Each of them: an int, ``Rows(m)`` for m times the number of examples, or
-        None for one that is not known.  None if their number is not known either.
+      entries: For each number an int, ``Rows(m)`` for m times the number of examples,
+        or None if it is unknown.  None if their count is unknown.
     """
 
     entries: tuple[int | Rows | None, ...] | None = None
 
     @property
     def batch_first(self) -> Rows | None:
-        """The rows of a tensor of these sizes, if they begin with a number of rows."""
+        """Kind of a tensor of this shape, if axis 0 has the size of the batch."""
         first = self.entries[0] if self.entries else None
         return first if isinstance(first, Rows) else None
 
     @property
     def known(self) -> bool:
-        """Whether these are sizes of one example, whatever the number of rows."""
+        """Whether the numbers are independent of the number of rows."""
         entries = self.entries
         return entries is not None and all(isinstance(x, int) for x in entries)
 
@@ -91,11 +91,11 @@ Kind = Rows | _Constant | _Sizes | _Unknown
 _CONSTANT = _Constant()
 _ROWS = Rows()
 
-#: The values of sizes: as ``_Sizes.entries``.
+#: As ``_Sizes.entries``.
 _Entries = tuple[Any, ...] | None
 _SizeRule = Callable[[Any, Sequence[_Entries]], _Entries]
 
-#: (operation, kinds of its inputs) -> kind of all its outputs; None for unknown.
+#: (operation, kinds of its inputs) -> kind of its outputs; None for unknown.
 _Rule = Callable[[Any, Sequence[Kind]], Kind | None]
 
 
@@ -106,24 +106,24 @@ def obstacle(
     *,
     per_example: int = 1,
 ) -> str | None:
-    """Returns which operation the proof does not understand; None if it succeeds.
+    """Returns the operation that the proof does not understand; None if it succeeds.
 
     Args:
-      losses: Tensor of a traced graph, shape (batch,).
-      rows: The placeholders of the columns, whose axis 0 is the batch.
-      opaque: Name of a tensor -> the tensor from which it is computed row by row.
-      per_example: Entries of axis 0 of opaque tensors for each example.
+      losses: Tensor of a traced graph, (batch,).
+      rows: Placeholders of the columns, whose axis 0 is the batch.
+      opaque: For the name of each opaque tensor, its input.
+      per_example: Number of entries of axis 0 of opaque tensors per example.
     """
     kinds = classify(losses.graph, rows, opaque, per_example=per_example)
     return losses_obstacle(losses, kinds)
 
 
 def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
-    """Returns why ``losses`` are not one number of each example; None if they are.
+    """Returns why ``losses`` are not one number per example; None if they are.
 
     Args:
-      losses: Tensor of a traced graph, shape (batch,).
-      kinds: From ``classify``.
+      losses: Tensor of a traced graph, (batch,).
+      kinds: Kinds of the graph's tensors, from ``classify``.
     """
     found = kinds[losses.name]
     if found == _ROWS and len(losses.shape) == 1:
@@ -144,14 +144,14 @@ def classify(
 
     Args:
       graph: Graph of a traced function.
-      inputs: The placeholders of the columns, whose axis 0 is the batch.
-      opaque: Name of a tensor -> the tensor from which it is computed row by row.
-      per_example: Entries of axis 0 of opaque tensors for each example.
+      inputs: Placeholders of the columns, whose axis 0 is the batch.
+      opaque: For the name of each opaque tensor, its input.
+      per_example: Number of entries of axis 0 of opaque tensors per example.
     """
     opaque = opaque or {}
     rows = {value.name for value in inputs}
     kinds: dict[str, Kind] = {}
-    for op in graph.get_operations():  # in the order in which they were made
+    for op in graph.get_operations():  # in the order of their creation
         found = _kind_of(op, [kinds[value.name] for value in op.inputs])
         for value in op.outputs:
             kinds[value.name] = found
@@ -164,8 +164,8 @@ def classify(
 
 
 def _of_opaque(kind: Kind, value: Any, per_example: int) -> Kind:
-    # Also a constant input is none: the derivative by an output that all rows share
-    # is a sum over them.
+    # A constant input is refused, too: the derivative with respect to an output that
+    # all rows share is a sum over them.
     if kind == Rows(per_example) or isinstance(kind, _Unknown):
         return kind
     return _Unknown(f"axis 0 of the input of {value.op.name} is not the batch")
@@ -191,7 +191,7 @@ def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
 def _of_constants(op: Any) -> Kind:
     if op.type in ("ReadVariableOp", "ResourceGather") or not op.op_def.is_stateful:
         return _CONSTANT
-    # What the trace captured: weights, and tensors made before it.
+    # Captured by the trace: weights, and tensors from outside of it.
     if op.type == "Placeholder":
         return _CONSTANT
     return _Unknown(f"{op.type} ({op.name}) has a state of its own")
@@ -201,12 +201,10 @@ def _of_constants(op: Any) -> Kind:
 
 
 def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    if all(
-        isinstance(x, _Constant) or (isinstance(x, _Sizes) and x.known) for x in kinds
-    ):
+    if all(map(_is_constant, kinds)):
         return _of_known_sizes(op, kinds)
     if op.type in _UNIFORM:
-        # The same value everywhere: whichever axis is the batch, rows are apart.
+        # All entries are equal: rows are apart, whichever axis is the batch.
         place = _UNIFORM[op.type]
         scalar = (
             isinstance(kinds[place], _Constant) and op.inputs[place].shape.rank == 0
@@ -219,8 +217,12 @@ def _of_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     return None if rule is None else _Sizes(_by_rule(op, kinds, rule))
 
 
+def _is_constant(kind: Kind) -> bool:
+    return isinstance(kind, _Constant) or (isinstance(kind, _Sizes) and kind.known)
+
+
 def _of_known_sizes(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """Sizes of one example are constants; their values stay known where they can."""
+    """Returns sizes where a rule gives their values, and otherwise a constant."""
     if op.op_def.is_stateful:
         return None
     rule = _SIZE_RULES.get(op.type)
@@ -296,10 +298,10 @@ def _gathered_entries(op: Any, values: Sequence[_Entries]) -> _Entries:
     return tuple(entries[index] for index in indices)
 
 
-#: Operations that repeat a scalar, and which of their inputs it is.
+#: Operations that repeat a scalar -> index of the input that is the scalar.
 _UNIFORM = {"BroadcastTo": 0, "Fill": 1}
 
-#: Arithmetic of sizes; only where all are known is the outcome.
+#: Arithmetic of sizes; the result is known only if all operands are.
 _SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
     "Add": np.add,
     "AddV2": np.add,
@@ -330,7 +332,7 @@ _SIZE_RULES: dict[str, _SizeRule] = {
 
 
 def _static(value: Any) -> Any:
-    """Returns the value of a constant as an array; None if it is not known."""
+    """Returns the value of a constant as an array; None if it is unknown."""
     found = tf.get_static_value(value)
     if found is None and value.op.type in _FOLDED:
         inputs = [_static(each) for each in value.op.inputs]
@@ -339,7 +341,7 @@ def _static(value: Any) -> Any:
     return found
 
 
-#: What TensorFlow does not fold, and its own shapes are made of.
+#: Operations in shapes that ``tf.get_static_value`` does not evaluate.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "AddV2": np.add,
     "Pack": lambda *values: np.stack(values),
@@ -354,7 +356,7 @@ def _only_first_has_rows(kinds: Sequence[Kind]) -> Rows | None:
 
 
 def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
-    """Returns the rows of operands whose axis 0 stays axis 0 under broadcasting."""
+    """Returns the rows of operands whose axis 0 remains axis 0 under broadcasting."""
     rows = {kind for kind in kinds if isinstance(kind, Rows)}
     if len(rows) != 1:
         return None
@@ -369,10 +371,7 @@ def _aligned(op: Any, kinds: Sequence[Kind]) -> Rows | None:
     for value, kind in zip(op.inputs, kinds, strict=True):
         if isinstance(kind, Rows):
             continue
-        constant = isinstance(kind, _Constant) or (
-            isinstance(kind, _Sizes) and kind.known
-        )
-        if not constant or not _is_within(value, rank):
+        if not _is_constant(kind) or not _is_within(value, rank):
             return None
     return next(iter(rows))
 
@@ -403,7 +402,7 @@ def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
     if not isinstance(first, Rows) or not isinstance(shape, (_Constant, _Sizes)):
         return None
     if isinstance(shape, _Sizes) and shape.batch_first is not None:
-        return shape.batch_first  # as many entries, all of the same size
+        return shape.batch_first  # m entries of equal size per example
     before, after = op.inputs[0].shape, _entries(op.inputs[1], shape)
     if not before.rank or None in before[1:].as_list() or not after:
         return None
@@ -415,7 +414,7 @@ def _reshape(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _with_new_axis(rows: Rows, axis: int) -> Rows | None:
-    """Returns the rows of a tensor that got an axis at ``axis``."""
+    """Returns the kind of a tensor of rows after inserting an axis at ``axis``."""
     if axis > rows.axis:
         return rows
     return Rows(rows.per_example, axis=rows.axis + 1)
@@ -476,7 +475,7 @@ def _strided_slice(op: Any, kinds: Sequence[Kind]) -> Kind | None:
         return None
     added = op.get_attr("new_axis_mask")
     if op.get_attr("ellipsis_mask") & 1:
-        # An ellipsis in front stands for axis 0 unless the others use up all axes.
+        # A leading ellipsis stands for axis 0, unless the others take all axes.
         used = len(begin) - 1 - bin(added).count("1")
         return rows if used < rank else None
     if (added | op.get_attr("shrink_axis_mask")) & 1:
@@ -549,7 +548,7 @@ def _cross_entropy(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For convolutions and pools: TensorFlow's kernels never cross axis 0."""
+    """For convolutions and pooling, whose kernels do not cross axis 0."""
     names = {"strides", "ksize"} & set(op.node_def.attr)
     apart = all(op.get_attr(name)[0] == 1 for name in names)
     return _only_first_has_rows(kinds) if apart else None
@@ -562,7 +561,7 @@ def _transposed_windows(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _inference_norm(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For the use of stored statistics; those of the batch would mix rows."""
+    """For normalisation by stored statistics; those of a batch mix rows."""
     return None if op.get_attr("is_training") else _only_first_has_rows(kinds)
 
 
@@ -581,7 +580,7 @@ _TABLE_READS = ("LookupTableFindV2", "LookupTableSizeV2")
 
 
 def _counts(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For counts of values along the last axis of two."""
+    """For counts of values along the last of two axes."""
     return _only_first_has_rows(kinds) if op.inputs[0].shape.rank == 2 else None
 
 
@@ -683,7 +682,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def _moved_aligned(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For operands that agree in rank and batch axis, and constants beside them."""
+    """For operands of equal rank and batch axis, and scalar constants."""
     rows = {kind for kind in kinds if isinstance(kind, Rows)}
     ranks = set()
     for value, kind in zip(op.inputs, kinds, strict=True):

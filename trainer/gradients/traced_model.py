@@ -1,18 +1,17 @@
-"""What a model's traced forward pass reads, and whether ghost clipping may take it.
+"""Decides from a model's traced forward pass whether ghost clipping is exact.
 
-Ghost clipping computes what Dense and Embedding layers contribute to a gradient from
-their inputs and the derivatives by their outputs.  That is the whole gradient only if
-no variable is read in another way, and it is one gradient per example only if rows do
-not mix.  Both are decided on the traced graph of the losses, not on the list of layers:
-a Lambda, an operation on ``layer.kernel``, a layer that holds a table without telling
-Keras, or a method that a subclass overrides are all in the graph.
+Ghost clipping computes the gradients of Dense and Embedding layers from their inputs
+and the derivatives at their outputs.  It is exact only if the model reads variables in
+no other way, and if rows do not mix.  Both are decided on the traced graph of the
+losses, not on the list of layers.  The graph shows a Lambda, an operation on
+``layer.kernel``, a table that a layer holds unknown to Keras, and an overridden method.
 
 Formal guarantees:
   - If ``ghost_obstacle`` returns None, every trainable variable is read in the forward
     pass by the affine part of exactly one intercepted call, and by nothing else; and
     the loss of an example depends on its own row alone (see ``row_independence``).
-  - ``table_reads`` gives ids that depend on no variable; with the first guarantee, no
-    row of a table is read that they do not name.
+  - ``table_reads`` returns ids that depend on no variable.  Together with the first
+    guarantee: a step reads no other rows of a table.
 
 Public: everything but the ids.
 """
@@ -20,9 +19,10 @@ Public: everything but the ids.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from accounting.validation import InputError
 from trainer.gradients.interception import intercepted_calls
@@ -31,8 +31,10 @@ from trainer.gradients.row_independence import obstacle as rows_obstacle
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
 
-#: Activations that Keras computes for each row by itself; of some, the gradient is
-#: Python code, of which a graph does not tell what it does.
+_T = TypeVar("_T")
+
+#: Keras's activations that are computed for each row by itself.  Some have gradients in
+#: Python, which a graph does not show.
 _ACTIVATIONS = frozenset(
     getattr(keras.activations, name)
     for name in (
@@ -42,11 +44,11 @@ _ACTIVATIONS = frozenset(
 )  # fmt: skip
 
 
-def is_known_activation(function: Any) -> bool:
-    """Whether ``function`` is one of Keras's activations."""
+def _is_known_activation(function: Any) -> bool:
+    """Whether ``function`` is None or an activation of Keras that keeps rows apart."""
     try:
         return function is None or function in _ACTIVATIONS
-    except TypeError:  # not hashable, so not one of them
+    except TypeError:  # not hashable, and so not in the set
         return False
 
 
@@ -61,11 +63,11 @@ def ghost_layers(model: TrainableModel) -> list[Any]:
 
 
 def affine(layer: Any, inputs: Any) -> Any:
-    """Returns what a Dense layer gives before its activation, or rows of a table.
+    """Returns the outputs of a layer before its activation, (batch, ..., size).
 
     Args:
-      layer: Of ``ghost_layers``.
-      inputs: Float values (batch, ..., in) or integer ids (batch, ...).
+      layer: Dense or Embedding layer.
+      inputs: Values (batch, ..., in) of a Dense layer, or ids (batch, ...).
     """
     if type(layer) is keras.layers.Embedding:
         return tf.gather(layer.embeddings, table_ids(inputs))
@@ -75,18 +77,18 @@ def affine(layer: Any, inputs: Any) -> Any:
 
 
 def activate(layer: Any, values: Any) -> Any:
-    """Returns the outputs of a layer from its ``affine`` part.
+    """Returns the outputs of a layer after its activation.
 
     Args:
-      layer: Of ``ghost_layers``.
-      values: What ``affine`` gave.
+      layer: Dense or Embedding layer.
+      values: Outputs before the activation, from ``affine``.
     """
     activation = getattr(layer, "activation", None)
     return activation(values) if activation is not None else values
 
 
 def table_ids(inputs: Any) -> Any:
-    """Returns ids as Keras's Embedding reads them."""
+    """Returns the ids at which Keras's Embedding reads its table for these inputs."""
     known = inputs.dtype in (tf.int32, tf.int64)
     return inputs if known else tf.cast(inputs, tf.int32)
 
@@ -96,13 +98,13 @@ class _Trace:
     """The traced graph of a model's losses.
 
     Attributes:
-      graph: Of the function.
-      losses: Its output.
+      graph: The graph.
+      losses: Losses, its output.
       rows: Placeholders of the columns.
-      calls: Each intercepted layer, in the order of its calls.
-      opaque: Name of an output that is computed row by row -> its input.
-      affine_ops: Names of the operations within affine parts.
-      ids: Of each call of an Embedding, the ids it is read at.
+      calls: Layer of each intercepted call, in order.
+      opaque: For the name of each output that is computed row by row, the input.
+      affine_ops: Names of the operations in affine parts.
+      ids: Ids of each call of an Embedding, in order.
     """
 
     graph: Any
@@ -115,7 +117,7 @@ class _Trace:
 
 
 class _Tracer:
-    """Makes a ``_Trace``; ``call`` stands for the calls of the layers."""
+    """Records the calls of layers for a ``_Trace``."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -128,11 +130,11 @@ class _Tracer:
         """Calls a layer and records its operations.
 
         Args:
-          layer: A layer of the model.
-          inputs: Its input, a tensor.
+          layer: Dense or Embedding layer.
+          inputs: Inputs of the layer, a tensor.
 
         Raises:
-          InputError: the call cannot be traced.
+          InputError: the input is no tensor, or the call is in a loop or a branch.
         """
         if not isinstance(inputs, tf.Tensor):
             raise InputError(f"{layer.name} takes a {type(inputs).__name__}")
@@ -147,7 +149,7 @@ class _Tracer:
         self.affine_ops |= {op.name for op in graph.get_operations()[before:]}
         self.opaque[values.name] = inputs
         outputs = activate(layer, values)
-        if is_known_activation(getattr(layer, "activation", None)):
+        if _is_known_activation(getattr(layer, "activation", None)):
             self.opaque[outputs.name] = inputs
         return outputs
 
@@ -175,21 +177,25 @@ def _trace(model: TrainableModel) -> _Trace:
     )
 
 
-#: Of each network: what its graph depends on beside it, and what was found.
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, str | None]] = (
-    weakref.WeakKeyDictionary()
-)
+def once_per_trace(
+    find: Callable[[TrainableModel], _T],
+) -> Callable[[TrainableModel], _T]:
+    """Caches ``find`` of the last ``trace_key`` of each network."""
+    cache: weakref.WeakKeyDictionary[Any, tuple[Any, _T]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(find)
+    def cached(model: TrainableModel) -> _T:
+        key = model.trace_key
+        if model.network not in cache or cache[model.network][0] != key:
+            cache[model.network] = key, find(model)
+        return cache[model.network][1]
+
+    return cached
 
 
+@once_per_trace
 def ghost_obstacle(model: TrainableModel) -> str | None:
     """Returns why ghost clipping would be wrong for a model; None if it is exact."""
-    key = model.trace_key
-    if model.network not in _found or _found[model.network][0] != key:
-        _found[model.network] = key, _find_obstacle(model)
-    return _found[model.network][1]
-
-
-def _find_obstacle(model: TrainableModel) -> str | None:
     found = _weights_obstacle(model)
     if found is not None:
         return found
@@ -197,7 +203,7 @@ def _find_obstacle(model: TrainableModel) -> str | None:
         trace = _trace(model)
     except InputError as error:
         return str(error)
-    except Exception as error:  # of the user's layers, where the batch size is open
+    except Exception as error:  # of users' layers, for a batch of unknown size
         return f"it cannot be traced ({type(error).__name__})"
     return (
         _calls_obstacle(model, trace)
@@ -255,10 +261,10 @@ class TableReads:
     """Which rows of the embedding tables a physical batch reads.
 
     Attributes:
-      tables: The variables of the Embedding layers.
-      num_ids: Of each table, the rows that one example reads.
-      ids: (columns, weight) -> flat integer ids of each table, those of padding
-        included.  Sensitive.
+      tables: Variables of the Embedding layers.
+      num_ids: Number of ids that one example has in each table.
+      ids: (columns, weight) -> ids for each table, flat int32, with those of padding.
+        Sensitive.
     """
 
     tables: tuple[Any, ...]
@@ -267,10 +273,10 @@ class TableReads:
 
 
 def table_reads(model: TrainableModel) -> TableReads | None:
-    """Returns the reads of a model without ``ghost_obstacle``.
+    """Returns the rows that a model without ``ghost_obstacle`` reads.
 
-    None if there is no Embedding layer, or if some ids depend on weights, or their
-    number on the example.
+    None if it has no Embedding layer, if ids depend on weights or a lookup table, or if
+    their number is not static.
     """
     trace = _trace(model)
     found = [x for x in trace.calls if type(x) is keras.layers.Embedding]
@@ -293,7 +299,7 @@ def table_reads(model: TrainableModel) -> TableReads | None:
 
 
 def _reads_weights(trace: _Trace, value: Any) -> bool:
-    """Whether a tensor of the trace depends on a variable."""
+    """Whether a tensor of the trace depends on a variable or a lookup table."""
     captured = {id(placeholder) for _, placeholder in trace.graph.captures}
     seen: set[str] = set()
     left = [value]
@@ -308,7 +314,7 @@ def _reads_weights(trace: _Trace, value: Any) -> bool:
 
 
 def _ids_alone(model: TrainableModel, columns: Mapping[str, Any]) -> list[Any]:
-    """Returns the ids of all Embedding layers, without reading a weight of theirs."""
+    """Returns the ids of all Embedding layers, without reading a weight."""
     ids = []
 
     def call(layer: Any, inputs: Any) -> Any:
@@ -323,7 +329,7 @@ def _ids_alone(model: TrainableModel, columns: Mapping[str, Any]) -> list[Any]:
 
 
 def _zeros(like: Any, size: int) -> Any:
-    """Returns zeros of the shape of ``like`` and one more axis."""
+    """Returns zeros (*like.shape, size)."""
     zeros = tf.zeros(tf.concat([tf.shape(like), [size]], 0))
     zeros.set_shape([*like.shape, size])
     return zeros
