@@ -1,11 +1,10 @@
-"""A part of a traced graph once more, with other values on the way.
+"""Copies a part of a traced graph with changed intermediate results.
 
 Formal guarantees:
-  - Nothing is executed twice for a side effect: operations that `row_independence`
-    knows have none.
-  - What does not follow from a changed outcome is used as it is.
+  - No side effect occurs twice: operations that ``row_independence`` accepts have none.
+  - Results that do not depend on a change are used as they are.
 
-Public: everything here; no example is looked at.
+Public: everything here; no example is read.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from typing import Any
 
 from trainer.gradients.operations.weight_uses import ancestors
 
-#: A copy of an operation -> what is added to its outcome.
+#: Copy of an operation -> what is added to its result.
 Change = Callable[[Any], Any]
 
 
 def with_changes(
     result: Any, changes: Mapping[str, Change]
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns ``result`` for changed outcomes, and the copies of the operations.
+    """Returns a tensor of a graph, computed with changed intermediate results.
 
     Args:
-      result: Tensor of the graph that is made at the moment.
-      changes: Name of an operation -> what is added to its only output.
+      result: Tensor of the graph that is being traced.
+      changes: For the name of an operation of one output, the change of its result.
 
     Returns:
-      The tensor; and name of an operation of ``changes`` -> its copy, whose output is
-      the one without the addition.
+      The tensor; and for each name in ``changes`` the copy of the operation, whose
+      output is the result before the addition.
     """
     graph, live = result.graph, ancestors(result)
     others: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""What the uses of a piece of a weight give where every example has a piece of its own.
+"""Results of operations for weights that differ between examples.
 
-Every use is linear in its piece.  If the piece ``w`` of an example moves to ``w + u``,
-the outcome of a use for an input ``x`` changes by
+Each use of a piece of a weight is linear in the piece.  If the piece ``w`` of an
+example moves to ``w + u``, the result of a use for an input ``x`` changes by
 
     use                          change
     ---                          ------
@@ -9,15 +9,16 @@ the outcome of a use for an input ``x`` changes by
     table[ids]                   rows of u
     v + w,  v - w,  v * w        u, -u, v * u
     convolution                  sum over the window of shifted x times u at its place
-    einsum                       the einsum of x and u
+    einsum                       einsum of x and u
 
-where ``u`` is the example's gradient by the piece, times the length of the move over
-its norm.  It is formed for each example, except where its factors are smaller: of few
-products of large matrices, and of tables that are only looked up.
+where ``u`` is the example's gradient with respect to the piece, times the length of the
+move over the norm of the example's gradient.  It is formed for each example, unless its
+factors are smaller, as for large matrices at few positions and for tables of which only
+rows are read.
 
 Formal guarantees:
-  - The change of an example's outcome depends on this example alone.
-  - Of a table that is only looked up, no more rows are held than are read.
+  - The change of an example's result depends on this example alone.
+  - For a table of which only rows are read, only these rows of the move are held.
 
 Sensitive: everything here.
 """
@@ -33,17 +34,19 @@ from trainer.gradients.gradient_parts import TableRows
 from trainer.gradients.operations.use_gradients import (
     PRODUCTS,
     Term,
-    beside_entry,
-    by_example,
+    broadcast_sizes,
+    channel_groups,
     einsum_of_examples,
     flat_positions,
-    is_turned,
+    is_transposed,
+    joined_rows,
+    split_examples,
     term_of,
 )
 from trainer.gradients.operations.weight_uses import Piece, UnknownUseError, Use
 from trainer.tf_compat import tf
 
-#: The same use in another graph -> what is added to its outcome.
+#: The same use in a copy of the graph -> what is added to its result.
 Change = Callable[[Use], Any]
 
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -51,25 +54,25 @@ _LOOK_UPS = ("GatherV2", "ResourceGather")
 
 
 def num_formed_values(piece: Piece) -> int:
-    """Returns how many values ``changes_of`` may hold of each example."""
+    """Returns the largest number of values per example that ``changes_of`` forms."""
     return 0 if _is_table(piece) else math.prod(piece.shape)
 
 
 def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Change]:
-    """Returns for each use of a piece how its outcome changes.
+    """Returns the change of the result of each use of a piece.
 
     Args:
-      piece: Piece of the graph that is made at the moment.
-      slopes: Derivatives of the losses by the outcomes of its uses, in order, times the
-        length of each example's move over the norm of its gradient.
-      num_rows: Examples of the batch.
+      piece: Piece of the graph that is being traced.
+      slopes: Derivative of the losses with respect to the result of each use, times the
+        length of the example's move over the norm of its gradient.
+      num_rows: Number of examples of the batch.
     """
     pairs = list(zip(piece.uses, slopes, strict=True))
     terms = [term_of(use, piece.shape, slope, num_rows) for use, slope in pairs]
     if _is_table(piece):
         return _of_table(piece, terms)
     if all(term.kind == PRODUCTS for term in terms):
-        left, right = _joined(terms)
+        left, right = joined_rows(terms)
         if left.shape[1] * sum(piece.shape) < math.prod(piece.shape):
             return [_by_factors(left, right)] * len(terms)
     move = tf.add_n(
@@ -88,18 +91,13 @@ def _is_table(piece: Piece) -> bool:
     return all(use.op.type in _LOOK_UPS for use in piece.uses)
 
 
-def _joined(terms: Sequence[Term]) -> tuple[Any, Any]:
-    first, second = (tf.concat([term.rows[i] for term in terms], 1) for i in range(2))
-    return first, second
-
-
 def _shaped(value: Any, use: Use) -> Any:
-    outcome = use.op.outputs[0]
-    return tf.ensure_shape(tf.reshape(value, tf.shape(outcome)), outcome.shape)
+    result = use.op.outputs[0]
+    return tf.ensure_shape(tf.reshape(value, tf.shape(result)), result.shape)
 
 
 def _of_table(piece: Piece, terms: Sequence[Term]) -> list[Change]:
-    totals, _ = TableRows(*_joined(terms), piece.shape).totals()
+    totals, _ = TableRows(*joined_rows(terms), piece.shape).totals()
     sizes = [term.rows[0].shape[1] for term in terms]
     found = tf.split(totals, sizes, 1)
     return [
@@ -118,22 +116,27 @@ def _at_same_ids(ids: Any, rows: Any) -> Change:
 
 
 def _by_factors(left: Any, right: Any) -> Change:
-    """Of the move ``left^T right``, (examples, positions, a) and (..., b)."""
+    """Returns the change by moves ``left^T right``.
+
+    Args:
+      left: First factors, (examples, positions, a).
+      right: Second factors, (examples, positions, b).
+    """
 
     def change(use: Use) -> Any:
-        near, far = (right, left) if is_turned(use) else (left, right)
+        near, far = (right, left) if is_transposed(use) else (left, right)
         x = flat_positions(use.other, left.shape[0])
         return _shaped(tf.matmul(tf.matmul(x, near, transpose_b=True), far), use)
 
     return change
 
 
-# -- changes by formed moves, (examples, *shape of the piece) ---------------------
+# -- changes by moves that are formed, (examples, *shape of the piece) -------------
 
 
 def _product_change(use: Use, move: Any) -> Any:
     x = flat_positions(use.other, move.shape[0])
-    return tf.matmul(x, move, transpose_b=is_turned(use))
+    return tf.matmul(x, move, transpose_b=is_transposed(use))
 
 
 def _table_change(use: Use, move: Any) -> Any:
@@ -143,25 +146,25 @@ def _table_change(use: Use, move: Any) -> Any:
 
 def _broadcast_change(use: Use, move: Any) -> Any:
     num_rows, *shape = move.shape.as_list()
-    outcome = use.op.outputs[0]
-    move = tf.reshape(move, (num_rows, 1, *beside_entry(outcome, shape)))
+    result = use.op.outputs[0]
+    move = tf.reshape(move, (num_rows, 1, *broadcast_sizes(result, shape)))
     if use.op.type == "Sub" and use.place == 1:
         move = -move
-    factor = tf.ones_like(outcome)
+    factor = tf.ones_like(result)
     if use.op.type == "Mul":
-        factor = tf.broadcast_to(use.other, outcome.shape)
-    return move * by_example(factor, num_rows)
+        factor = tf.broadcast_to(use.other, result.shape)
+    return move * split_examples(factor, num_rows)
 
 
 def _einsum_change(use: Use, move: Any) -> Any:
     batch, rows, weight, result = einsum_of_examples(use)
-    x = by_example(use.other, move.shape[0])
+    x = split_examples(use.other, move.shape[0])
     return tf.einsum(f"{rows},{batch}{weight}->{result}", x, move)
 
 
 def _convolution_change(use: Use, move: Any) -> Any:
     num_rows, *shape = move.shape.as_list()
-    groups, within, outcomes = _groups(use, shape)
+    groups, within, outcomes = channel_groups(use, shape)
     move = tf.reshape(move, (num_rows, -1, within, groups, outcomes))
     found = [
         tf.einsum("npgi,nigo->npgo", x, move[:, k])
@@ -173,8 +176,8 @@ def _convolution_change(use: Use, move: Any) -> Any:
 def _convolution_gradient(
     use: Use, shape: Sequence[int], slope: Any, num_rows: int
 ) -> Any:
-    """Without patches, which are as many times an image as the window has places."""
-    groups, _, outcomes = _groups(use, shape)
+    """Returns the kernel's gradients, by shifted images: patches need more memory."""
+    groups, _, outcomes = channel_groups(use, shape)
     d = tf.reshape(slope, (num_rows, -1, groups, outcomes))
     found = [
         tf.einsum("npgi,npgo->nigo", x, d)
@@ -183,21 +186,16 @@ def _convolution_gradient(
     return tf.reshape(tf.stack(found, 1), (num_rows, *shape))
 
 
-def _groups(use: Use, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Returns the groups of channels, and channels of each before and after."""
-    channels, after = use.other.shape[-1], use.op.outputs[0].shape[-1]
-    depthwise = use.op.type == "DepthwiseConv2dNative"
-    groups = channels if depthwise else channels // shape[-2]
-    return groups, channels // groups, after // groups
-
-
 def _shifted(use: Use, shape: Sequence[int], groups: int, num_rows: int) -> list[Any]:
-    """Returns what each place of the window meets, (examples, places, groups, ...)."""
+    """Returns the inputs at each place of the window, (examples, places, groups, ...).
+
+    One tensor for each place of the window.
+    """
     strides = use.op.get_attr("strides")[1:-1]
     rates = use.op.get_attr("dilations")[1:-1]
     places = use.op.outputs[0].shape.as_list()[1:-1]
     sizes = list(zip(shape, rates, strides, places, strict=False))
-    # The last place of a window at the last place of the outcome.
+    # Size of the image up to the end of the window of the last result.
     reach = [(n - 1) * s + (w - 1) * r + 1 for w, r, s, n in sizes]
     images = _padded(use, reach)
     found = []
@@ -214,13 +212,13 @@ def _shifted(use: Use, shape: Sequence[int], groups: int, num_rows: int) -> list
 
 
 def _padded(use: Use, reach: Sequence[int]) -> Any:
-    """Returns the inputs of a convolution with the zeros that it puts around them."""
+    """Returns the inputs of a convolution, padded with zeros to at least ``reach``."""
     images = use.other
     missing = [
         max(0, need - have)
         for need, have in zip(reach, images.shape.as_list()[1:-1], strict=True)
     ]
-    # With padding SAME the greater half is at the end; VALID misses nothing.
+    # Padding SAME has the larger half at the end; VALID adds none.
     widths = [[n // 2, n - n // 2] for n in missing]
     return tf.pad(images, [[0, 0], *widths, [0, 0]])
 

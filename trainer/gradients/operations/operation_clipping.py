@@ -1,17 +1,17 @@
-"""Clipped sums with one forward and one backward pass, for operations that are known.
+"""Clipped sums by one backward pass, for models that use weights in known operations.
 
-The traced forward pass shows every operation that uses a weight (``weight_uses``).
-Back-propagation to the outcomes of these operations gives the derivatives from which
-each example's gradient follows (``use_gradients``): its norm, and then, after scaling,
-the sum of the clipped gradients.  No list of layers is needed: attention,
-normalisation, convolutions and cells of recurrent layers are products, sums and
-windows, and so are weights that are used more than once.
+The traced forward pass shows every operation that uses a weight (``weight_uses``).  The
+backward pass gives the derivatives with respect to the results of these operations,
+from which the norm of each example's gradient and the sum of the clipped gradients are
+computed (``use_gradients``).  No list of layers is needed: attention, normalisation,
+convolutions and recurrent cells are products, sums and convolutions, and a weight may
+be used more than once.
 
 Formal guarantees:
-  - Those of ``clipping``, for models without ``operations_obstacle``: rows are proven
-    to be apart in the traced graph, and all uses of all trainable variables are known.
-  - Where the graph of a physical batch uses weights in another way than the graph of
-    the proof, gradients are computed for one example at a time instead.
+  - Those of ``clipping``, for models without ``operations_obstacle``: the traced graph
+    proves that rows do not mix, and all uses of all trainable variables are known.
+  - If the graph of a physical batch uses weights in another way than the graph of the
+    proof, gradients are computed for one example at a time instead.
 
 Sensitive: everything here but the obstacle.
 
@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ from trainer.gradients.operations import moved_weights
 from trainer.gradients.operations.copied_graph import with_changes
 from trainer.gradients.operations.moved_weights import Change, changes_of
 from trainer.gradients.operations.plain_layers import has_recurrent_layers, plain_layers
-from trainer.gradients.operations.use_gradients import by_example, part_of
+from trainer.gradients.operations.use_gradients import part_of, split_examples
 from trainer.gradients.operations.weight_uses import (
     Piece,
     UnknownUseError,
@@ -41,29 +40,29 @@ from trainer.gradients.operations.weight_uses import (
     find_pieces,
 )
 from trainer.gradients.per_example import (
-    align,
     clip_scale,
     keep_rows,
     real_rows,
-    zero_others,
+    scale_rows,
 )
 from trainer.gradients.row_independence import Rows, classify, losses_obstacle
+from trainer.gradients.traced_model import once_per_trace
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
-#: (columns, weight) -> a gradient for each variable.
+#: (columns, weight) -> a sum of gradients for each variable.
 _Sum = Callable[[Mapping[str, Any], Any], list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Finding:
-    """What the graph of the proof shows.
+    """Findings from the graph of the proof.
 
     Attributes:
       obstacle: Why the sums here would be wrong; None if they are exact.
       signature: Signature of all pieces.
-      formed_values: What weights of its own need of memory for an example, at most.
-      time_steps: Time steps of the longest recurrent layer.
+      formed_values: Largest number of values that an example's moved weights take.
+      time_steps: Number of time steps of the longest recurrent layer.
     """
 
     obstacle: str | None = None
@@ -72,37 +71,28 @@ class _Finding:
     time_steps: int = 1
 
 
-#: Of each network: what its graph depends on beside it, and what was found.
-_found: weakref.WeakKeyDictionary[Any, tuple[Any, _Finding]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def operations_obstacle(model: TrainableModel) -> str | None:
     """Returns why the sums here would be wrong for a model; None if they are exact."""
     return _finding(model).obstacle
 
 
 def copies_of_gradients(model: TrainableModel) -> int:
-    """Returns how often a gradient of one example stands in memory: at every step."""
+    """Returns the number of copies of an example's gradient that memory holds.
+
+    The backward pass of one example holds one for each time step.
+    """
     if not has_recurrent_layers(model.network):
         return 1
     return _finding(model).time_steps
 
 
 def num_formed_values(model: TrainableModel) -> int:
-    """Returns how many values an example needs for weights of its own, at most."""
+    """Returns the largest number of values that an example's moved weights take."""
     return _finding(model).formed_values
 
 
+@once_per_trace
 def _finding(model: TrainableModel) -> _Finding:
-    key = model.trace_key
-    if model.network not in _found or _found[model.network][0] != key:
-        _found[model.network] = key, _find(model)
-    return _found[model.network][1]
-
-
-def _find(model: TrainableModel) -> _Finding:
     for variable in model.variables:
         if variable.dtype != tf.float32:
             return _Finding(obstacle=f"{variable.name} is not of type float32")
@@ -116,7 +106,7 @@ def _find(model: TrainableModel) -> _Finding:
         pieces = _proven_pieces(graph, model.variables)
     except (InputError, UnknownUseError) as error:
         why = str(error)
-    except Exception as error:  # of the user's layers, where the batch size is open
+    except Exception as error:  # of users' layers, for a batch of unknown size
         why = f"it cannot be traced ({type(error).__name__})"
     return _Finding(
         obstacle=why,
@@ -140,7 +130,11 @@ def _plain_losses(
 
 
 def _proven_pieces(graph: Any, variables: Sequence[Any]) -> list[Piece]:
-    """Returns all pieces, if rows are apart and all uses are known."""
+    """Returns all pieces of weights.
+
+    Raises:
+      UnknownUseError: rows may mix, or a use is not known.
+    """
     losses = graph.structured_outputs
     captured = {id(placeholder) for _, placeholder in graph.captures}
     columns = [value for value in graph.inputs if id(value) not in captured]
@@ -174,10 +168,10 @@ def operations_sum(
     """Returns the function that sums the clipped gradients of a physical batch.
 
     Args:
-      model: Without ``operations_obstacle``.
-      l2_norm_clip: Above 0; infinity leaves gradients as they are.
-      linf_norm_clip: Bound on single coordinates, afterwards; None for none.
-      otherwise: The same function by other means, where a trace is not as proven.
+      model: Model without ``operations_obstacle``.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
+      otherwise: The same sum on another path, for graphs that differ from the proof's.
     """
 
     def in_graph(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -189,12 +183,12 @@ def operations_sum(
 
 
 def as_proven(model: TrainableModel, in_graph: _Sum, otherwise: _Sum) -> _Sum:
-    """Returns a sum that takes its passes by ``backward``, in a graph.
+    """Returns a sum that is ``in_graph``, unless a graph differs from the proof's.
 
     Args:
-      model: Without ``operations_obstacle``.
-      in_graph: Calls ``backward`` for the model.
-      otherwise: The same function by other means, where a trace is not as proven.
+      model: Model without ``operations_obstacle``.
+      in_graph: Sum that calls ``backward``, which needs a graph.
+      otherwise: The same sum on another path, for graphs that differ from the proof's.
     """
 
     def traced(columns: Mapping[str, Any], weight: Any) -> list[Any]:
@@ -214,9 +208,14 @@ def as_proven(model: TrainableModel, in_graph: _Sum, otherwise: _Sum) -> _Sum:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackwardPass:
-    """The uses of the weights in one pass, and the derivatives by their outcomes.
+    """A forward and a backward pass through a model.  Sensitive.
 
-    Everything is per example, in the rows of the batch.  Sensitive.
+    Attributes:
+      model: The model.
+      losses: Loss of each example, (batch,).
+      pieces: Pieces of weights, with their uses in the pass.
+      slopes: Derivative of the losses with respect to the result of each use, by piece.
+      parts: The part of each example's gradient that belongs to each piece.
     """
 
     model: TrainableModel
@@ -226,19 +225,18 @@ class BackwardPass:
     parts: list[Any]
 
     def norms(self) -> Any:
-        """Returns a bound on the L2 norm of each example's gradient, shape (batch,)."""
+        """Returns an upper bound on the L2 norm of each gradient, (batch,)."""
         return tf.sqrt(tf.add_n([part.squared_norm() for part in self.parts]))
 
     def clipped_sum(
         self, real: Any, l2_norm_clip: float, linf_norm_clip: float | None = None
     ) -> list[Any]:
-        """Returns the sum of the clipped gradients of real rows, for each variable.
+        """Returns the sum of the clipped gradients, a tensor per variable.
 
         Args:
-          real: bool of shape (batch,).
-          l2_norm_clip: Above 0; infinity leaves gradients as they are.
-          linf_norm_clip: Bound on single coordinates, afterwards; None for
-            none.
+          real: Examples that may contribute, bool (batch,).
+          l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+          linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
         """
         cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
@@ -246,15 +244,14 @@ class BackwardPass:
         return _of_variables(self.pieces, sums, self.model.variables)
 
     def moved(self, kept: Any, scale: Any) -> BackwardPass:
-        """Returns the pass in which every example has weights of its own.
+        """Returns the pass in which each example's weights move by its scaled gradient.
 
         Args:
-          kept: bool of shape (batch,): examples whose weights move.
-          scale: Factor per example, shape (batch,): times its gradient, the move of an
-            example.
+          kept: Examples whose weights move, bool (batch,).
+          scale: Length of the move over the norm of the gradient, (batch,).
 
         Raises:
-          UnknownUseError: an example looks up other rows where its weights have moved.
+          UnknownUseError: the ids of a table depend on weights.
         """
         num_rows = scale.shape[0]
         changes = {}
@@ -277,11 +274,12 @@ class BackwardPass:
 def backward(
     model: TrainableModel, columns: Mapping[str, Any], num_rows: int
 ) -> BackwardPass:
-    """Returns one forward and backward pass, in a graph.
+    """Returns one forward and one backward pass, in the graph that is being traced.
 
     Args:
-      model: Without ``operations_obstacle``.
-      columns: Rows that may not contribute hold values as good as any.
+      model: Model without ``operations_obstacle``.
+      columns: Columns by name, each (num_rows, ...), with zeros in the rows that may
+        not contribute.
       num_rows: Number of rows of the columns.
 
     Raises:
@@ -299,14 +297,14 @@ def backward(
 def _pass(
     model: TrainableModel, losses: Any, pieces: list[Piece], num_rows: int
 ) -> BackwardPass:
-    outcomes = [[use.op.outputs[0] for use in piece.uses] for piece in pieces]
+    results = [[use.op.outputs[0] for use in piece.uses] for piece in pieces]
     found = tf.gradients(
         tf.reduce_sum(losses),
-        tf.nest.flatten(outcomes),
+        tf.nest.flatten(results),
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
     found = [tf.convert_to_tensor(value) for value in found]
-    slopes = tf.nest.pack_sequence_as(outcomes, found)
+    slopes = tf.nest.pack_sequence_as(results, found)
     parts = [
         part_of(piece, of_piece, num_rows)
         for piece, of_piece in zip(pieces, slopes, strict=True)
@@ -317,9 +315,8 @@ def _pass(
 
 
 def _by_row(slope: Any, kept: Any, scale: Any) -> Any:
-    rows = by_example(slope, scale.shape[0])
-    scaled = zero_others(rows, kept) * align(scale, rows)
-    return tf.reshape(scaled, slope.shape)
+    rows = split_examples(slope, scale.shape[0])
+    return tf.reshape(scale_rows(rows, kept, scale), slope.shape)
 
 
 def _change_of_copy(place: int, change: Change, op: Any) -> Any:
@@ -332,10 +329,10 @@ def _piece_of_copies(piece: Piece, copies: Mapping[str, Any]) -> Piece:
 
 
 def _uniform_rows(graph: Any, num_rows: int) -> list[Any]:
-    """Returns constants that hold one number, and whose axis 0 may be the batch.
+    """Returns constants of equal entries whose axis 0 may be the batch.
 
-    Recurrent layers begin with such states where the number of rows is known.  A
-    weight meets no other constant in a graph that was proven.
+    If the number of rows is static, the first states of recurrent layers are such
+    constants.  In a proven graph a weight is combined with no other constants.
     """
     found = []
     for op in graph.get_operations():
@@ -350,7 +347,7 @@ def _uniform_rows(graph: Any, num_rows: int) -> list[Any]:
 
 
 def _followers(values: Sequence[Any]) -> set[str]:
-    """Returns names of the operations whose outcome depends on more than the shape."""
+    """Returns the names of the operations that depend on more than the shape."""
     found = {value.op.name for value in values}
     left = list(values)
     while left:
@@ -364,7 +361,7 @@ def _followers(values: Sequence[Any]) -> set[str]:
 def _of_variables(
     pieces: Sequence[Piece], sums: Sequence[Any], variables: Sequence[Any]
 ) -> list[Any]:
-    """Returns the sums for whole variables, zeros where none of a piece is one."""
+    """Returns the sum for each variable from those of its pieces; zeros without any."""
     totals: list[Any] = [None] * len(variables)
     for piece, found in zip(pieces, sums, strict=True):
         whole = _of_whole(piece, found)
@@ -377,11 +374,11 @@ def _of_variables(
 
 
 def _of_whole(piece: Piece, total: Any) -> Any:
-    """Returns the gradient of a variable from that of a piece of it."""
+    """Returns the sum for a variable, zero outside of a piece, from the piece's."""
     if not piece.path:
         return total
-    # What a weight becomes on its way to a piece is linear: its derivative puts the
-    # values of the piece where they came from.
+    # The piece is a linear function of the variable: its derivative moves the values
+    # of the piece back to their places.
     (found,) = tf.gradients(piece.value, [piece.source], [tf.convert_to_tensor(total)])
     return found
 

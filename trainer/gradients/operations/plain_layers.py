@@ -1,13 +1,13 @@
-"""Keras layers as operations whose gradients can be taken for each example.
+"""Runs Keras layers as operations that per-example gradients support.
 
-LSTM and GRU choose between kernels in a function of their own, recurrent layers loop,
-and LayerNormalization reshapes the batch for a fused kernel: neither a vectorised map
-nor the proof that rows are apart takes these.  Keras has other code for the same
-outputs, which is chosen here for a while.
+LSTM and GRU choose between kernels within a function, recurrent layers loop, and
+LayerNormalization reshapes the batch for a fused kernel.  Neither a vectorised map nor
+the proof that rows do not mix (``row_independence``) supports these.  Keras has other
+code with the same outputs, which this context selects.
 
 Formal guarantees:
-  - Outputs are the same, up to rounding, and so are masks and states.
-  - Afterwards the layers are what they were, also after an exception.
+  - Outputs, masks and states are the same, up to rounding.
+  - Afterwards the layers have their own settings, also after an exception.
 
 Public: everything here.
 """
@@ -22,15 +22,15 @@ from typing import Any
 from accounting.validation import InputError
 from trainer.tf_compat import keras, keras_backend, tf
 
-#: Steps of a recurrent layer that are unrolled; more take minutes to compile.
+#: Most time steps of a recurrent layer that are unrolled; more take minutes to compile.
 MOST_TIME_STEPS = 512
 
 
 @contextlib.contextmanager
 def plain_layers(network: Any) -> Iterator[list[int]]:
-    """Lets the layers of a Keras model run as plain operations.
+    """Runs the layers of a Keras model as plain operations within a context.
 
-    Yields the numbers of time steps of recurrent layers, as they are called.
+    Yields a list to which each call of a recurrent layer appends its time steps.
     """
     saved = [
         (layer, name, getattr(layer, name))
@@ -50,14 +50,14 @@ def plain_layers(network: Any) -> Iterator[list[int]]:
 
 
 def has_recurrent_layers(network: Any) -> bool:
-    """Whether a model has layers that take one step after the other."""
+    """Whether a model has recurrent layers."""
     return any(
         isinstance(layer, keras.layers.RNN) for layer in network._flatten_layers()
     )
 
 
 def _fused_kernels(layer: Any) -> list[str]:
-    """Returns the attributes that choose a kernel of its own."""
+    """Returns the names of the attributes that select a fused kernel."""
     if isinstance(layer, keras.layers.LayerNormalization):
         return ["_fused"] if hasattr(layer, "_fused") else []
     return [name for name in ("_could_use_gpu_kernel",) if hasattr(layer, name)]
@@ -71,15 +71,15 @@ def _unrolled(
     initial_states: Any,
     **more: Any,
 ) -> Any:
-    """Returns what Keras's ``rnn`` gives, without a loop where the length is known.
+    """Calls Keras's ``rnn``, unrolled if the number of time steps is static.
 
     Args:
-      rnn: Keras's.
-      lengths: Gets the number of time steps.
-      step_function: As ``rnn`` takes it, like all after it.
-      inputs: (batch, time, ...), nested.
-      initial_states: Initial states of the cell.
-      more: By name, as Keras's layers give it.
+      rnn: Keras's function.
+      lengths: List to which the number of time steps is appended.
+      step_function: Argument of ``rnn``: one step of the cell.
+      inputs: Argument of ``rnn``: nested tensors (batch, time, ...).
+      initial_states: Argument of ``rnn``: first states of the cell.
+      more: Keyword arguments of ``rnn``.
     """
     time_axis = 0 if more.get("time_major") else 1
     steps = tf.nest.flatten(inputs)[0].shape[time_axis]

@@ -1,15 +1,15 @@
-"""What the uses of a piece of a weight add to each example's gradient.
+"""Per-example gradients of a piece of a weight, from the operations that use it.
 
-    use                          gradient of an example by the piece
-    ---                          ----------------------------------
+    use                          gradient of an example with respect to the piece
+    ---                          ------------------------------------------------
     x W                          sum over positions of x^T d
-    table[ids]                   on each row, the sum of d where it was read
-    v + w,  v - w,  v * w        d, -d, d * v, summed over the axes w is repeated along
+    table[ids]                   for each row, the sum of d where it is read
+    v + w,  v - w,  v * w        d, -d, d * v, summed over the axes of broadcasting
     convolution                  sum over places of patch^T d
-    einsum                       the einsum of x and d to the weight's letters
+    einsum                       einsum of x and d to the indices of the weight
 
-where ``d`` is the derivative of the example's loss by the outcome.  Of several uses of
-a piece, as in the steps of a cell, it is the sum.
+where ``d`` is the derivative of the example's loss with respect to the result.  The
+gradients of several uses of a piece, as in the steps of a recurrent cell, are added.
 
 Formal guarantees: those of ``gradient_parts``.
 
@@ -37,14 +37,15 @@ PRODUCTS, TABLE, OTHER = "products", "table", "other"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Term:
-    """What one use adds.
+    """Gradients from one use.
 
     Attributes:
-      rows: Tensors (batch, ...).
-      form: ``rows`` of some examples -> (examples, *shape of the piece).
-      work: Values per example that ``form`` needs beside its result.
-      kind: How ``rows`` are to be read, beside ``form``: ``PRODUCTS`` for the two of
-        ``OuterProducts``, ``TABLE`` for ids and d, or ``OTHER``.
+      rows: Tensors (batch, ...) from which the gradients are computed.
+      form: Maps ``rows`` of some examples to their gradients, (examples, *shape of the
+        piece).
+      work: Number of values per example that ``form`` holds besides its result.
+      kind: ``PRODUCTS`` if ``rows`` are the inputs of ``OuterProducts``, ``TABLE`` if
+        they are ids and d, otherwise ``OTHER``.
     """
 
     rows: tuple[Any, ...]
@@ -54,39 +55,41 @@ class Term:
 
 
 def part_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> Part:
-    """Returns the part of each example's gradient that is a piece's.
+    """Returns the gradients of the examples with respect to a piece.
 
     Args:
-      piece: Piece of the graph that is made at the moment.
-      slopes: Derivatives of the losses by the outcomes of its uses, in order.
-      num_rows: Examples of the batch.
+      piece: Piece of the graph that is being traced.
+      slopes: Derivative of the losses with respect to the result of each use.
+      num_rows: Number of examples of the batch.
     """
     terms = [
         term_of(use, piece.shape, slope, num_rows)
         for use, slope in zip(piece.uses, slopes, strict=True)
     ]
     (kind, *others) = {term.kind for term in terms}
-    if not others and kind != OTHER:
-        first, second = (
-            tf.concat([term.rows[i] for term in terms], 1) for i in range(2)
-        )
-        if kind == PRODUCTS:
-            return OuterProducts(first, second, bias=False)
-        if kind == TABLE:
-            return TableRows(first, second, piece.shape)
+    if not others and kind == PRODUCTS:
+        return OuterProducts(*joined_rows(terms), bias=False)
+    if not others and kind == TABLE:
+        return TableRows(*joined_rows(terms), piece.shape)
     return _formed(terms, piece.shape)
 
 
 def term_of(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
-    """Returns what one use adds to each example's gradient.
+    """Returns the gradients from one use.
 
     Args:
-      use: Use of the graph that is made at the moment.
+      use: Use in the graph that is being traced.
       shape: Shape of the piece.
-      slope: Derivative of the losses by its outcome.
-      num_rows: Examples of the batch.
+      slope: Derivative of the losses with respect to the result.
+      num_rows: Number of examples of the batch.
     """
     return _TERMS[use.op.type](use, shape, slope, num_rows)
+
+
+def joined_rows(terms: Sequence[Term]) -> tuple[Any, Any]:
+    """Returns the two ``rows`` of all terms, each concatenated along the positions."""
+    first, second = (tf.concat([term.rows[i] for term in terms], 1) for i in range(2))
+    return first, second
 
 
 def _formed(terms: Sequence[Term], shape: tuple[int, ...]) -> FormedGradients:
@@ -100,38 +103,38 @@ def _formed(terms: Sequence[Term], shape: tuple[int, ...]) -> FormedGradients:
     )
 
 
-def by_example(value: Any, num_rows: int) -> Any:
-    """Returns (num_rows * m, ...) values shaped (num_rows, m, ...).
+def split_examples(value: Any, num_rows: int) -> Any:
+    """Returns ``value`` shaped (num_rows, m, ...).
 
     Args:
-      value: Value of known shape.
-      num_rows: Examples of the batch.
+      value: Tensor (num_rows * m, ...) of static shape.
+      num_rows: Number of examples of the batch.
     """
     entries = value.shape[0]
     return tf.reshape(value, (num_rows, entries // num_rows, *value.shape[1:]))
 
 
 def flat_positions(value: Any, num_rows: int) -> Any:
-    """Returns (num_rows * m, ..., size) values shaped (num_rows, positions, size).
+    """Returns ``value`` shaped (num_rows, positions, size).
 
     Args:
-      value: Value of known shape.
-      num_rows: Examples of the batch.
+      value: Tensor (num_rows * m, ..., size) of static shape.
+      num_rows: Number of examples of the batch.
     """
     size = value.shape[-1]
     count = math.prod(value.shape.as_list()) // max(1, num_rows * size)
     return tf.reshape(value, (num_rows, count, size))
 
 
-def is_turned(use: Use) -> bool:
-    """Whether a product of matrices is with the transpose of the piece."""
+def is_transposed(use: Use) -> bool:
+    """Whether a matrix product takes the transpose of the piece."""
     names = ("transpose_b", "adj_y")
     return any(use.op.get_attr(n) for n in names if n in use.op.node_def.attr)
 
 
 def _product(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     x, d = (flat_positions(value, num_rows) for value in (use.other, slope))
-    rows = (d, x) if is_turned(use) else (x, d)
+    rows = (d, x) if is_transposed(use) else (x, d)
     return Term(
         rows=rows,
         form=lambda rows: tf.matmul(rows[0], rows[1], transpose_a=True),
@@ -154,14 +157,14 @@ def _table(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     )
 
 
-def beside_entry(outcome: Any, shape: Sequence[int]) -> list[int]:
-    """Returns the sizes of a piece along the axes of one entry of an outcome.
+def broadcast_sizes(result: Any, shape: Sequence[int]) -> list[int]:
+    """Returns the sizes of a piece along all axes of a result but the first.
 
     Args:
-      outcome: Outcome of the piece and rows, broadcast.
+      result: Result of a broadcast operation on the piece and rows.
       shape: Shape of the piece.
     """
-    rank = len(outcome.shape) - 1
+    rank = len(result.shape) - 1
     sizes = [1] * rank + list(shape)
     return sizes[len(sizes) - rank :]
 
@@ -171,27 +174,30 @@ def _broadcast(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> T
         slope = slope * use.other
     elif use.op.type == "Sub" and use.place == 1:
         slope = -slope
-    inner, sizes = slope.shape[1:].as_list(), beside_entry(slope, shape)
+    inner, sizes = slope.shape[1:].as_list(), broadcast_sizes(slope, shape)
     repeated = [i for i, size in enumerate(sizes) if size == 1 and inner[i] != 1]
 
     def form(rows: tuple[Any, ...]) -> Any:
         found = tf.reduce_sum(rows[0], [1, *(axis + 2 for axis in repeated)])
         return tf.reshape(found, (-1, *shape))
 
-    return Term(rows=(by_example(slope, num_rows),), form=form)
+    return Term(rows=(split_examples(slope, num_rows),), form=form)
 
 
 def _einsum(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
     batch, rows, weight, result = einsum_of_examples(use)
     equation = f"{rows},{result}->{batch}{weight}"
     return Term(
-        rows=(by_example(use.other, num_rows), by_example(slope, num_rows)),
+        rows=(split_examples(use.other, num_rows), split_examples(slope, num_rows)),
         form=lambda rows: tf.einsum(equation, *rows),
     )
 
 
 def einsum_of_examples(use: Use) -> tuple[str, str, str, str]:
-    """Returns letters of examples, and of rows, weight and outcome ``by_example``."""
+    """Returns einsum indices: of the examples; of rows, weight and result.
+
+    Rows and result are those of ``split_examples``.
+    """
     rows, weight, result = einsum_letters(use)
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     entry = next(x for x in letters if x not in rows + weight + result)
@@ -200,13 +206,11 @@ def einsum_of_examples(use: Use) -> tuple[str, str, str, str]:
 
 
 def _convolution(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) -> Term:
-    """Patches, once more for each chunk of examples: they are many."""
     places = math.prod(slope.shape.as_list()[1:-1]) * (slope.shape[0] // num_rows)
-    window, channels = math.prod(shape[:-2]), use.other.shape[-1]
-    is_depthwise = use.op.type == "DepthwiseConv2dNative"
-    groups = channels if is_depthwise else channels // shape[-2]
-    within, outcomes = channels // groups, slope.shape[-1] // groups
+    window = math.prod(shape[:-2])
+    groups, within, outcomes = channel_groups(use, shape)
 
+    # Patches are large: each chunk of examples computes its own.
     def form(rows: tuple[Any, ...]) -> Any:
         images, slopes = (tf.reshape(v, (-1, *v.shape[2:])) for v in rows)
         patches = _patches(use.op, images, shape)
@@ -216,14 +220,27 @@ def _convolution(use: Use, shape: tuple[int, ...], slope: Any, num_rows: int) ->
         return tf.reshape(found, (-1, *shape))
 
     return Term(
-        rows=(by_example(use.other, num_rows), by_example(slope, num_rows)),
+        rows=(split_examples(use.other, num_rows), split_examples(slope, num_rows)),
         form=form,
-        work=places * window * channels,
+        work=places * window * groups * within,
     )
 
 
+def channel_groups(use: Use, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Returns a convolution's number of groups, and channels in and out of each.
+
+    Args:
+      use: Use of a kernel by a convolution.
+      shape: Shape of the kernel.
+    """
+    channels, after = use.other.shape[-1], use.op.outputs[0].shape[-1]
+    depthwise = use.op.type == "DepthwiseConv2dNative"
+    groups = channels if depthwise else channels // shape[-2]
+    return groups, channels // groups, after // groups
+
+
 def _patches(op: Any, images: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the windows that a convolution sees, (images, ..., window * channels)."""
+    """Returns the patches of a convolution, (images, ..., window * channels)."""
     padding = op.get_attr("padding").decode()
     sizes, strides = [1, *shape[:-2], 1], op.get_attr("strides")
     if op.type == "Conv3D":

@@ -1,16 +1,16 @@
-"""Where a traced forward pass uses its weights.
+"""Finds the operations that use weights in a traced forward pass.
 
-A weight reaches the loss through operations that combine it, or a piece that is cut
-from it (a gate of a cell, a reshaped kernel), with values of the examples.  If all of
-these operations are known, the gradient of an example is a sum over them of a function
-of two things: the values that are combined with the piece, and the derivative of the
-example's loss by the outcome (see ``use_gradients``).
+A model combines a weight, or a piece of it (the gate of a cell, a reshaped kernel),
+with values of the examples.  If all operations that do so are known, an example's
+gradient is a sum over them.  Each term is a function of the values that are combined
+with the piece, and of the derivative of the example's loss with respect to the result
+(see ``use_gradients``).
 
 Formal guarantees:
   - If ``find_pieces`` returns pieces, the losses depend on trainable variables through
-    the uses of these pieces alone, and different pieces of a variable are disjoint: the
-    squared norm of a gradient is the sum of those of the pieces.
-  - What is not understood is an obstacle, never left out.
+    the uses of these pieces alone, and pieces of a variable are disjoint: the squared
+    norm of a gradient is the sum of those of the pieces.
+  - A use that is not known is an error, and never left out.
 
 Public: everything here.
 """
@@ -27,7 +27,7 @@ from trainer.tf_compat import tf
 
 
 class UnknownUseError(Exception):
-    """A use of a weight that is not understood, in words."""
+    """A use of a weight that is not known; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Use:
     """An operation that combines a piece of a weight with values of the examples.
 
     Attributes:
-      op: The operation; its one output has rows.
-      place: Which of its inputs is the piece.
+      op: Operation with one output, which depends on the examples.
+      place: Index of the piece among its inputs.
     """
 
     op: Any
@@ -44,21 +44,21 @@ class Use:
 
     @property
     def other(self) -> Any:
-        """The input that is not the piece; None if there is none."""
+        """The other input of a binary operation; None if there is none."""
         return self.op.inputs[1 - self.place] if len(self.op.inputs) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A variable, or a part of it, and all its uses.
+    """A variable or a part of it, with all its uses.
 
     Attributes:
       variable: Index among the variables.
-      path: How the piece is cut from the variable.
-      value: The piece, or the variable's handle where it is gathered from.
+      path: Steps from the variable to the piece.
+      value: Tensor of the piece, or the variable's handle if rows are gathered from it.
       source: The variable's handle in this graph.
-      shape: Of the piece.
-      uses: At least one.
+      shape: Shape of the piece.
+      uses: Uses of the piece, at least one.
     """
 
     variable: int
@@ -70,7 +70,7 @@ class Piece:
 
     @property
     def signature(self) -> Any:
-        """The same for the same computation in another trace."""
+        """Value that is equal for the same computation in another trace."""
         uses = sorted((use.op.type, use.place) for use in self.uses)
         return self.variable, self.path, tuple(uses)
 
@@ -81,12 +81,12 @@ def find_pieces(
     """Returns the pieces of all variables that the losses depend on.
 
     Args:
-      losses: Of a traced graph.
-      variables: The trainable variables.
-      has_rows: Whether a tensor of the graph depends on the examples.
+      losses: Tensor of a traced graph, (batch,).
+      variables: Trainable variables.
+      has_rows: Function that returns whether a tensor depends on the examples.
 
     Raises:
-      UnknownUseError: a use that is not understood.
+      UnknownUseError: a use is not known, or pieces of a variable overlap.
     """
     walk = _Walk(ancestors(losses), has_rows)
     handles = {id(variable.handle): i for i, variable in enumerate(variables)}
@@ -105,7 +105,7 @@ def find_pieces(
 
 
 def ancestors(value: Any) -> set[str]:
-    """Returns the names of the operations that a tensor follows from."""
+    """Returns the names of the operations from which a tensor is computed."""
     found: set[str] = set()
     left = [value.op]
     while left:
@@ -117,7 +117,7 @@ def ancestors(value: Any) -> set[str]:
 
 
 class _Walk:
-    """Follows weights to their uses."""
+    """Follows variables through a graph to their uses."""
 
     def __init__(self, live: set[str], has_rows: Callable[[Any], bool]) -> None:
         self._live = live
@@ -125,12 +125,15 @@ class _Walk:
         self.found: dict[Any, tuple[Piece, list[Use]]] = {}
 
     def follow_variable(self, index: int, variable: Any, handle: Any) -> None:
-        """Follows the uses of a variable through the graph.
+        """Follows a variable to its uses.
 
         Args:
           index: Index of the variable among the trainable ones.
-          variable: The variable.
-          handle: Its tensor in the graph.
+          variable: TensorFlow variable.
+          handle: Placeholder of the variable in the graph.
+
+        Raises:
+          UnknownUseError: a use is not known.
         """
         piece = Piece(
             variable=index,
@@ -186,7 +189,7 @@ class _Walk:
         self._go_on(piece, op.outputs[0], ("rows", ids))
 
     def _use(self, piece: Piece, op: Any, place: int) -> None:
-        known = KNOWN_USES.get(op.type)
+        known = _KNOWN_USES.get(op.type)
         use = Use(op=op, place=place)
         if known is None or not known(use, piece.shape):
             raise UnknownUseError(f"{_said(op)} uses a weight in an unknown way")
@@ -216,7 +219,7 @@ class _Walk:
 
 
 def _shape_before(piece: Piece, path: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """Returns the shape at the end of a path; None for that of the variable."""
+    """Returns the shape after the steps of a path; None if it is not known."""
     return path[-1][-1] if path else (piece.shape if not piece.path else None)
 
 
@@ -241,8 +244,8 @@ def _split(op: Any, place: int) -> list[Any]:
     return [(*kind, i) for i in range(len(op.outputs))]
 
 
-#: Operations whose outputs are disjoint parts of a weight, in another order or with
-#: another sign -> a step for each output.
+#: Operations whose outputs are disjoint parts of a weight, reordered or negated -> a
+#: step of ``Piece.path`` for each output; None for no step.
 _CUTS: dict[str, Callable[[Any, int], list[Any]]] = {
     "Identity": lambda op, place: [None],
     **dict.fromkeys(
@@ -257,12 +260,12 @@ _CUTS: dict[str, Callable[[Any, int], list[Any]]] = {
     ],
 }
 
-#: Steps to parts, whose index is the last but the shape.
+#: Kinds of steps to a part, whose index is the last element before the shape.
 _PARTITIONS = ("split", "unpacked")
 
 
 def _check_apart(piece: Piece, pieces: Sequence[Piece], name: str) -> None:
-    """Accepts a piece that has no value in common with another."""
+    """Checks that a piece is disjoint from the other pieces of its variable."""
     for other in pieces:
         if other.variable != piece.variable or other is piece:
             continue
@@ -273,7 +276,7 @@ def _check_apart(piece: Piece, pieces: Sequence[Piece], name: str) -> None:
 
 
 def _are_parts(left: Any, right: Any) -> bool:
-    """Whether two steps lead to different parts of the same partition."""
+    """Whether two steps are to different parts of one partition."""
     (kind, *_), same = left, left[:-2] == right[:-2]
     return kind in _PARTITIONS and same and left[-2] != right[-2]
 
@@ -314,7 +317,7 @@ def _is_undilated(use: Use, shape: tuple[int, ...]) -> bool:
 
 
 def einsum_letters(use: Use) -> tuple[str, str, str]:
-    """Returns the letters of the rows, of the weight and of the outcome."""
+    """Returns the einsum indices of the rows, of the weight and of the result."""
     terms, _, result = use.op.get_attr("equation").decode().partition("->")
     names = terms.split(",")
     return names[1 - use.place], names[use.place], result
@@ -325,7 +328,7 @@ def _is_einsum(use: Use, shape: tuple[int, ...]) -> bool:
         return False
     rows, weight, result = einsum_letters(use)
     distinct = all(len(set(x)) == len(x) for x in (rows, weight, result))
-    # A letter of the weight alone is a sum over it.
+    # An index of the weight alone would sum over the weight.
     covered = set(weight) <= set(rows) | set(result)
     return distinct and covered and rows[0] == result[0] not in weight
 
@@ -334,8 +337,8 @@ def _is_rows_of_table(use: Use, shape: tuple[int, ...]) -> bool:
     return use.op.inputs[1].shape[1:].is_fully_defined()
 
 
-#: Type of an operation -> whether its use of a piece of some shape is understood.
-KNOWN_USES: Mapping[str, _Known] = {
+#: Type of an operation -> whether its use of a piece of a given shape is known.
+_KNOWN_USES: Mapping[str, _Known] = {
     **dict.fromkeys(("Add", "AddV2", "Mul", "Sub"), _is_broadcast),
     **dict.fromkeys(("BatchMatMulV2", "MatMul"), _is_mat_mul),
     **dict.fromkeys(("GatherV2", "ResourceGather"), _is_rows_of_table),
