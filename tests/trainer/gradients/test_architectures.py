@@ -27,7 +27,7 @@ ACCEPTED = {name: (make, clipping.BOOKKEEPING) for name, make in GHOST.items()}
 ACCEPTED |= {name: (make, clipping.OPERATIONS) for name, make in OPERATIONS.items()}
 ACCEPTED |= {name: (make, clipping.VECTORIZED) for name, make in VECTORIZED.items()}
 
-#: A padded row is masked as a whole, and its mean is 0/0: the check refuses these.
+#: A padded row is wholly masked, and its mean is 0/0: the check refuses these.
 WHOLLY_MASKED = ("masked_ids", "masked dense")
 
 
@@ -35,7 +35,7 @@ def test_there_are_enough_of_them() -> None:
     assert len(ACCEPTED) + len(REFUSED) >= 100
 
 
-#: Traces of seconds, each the longer brother of one that is tested at every time.
+#: Traces that take seconds; the plain suite has a shorter model of each kind.
 LONG_TRACES = (
     "masked lstm", "bidirectional", "convolutional lstm", "stacked cells", "gru",
     "causal attention", "cell in slices",
@@ -58,7 +58,7 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     assert clipping.choose_path(model) == path
     if name not in WHOLLY_MASKED:
         check_model(model, small_batches.manifest)
-    data["categories"][:, 0] = 1  # a row of zeros alone would be masked as a whole
+    data["categories"][:, 0] = 1  # a row of zeros would be wholly masked
     gradient_sum = tf.function(clipping.clipped_sum(model, l2_norm_clip=CLIP))
     found = gradient_sum(*batch(data, padding=4))
     assert_close(arrays(found), naive_sum(model, data, CLIP), 2e-5)

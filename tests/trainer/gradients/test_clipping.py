@@ -44,7 +44,7 @@ CLIP = 0.3
 
 
 def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[GradientSum]:
-    """Every way to clip coordinates, too."""
+    """Sums of gradients whose coordinates are clipped, too, on every path."""
     paths = {VECTORIZED, choose_path(model)}
     return [
         clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap, path=path)
@@ -53,7 +53,7 @@ def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[Gradien
 
 
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
-    """Every way to the same sum, TF Privacy's registry of layers among them."""
+    """The same sum on every path, and by TF Privacy's registry where it is right."""
     found = [clipped_sum(model, l2_norm_clip=clip, path=VECTORIZED)]
     if choose_path(model) == OPERATIONS:
         found.append(clipped_sum(model, l2_norm_clip=clip, path=OPERATIONS))
@@ -121,7 +121,7 @@ def test_clipped_sum_equals_a_loop_over_examples(
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4)
     for gradient_sum in _sums(model, clip):
-        # As a step runs it: shapes behave otherwise in a graph.
+        # In a graph, as in a step: there, shapes may be unknown.
         found = tf.function(gradient_sum)(columns, weight)
         assert_close(arrays(found), naive_sum(model, data, clip))
 

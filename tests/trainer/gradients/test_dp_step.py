@@ -146,7 +146,7 @@ def test_nothing_is_compiled_again_after_the_first_steps(rows: Any) -> None:
             noise = _noise(step, 4, index, 1.0)
             _run(step, noise, batches[:parts])
             counts.append(step.num_traces)
-    # One batch; then adding to sums and applying them.
+    # The step of one batch; then adding to sums, and applying them.
     assert counts == [1, *[3] * 11]
 
 
@@ -200,7 +200,7 @@ _OPTIMIZERS: dict[str, Any] = {
 def _train(
     model: TrainableModel, worker: Worker, method: str = "dp-sgd", order: int = 1
 ) -> list[np.ndarray]:
-    """Two steps, of four batches and of one; part p is worker p mod W's."""
+    """Two steps, of four batches and of one; worker p mod W has batch p."""
     optimizer = _OPTIMIZERS[method](model.variables)
     make_sum = (
         functools.partial(bam_sum, radius=0.3) if method == "bam" else clipped_sum

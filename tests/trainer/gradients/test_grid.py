@@ -1,4 +1,4 @@
-"""The grid: what it takes from the clip, that it has room, and that noise covers it."""
+"""The grid: what it takes from the clip, that sums fit, and that noise covers it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _make(**changes: Any) -> Grid:
 
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> Grid:
-    """A grid of which the rounding is seen: a 64th, and a third of the clip in all."""
+    """A coarse grid: a unit is 1/64 of the clip, and rounding takes a third of it."""
     monkeypatch.setattr(module, "_MOST_BITS", 6)
     return _make(l2_norm_clip=1.0)
 
@@ -42,7 +42,7 @@ def test_one_example_changes_a_sum_on_the_grid_by_the_clip_at_most(
     coarse: Grid,
 ) -> None:
     each = coarse.clip / math.sqrt(SIZE)
-    # What it adds is just enough for one unit more than it is worth, everywhere.
+    # The example brings each coordinate just past a grid point: the largest change.
     sums = np.full(SIZE, coarse.unit * (1 - (each / coarse.unit) % 1) + 1e-5)
     change = _units(coarse, sums + each) - _units(coarse, sums)
     worst = np.linalg.norm(change) * coarse.unit

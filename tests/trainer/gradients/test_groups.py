@@ -55,7 +55,7 @@ INPUTS = ("integers", "categories")
 
 
 def grouped(make: Callable[[], Any], *, weighted: bool = False) -> GroupedModel:
-    """Of users with a label and a weight per row, or of views that share the label."""
+    """A model of users with a label and weight per row, or of views with one label."""
     plain = dataclasses.replace(make_model(make), columns=COLUMNS)
     by_row = {*INPUTS, "label", "row_weight"} if weighted else {*INPUTS}
     columns = [
@@ -149,7 +149,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
     columns, weight = data_of(model)
     assert clipping.choose_path(model) == MODELS[make]
     gradients = gradients_of(model, columns)
-    # Some groups are clipped, and some are not: what is clipped shows no scale.
+    # Some groups are clipped and some are not: a clip hides errors of scale.
     clip = float(np.median([norm_of(of_group) for of_group in gradients]))
     wanted = clipped_total(gradients, clip, clip / 3)
     for path in (MODELS[make], VECTORIZED):

@@ -1,4 +1,4 @@
-"""What one row adds is bounded by the clip, also where its terms cancel."""
+"""The contribution of a row is bounded by the clip, also where its terms cancel."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _random_rows(shape: tuple[int, ...], seed: int) -> np.ndarray:
 def _largest_share(
     gradient_sum: GradientSum, columns: dict[str, np.ndarray], num_rows: int
 ) -> float:
-    """The largest norm that a row of its own adds, over the clip."""
+    """The largest norm that a single row contributes, over the clip."""
 
     def norm(index: Any) -> Any:
         row = {name: value[index][tf.newaxis] for name, value in tensors.items()}

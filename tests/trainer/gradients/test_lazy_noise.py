@@ -1,4 +1,4 @@
-"""Lazy noise: what steps read and what leaves is as if every row had its noise."""
+"""Lazy noise: weights that steps read, and flushed weights, are as with dense noise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _batch(rows: np.ndarray, size: int = 4) -> tuple[dict[str, Any], Any]:
 
 
 class _Replay:
-    """Gives lazy draws that add up to the noise of an eager run."""
+    """Lazy draws that add up to the noise of a run with dense noise."""
 
     def __init__(self, reads: TableReads, noise: np.ndarray, rates: Any) -> None:
         self._reads, self._noise, self._rates = reads, noise, rates
@@ -75,7 +75,7 @@ class _Replay:
         return found
 
     def read_by(self, batches: list[Any]) -> Any:
-        """The draws of a step of these batches; the blocks are of two rows each."""
+        """The draws for a step of these batches, in blocks of two rows."""
         read = np.unique([self._reads.ids(*batch)[0] for batch in batches])
         return lambda table, block, shape: self._block(read, block, shape)
 
@@ -192,7 +192,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
             lazy.flush(replay.of_flush)
             for left, right in zip(_weights(model), wanted[index], strict=True):
                 np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
-    # Else there would have been nothing to flush.
+    # Otherwise there would have been nothing to flush.
     assert differed == num_steps
     assert step.num_traces == (1 if len(sizes) == 1 else 2)
 
@@ -209,7 +209,7 @@ def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
 
 
 def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]:
-    """Three steps, of 12 / size batches; part p is worker p mod W's; and a flush."""
+    """Three steps of 12 / size batches, p at worker p mod W, and a flush."""
     reads = traced_model.table_reads(model)
     assert reads is not None
     step = _step(model, _lazy(reads, workers=worker), workers=worker)
@@ -237,7 +237,7 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
     monkeypatch.setattr(module, "_FLUSH_BLOCKS", 2)
     alone = _train(_model(), Together(1).one(0), size)
     together, models = Together(3), [_model() for _ in range(3)]
-    # Of two batches the third worker has none; of one, nor the second.
+    # The third worker has no batch; with one batch, neither has the second.
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         found = list(pool.map(_train, models, map(together.one, range(3)), [size] * 3))
     for weights in found:
@@ -247,7 +247,7 @@ def test_weights_are_the_same_bits_on_any_number_of_workers(
 def _flushed(
     worker: Worker, drawn: list[tuple[int, int, int]] | None = None
 ) -> list[np.ndarray]:
-    """Three tables after a step that read some rows, and a flush."""
+    """Returns three tables after a step that reads some rows, and a flush."""
     tables = tuple(tf.Variable(tf.zeros((size, DIM))) for size in (40, 7, 90))
 
     def ids(columns: Any, weight: Any) -> list[Any]:
@@ -284,7 +284,7 @@ def test_workers_share_out_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(np.array_equal, weights, found[0]))
 
 
-def test_a_part_of_a_flush_that_a_worker_has_otherwise_is_seen(
+def test_flushed_weights_that_differ_at_a_worker_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = module._assign_of
@@ -293,7 +293,7 @@ def test_a_part_of_a_flush_that_a_worker_has_otherwise_is_seen(
         assign = right(tables)
 
         def planted(rows: list[np.ndarray], weights: list[np.ndarray]) -> None:
-            if rows[2][0]:  # at worker 0: the first chunk is its own
+            if rows[2][0]:  # at worker 0, which completes the first chunk itself
                 weights[2] = np.nextafter(weights[2], np.float32(np.inf))
             assign(rows, weights)
 
@@ -320,12 +320,12 @@ def _direct_reads(table: Any) -> TableReads:
 
 
 def _read_and_final(num_rows: int, rates: list[float], read_at: int) -> np.ndarray:
-    """Noise of all rows as read at one step, and at the end: shape (2, values)."""
+    """Noise of all rows when one step reads them, and after a flush: (2, values)."""
     table = tf.Variable(tf.zeros((num_rows, 8)))
     lazy = _lazy(_direct_reads(table))
     random, read = np.random.default_rng(0), np.zeros(0)
     for step, rate in enumerate(rates):
-        # Some rows again and again, and repeated within a batch.
+        # Some rows are read at many steps, and more than once in a batch.
         ids = random.integers(0, num_rows // 2, num_rows // 3)
         if step == read_at:
             ids = random.permutation(num_rows)
@@ -353,8 +353,8 @@ def test_reads_and_flushed_weights_have_the_joint_law_of_noise_at_every_step(
     end = scale * sum(rate**2 for rate in rates)
     found, n = np.cov(values, bias=True), values.shape[1]
     # An entry of the covariance of n pairs of normals has a deviation of at most
-    # sqrt(2/n) times the larger variance.  Five of them are 3.5 %: it fails with
-    # probability < 1e-5, and a variance off by 10 % is seen with one > 0.999.
+    # sqrt(2/n) times the larger variance.  Five of them are 3.5 %: the test fails by
+    # chance with probability < 1e-5, and on a variance off by 10 % with one > 0.999.
     wanted = np.array([[before, before], [before, end]])
     bound = 5 * math.sqrt(2 / n) * np.array([[before, end], [end, end]])
     assert (np.abs(found - wanted) < bound).all()
@@ -404,7 +404,7 @@ def test_draws_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None
 def test_integers_and_noise_of_a_row_meet_before_its_weight_does() -> None:
     table = tf.Variable(tf.ones((4, 2)))
     lazy = _lazy(_direct_reads(table), expected_batch_size=1)
-    # Alone, the integers are half a float32 more than the weight can hold.
+    # One batch moves the weight by half the distance to the next float32.
     half = round(2.0**-25 / GRID.unit)
     later = LaterNoise(noise_key=KEY, step=0, noise_stddev=0.0)
     batch = {"ids": tf.constant([2], tf.int32)}, tf.constant(1.0)

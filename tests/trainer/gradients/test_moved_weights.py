@@ -1,4 +1,4 @@
-"""Weights of an example's own, in one pass for all examples: exact, apart, bounded."""
+"""One pass in which each example has moved weights: exact, independent, bounded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
 
 @pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails where a step would take one example at a time."""
+    """Fails if a step computes one example at a time."""
     monkeypatch.setattr(bam, "_vectorized_sum", lambda *more: _never)
 
 
@@ -70,15 +70,29 @@ def test_every_known_use_equals_the_loop(name: str, rows: Any) -> None:
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
 
 
+def _dilated_and_grouped(images: Any, kernel: Any) -> Any:
+    return tf.nn.conv2d(images, kernel, 1, "SAME", dilations=[2, 1])
+
+
+def _depthwise(images: Any, kernel: Any) -> Any:
+    return tf.nn.depthwise_conv2d(images, kernel, [1, 1, 1, 1], "SAME")
+
+
+@pytest.mark.parametrize(
+    ("convolution", "shape"),
+    [(_dilated_and_grouped, (2, 2, 1, 4)), (_depthwise, (2, 2, 2, 3))],
+)
 @pytest.mark.usefixtures("one_pass")
-def test_dilated_and_grouped_windows_equal_the_loop(rows: Any) -> None:
+def test_windows_of_several_channels_equal_the_loop(
+    convolution: Callable[[Any, Any], Any], shape: tuple[int, ...], rows: Any
+) -> None:
     def windows(values: Any, kernel: Any) -> Any:
         images = tf.reshape(values[:, :12], (-1, 4, 3, 1))
-        images = tf.concat([images, tf.tanh(images)], -1)
-        found = tf.nn.conv2d(images, kernel, 1, "SAME", dilations=[2, 1])
-        return tf.reduce_sum(tf.tanh(found), (1, 2, 3))[:, None]
+        found = convolution(tf.concat([images, tf.tanh(images)], -1), kernel)
+        weights = tf.range(1.0, found.shape[-1] + 1)  # channels differ
+        return tf.reduce_sum(tf.tanh(found * weights), (1, 2, 3))[:, None]
 
-    model, data = known_model((2, 2, 1, 4), windows), rows(NUM_ROWS)
+    model, data = known_model(shape, windows), rows(NUM_ROWS)
     found = _sum(model)(*batch(data))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
 
@@ -120,7 +134,7 @@ def test_what_does_not_follow_from_a_change_is_used_as_it_is() -> None:
 
 
 class _ChosenRows(keras.layers.Layer):
-    """Rows of one table, at places that another weight decides."""
+    """Reads rows of a table that another weight chooses."""
 
     def build(self, shape: Any) -> None:
         self.choice = self.add_weight("choice", (13, 3))

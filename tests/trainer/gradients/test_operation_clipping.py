@@ -1,4 +1,4 @@
-"""Clips by the operations that use a weight: exact, bounded, or not taken."""
+"""Clipping by the operations that use a weight: exact, bounded, or not chosen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST = 1.001
 
 
 class _Weight(keras.layers.Layer):
-    """Values of 13 numbers, and how they meet one weight."""
+    """A layer that applies a function to its inputs and one weight."""
 
     def __init__(self, shape: tuple[int, ...], use: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ KNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any]]] = {
     ),
 }
 
-#: Uses that are not, and the words that say why.
+#: Uses that are not known, and words of the reason.
 UNKNOWN: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any], str]] = {
     "whole and part": ((13, 1), _whole_and_part, "two ways"),
     "two reshapes": ((13, 1), _two_reshapes, "two ways"),
@@ -212,7 +212,7 @@ def test_no_row_adds_more_than_the_clip_where_its_terms_cancel(
 def test_a_gradient_left_out_of_the_norm_would_be_seen(
     rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault that these tests must see."""
+    """The comparison with a loop fails on this planted fault."""
     parts = gradient_parts.FormedGradients
     norm = parts.squared_norm
     monkeypatch.setattr(parts, "squared_norm", lambda part: 0.0 * norm(part))

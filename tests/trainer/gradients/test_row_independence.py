@@ -1,4 +1,4 @@
-"""The proof that rows are apart: what it accepts is apart, and no mixing passes."""
+"""The proof that rows do not mix accepts good operations, and none that mixes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def _gradient_that_mixes(value: Any) -> Any:
     return tf.identity(value), lambda slope: slope + tf.reduce_sum(slope, 0)
 
 
-#: What the proof must not accept: every one mixes rows, in values or in gradients.
+#: What the proof must not accept: it mixes rows in values or in gradients, depends on
+#: their places or number, or hides what it computes.
 MIXING: dict[str, Callable[[Any], Any]] = {
     "mean over all": lambda v: v - tf.reduce_mean(v),
     "mean over the batch": lambda v: v - tf.reduce_mean(v, 0),

@@ -1,4 +1,4 @@
-"""Which rows of its tables a model reads: exactly those, known before any weight is."""
+"""The rows that a model reads of its tables are known before any weight is read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What TF Privacy is used for, and why its registry of layers is not (docs/your_model).
 
-That its ``DPModel`` and its registry agree where they are right is in test_clipping;
-that its models and optimizers are refused, in test_keras_model.
+test_clipping compares with its ``DPModel``, and with its registry for models where that
+is right; test_keras_model has the refusal of its models and optimizers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_clip_weights_gives_the_same_bits_with_and_without_tf_privacy(
 
 
 def largest_contribution(gradient_sum: GradientSum, rows: np.ndarray) -> float:
-    """The largest norm of what one row adds, over the clip."""
+    """The largest norm that a single row contributes, over the clip."""
     norms = []
     for index in range(len(rows)):
         gradients = arrays(gradient_sum(*batch(rows[index : index + 1])))
