@@ -34,6 +34,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,12 +88,14 @@ def clipped_sum(
     Args:
       model: Model that ``check_model`` accepts.
       l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
-      linf_norm_clip: Largest coordinate after the L2 clip, above 0; None for no bound.
+      linf_norm_clip: Largest coordinate after the L2 clip, above 0; None or infinity
+        for no bound.
       path: "book-keeping", "operations" or "vectorized"; None for ``choose_path``.
     """
     path = path or choose_path(model)
     check_choice("path", path, tuple(_PATHS))
-    return _PATHS[path](model, l2_norm_clip, linf_norm_clip)
+    cap = None if linf_norm_clip == math.inf else linf_norm_clip
+    return _PATHS[path](model, l2_norm_clip, cap)
 
 
 def plain_sum(model: TrainableModel) -> GradientSum:

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,11 +98,12 @@ class BackwardPass:
           linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
         """
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
-        cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
         found = {
             variable.ref(): gradient
             for layer, use in self.uses.items()
-            for variable, gradient in use.clipped(self.slopes[layer], kept, scale, cap)
+            for variable, gradient in use.clipped(
+                self.slopes[layer], kept, scale, linf_norm_clip
+            )
         }
         return [found[variable.ref()] for variable in self.model.variables]
 

@@ -217,7 +217,7 @@ class LazyNoise:
             reached[:], rates[:] = 0, 0
 
     def _chunks(self) -> Iterator[list[np.ndarray]]:
-        """Yields consecutive rows of each table, in whole blocks, or none of some."""
+        """Yields consecutive rows of each table, in whole blocks, to their end."""
         num_blocks = max(1, _FLUSH_BLOCKS // len(self.tables))
         sizes = [num_blocks * self._block_rows(i) for i in range(len(self.tables))]
         counts = [table.shape[0] for table in self.tables]

@@ -44,8 +44,8 @@ _AES_KEY_BYTES = 16
 #: Number of values drawn at a time: doubles that fit a core's cache.
 _CHUNK = 1 << 15
 
-#: Added to a double of magnitude below ``_MOST_ROUNDED``, it rounds it to an integer;
-#: and its bits, from which those of the sum differ by this integer.
+#: Adding this to a double of magnitude below ``_MOST_ROUNDED`` rounds it to an integer,
+#: by which the bits of the sum exceed ``_BITS_OF_ZERO``.
 _TO_INTEGERS = 1.5 * 2.0**52
 _BITS_OF_ZERO = np.float64(_TO_INTEGERS).view(np.int64)
 _MOST_ROUNDED = 2.0**51
@@ -82,7 +82,7 @@ def normal(
 
 
 def _in_chunks(shape: Sequence[int], draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Returns float32 values of a function that draws a number of doubles."""
+    """Returns float32 values of ``draw``, which takes a number of doubles to draw."""
     values = np.empty(int(np.prod(shape, dtype=np.int64)), np.float32)
     for start in range(0, len(values), _CHUNK):
         part = values[start : start + _CHUNK]

@@ -93,9 +93,9 @@ def cap_coordinates(value: Any, linf_norm_clip: float | None) -> Any:
 
     Args:
       value: Tensor of any shape.
-      linf_norm_clip: The cap, above 0; None or infinity for no cap.
+      linf_norm_clip: The cap, above 0; None for no cap.
     """
-    if linf_norm_clip is None or math.isinf(linf_norm_clip):
+    if linf_norm_clip is None:
         return value
     return tf.clip_by_value(value, -linf_norm_clip, linf_norm_clip)
 

@@ -165,16 +165,21 @@ def _trace(model: TrainableModel) -> _Trace:
     function = tf.function(losses, autograph=model.needs_autograph)
     graph = function.get_concrete_function(model.column_specs).graph
     (tracer,) = tracers
-    captured = {id(placeholder) for _, placeholder in graph.captures}
     return _Trace(
         graph=graph,
         losses=graph.structured_outputs,
-        rows=[value for value in graph.inputs if id(value) not in captured],
+        rows=column_placeholders(graph),
         calls=tracer.calls,
         opaque=tracer.opaque,
         affine_ops=frozenset(tracer.affine_ops),
         ids=tracer.ids,
     )
+
+
+def column_placeholders(graph: Any) -> list[Any]:
+    """Returns the inputs of a traced function, without captured tensors."""
+    captured = {id(placeholder) for _, placeholder in graph.captures}
+    return [value for value in graph.inputs if id(value) not in captured]
 
 
 def once_per_trace(

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +45,7 @@ from trainer.gradients.per_example import (
     scale_rows,
 )
 from trainer.gradients.row_independence import Rows, classify, losses_obstacle
-from trainer.gradients.traced_model import once_per_trace
+from trainer.gradients.traced_model import column_placeholders, once_per_trace
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import tf
 
@@ -136,9 +135,7 @@ def _proven_pieces(graph: Any, variables: Sequence[Any]) -> list[Piece]:
       UnknownUseError: rows may mix, or a use is not known.
     """
     losses = graph.structured_outputs
-    captured = {id(placeholder) for _, placeholder in graph.captures}
-    columns = [value for value in graph.inputs if id(value) not in captured]
-    kinds = classify(graph, columns)
+    kinds = classify(graph, column_placeholders(graph))
     why = losses_obstacle(losses, kinds)
     if why is not None:
         raise UnknownUseError(why)
@@ -238,9 +235,8 @@ class BackwardPass:
           l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
           linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
         """
-        cap = None if linf_norm_clip in (None, math.inf) else linf_norm_clip
         kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
-        sums = [part.clipped(kept, scale, cap)[0] for part in self.parts]
+        sums = [part.clipped(kept, scale, linf_norm_clip)[0] for part in self.parts]
         return _of_variables(self.pieces, sums, self.model.variables)
 
     def moved(self, kept: Any, scale: Any) -> BackwardPass:
