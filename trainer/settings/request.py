@@ -17,6 +17,7 @@ from trainer.settings.train_settings import TrainSettings
 #: A path object keeps one of the two slashes after the scheme.
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _COPY = "Copy it here, or mount the store."
+_ONE_STORE = "Give a folder here; `dpsgd train` alone keeps a run in a store."
 
 
 def check_local(remedy: str = _COPY, /, **paths: StrPath | None) -> None:
@@ -79,7 +80,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_batches(self.batches)
-        check_local("Give an empty folder here, and that one as store.", run=self.run)
+        check_local(_ONE_STORE, out=self.run)
         if self.store is not None and self.noise_key_file is None:
             raise InputError(
                 f"Expected --noise-key-file for --out {self.store}: the noise key is "
