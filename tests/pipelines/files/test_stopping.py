@@ -19,7 +19,8 @@ from pipelines.files.stopping import StoppedError, on_signals, stoppable
 from pipelines.job import engine_tasks, progress
 from pipelines.tables.synthetic import SynthOptions, write_synth
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+#: As integers: up to Python 3.10 the text of a signal is its name.
+SIGNALS = [int(signal.SIGINT), int(signal.SIGTERM)]
 
 
 def signal_self(number: int) -> None:
