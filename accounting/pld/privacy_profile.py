@@ -14,6 +14,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting.numerics.root_finding import log_ratio, threshold
 from accounting.pld import inversion, loss_distribution, saddlepoint
 from accounting.pld.dominating_pairs import Step
 from accounting.pld.inversion import LaplaceSum
@@ -30,6 +31,10 @@ _TOO_MUCH = 1.5
 #: A sum for one epsilon serves another if the logarithms of their Chernoff bounds
 #: differ by at most this.
 _NEAR = 0.3
+#: If not, the relative length of the interval in which epsilon is searched for, and the
+#: least epsilon that is told from 0.
+_SEARCHED = 1e-3
+_LEAST_EPSILON = 1e-12
 _MOST_TRIES = 8
 #: If rare steps lose most, a first guess can be a thousand times too large, and each
 #: sum reduces it by about a third.
@@ -103,7 +108,27 @@ class Composition:
           delta: In (0, 1).
           fineness: Largest relative addition to delta.
         """
-        return self.at(self.roughly(delta)[1], fineness).epsilon(delta)
+        return self.near(delta, fineness)[0].epsilon(delta)
+
+    def near(self, delta: float, fineness: float) -> tuple[LaplaceSum, float]:
+        """Returns a sum that is tight near epsilon at ``delta``, and where it is tight.
+
+        Args:
+          delta: In (0, 1).
+          fineness: Largest relative addition to delta.
+        """
+        epsilon = self.roughly(delta)[1]
+        total = self.at(epsilon, fineness)
+        found = total.epsilon(delta)
+        if math.isinf(found) or (epsilon - found) * total.contour.order <= _NEAR:
+            return total, epsilon
+
+        # Delta hardly depends on epsilon, and what a rough sum adds to it decides.
+        def excess(point: float) -> float:
+            return log_ratio(self.at(point, fineness).delta(point), delta)
+
+        _, epsilon = threshold(excess, found, relative=_SEARCHED, least=_LEAST_EPSILON)
+        return self.at(epsilon, fineness), epsilon
 
 
 class StepComposition(Composition):
@@ -227,12 +252,12 @@ class Profile:
         The worse direction comes first; the other is rough if that shows it is better.
         """
         sums = sorted(self._sums, key=lambda one: -one.approximate_epsilon(delta))
-        epsilon = sums[0].roughly(delta)[1]
-        found = [sums[0].at(epsilon, self.fineness)]
+        worst, epsilon = sums[0].near(delta, self.fineness)
+        found = [worst]
         for one in sums[1:]:
             total = one.at(epsilon, ROUGH, delta / 2)
             if total.delta(epsilon) > delta / 2:
-                total = one.at(one.roughly(delta)[1], self.fineness)
+                total, _ = one.near(delta, self.fineness)
             found.append(total)
         return tuple(found)
 

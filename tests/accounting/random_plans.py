@@ -156,11 +156,11 @@ def main() -> None:
             if not agrees(one):
                 print(f"plan {seed} disagrees: {one}", flush=True)
     delta = max(abs(one.delta) for one in found)
-    noise = max(abs(one.noise) for one in found if one.spare == 0.0)
-    flat = sum(one.spare != 0.0 for one in found)
+    flat = [one for one in found if agrees(one) and abs(one.noise) >= TOLERANCE]
+    noise = max(abs(one.noise) for one in found if one not in flat)
     print(f"{asked.last - asked.first} plans, {len(found)} with epsilon above 0")
     print(f"delta of epsilon within {delta:.2g}, noise of epsilon within {noise:.2g}")
-    print(f"but for {flat} plans whose delta hardly depends on noise")
+    print(f"but for {len(flat)} plans whose delta hardly depends on noise")
 
 
 if __name__ == "__main__":

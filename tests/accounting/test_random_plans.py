@@ -42,7 +42,7 @@ KNOWN = [
 #: noise, truncation that counts, balls and bins.
 SAMPLE = [1, 3, 4, 7, 9, 12, 32, 512, 1002]
 #: Of those near epsilon 0.
-NEAR_ZERO = [0, 2]
+NEAR_ZERO = [0, 2, 16]
 
 
 def agree(question: Question) -> None:
@@ -86,6 +86,7 @@ def test_epsilon_is_zero_where_the_example_hardly_takes_part() -> None:
 
 @pytest.mark.parametrize("seed", NEAR_ZERO)
 def test_a_sample_near_epsilon_0_agrees(seed: int) -> None:
+    # The last was seen to fail (0.9 % of delta) with the sum at the first guess.
     found = random_plans.agreement(random_plans.draw_near_zero(seed))
     assert found is None or random_plans.agrees(found)
 
