@@ -119,15 +119,16 @@ class Composition:
         """
         epsilon = self.roughly(delta)[1]
         total = self.at(epsilon, fineness)
-        found = total.epsilon(delta)
-        if math.isinf(found) or (epsilon - found) * total.contour.order <= _NEAR:
+        nearest = epsilon - _NEAR / total.contour.order
+        if nearest < 0 or total.delta(nearest) > delta:
             return total, epsilon
 
         # Delta hardly depends on epsilon, and what a rough sum adds to it decides.
         def excess(point: float) -> float:
             return log_ratio(self.at(point, fineness).delta(point), delta)
 
-        _, epsilon = threshold(excess, found, relative=_SEARCHED, least=_LEAST_EPSILON)
+        guess = total.epsilon(delta)
+        _, epsilon = threshold(excess, guess, relative=_SEARCHED, least=_LEAST_EPSILON)
         return self.at(epsilon, fineness), epsilon
 
 
