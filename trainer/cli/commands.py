@@ -31,6 +31,7 @@ from trainer.workers.base import Workers
 from trainer.workers.launch import DEFAULT_TIMEOUT
 
 if TYPE_CHECKING:  # imports TensorFlow
+    from trainer.run.preflight import Checked
     from trainer.train import Summary
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -308,9 +309,12 @@ def _train(request: Request, workers: Workers) -> Summary:
     from trainer.run.preflight import check
     from trainer.run.stored_run import fetch
 
+    def fetched_and_checked() -> Checked:
+        fetch(request)
+        return check(request)
+
     with Terminal() as reporter:
-        agreement.together(workers, lambda: fetch(request))
-        checked = agreement.together(workers, lambda: check(request))
+        checked = agreement.together(workers, fetched_and_checked)
         shared_options.warn(
             request.settings.target_delta, checked.manifest.plan.num_examples
         )
@@ -324,7 +328,6 @@ def _train(request: Request, workers: Workers) -> Summary:
 def _help_chief(request: Request, workers: Workers) -> None:
     from trainer.run.preflight import check
 
-    agreement.together(workers, lambda: None)  # while the chief fetches the run
     checked = agreement.together(workers, lambda: check(request, chief=False))
     from trainer.train import help_chief
 
