@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
-#: A function of (path, start, size) that returns those bytes of a file.
-RangeReader = Callable[[str, int, int], bytes]
-
-
 @functools.cache
 def _stores() -> Any:
     """Returns the module for stores, which loads Beam: at the first path of a store."""
@@ -124,7 +120,7 @@ def slices(path: StrPath) -> Iterator[Callable[[int, int], bytes]]:
         yield read
 
 
-def range_reader(folder: StrPath) -> RangeReader:
+def range_reader(folder: StrPath) -> Callable[[str, int, int], bytes]:
     """Returns a thread-safe function of (path, start, size) for files of a folder.
 
     For a store it keeps the connections, and retries for about a minute, unless the
@@ -208,7 +204,7 @@ def copy_to_store(source: StrPath, path: str) -> None:
     Raises:
       OSError: ``source`` cannot be read, or the store failed or refused access.
     """
-    _stores().copy_file(os.fspath(source), path)
+    _stores().copy_to_store(os.fspath(source), path)
 
 
 def exists(path: StrPath) -> bool:

@@ -243,7 +243,7 @@ def new_file(path: str) -> Iterator[Callable[[bytes], None]]:
         files.rename([target], [path])
 
 
-def copy_file(source: str, path: str) -> None:
+def copy_to_store(source: str, path: str) -> None:
     """Copies a file of this machine: see ``storage.copy_to_store``."""
 
     def copy() -> None:

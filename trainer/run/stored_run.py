@@ -9,6 +9,9 @@ Formal guarantees:
   - The noise key is not copied.
   - Of two runs that write to one folder, at most one goes on after its next checkpoint.
 
+In a store with folders, such as Hadoop, no file is replaced in one step: a run killed
+between the two begins again at step 0, with the same bytes.  Its id is never replaced.
+
 Public: what is outside of ``private``, as in the folder here.
 """
 
@@ -37,8 +40,6 @@ _LAST = (
     f"{PRIVATE_NAME}/{MAC_NAME}",
     RECORD_NAME,
 )
-#: Bytes that are read at once.
-_PART_BYTES = 8 << 20
 
 
 class StoreError(InputError):
@@ -67,10 +68,9 @@ def fetch(request: Request) -> None:
             return
         check_unfinished(store, {path[0] for path in paths})
         _check_key(request)
-        read = storage.range_reader(store)
         for path in paths:
             if path[0] in _STATE:
-                _fetch(join(store, *path), folder.joinpath(*path), read)
+                _fetch(join(store, *path), folder.joinpath(*path))
 
 
 def _is_kept(path: tuple[str, ...]) -> bool:
@@ -87,12 +87,10 @@ def _check_key(request: Request) -> None:
         )
 
 
-def _fetch(source: str, path: pathlib.Path, read: storage.RangeReader) -> None:
+def _fetch(source: str, path: pathlib.Path) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    size = storage.size(source) or 0
-    with storage.new_file(path, mode=0o600, flush=False) as write:
-        for start in range(0, size, _PART_BYTES):
-            write(read(source, start, min(_PART_BYTES, size - start)))
+    data = storage.read_bytes(source, patient=True)
+    storage.write_atomically(path, data, mode=0o600)
 
 
 class StoredRun:
@@ -122,8 +120,9 @@ class StoredRun:
         if self._store is None:
             return
         with self._plain_errors():
-            self._check_id(self._store)
             found = dict(self._files())
+            if self._has_id(self._store):
+                self._sent[_RUN_ID] = found[_RUN_ID]
             for name in sorted(found, key=_order):
                 if self._sent.get(name) != found[name]:
                     self._copy(name, self._store)
@@ -132,7 +131,8 @@ class StoredRun:
                 storage.delete(join(self._store, name))
                 del self._sent[name]
 
-    def _check_id(self, store: str) -> None:
+    def _has_id(self, store: str) -> bool:
+        """Whether this run has the folder; a free one may still be taken."""
         try:
             found = storage.read_bytes(join(store, _RUN_ID), patient=True)
         except FileNotFoundError:
@@ -143,6 +143,7 @@ class StoredRun:
                 f"Expected {store} to be of this run alone; another run has written to "
                 "it since, or its files were removed. Choose another --out."
             )
+        return found == ours
 
     def _files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yields the name of each file here, and what changes with its content."""
@@ -153,10 +154,9 @@ class StoredRun:
                 yield name, (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _copy(self, name: str, store: str) -> None:
-        *folders, _ = name.split("/")
-        for depth in range(len(folders) + 1):
-            storage.make_folder(join(store, *folders[:depth]))
-        storage.copy_to_store(self._folder / name, join(store, name))
+        path = join(store, name)
+        storage.make_folder(path.rpartition("/")[0])
+        storage.copy_to_store(self._folder / name, path)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import pytest
 from apache_beam.utils import retry
 
 from accounting.validation import InputError
-from tests.pipelines.memory_stores import MemoryStore
+from tests.pipelines.memory_stores import STORES
 from tests.trainer.run.whole_runs import (
     AVERAGES,
     ONE_ID,
@@ -31,15 +31,18 @@ RUN_ID = "private/run.id"
 
 
 class Store:
-    """A folder in an object store, and what happens in it."""
+    """A folder in a store, and what happens in it."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, scheme: str) -> None:
+        self.url = f"{scheme}://host/{uuid.uuid4().hex}"
+        self.kind = STORES[scheme]
         self.changes: list[str] = []
         self._killed_at: int | None = None
+        # With folders a file appears under a hidden name, and is renamed.
+        self._change = "rename" if self.kind.DIRS else "appear"
 
     def __call__(self, operation: str, path: str) -> None:
-        if operation not in ("appear", "delete") or not path.startswith(self.url):
+        if operation not in (self._change, "delete") or not path.startswith(self.url):
             return
         self.changes.append(path.removeprefix(f"{self.url}/"))
         if self._killed_at is not None and len(self.changes) >= self._killed_at:
@@ -47,33 +50,48 @@ class Store:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """Contents by name."""
-        found = {**MemoryStore.objects}
+        """Contents by name, but of what a killed process left unfinished."""
+        found = {**self.kind.objects}
         start = f"{self.url}/"
-        return {p.removeprefix(start): d for p, d in found.items() if start in p}
+        return {
+            path.removeprefix(start): data
+            for path, data in found.items()
+            if path.startswith(start) and "/." not in path
+        }
 
     def restart(self, files: dict[str, bytes], *, killed_at: int | None = None) -> None:
         """Replaces the files; a process is killed at the change of that number."""
+        self._killed_at = None
         for name in self.files:
-            del MemoryStore.objects[f"{self.url}/{name}"]
+            del self.kind.objects[f"{self.url}/{name}"]
         for name, data in files.items():
             self.put(name, data)
         self.changes.clear()
         self._killed_at = killed_at
 
     def put(self, name: str, data: bytes) -> None:
-        MemoryStore.objects[f"{self.url}/{name}"] = data
+        path = f"{self.url}/{name}"
+        folder, store = path.rpartition("/")[0], self.kind(None)
+        if store.has_dirs() and not store.exists(folder):
+            store.mkdirs(folder)
+        self.kind.objects[path] = data
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Store]:
     """An empty folder in a store, which already knows the id of the run to come."""
     monkeypatch.setattr(retry.Clock, "sleep", lambda self, seconds: None)
-    found = Store(f"memory://host/{uuid.uuid4().hex}")
+    found = Store(getattr(request, "param", "memory"))
     found.put(RUN_ID, f"{ONE_ID}\n".encode())
-    MemoryStore.listeners.append(found)
+    found.kind.listeners.append(found)
     yield found
-    MemoryStore.listeners.clear()
+    found.kind.listeners.clear()
+
+
+#: Runs a test in an object store, and in a store with folders.
+in_each_store = pytest.mark.parametrize("store", STORES, indirect=True)
 
 
 @pytest.fixture
@@ -153,6 +171,7 @@ def test_a_run_killed_at_any_moment_goes_on_elsewhere_with_the_same_bytes(
 
 
 @pytest.mark.thorough
+@in_each_store
 def test_a_run_killed_at_each_change_of_the_store_goes_on(
     stored: Any, store: Store, here: Request
 ) -> None:
@@ -162,7 +181,7 @@ def test_a_run_killed_at_each_change_of_the_store_goes_on(
 def test_the_id_is_in_the_store_before_the_first_step(
     stored: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del MemoryStore.objects[f"{store.url}/{RUN_ID}"]
+    del store.kind.objects[f"{store.url}/{RUN_ID}"]
 
     def crash(self: Step) -> None:
         assert store.files[RUN_ID]
@@ -203,7 +222,7 @@ def test_a_store_that_fails_is_asked_again_and_one_that_refuses_is_not(
         if operation == "create" and path.endswith(RECORD) and failures:
             raise failures.pop()
 
-    MemoryStore.listeners.append(fail)
+    store.kind.listeners.append(fail)
     train(stored())
     assert not failures
     store.restart({})
