@@ -74,13 +74,7 @@ def bound(
         _, work = open_work(out)
         as_text = functools.partial(run, TEXT)
         pattern = as_parquet(pattern, work, settings, as_text)
-    job, final = open_job(
-        pattern,
-        out,
-        settings,
-        key_file=key_file,
-        part_bytes=memory_limit // (2 * threads),
-    )
+    job, final = open_job(pattern, out, settings, key_file=key_file)
     for name, task, items in steps(job):
         if name == WRITE and not job.has_users:
             check_room(job)

@@ -21,20 +21,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
+from pipelines.batches.columns import row_bytes
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.files.folders import make_private_folder
 from pipelines.files.output_folder import check_output
 from pipelines.inputs import unfinished_job
-from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, Bounded
+from pipelines.inputs.bounded import BOUNDED, KEY_LABEL, ROWS, USERS, Bounded
 from pipelines.inputs.known_input import KnownInput, know_input
-from pipelines.inputs.parquet_blocks import RowGroups, description_of, list_row_groups
+from pipelines.inputs.parquet_blocks import (
+    RowGroups,
+    description_of,
+    list_row_groups,
+    numeric_columns,
+)
 from pipelines.sampling.keys import commitment, read_or_create_key_file
-from pipelines.users.bound_job import DATA, ENTRY, FOLDERS, BoundJob, BoundSettings
+from pipelines.users.bound_job import (
+    DATA,
+    ENTRY,
+    FOLDERS,
+    KEPT_ROW,
+    BoundJob,
+    BoundSettings,
+)
 from pipelines.users.user_ids import check_type
 from pipelines.users.user_records import records_schema
 
-#: Bytes per row of a part that sorting needs.
-_SORT_BYTES = 4 * ENTRY.itemsize
+#: Maximum number of rows in a run, unless one row group has more.
+RUN_ROWS = 1 << 20
+#: Bytes of a run or a part in memory, and how often a task holds it: half of what a
+#: thread has.  Not a share of --memory-limit, on which no file may depend.
+TASK_BYTES = 128 << 20
+_COPIES = 4
 _MOST_PARTS = 1 << 12
 _JOB, _KEY = "job.json", "private.key"
 
@@ -45,7 +62,6 @@ def open_job(
     settings: BoundSettings,
     *,
     key_file: str | os.PathLike[str] | None,
-    part_bytes: int,
 ) -> tuple[BoundJob, pathlib.Path]:
     """Makes or resumes the folder of a job; returns the job and the path of ``out``.
 
@@ -55,30 +71,29 @@ def open_job(
       settings: Which rows are kept.
       key_file: File of the key that chooses rows; made if missing.  None for a key that
         is removed with ``OUT.unfinished``.
-      part_bytes: Memory of a task that chooses rows, in bytes.
 
     Raises:
       InputError: before any work, for anything that the user can fix.
     """
     groups = list_row_groups(pattern)
     _check_columns(groups, settings, pattern)
+    sizes = _sizes(groups, settings)
     final, work = open_work(out)
     key_path = os.path.abspath(work / _KEY if key_file is None else key_file)
     key = read_or_create_key_file(key_path)
-    num_rows = sum(groups.files.values())
-    num_parts = min(_MOST_PARTS, 1 + num_rows * _SORT_BYTES // part_bytes)
     known = know_input(key, groups)
+    _begin_or_continue(work, settings, known, sizes)
     job = BoundJob(
         settings=settings,
         blocks=groups.blocks,
         known=known,
-        names=tuple(_kept_names(groups.schema, settings)),
+        names=tuple(_kept(groups.schema, settings).names),
         arrow_schema=_schema_of(groups.schema, settings, commitment(key, KEY_LABEL))
         .serialize()
         .to_pybytes(),
-        num_parts=_begin(work, settings, known, num_parts),
         work=str(work),
         key_file=key_path,
+        **sizes,
     )
     for name in FOLDERS:
         make_private_folder(work / name, remedy="Name another --out.")
@@ -101,15 +116,17 @@ def _schema_of(found: pa.Schema, settings: BoundSettings, key: str) -> pa.Schema
     """Returns the schema of the output files."""
     note = Bounded(**dataclasses.asdict(settings), key=key)
     told = {**description_of(found, "--input"), BOUNDED: note.to_json()}
-    fields = [found.field(name) for name in _kept_names(found, settings)]
-    rows = pa.schema(fields, {DATASET_METADATA_KEY: json.dumps(told).encode()})
+    metadata = {DATASET_METADATA_KEY: json.dumps(told).encode()}
+    rows = _kept(found, settings).with_metadata(metadata)
     if settings.sampled == ROWS:
         return rows
     return records_schema(rows, settings.max_examples_per_user)
 
 
-def _kept_names(found: pa.Schema, settings: BoundSettings) -> list[str]:
-    return [name for name in found.names if name != settings.user_column]
+def _kept(found: pa.Schema, settings: BoundSettings) -> pa.Schema:
+    """Returns the schema without the ids."""
+    fields = [field for field in found if field.name != settings.user_column]
+    return pa.schema(fields, found.metadata)
 
 
 def _check_columns(groups: RowGroups, settings: BoundSettings, pattern: str) -> None:
@@ -154,21 +171,36 @@ def check_table(pattern: str, user_column: str, most: int) -> RowGroups:
         user_column=user_column, max_examples_per_user=1, num_examples=1
     )
     _check_columns(groups, settings, pattern)
-    names = _kept_names(groups.schema, settings)
-    fields = [groups.schema.field(name) for name in names]
-    records_schema(pa.schema(fields, groups.schema.metadata), most)
+    records_schema(_kept(groups.schema, settings), most)
     return groups
 
 
-def _begin(
-    work: pathlib.Path, settings: BoundSettings, known: KnownInput, num_parts: int
-) -> int:
-    """Begins or continues a job; returns its number of parts."""
-    job = {**dataclasses.asdict(settings), "input": known.input_id}
-    found = unfinished_job.begin_or_continue(
-        work / _JOB, job, "input, settings or key", parts=num_parts
-    )
-    return int(found["parts"])
+def _sizes(groups: RowGroups, settings: BoundSettings) -> dict[str, int]:
+    """Returns the sizes of tasks, which depend on the input and the settings alone.
+
+    Raises:
+      InputError: users are sampled, and batches cannot hold their records.
+    """
+    row, most = ENTRY.itemsize, settings.max_examples_per_user
+    if settings.sampled == USERS:
+        columns = numeric_columns(records_schema(_kept(groups.schema, settings), most))
+        row = max(row, KEPT_ROW["user"].itemsize + row_bytes(columns) // most)
+    rows = max(1, TASK_BYTES // (_COPIES * row))
+    num_rows = sum(groups.files.values())
+    return {
+        "run_rows": min(RUN_ROWS, rows),
+        "num_parts": min(_MOST_PARTS, 1 + num_rows // rows),
+    }
+
+
+def _begin_or_continue(
+    work: pathlib.Path,
+    settings: BoundSettings,
+    known: KnownInput,
+    sizes: dict[str, int],
+) -> None:
+    job = {**dataclasses.asdict(settings), "input": known.input_id, **sizes}
+    unfinished_job.begin_or_continue(work / _JOB, job, "input, settings or key")
 
 
 def check_room(job: BoundJob) -> None:

@@ -19,15 +19,17 @@ Formal guarantees, for a uniform secret key and up to the PRF assumption on ChaC
     whatever files and row groups they were.
   - uniform choice: of a user with more, each set of that many rows is equally likely.
   - pure function: which rows are kept depends only on the key, the input and the
-    settings; files are the same bytes on every engine and with any number of workers.
+    settings; files are the same bytes on every engine, with any number of workers and
+    any memory limit.
   - the id is gone: ``out`` holds every column but the users' ids, in the same order.
   - nothing is told: no message, summary or public field depends on the number of users,
     or on how many rows any of them has; but more kept rows than ``num_examples`` are
     refused, without their number.
   - a file appears complete or not at all.  The same command resumes a killed one; one
     with another input, setting or key is refused.
-  - bounded memory: a task holds a run or a part; a user's rows within a run are bounded
-    before they travel, so that one user with very many rows does not fill a part.
+  - bounded memory: a task holds a run or a part, the smaller the wider their rows are;
+    a user's rows within a run are bounded before they travel, so that one user with
+    very many rows does not fill a part.
 
 Public: settings, names and types of columns.  Sensitive: rows, ids, the key, and
 everything in ``OUT.unfinished``.
@@ -65,8 +67,6 @@ ENTRY = np.dtype([("user", "<u8"), ("priority", "<u8"), ("row", "<u4")])
 #: A kept row between reduce and writing.
 KEPT_ROW = np.dtype([("user", "<u8"), ("row", "<u4")])
 
-#: Maximum number of rows in a run, unless one row group has more.
-RUN_ROWS = 1 << 20
 #: Folders below that of the unfinished job.
 IDS, KEPT, ROWS_OF_PARTS, DATA = FOLDERS = ("ids", "kept", "rows", "data")
 
@@ -137,6 +137,7 @@ class BoundJob:
       names: Columns that are kept.
       arrow_schema: Schema of the output files, in Arrow's format: a pickled schema
         forgets which elements of lists may be null.
+      run_rows: Maximum number of rows in a run, unless one row group has more.
       num_parts: Number of parts.
       work: Folder of the unfinished job.
       key_file: File of the key, which every worker reads.
@@ -147,6 +148,7 @@ class BoundJob:
     known: KnownInput
     names: tuple[str, ...]
     arrow_schema: bytes
+    run_rows: int
     num_parts: int
     work: str
     key_file: str
@@ -169,7 +171,7 @@ class BoundJob:
         for block in self.blocks:
             if not runs or block.num_rows > room:
                 runs.append([])
-                room = max(RUN_ROWS, block.num_rows)
+                room = max(self.run_rows, block.num_rows)
             runs[-1].append(block)
             room -= block.num_rows
         return [Run(number, tuple(blocks)) for number, blocks in enumerate(runs)]

@@ -20,7 +20,7 @@ from pipelines.inputs.bounded import SAMPLED
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.tables.prepare_rows import PrepareRows
 from pipelines.tables.schema.schema import Schema
-from pipelines.users import bound_folder, bound_job
+from pipelines.users import bound_folder
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 from pipelines.users.bound_rows import BoundUsers
@@ -59,8 +59,8 @@ def several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Workers are threads of this process.
     """
-    monkeypatch.setattr(bound_job, "RUN_ROWS", 900)
-    monkeypatch.setattr(bound_folder, "_SORT_BYTES", 1 << 18)
+    monkeypatch.setattr(bound_folder, "RUN_ROWS", 900)
+    monkeypatch.setattr(bound_folder, "TASK_BYTES", 1 << 17)
 
 
 def bytes_of(folder: pathlib.Path) -> dict[str, bytes]:

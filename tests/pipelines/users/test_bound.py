@@ -31,7 +31,7 @@ from pipelines.sampling.keys import create_key_file
 from pipelines.tables.convert import prepare
 from pipelines.tables.schema.schema import Schema, Split
 from pipelines.tables.table_format import TableOptions
-from pipelines.users import bound_job, text_tables
+from pipelines.users import bound_folder, bound_job, text_tables
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundJob, BoundSettings
 
@@ -64,8 +64,8 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture
 def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of three row groups, and several parts."""
-    monkeypatch.setattr(bound_job, "RUN_ROWS", 330)
-    monkeypatch.setattr("pipelines.users.bound_folder._SORT_BYTES", 1 << 23)
+    monkeypatch.setattr(bound_folder, "RUN_ROWS", 330)
+    monkeypatch.setattr(bound_folder, "TASK_BYTES", 1 << 15)
 
 
 def kept_rows(out: pathlib.Path) -> np.ndarray:

@@ -24,7 +24,7 @@ from pipelines.tables.prepared_files import verify_prepared
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
-from pipelines.users import bound_job, prepare_users
+from pipelines.users import bound_folder, prepare_users
 
 ROWS, MOST = 600, 2
 USER = np.random.default_rng(8).zipf(1.4, ROWS) % 90
@@ -46,7 +46,7 @@ FLAGS = f"--max-examples-per-user {MOST} --num-examples {ROWS}"
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """A table as CSV and as Parquet; ``row`` over their number says which row it is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bound_job, "RUN_ROWS", 150)
+    monkeypatch.setattr(bound_folder, "RUN_ROWS", 150)
     names = [f"person {user}" for user in USER]
     row, label = np.arange(ROWS) / ROWS, np.arange(ROWS) % 2
     with open("table.csv", "w", newline="") as file:

@@ -17,7 +17,7 @@ from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
 from pipelines.inputs.parquet_blocks import list_blocks
 from pipelines.job.engine_tasks import run_on_engine
 from pipelines.sampling.keys import create_key_file
-from pipelines.users import bound_job, user_records
+from pipelines.users import bound_folder, user_records
 from pipelines.users.bound import bound
 from pipelines.users.bound_job import BoundSettings
 
@@ -45,8 +45,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several runs, several parts, and a row group of a few users."""
-    monkeypatch.setattr(bound_job, "RUN_ROWS", 200)
-    monkeypatch.setattr("pipelines.users.bound_folder._SORT_BYTES", 1 << 23)
+    monkeypatch.setattr(bound_folder, "RUN_ROWS", 200)
+    monkeypatch.setattr(bound_folder, "TASK_BYTES", 1 << 13)
     monkeypatch.setattr(user_records, "_MOST_ROWS", 7)
 
 
@@ -93,6 +93,7 @@ def test_pure_function(table: pathlib.Path, tmp_path: pathlib.Path) -> None:
         return {path.name: path.read_bytes() for path in out.iterdir()}
 
     found = make("here", num_threads=1)
+    assert make("limited", num_threads=2, memory_limit=1 << 30) == found
     engine = functools.partial(run_on_engine, PipelineOptions(["--runner=FnApiRunner"]))
     assert make("engine", num_threads=1, run_tasks=engine) == found
 
@@ -112,7 +113,22 @@ def test_a_record_fits_a_row_group(
     bound(str(table), tmp_path / "out", settings(max_examples_per_user=3))
     with pytest.raises(InputError, match=r"max_examples_per_user=4 <= 3\. .* fewer"):
         bound(str(table), tmp_path / "more", settings(max_examples_per_user=4))
-    assert not list((tmp_path / "more.unfinished").glob("job.json"))
+    assert not (tmp_path / "more.unfinished").exists()
+
+
+def test_wide_rows_make_small_tasks(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that holds its rows four times stays below its share of memory."""
+    rows, width, share = 600, 50, 1 << 16
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * width)), width)
+    table = pa.table({"user": np.arange(rows), "wide": wide})
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=20)
+    monkeypatch.setattr(bound_folder, "TASK_BYTES", share)
+    source = str(tmp_path / "table.parquet")
+    job, _ = bound_folder.open_job(source, tmp_path / "out", settings(), key_file=None)
+    most = max(*(run.num_rows for run in job.runs), rows / job.num_parts)
+    assert share / 2 < 4 * most * (8 + width * 8 + 4) < share
 
 
 def test_more_users_than_slots_are_refused(
