@@ -23,7 +23,7 @@ from pipelines.files.stopping import RESUMES, stoppable
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
-from pipelines.job.fan_in import choose_fan_in, traffic
+from pipelines.job.fan_in import FanIn, choose_fan_in, traffic
 from pipelines.job.job_folder import check_out
 from pipelines.job.make_batches import open_input
 from pipelines.job.packing import Layout
@@ -99,7 +99,7 @@ def _users_note(source: str, dataset: Dataset) -> str:
     )
 
 
-def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any]:
+def _summary(layout: Layout, cost: Estimate) -> dict[str, Any]:
     plan = layout.plan
     return {
         "sampler": plan.sampler,
@@ -112,7 +112,20 @@ def _summary(layout: Layout, cost: Estimate, worker_bytes: int) -> dict[str, Any
         "expected_padding": round(cost.padding, 4),
         "shuffle_bytes": cost.shuffle_bytes,
         "output_bytes": cost.output_bytes,
-        "bytes_per_worker": worker_bytes,
+    }
+
+
+def _of_blocks(
+    layout: Layout, dataset: Dataset, fan_in: FanIn | None, *, by_value: bool
+) -> dict[str, Any]:
+    """Returns what depends on the sizes of blocks; nothing if these are sensitive."""
+    if dataset.bounded:
+        return {}
+    needed = worker_bytes(layout, dataset, by_value=by_value, fan_in=fan_in)
+    asked = fan_in and traffic(layout, len(dataset.blocks), fan_in)
+    return {
+        "bytes_per_worker": needed,
+        **(dataclasses.asdict(asked) if asked else {}),
     }
 
 
@@ -173,11 +186,8 @@ def run(
     shuffle = poisson_batching.choose_shuffle(job["shuffle"], runner)
     by_value = shuffle == poisson_batching.ENGINE
     fan_in = None if local or by_value else choose_fan_in(layout, dataset)
-    needed = worker_bytes(layout, dataset, by_value=by_value, fan_in=fan_in)
-    summary = {**_summary(layout, cost, needed), "shuffle": shuffle}
-    if fan_in:
-        asked = traffic(layout, len(dataset.blocks), fan_in)
-        summary |= dataclasses.asdict(asked)
+    summary = {**_summary(layout, cost), "shuffle": shuffle}
+    summary |= _of_blocks(layout, dataset, fan_in, by_value=by_value)
     if note := _users_note(source, dataset):
         click.echo(note, err=True)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
@@ -203,15 +213,17 @@ def make_batches(source: str, out: str, settings: BatchSettings) -> None:
 def _write(dataset: Dataset, layout: Layout, out: str, **others: Any) -> Manifest:
     totals = {
         progress.BOUNDARIES: num_block_passes(layout.plan, len(dataset.blocks)),
-        progress.BLOCKS: len(dataset.blocks),
+        # Of bounded users it grows with their number.
+        progress.BLOCKS: 0 if dataset.bounded else len(dataset.blocks),
         progress.STEPS: layout.plan.num_steps,
     }
     totals = {label: total for label, total in totals.items() if total}
-    with (
-        stoppable(RESUMES),
-        Bars(totals) as bars,
-        progress.listen(bars.advance),
-    ):
+
+    def tell(label: str, amount: int) -> None:
+        if label in totals:
+            bars.advance(label, amount)
+
+    with stoppable(RESUMES), Bars(totals) as bars, progress.listen(tell):
         for label, total in totals.items():
             bars.set_total(label, total)
         return poisson_batching.write_batches(

@@ -30,6 +30,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from accounting.neighboring_relation import REPLACE_SPECIAL, is_supported
 from accounting.plan import DpSgdPlan, fingerprint
 from accounting.validation import InputError
 from pipelines.batches.manifest import (
@@ -192,13 +193,19 @@ def check_dataset(layout: Layout, dataset: Dataset) -> None:
 
 
 def _check_slots(plan: DpSgdPlan, dataset: Dataset) -> None:
-    """Refuses slots without rows for samplers that give every slot a place."""
+    """Refuses samplers for which nothing is proven about bounded users."""
     places = plan.largest_batch_size is not None and plan.truncated_batch_size is None
     if places and dataset.bounded is not None:
         raise InputError(
             f"Expected --sampler {plan.sampler} not to be used on the rows that `dpsgd "
             "bound` kept: it gives each of a public number of slots a place, and which "
             "slots have rows depends on the users. Use truncated-poisson or poisson."
+        )
+    count = dataset.bounded.examples_per_user if dataset.bounded else 1
+    if count > 1 and not is_supported(plan.sampler, REPLACE_SPECIAL, count):
+        raise InputError(
+            f"Expected --sampler {plan.sampler} not to be used on up to {count} rows "
+            "of a user: no epsilon is proven for it. Use truncated-poisson or poisson."
         )
 
 

@@ -3,7 +3,9 @@
 Formal guarantees:
   - A layout depends only on public values, never on the engine or the machine.
 
-Public: everything here; sizes are bounds, or expectations over the sampling.
+Public: sizes are bounds, or expectations over the sampling.  Sensitive if users are
+bounded: the memory that a block needs, which depends on how many rows they have; no
+message holds it.
 """
 
 from __future__ import annotations
@@ -163,10 +165,11 @@ def local_threads(layout: Layout, dataset: Dataset, memory_limit: int) -> int:
     each = _work_bytes(layout, dataset, unit_bytes(layout))
     shared = _BASE_BYTES + boundaries_bytes(layout.plan)
     if memory_limit < shared + each:
+        least = "to suffice for" if dataset.bounded else f">= {shared + each} bytes for"
         raise InputError(
-            f"Expected memory_limit={memory_limit} >= {shared + each} bytes, "
-            "which one block or one range of steps needs. Raise --memory-limit, lower "
-            "--batch-size, or prepare the input with smaller --row-group-rows."
+            f"Expected memory_limit={memory_limit} {least} one block or one range of "
+            "steps. Raise --memory-limit, lower --batch-size, or prepare the input "
+            "with smaller --row-group-rows."
         )
     return min(num_cores(), (memory_limit - shared) // each)
 

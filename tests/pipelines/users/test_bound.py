@@ -291,6 +291,45 @@ def test_samplers_that_place_every_slot_are_refused(
         write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
 
 
+def test_a_sampler_without_a_proof_for_several_rows_is_refused(
+    bounded: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    settings = BatchSettings(
+        expected_batch_size=40, num_epochs=1, sampler="balls-and-bins"
+    )
+    dataset, layout = open_input(str(bounded), str(tmp_path / "out"), settings)
+    with pytest.raises(InputError, match="balls-and-bins not to be used on up to 3 r"):
+        write_batches(dataset=dataset, layout=layout, out=tmp_path / "out")
+
+
+def test_batches_tell_nothing_of_users(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither sizes of blocks nor their number depend on users alone."""
+
+    def run(name: str, options: str, users: np.ndarray) -> str:
+        columns = {"user": users, "row": np.arange(len(users))}
+        pq.write_table(pa.table(columns), f"{name}.parquet", row_group_size=600)
+        bound(f"{name}.parquet", name, SETTINGS)
+        call = f"batches --batch-size 40 --epochs 1 --input {name} {options}"
+        monkeypatch.setattr("sys.argv", ["dpsgd", *call.split()])
+        with pytest.raises(SystemExit):
+            command_line.main()
+        return "".join(capfd.readouterr()).replace(name, "NAME")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipelines.files.progress_bars._LINE_SECONDS", 0.0)
+    many, few = np.arange(ROWS), np.zeros(ROWS, int)
+    few[-1] = 1  # one row group keeps nothing
+    for options in ("--out x --dry-run", "--out x --memory-limit 1MiB"):
+        assert run("many", options, many) == run("few", options, few)
+        shutil.rmtree("many")
+        shutil.rmtree("few")
+    assert "blocks" not in run("many", "--out y", many)
+
+
 def test_a_shared_key_is_refused(
     bounded: pathlib.Path, key_file: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
