@@ -41,11 +41,17 @@ TEXTS = {
     ),
     REPLACE_ONE: "replace-one: one example is replaced by any other",
 }
-#: Zero-out for users.
-ZERO_OUT_OF_USER = (
-    "zero-out: all examples of one user are replaced by ghosts that keep their slots "
-    "and contribute zero"
-)
+#: Definitions for users.
+TEXTS_OF_USER = {
+    REPLACE_SPECIAL: (
+        "zero-out: all examples of one user are replaced by ghosts that keep their "
+        "slots and contribute zero"
+    ),
+    ADD_OR_REMOVE_ONE: (
+        "add-or-remove: all examples of one user are added or removed; the sampling "
+        "probability stays the same"
+    ),
+}
 #: The condition on the number of examples under replace-one.
 SAME_NUMBER = "both data sets have num_examples examples, and that number is public"
 

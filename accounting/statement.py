@@ -105,8 +105,8 @@ class PrivacyStatement:
         """Definition of neighbouring data sets, and the condition on their size."""
         number = self._wording.num_examples
         text = relations.TEXTS[self.neighboring_relation]
-        if self._is_for_users and self.neighboring_relation == REPLACE_SPECIAL:
-            text = relations.ZERO_OUT_OF_USER
+        if self._is_for_users:
+            text = relations.TEXTS_OF_USER.get(self.neighboring_relation, text)
         return f"{text}; {number}"
 
     @property

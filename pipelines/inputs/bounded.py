@@ -82,7 +82,8 @@ class Bounded:
                 f"one user: an example holds the rows of one, of which `dpsgd bound` "
                 f"kept at most {most}, at random"
             )
-        return f"one user, of whom `dpsgd bound` kept at most {most} rows, at random"
+        rows = "row" if most == 1 else "rows"
+        return f"one user, of whom `dpsgd bound` kept at most {most} {rows}, at random"
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict, with ``format`` and ``version``."""

@@ -85,7 +85,7 @@ def _find_cases(
     found, notes = list[tuple[Case, Part]](), dict[str, None]()
     for part in parts:
         cases, more = compare_noise.find_cases(
-            part.settings, part.num_examples, say, part.examples_per_user, part.level
+            part.settings, part.num_examples, say, part.bounded, part.level
         )
         found += [(case, part) for case in cases]
         notes |= dict.fromkeys(more)

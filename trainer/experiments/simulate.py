@@ -103,7 +103,7 @@ def _reference(settings: SimulationSettings, dataset: Dataset) -> Configuration:
             plan,
             epsilon=training.target_epsilon,
             delta=settings.delta,
-            max_examples_per_user=privacy.count_of(dataset.description),
+            description=dataset.description,
         )
     return Configuration(plan=plan, noise_multiplier=noise)
 
@@ -119,5 +119,5 @@ def _statement(
         delta=settings.delta,
         gradients=gradients_text(training.method, training.method_settings),
         allow_large_delta=training.allow_large_delta,
-        **privacy.unit_of(description),
+        **privacy.unit_of(description, reference.plan),
     )

@@ -346,7 +346,7 @@ def noise_multiplier_of(settings: TrainSettings, manifest: Manifest) -> float | 
         epsilon=settings.target_epsilon,
         delta=settings.target_delta,
         theorem=privacy.theorem_of_settings(settings),
-        max_examples_per_user=privacy.count_of(manifest.dataset),
+        description=manifest.dataset,
     )
 
 
@@ -355,6 +355,7 @@ def _statement(
 ) -> Any:
     if noise_multiplier is None or settings.target_delta is None:
         return None
+    theorem = privacy.theorem_of_settings(settings)
     return privacy.plan_statement(
         manifest.plan,
         noise_multiplier=noise_multiplier,
@@ -366,9 +367,9 @@ def _statement(
             views=settings.views,
             rows_per_user=rows_per_user(manifest),
         ),
-        theorem=privacy.theorem_of_settings(settings),
+        theorem=theorem,
         allow_large_delta=settings.allow_large_delta,
-        **privacy.unit_of(manifest.dataset),
+        **privacy.unit_of(manifest.dataset, manifest.plan, theorem),
     )
 
 

@@ -8,7 +8,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, statement
-from accounting.neighboring_relation import REPLACE_SPECIAL
+from accounting.neighboring_relation import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, pretty_json, write_atomically
@@ -26,6 +26,7 @@ from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
     from accounting.theorem import Theorem
+    from trainer.settings.user_levels import Level
 
 NOT_PRIVATE = (
     "This run is not private: gradients were not clipped and no noise was added. "
@@ -64,21 +65,51 @@ def theorem_of_run(record: RunRecord) -> Theorem | None:
     )
 
 
-def unit_of(description: dict[str, Any]) -> dict[str, Any]:
+def unit_of(
+    description: dict[str, Any], plan: DpSgdPlan, theorem: Theorem | None = None
+) -> dict[str, Any]:
     """Returns the privacy unit of batches, as arguments of ``plan_statement``.
 
-    ``description`` is the data set's own, with the note of `dpsgd bound`.
+    Args:
+      description: The data set's own, with the note of `dpsgd bound`.
+      plan: How the batches were sampled.
+      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
     """
     bounded = Bounded.of(description)
     if bounded is None:
         return {}
-    return {"max_examples_per_user": bounded.examples_per_user, "unit": bounded.unit}
+    return {
+        "max_examples_per_user": bounded.examples_per_user,
+        "neighboring_relation": relation_of(plan, bounded, theorem),
+        "unit": bounded.unit,
+    }
+
+
+def relation_of(
+    plan: DpSgdPlan, bounded: Bounded | Level | None, theorem: Theorem | None = None
+) -> str:
+    """Returns the neighbouring relation under which batches are accounted for.
+
+    No step draws an empty slot of bounded users, so that ``num_examples`` only bounds
+    their examples.  Of truncated batches, the mixture under zero-out is proven for
+    exactly that number, and can be too small for fewer; under add-or-remove it is
+    proven for fewer, too.  All other bounds hold for fewer under zero-out.
+
+    Args:
+      plan: How the batches were sampled.
+      bounded: How users are bounded; None if they are not.
+      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
+    """
+    mixture = plan.truncated_batch_size is not None and theorem is None
+    if mixture and bounded is not None and bounded.examples_per_user == 1:
+        return ADD_OR_REMOVE_ONE
+    return REPLACE_SPECIAL
 
 
 def count_of(description: dict[str, Any]) -> int:
     """Returns the maximum number of examples per user, 1 if the unit is an example."""
-    count: int = unit_of(description).get("max_examples_per_user", 1)
-    return count
+    bounded = Bounded.of(description)
+    return bounded.examples_per_user if bounded else 1
 
 
 def noise_multiplier(
@@ -87,7 +118,7 @@ def noise_multiplier(
     epsilon: float,
     delta: float,
     theorem: Theorem | None = None,
-    max_examples_per_user: int = 1,
+    description: dict[str, Any] | None = None,
 ) -> float:
     """Returns a noise multiplier with which ``plan`` is (epsilon, delta)-private.
 
@@ -96,20 +127,22 @@ def noise_multiplier(
       epsilon: Target, above 0.
       delta: Target, in (0, 1).
       theorem: Theorem of a method with its own accounting; None for DP-SGD's.
-      max_examples_per_user: k; above 1 the privacy unit is a user.
+      description: The data set's own; None if the unit is an example.
 
     Raises:
       InputError: nothing is proven for the plan's sampler or unit, or no noise
         suffices.
     """
+    description = description or {}
     if theorem is not None:
-        statement.check_unit(theorem, max_examples_per_user)
+        statement.check_unit(theorem, count_of(description))
         return theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
     return accountant.noise_multiplier(
         plan,
         epsilon=epsilon,
         delta=delta,
-        max_examples_per_user=max_examples_per_user,
+        max_examples_per_user=count_of(description),
+        neighboring_relation=relation_of(plan, Bounded.of(description)),
     ).guarantee
 
 
@@ -166,7 +199,8 @@ def run_statement(
       manifest: Manifest of the batches.
       delta: Delta to state; that of the record if None.
       allow_large_delta: Whether to accept a delta that protects next to nothing.
-      neighboring_relation: One of `neighboring_relation.RELATIONS`.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`; zero-out becomes
+        ``relation_of``.
       max_examples_per_user: k; above 1 the privacy unit is a user.
 
     Raises:
@@ -182,6 +216,10 @@ def run_statement(
     )
     if is_stopped:
         stopped.check(record)
+    theorem = theorem_of_run(record)
+    unit = _unit_asked_for(manifest, max_examples_per_user, theorem)
+    if neighboring_relation != REPLACE_SPECIAL:
+        unit["neighboring_relation"] = neighboring_relation
     whole = plan_statement(
         manifest.plan,
         noise_multiplier=noise_multiplier,
@@ -193,18 +231,20 @@ def run_statement(
             views=record.model.get("views", 1),
             rows_per_user=record.model.get("rows_per_user", 1),
         ),
-        theorem=theorem_of_run(record),
+        theorem=theorem,
         allow_large_delta=allow_large_delta,
-        neighboring_relation=neighboring_relation,
-        **_unit_asked_for(manifest, max_examples_per_user),
+        **unit,
     )
     whole = dataclasses.replace(whole, learned_before=_learned_before(record, manifest))
     return stopped.statement_of(whole, record) if is_stopped else whole
 
 
-def _unit_asked_for(manifest: Manifest, max_examples_per_user: int) -> dict[str, Any]:
+def _unit_asked_for(
+    manifest: Manifest, max_examples_per_user: int, theorem: Theorem | None
+) -> dict[str, Any]:
     """Returns the unit of the batches or, if they state none, the requested one."""
-    unit = unit_of(manifest.dataset) or {"max_examples_per_user": max_examples_per_user}
+    unit = unit_of(manifest.dataset, manifest.plan, theorem)
+    unit = unit or {"max_examples_per_user": max_examples_per_user}
     found = unit["max_examples_per_user"]
     if max_examples_per_user not in (1, found):
         raise InputError(

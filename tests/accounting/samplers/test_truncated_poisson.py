@@ -371,3 +371,37 @@ def test_delta_never_rises_with_epsilon(noise):
     ]
     for before, after in itertools.pairwise(deltas):
         assert after <= before * (1 + 1e-5)
+
+
+def step_delta(num_rows, rate, cap, noise, other):
+    """Delta of one step at epsilon 0, of which all rows but one add ``other``."""
+    z, cell = np.linspace(-8, 9, 34_001, retstep=True)
+    with_row, without = np.zeros_like(z), np.zeros_like(z)
+    for drawn in range(num_rows):
+        weight = stats.binom.pmf(drawn, num_rows - 1, rate)
+        evicts, before = drawn >= cap, min(drawn, cap) * other
+        kept = rate * cap / (drawn + 1) if evicts else rate
+        after = before + 1 - evicts * other
+        sums = stats.norm.pdf(z, before, noise), stats.norm.pdf(z, after, noise)
+        without += weight * sums[0]
+        with_row += weight * ((1 - kept) * sums[0] + kept * sums[1])
+    return np.maximum(with_row - without, 0).sum() * cell
+
+
+def test_of_fewer_rows_than_slots_only_add_or_remove_is_proven():
+    """Why `trainer.run.privacy.relation_of` has it for bounded users."""
+    found = {
+        relation: accountant.delta(
+            plan(1, 1, 20, 1),
+            noise_multiplier=0.5,
+            epsilon=0.0,
+            neighboring_relation=relation,
+        ).guarantee
+        for relation in ("REPLACE_SPECIAL", "ADD_OR_REMOVE_ONE")
+    }
+    of_rows = {
+        rows: max(step_delta(rows, 1 / 20, 1, 0.5, other) for other in (-1, 0, 1))
+        for rows in (1, 2, 3, 5, 10, 20)
+    }
+    assert max(of_rows.values()) <= found["ADD_OR_REMOVE_ONE"]
+    assert of_rows[20] <= found["REPLACE_SPECIAL"] < of_rows[2]

@@ -41,7 +41,7 @@ def finish(request: Request, *, auc: float = 0.7) -> None:
             noise_multiplier=request.settings.noise_multiplier,
             l2_norm_clip=request.settings.l2_norm_clip,
             delta=request.settings.target_delta,
-            **privacy.unit_of(manifest.dataset),
+            **privacy.unit_of(manifest.dataset, manifest.plan),
         ).to_json()
     for name, fields in (
         (METRICS_NAME, {"auc": auc, "log_loss": 0.5, "aggregates": {}}),

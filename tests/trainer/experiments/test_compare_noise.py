@@ -11,6 +11,7 @@ import pytest
 
 from accounting import accountant
 from accounting.validation import InputError
+from pipelines.inputs.bounded import Bounded
 from tests.trainer.experiments.conftest import NUM_EXAMPLES, PRIVATE, Work
 from trainer.experiments import compare as library
 from trainer.experiments.comparison.case import Case
@@ -56,7 +57,10 @@ def test_noise_is_that_of_users_if_they_are_bounded(
 ) -> None:
     settings = make_settings(noise=(OWN,), samplers=(POISSON,))
     (one,), _ = find_cases(settings, NUM_EXAMPLES, silent)
-    (users,), _ = find_cases(settings, NUM_EXAMPLES, silent, 3)
+    bounded = Bounded(
+        user_column="user", max_examples_per_user=3, num_examples=NUM_EXAMPLES
+    )
+    (users,), _ = find_cases(settings, NUM_EXAMPLES, silent, bounded)
     noise = users.settings.noise_multiplier
     assert noise is not None
     assert noise > (one.settings.noise_multiplier or 0.0)

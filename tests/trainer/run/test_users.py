@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from accounting import accountant
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest, read_manifest
 from pipelines.inputs.bounded import ROW_WEIGHTS, USERS
@@ -87,6 +88,17 @@ def test_a_run_on_records_of_users(request_of_users: Request) -> None:
     privacy = json.loads((run / "privacy.json").read_bytes())
     assert privacy["privacy_unit"].startswith("one user: an example holds the rows")
     assert "the mean loss over at most 3 rows of a user" in privacy["mechanism"]
+    # There are fewer users than slots, which zero-out does not cover.
+    relation = "ADD_OR_REMOVE_ONE"
+    assert privacy["neighboring_relation"] == relation
+    assert "all examples of one user are added" in privacy["neighboring_relation_text"]
+    found = accountant.epsilon(
+        read_manifest(request_of_users.batches).plan,
+        noise_multiplier=privacy["noise_multiplier"],
+        delta=1e-3,
+        neighboring_relation=relation,
+    )
+    assert privacy["epsilon"] == found.guarantee <= 4.0
     record = json.loads((run / "run_record.json").read_bytes())
     assert record["model"]["rows_per_user"] == MOST
     assert summary.metrics["examples"] == "held-out"

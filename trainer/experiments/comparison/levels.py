@@ -37,7 +37,6 @@ from pipelines.users.bound_job import BoundSettings
 from pipelines.users.text_tables import is_text
 from trainer.experiments.comparison.runs import Say, training_data
 from trainer.model.evaluation import check_files
-from trainer.run import privacy
 from trainer.settings.comparison_settings import ComparisonSettings
 from trainer.settings.user_levels import Level, UserLevels
 
@@ -49,13 +48,13 @@ class Part:
     Attributes:
       settings: Settings with the source and the batches of this data set.
       num_examples: Number of slots.
-      examples_per_user: Maximum examples per user; 1 if the unit is an example.
+      bounded: How its users are bounded; None if the unit is an example.
       level: How users are bounded; None if the comparison does not vary it.
     """
 
     settings: ComparisonSettings
     num_examples: int
-    examples_per_user: int
+    bounded: Bounded | Level | None
     level: Level | None = None
 
 
@@ -86,14 +85,8 @@ def find_parts(settings: ComparisonSettings) -> list[Part]:
     if settings.users is not None:
         return _parts_of_users(settings, settings.users)
     dataset = training_data(settings)
-    count = privacy.count_of(dataset.description)
-    return [
-        Part(
-            settings=settings,
-            num_examples=dataset.num_examples,
-            examples_per_user=count,
-        )
-    ]
+    bounded, number = dataset.bounded, dataset.num_examples
+    return [Part(settings=settings, num_examples=number, bounded=bounded)]
 
 
 def _parts_of_users(settings: ComparisonSettings, users: UserLevels) -> list[Part]:
@@ -125,7 +118,7 @@ def _part(settings: ComparisonSettings, level: Level, batches: BatchSettings) ->
     return Part(
         settings=dataclasses.replace(settings, batches=(batches,), source=source),
         num_examples=level.num_examples,
-        examples_per_user=level.examples_per_user,
+        bounded=level,
         level=level,
     )
 

@@ -36,6 +36,7 @@ from accounting.intervals import EXACT, NoiseBounds
 from accounting.plan import DpSgdPlan, check_epochs
 from accounting.statement import check_unit
 from accounting.validation import InputError
+from pipelines.inputs.bounded import Bounded
 from pipelines.job.batch_settings import BatchSettings
 from trainer.experiments.comparison.case import (
     GIVEN,
@@ -69,7 +70,7 @@ def find_cases(
     settings: ComparisonSettings,
     num_examples: int,
     say: Say,
-    max_examples_per_user: int = 1,
+    bounded: Bounded | Level | None = None,
     level: Level | None = None,
 ) -> tuple[list[Case], list[str]]:
     """Returns all cases with their noise, and notes on those left out.
@@ -78,7 +79,7 @@ def find_cases(
       settings: What to compare.
       num_examples: Number of slots in the data set.
       say: Called with each line of progress.
-      max_examples_per_user: k of a bounded data set; above 1, the noise protects users.
+      bounded: How the users of the data set are bounded; None protects examples.
       level: How users are bounded, if the comparison varies it.
 
     Raises:
@@ -88,9 +89,7 @@ def find_cases(
     cases, notes = list[Case](), dict[str, None]()
     for batches in zip(*map(settings.batches_of, settings.samplers), strict=True):
         for training in settings.trained:
-            answers = _Answers(
-                training, batches, num_examples, max_examples_per_user, level
-            )
+            answers = _Answers(training, batches, num_examples, bounded, level)
             notes |= dict.fromkeys(answers.left_out())
             found = without_repetition(answers.cases(settings.noise))
             for case in found:
@@ -111,10 +110,10 @@ class _Answers:
         training: TrainSettings,
         batches: Sequence[BatchSettings],
         num_examples: int,
-        count: int,
+        bounded: Bounded | Level | None,
         level: Level | None,
     ) -> None:
-        self._training, self._count, self._level = training, count, level
+        self._training, self._bounded, self._level = training, bounded, level
         self._plans = {each.sampler: each.plan(num_examples) for each in batches}
         self._theorem = None
         if is_private(training):
@@ -182,17 +181,26 @@ class _Answers:
             training.target_epsilon,
             training.target_delta,
             self._theorem,
-            self._count,
+            self._bounded,
         )
 
 
 @functools.lru_cache
 def _bounds(
-    plan: DpSgdPlan, epsilon: float, delta: float, theorem: Theorem | None, count: int
+    plan: DpSgdPlan,
+    epsilon: float,
+    delta: float,
+    theorem: Theorem | None,
+    bounded: Bounded | Level | None,
 ) -> NoiseBounds:
+    count = bounded.examples_per_user if bounded else 1
     if theorem is None:
         return accountant.noise_multiplier(
-            plan, epsilon=epsilon, delta=delta, max_examples_per_user=count
+            plan,
+            epsilon=epsilon,
+            delta=delta,
+            max_examples_per_user=count,
+            neighboring_relation=privacy.relation_of(plan, bounded),
         )
     check_unit(theorem, count)
     found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
