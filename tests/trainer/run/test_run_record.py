@@ -243,20 +243,24 @@ def test_one_example_of_each_user_is_a_user(small_batches: Any, note: Bounded) -
     plain = small_batches.manifest
     bounded = dataclasses.replace(plain, dataset={BOUNDED: note.to_json()})
     found = run_statement(make_record(bounded), bounded, delta=1e-3)
-    assert found.epsilon == run_statement(make_record(plain), plain, delta=1e-3).epsilon
+    alone = run_statement(
+        make_record(plain), plain, delta=1e-3, neighboring_relation="ADD_OR_REMOVE_ONE"
+    )
+    assert found.epsilon == alone.epsilon
+    assert found.neighboring_relation == alone.neighboring_relation
     assert found.privacy_unit == note.unit
 
 
 def test_noise_for_a_target_is_that_of_the_unit(small_batches: Any) -> None:
     plan = small_batches.manifest.plan
     target = {"epsilon": 2.0, "delta": 1e-3}
-    for_users = privacy.noise_multiplier(plan, **target, max_examples_per_user=3)
+    note = Bounded(user_column="user", max_examples_per_user=3, num_examples=40)
+    bounded = {"description": {BOUNDED: note.to_json()}}
+    for_users = privacy.noise_multiplier(plan, **target, **bounded)
     assert for_users > privacy.noise_multiplier(plan, **target)
     mixing = Mixing(mix_width=0.15, l2_norm_clip=1.0)
     with pytest.raises(InputError, match="max_examples_per_user=3 to be 1 for"):
-        privacy.noise_multiplier(
-            plan, **target, theorem=mixing, max_examples_per_user=3
-        )
+        privacy.noise_multiplier(plan, **target, theorem=mixing, **bounded)
 
 
 @pytest.mark.parametrize(
