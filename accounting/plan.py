@@ -137,6 +137,16 @@ class DpSgdPlan:
         return self.num_steps // self.num_epochs
 
     @property
+    def epochs_in_words(self) -> str:
+        """The number of epochs, as `epochs_in_words` says it."""
+        return epochs_in_words(
+            self.num_examples,
+            self.expected_batch_size,
+            num_steps=self.num_steps,
+            num_epochs=self.num_epochs,
+        )
+
+    @property
     def largest_batch_size(self) -> int | None:
         """Largest possible number of examples in a step; None if it has no bound."""
         return sampler_registry.rules(self.sampler).largest_batch_size(self)
@@ -218,6 +228,31 @@ def steps_per_epoch(num_examples: int, expected_batch_size: int) -> int:
     check_int("num_examples", num_examples, at_least=1)
     _check_batch_size(expected_batch_size, num_examples)
     return (2 * num_examples + expected_batch_size) // (2 * expected_batch_size)
+
+
+def epochs_in_words(
+    num_examples: int, expected_batch_size: int, *, num_steps: int, num_epochs: int
+) -> str:
+    """Returns how often an example is expected to be used, in words.
+
+    Steps that make no whole epochs have ``num_epochs=1`` in a plan, which is no number
+    of passes over the data.
+
+    Args:
+      num_examples: Slots of the data set.
+      expected_batch_size: Expected examples per step.
+      num_steps: Steps in all.
+      num_epochs: Epochs of the plan.
+
+    Example:
+      >>> epochs_in_words(1000, 10, num_steps=100, num_epochs=1)
+      '1 epoch'
+      >>> epochs_in_words(1000, 10, num_steps=250, num_epochs=1)
+      '2.5 epochs'
+    """
+    if num_steps != num_epochs * steps_per_epoch(num_examples, expected_batch_size):
+        return f"{num_steps * expected_batch_size / num_examples:.4g} epochs"
+    return f"{num_epochs:,} epoch{'s' * (num_epochs != 1)}"
 
 
 def steps_and_epochs(

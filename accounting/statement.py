@@ -266,7 +266,7 @@ class PrivacyStatement:
             f"  sampling    {fields['sampling']}.",
             f"  relation    {self.relation_text} ({self.neighboring_relation}).",
             f"  unit        {fields['privacy_unit']}; {self._number()}.",
-            f"  steps       T={plan.num_steps:,} in {plan.num_epochs:,} epoch(s), "
+            f"  steps       T={plan.num_steps:,} in {plan.epochs_in_words}, "
             f"q={plan.sampling_probability}, "
             f"expected batch size {plan.expected_batch_size:,}{self._cap()}.",
             f"  noise       multiplier {self.noise_multiplier!r}, clip "

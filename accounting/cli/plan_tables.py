@@ -3,7 +3,7 @@
 Formal guarantees:
   - What is proven is rounded up, and lower bounds are rounded down.
   - A lower bound alone is printed as no guarantee.
-  - A crossover that is not proven is called possible.
+  - A lower bound never makes a crossover: there the order is called not proven.
 """
 
 from __future__ import annotations

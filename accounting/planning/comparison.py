@@ -77,7 +77,12 @@ class Question:
     @property
     def epochs(self) -> str:
         """The number of epochs, in words."""
-        return f"{self.num_epochs:,} epoch{'s' * (self.num_epochs != 1)}"
+        return plans.epochs_in_words(
+            self.num_examples,
+            self.expected_batch_size,
+            num_steps=self.num_steps,
+            num_epochs=self.num_epochs,
+        )
 
     def plan(self, sampler: str) -> DpSgdPlan:
         """Returns the plan of ``sampler``, with the least cap if none is given.

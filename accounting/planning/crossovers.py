@@ -4,7 +4,7 @@ Formal guarantees:
   - A line is called below another only where its proven value is below the other's
     lower bound.
   - A crossover is called proven only between two values at which a pair has opposite
-    proven orders; every other one is called possible.
+    proven orders; everywhere else the order is called not proven.
 """
 
 from __future__ import annotations

@@ -56,6 +56,14 @@ def test_text_names_everything_a_reviewer_asks_for(small_plan, sampler):
         assert item in text
 
 
+def test_steps_that_make_no_whole_epochs_are_never_called_one(small_plan):
+    said = make(small_plan, "poisson")
+    assert "T=200 in 2 epochs, q=1/100" in said.to_text()
+    odd = dataclasses.replace(said.plan, num_steps=250, num_epochs=1)
+    text = dataclasses.replace(said, plan=odd).to_text()
+    assert "T=250 in 2.5 epochs, q=1/100" in text
+
+
 def test_a_printed_epsilon_is_rounded_up(small_plan):
     said = make(small_plan)
     printed = float(said.claim.split("(")[1].split(",")[0])

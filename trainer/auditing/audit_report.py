@@ -112,7 +112,7 @@ class Report:
         plan, claim = self.audited, self.verdict.claim
         click.echo(
             f"{self.title}: n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
-            f"T={plan.num_steps:,}, {plan.num_epochs:,} epoch(s), noise multiplier "
+            f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
             f"{claim.noise_multiplier:.6g}\n"
             f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
             f"{claim.epsilon:.4f} at delta {claim.delta!r}"
