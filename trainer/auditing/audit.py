@@ -92,6 +92,7 @@ def settings_of_run(
         noise_multiplier=noise,
         l2_norm_clip=record.l2_norm_clip,
         delta=delta,
+        views=record.model.get("views", 1),
         **others,
     )
 
@@ -148,7 +149,13 @@ def _audit_trainer(
     claims.check(noise, delta)
     sampled, rows, count = _small_users(settings)
     runs = audit_training.runs(
-        settings.plan, noise, settings.l2_norm_clip, settings.num_trials, sampled, rows
+        settings.plan,
+        noise,
+        settings.l2_norm_clip,
+        settings.num_trials,
+        sampled,
+        rows,
+        views=min(settings.views, audit_training.MOST_ROWS),
     )
     outcomes = []
     for number, run in enumerate(runs, start=1):
@@ -168,7 +175,8 @@ def _audit_trainer(
         f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
         f"T={few.num_steps:,}, for checks alone, dense on the vectorised path"
     )
-    return verdict, [note, *_of_users(rows, settings, count)]
+    views = [f"each example has {runs[0].views} equal views"] * (runs[0].views > 1)
+    return verdict, [note, *views, *_of_users(rows, settings, count)]
 
 
 def _small_users(settings: AuditSettings) -> tuple[str | None, int, int]:

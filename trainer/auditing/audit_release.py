@@ -92,7 +92,7 @@ def read_parts(batches: pathlib.Path) -> list[Part]:
 
 
 def _canaries(column: np.ndarray) -> np.ndarray:
-    """Returns the canary of each example, which is that of all rows of a record."""
+    """Returns the canary of each example: that of all rows of a record, or views."""
     return column.reshape(len(column), -1)[:, 0]
 
 

@@ -72,7 +72,7 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
         path.parent.mkdir()
         flat = pa.array(labels.astype(np.float32)[user].ravel())
         lists = pa.FixedSizeListArray.from_arrays(flat, len(LAYERS))
-        table = pa.table({CANARY: (user + 1).astype(np.int32), "label": lists})
+        table = pa.table({CANARY: _in_views(user + 1, run.views), "label": lists})
         if run.sampled is not None and path.parent.name == "data":
             table = table.append_column(_USER, pa.array(user))
         told = json.dumps({NUM_CANARIES: len(is_real)}).encode()
@@ -84,6 +84,12 @@ def write_table(folder: pathlib.Path, run: SmallRun, is_real: np.ndarray) -> Non
     write(folder / "data" / "part.parquet", 1 + slopes, _users(run))
     # A run needs held-out examples; their metrics are not used.
     write(folder / "held-out" / "part.parquet", np.ones((2, len(LAYERS))), np.arange(2))
+
+
+def _in_views(canaries: np.ndarray, views: int) -> pa.Array:
+    """Returns a column with the canary of each row, once per view."""
+    each = pa.array(np.repeat(canaries, views).astype(np.int32))
+    return each if views == 1 else pa.FixedSizeListArray.from_arrays(each, views)
 
 
 def _users(run: SmallRun) -> np.ndarray:
@@ -189,6 +195,7 @@ def _train(
         # An evaluation completes lazy noise: none before a release.
         eval_every=num_steps,
         embedding_noise=run.embedding_noise,
+        views=run.views,
     )
     request = Request(
         settings=settings,

@@ -14,7 +14,8 @@ it is real or a ghost.  The releases are tested in two ways:
     trainer is the mechanism that epsilon was proven for.
 
 If the privacy unit is a user, a canary has many rows, of which `dpsgd bound` keeps at
-most k; an example is one of them, or the record of all.
+most k; an example is one of them, or the record of all.  For a run with views, every
+example has as many, in columns of the batches: the canary's gradient is their mean.
 
 There are four kinds of small runs, each judged separately: with dense and with lazy
 noise, with many canaries and with so few that steps are empty.  One of them takes the
@@ -53,7 +54,8 @@ from trainer.settings.train_settings import DENSE_NOISE, LAZY_NOISE
 NUM_CANARIES = 4096
 #: Rows of a user before the bound, over those that are kept.
 _TIMES_AS_MANY = 10
-#: Largest number of rows per user in a small run: more take longer and show the same.
+#: Largest number of rows per user, and of views per example, in a small run: more take
+#: longer and show the same.
 MOST_ROWS = 8
 #: Canaries, and steps, of a run with few canaries: a third of the steps are empty.
 _NUM_FEW = 32
@@ -79,6 +81,7 @@ class SmallRun:
       model: Function of ``audit_model``.
       sampled: One of ``bounded.SAMPLED``; None if the privacy unit is an example.
       rows_per_user: Rows kept per user; 1 without users.
+      views: Views per example, all equal.
     """
 
     sampler: str
@@ -92,6 +95,7 @@ class SmallRun:
     model: str
     sampled: str | None = None
     rows_per_user: int = 1
+    views: int = 1
 
     @property
     def raw_rows(self) -> int:
@@ -141,6 +145,8 @@ def small_runs(
     l2_norm_clip: float,
     sampled: str | None = None,
     rows_per_user: int = 1,
+    *,
+    views: int = 1,
 ) -> list[SmallRun]:
     """Returns one small run of every kind for an audited plan.
 
@@ -150,6 +156,7 @@ def small_runs(
       l2_norm_clip: Clip norm of the audited run.
       sampled: As in ``SmallRun``.
       rows_per_user: As in ``SmallRun``.
+      views: As in ``SmallRun``.
     """
     each = rows_per_user if sampled == ROWS else 1
     # A power of two, which divides the number of canaries.
@@ -176,6 +183,7 @@ def small_runs(
             model=model,
             sampled=sampled,
             rows_per_user=rows_per_user,
+            views=views,
         )
         for embedding_noise, num_canaries, steps_per_epoch, physical, model in kinds
     ]
@@ -212,6 +220,8 @@ def runs(
     trials: int,
     sampled: str | None = None,
     rows_per_user: int = 1,
+    *,
+    views: int = 1,
 ) -> list[SmallRun]:
     """Returns the small runs of an audit: one of every kind, and more for more trials.
 
@@ -220,7 +230,9 @@ def runs(
     Args:
       trials: Least number of trials, in equal parts for each kind that has trials.
     """
-    kinds = small_runs(plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user)
+    kinds = small_runs(
+        plan, noise_multiplier, l2_norm_clip, sampled, rows_per_user, views=views
+    )
     with_trials = [run for run in kinds if run.has_trials]
     times = max(1, -(-trials // (len(with_trials) * NUM_CANARIES)))
     return kinds + with_trials * (times - 1)

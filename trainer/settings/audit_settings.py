@@ -38,6 +38,7 @@ class AuditSettings:
       rows_per_record: Rows per user if examples are users; None if they are rows.
       bounded: Whether the trainer level includes `dpsgd bound`, as for a run whose
         privacy unit is a user.
+      views: Views per example in small runs of the trainer level.
     """
 
     plan: DpSgdPlan
@@ -52,12 +53,14 @@ class AuditSettings:
     canary_rows: int | None = None
     rows_per_record: int | None = None
     bounded: bool = False
+    views: int = 1
 
     def __post_init__(self) -> None:
         check_choice("level", self.level, LEVELS)
         check_float("confidence", self.confidence, above=0.5, below=1.0)
         check_float("noise_multiplier", self.noise_multiplier, at_most=LARGEST_NOISE)
         check_int("trials", self.num_trials, at_least=100, at_most=_MOST_TRIALS)
+        check_int("views", self.views, at_least=1)
         check_int("max_examples_per_user", self.max_examples_per_user, at_least=1)
         most = min(self.plan.num_examples, MOST_EXAMPLES_PER_USER)
         check_int("canary_rows", self.num_canary_rows, at_least=1, at_most=most)

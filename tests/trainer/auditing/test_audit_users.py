@@ -64,7 +64,7 @@ def test_a_run_about_users_is_audited_with_users(
     note = Bounded(
         user_column="u", max_examples_per_user=4, num_examples=99, sampled=sampled
     )
-    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP)
+    record: Any = SimpleNamespace(method="dp-sgd", l2_norm_clip=CLIP, model={})
     manifest: Any = SimpleNamespace(plan=PLAN, dataset={BOUNDED: note.to_json()})
     monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
     found = settings_of_run(record, manifest, level=TRAINER)

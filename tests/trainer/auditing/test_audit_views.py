@@ -1,0 +1,86 @@
+"""Canaries with several views, whose mean gradient is clipped."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from accounting.auditing import audit, joint_tests
+from accounting.auditing.joint_tests import JointVerdict
+from accounting.plan import DpSgdPlan
+from trainer.auditing import audit_run, audit_training
+from trainer.auditing.audit import settings_of_run
+from trainer.auditing.audit_model import CANARY
+from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from trainer.methods import registry
+from trainer.run import privacy
+from trainer.settings.audit_settings import TRAINER, AuditSettings
+from trainer.tf_compat import tf
+
+CLIP, NOISE, DELTA, VIEWS = 3.0, 1.0, 1e-5, 3
+PLAN = DpSgdPlan(
+    sampler="poisson",
+    num_examples=NUM_CANARIES,
+    expected_batch_size=NUM_CANARIES // 8,
+    num_steps=8,
+)
+RUNS = audit_training.small_runs(PLAN, NOISE, CLIP, views=VIEWS)
+
+
+def test_a_run_with_views_is_audited_with_views(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(privacy, "check_run", lambda *_, **__: (NOISE, DELTA))
+    manifest: Any = SimpleNamespace(plan=PLAN, dataset={})
+
+    def found(**model: Any) -> AuditSettings:
+        record: Any = SimpleNamespace(method="bam", l2_norm_clip=CLIP, model=model)
+        return settings_of_run(record, manifest, level=TRAINER)
+
+    assert found(views=VIEWS, augment="m:f").views == VIEWS
+    assert found().views == 1
+    assert {run.views for run in RUNS} == {VIEWS}
+    assert {run.views for run in audit_training.small_runs(PLAN, NOISE, CLIP)} == {1}
+
+
+def test_all_views_of_an_example_are_its_canary(tmp_path: pathlib.Path) -> None:
+    audit_run.write_table(tmp_path, RUNS[2], np.ones(RUNS[2].num_canaries, bool))
+    column = pq.read_table(tmp_path / "data")[CANARY].to_pylist()
+    assert column == [[1 + n] * VIEWS for n in range(RUNS[2].num_canaries)]
+
+
+def judged(run: SmallRun, confidence: float) -> JointVerdict:
+    outcome = audit_training.carry_out(run)
+    claim = audit.claim(outcome.plan, NOISE, DELTA)
+    return joint_tests.judge(
+        claim, audit_training.evidence([outcome]), confidence=confidence
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("run", RUNS[:2], ids=["dense", "lazy"])
+def test_views_that_are_clipped_together_are_consistent(run: SmallRun) -> None:
+    """Violated with probability at most 1e-6."""
+    verdict = judged(run, 1 - 1e-6)
+    assert not verdict.violated, verdict.text
+
+
+@pytest.mark.thorough
+def test_a_clip_of_each_view_by_itself_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = registry.gradient_sum
+
+    def of_each_view(model: Any, *arguments: Any, **named: Any) -> Any:
+        of_view = honest(model.of_row, *arguments, **named)
+        return lambda columns, weight: of_view(
+            model._rows(columns), tf.repeat(weight, model.size)
+        )
+
+    monkeypatch.setattr(registry, "gradient_sum", of_each_view)
+    assert judged(RUNS[0], 0.999).violated
