@@ -603,7 +603,7 @@ TRAIN_FLAGS = [
     row("extra", "unexpected extra argument (extra)", "- extra"),
     row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
     row("--metric nosuch", "metric='nosuch' to be one of auc", "--metric auc"),
-    row("--eval nosuch", "--eval nosuch to be a folder", "--eval data/test"),
+    row("--eval nosuch", "files at --eval nosuch; there are none", "--eval data/test"),
     number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
 ]
 
@@ -623,6 +623,8 @@ COMPARE = [
         "- --noise-multiplier"),
     number("--noise", "most", "'most' is not one of 'same', 'own', 'optimistic'",
            "own,optimistic"),
+    whole(BASES["compare"].replace("--epsilon 1", "--noise-multiplier 1 --noise own"),
+        "target_epsilon for noise='own'", "- --noise"),
     number("--epsilon", "1,x", "'x' is not a valid float", "1,2"),
     number("--jobs", "0", "jobs=0 >= 1", "2"),
     number("--memory-limit", "0", "memory_limit=0 >= 1", "1GiB"),

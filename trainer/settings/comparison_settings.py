@@ -40,7 +40,7 @@ class Experiment:
 
     Attributes:
       source: Parquet of the training examples: a folder, a file or a glob.
-      held_out: Folder of held-out examples.
+      held_out: Held-out examples: a folder, a file or a glob.
       out: New folder, or that of the same experiment.
       seeds: Number of repetitions, each with its own batches, initial weights and
         noise.
@@ -145,6 +145,7 @@ class ComparisonSettings(Experiment):
             raise InputError(
                 "Expected samplers, batches, methods and noise to compare; got none."
             )
+        self._check_rules()
         check_int("jobs", self.jobs, at_least=1)
         check_int("memory_limit", self.memory_limit, at_least=1)
         for each in self.trained:
@@ -153,6 +154,17 @@ class ComparisonSettings(Experiment):
             raise InputError(
                 f"Expected target_delta={self.deltas[1]!r} to be {self.deltas[0]!r}, "
                 "as that of all methods."
+            )
+
+    def _check_rules(self) -> None:
+        """Refuses rules that choose the noise if all of it is given."""
+        given = [e.noise_multiplier for e in self.trained if e.noise_multiplier]
+        targets = [each.target_epsilon for each in self.trained]
+        if self.noise != (SAME,) and given and not any(targets):
+            raise InputError(
+                f"Expected target_epsilon for noise={','.join(self.noise)!r}: a given "
+                f"noise_multiplier={given[0]!r} is that of all samplers. Omit --noise, "
+                "or give --epsilon in place of --noise-multiplier."
             )
 
     @property

@@ -250,8 +250,8 @@ def settled(experiment: _E) -> _E:
     """Returns an experiment whose "auto" loss and metric are replaced by the label's.
 
     Raises:
-      InputError: there is no such metric, no training data or no held-out folder, or a
-        folder is not on this machine.
+      InputError: there is no such metric or no training data, or a folder is not on
+        this machine.
     """
     _check(experiment)
     if all(each.loss != AUTO_LOSS for each in experiment.all_trained):
@@ -275,11 +275,6 @@ def _check(experiment: Experiment) -> None:
     for settings in experiment.all_trained:
         Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
         check_choice("metric", experiment.metric, (*_metrics(settings), AUTO_METRIC))
-    if not experiment.held_out.is_dir():
-        raise InputError(
-            f"Expected --eval {experiment.held_out} to be a folder. Give one that "
-            "`dpsgd prepare` wrote."
-        )
 
 
 def _metrics(settings: TrainSettings) -> tuple[str, ...]:
