@@ -59,7 +59,7 @@ def _requests(folder: pathlib.Path, *names: str) -> list[Request]:
 
 
 class Started:
-    """A process that took 4 bytes and has ended; counts those not waited for."""
+    """A process that has ended: the first took 4 bytes, others 5; counts the alive."""
 
     alive = 0
     most: list[int]
@@ -77,7 +77,7 @@ class Started:
     def result(self) -> int:
         os.close(self._end)
         Started.alive -= 1
-        return 4
+        return 4 if len(Started.most) == 1 else 5
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,8 @@ def test_no_more_runs_at_once_than_jobs_and_memory_allow(
     assert len(Started.most) == 7
     assert Started.most[:2] == [1, 1]  # the first is alone
     assert max(Started.most) == at_once
-    assert any("at once fit into memory_limit" in line for line in said) == (
-        at_once < jobs
-    )
+    notes = [line for line in said if "at once fit into memory_limit" in line]
+    assert len(notes) == (at_once < jobs)  # once, though later runs take more
 
 
 def test_a_run_that_is_killed_stops_the_others_and_is_named(

@@ -95,7 +95,7 @@ def train_at_once(
     """
     waiting = collections.deque(requests)
     running: dict[int, tuple[Process, Request]] = {}
-    most = 0
+    most, room = 0, jobs
     try:
         while waiting or running:
             while waiting and len(running) < _room(jobs, memory_limit, most):
@@ -108,9 +108,10 @@ def train_at_once(
             for ended in connection.wait(running):
                 assert isinstance(ended, int)  # the index of a request
                 taken = _result(*running.pop(ended))
-                if taken > most and _room(jobs, memory_limit, taken) < jobs:
-                    say(_fewer(jobs, memory_limit, taken))
                 most = max(most, taken)
+                if _room(jobs, memory_limit, most) < room:
+                    room = _room(jobs, memory_limit, most)
+                    say(_fewer(jobs, memory_limit, taken))
     finally:
         for process, _ in running.values():
             process.stop()
