@@ -29,10 +29,12 @@ from pipelines.batches.manifest import (
     PRIVATE_NAME,
     pretty_json,
     read_json,
+    read_manifest,
     write_atomically,
 )
 from trainer.experiments.bias_report import NOT_PRIVATE, Report
 from trainer.experiments.comparison.runs import Say, check_code, is_finished, silent
+from trainer.report.plots import setting_in_words
 from trainer.run import preflight
 from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, BiasSettings
 from trainer.settings.request import Request
@@ -54,7 +56,12 @@ def measure_bias(settings: BiasSettings, say: Say = silent) -> Report:
     for number, request in enumerate(requests, start=1):
         say(f"[{number}/{len(requests)}] {request.settings.method}")
         _train(request)
-    return Report({each.settings.method: _read(each) for each in requests})
+    lines = {each.settings.method: _read(each) for each in requests}
+    plan = read_manifest(settings.batches).plan
+    trained = [each.settings for each in requests]
+    return Report(
+        lines, setting_in_words(plan.expected_batch_size, plan.num_steps, trained)
+    )
 
 
 def _check_same(settings: BiasSettings) -> None:

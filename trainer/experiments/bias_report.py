@@ -11,7 +11,7 @@ from typing import Any
 from accounting.plots import new_figure
 from pipelines.batches.manifest import pretty_json, write_atomically
 from trainer.report import tables
-from trainer.report.plots import write_png
+from trainer.report.plots import DASHES, write_png
 from trainer.settings.bias_settings import COLUMNS
 
 TITLE = "Bias of clipping, not private"
@@ -51,10 +51,11 @@ class Report:
 
     Args:
       lines: For each method, one line per step.
+      setting: What all methods share, in words.
     """
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
+    def __init__(self, lines: Lines, setting: str) -> None:
+        self._lines, self._setting = lines, setting
 
     def means(self, method: str) -> dict[str, float | None]:
         """Returns means over the steps that have a value; None if no step has one."""
@@ -114,13 +115,21 @@ class Report:
             for index, method in enumerate(self._lines):
                 points = self._known(method, name) or [(math.nan, math.nan)]
                 steps, values = zip(*points, strict=True)
-                axes.plot(steps, values, color=f"C{index}", lw=1, label=method)
+                axes.plot(
+                    steps, values, color=f"C{index}", label=method,
+                    ls=DASHES[index % len(DASHES)],
+                    # Of equal lines the later ones are thinner, and on top.
+                    lw=max(1.0, 2.2 - 0.6 * index),
+                )  # fmt: skip
             axes.set_xlabel("step")
             axes.set_ylabel(label)
             axes.grid(alpha=0.3)
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-        figure.suptitle(TITLE)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=len(labels),
+            handlelength=4,
+        )  # fmt: skip
+        figure.suptitle(f"{TITLE}\n{self._setting}", fontsize="medium")
         write_png(figure, path)
 
 

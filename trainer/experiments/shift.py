@@ -69,6 +69,13 @@ class Course:
         return self.values.mean(0)
 
     @property
+    def stddev(self) -> np.ndarray:
+        """Sample standard deviation over the seeds, (points,); 0 for one seed."""
+        if len(self.values) == 1:
+            return np.zeros_like(self.mean)
+        return self.values.std(0, ddof=1)
+
+    @property
     def last_period(self) -> np.ndarray:
         """The part of ``mean`` in the last period."""
         return self.mean[self.steps > self.steps[-1] - self.period]

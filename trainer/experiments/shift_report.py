@@ -11,7 +11,7 @@ from trainer.experiments.drifting_table import shares
 from trainer.experiments.shift import NOT_PRIVATE, Course, Shift
 from trainer.model.metrics import in_words
 from trainer.report import tables
-from trainer.report.plots import write_png
+from trainer.report.plots import DASHES, setting_in_words, write_png
 
 TITLE = "A distribution that shifts periodically"
 _HEADINGS = ("weights", "mean", "least", "most", "swing", "at the end")
@@ -76,8 +76,13 @@ def plot(found: Shift, path: pathlib.Path) -> None:
     """
     settings = found.settings
     figure, axes = new_figure(7.5, 4.4)
-    for course in found.courses:
-        axes.plot(course.steps, course.mean, label=course.weights, lw=1.5)
+    for index, course in enumerate(found.courses):
+        axes.plot(
+            course.steps, course.mean, label=course.weights, lw=1.5,
+            ls=DASHES[index % len(DASHES)],
+        )  # fmt: skip
+        ends = course.mean - course.stddev, course.mean + course.stddev
+        axes.fill_between(course.steps, *ends, alpha=0.15, lw=0)
     axes.set_ylabel(f"held-out {in_words(settings.metric)}")
     axes.set_xlabel("step")
     # The first steps change the metric so much that later changes would be invisible.
@@ -94,6 +99,14 @@ def plot(found: Shift, path: pathlib.Path) -> None:
     beside.set_ylabel(
         f"share of large {settings.shift_by}", loc="bottom", fontsize="small"
     )
-    axes.legend(loc="lower right", fontsize="small")
-    figure.suptitle(f"{TITLE}, mean over {settings.seeds} seeds", fontsize="medium")
+    axes.legend(loc="lower right", fontsize="small", handlelength=4)
+    setting = setting_in_words(
+        settings.expected_batch_size, found.num_steps, [settings.trained]
+    )
+    figure.suptitle(f"{TITLE}\n{setting}\n{_over_seeds(found)}", fontsize="medium")
     write_png(figure, path)
+
+
+def _over_seeds(found: Shift) -> str:
+    seeds = found.settings.seeds
+    return "1 seed" if seeds == 1 else f"mean and standard deviation over {seeds} seeds"

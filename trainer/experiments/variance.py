@@ -128,12 +128,14 @@ class Variances:
       settings: Settings of the experiment.
       spreads: One for each output of the model.
       metrics: Held-out metric of every run.
+      num_steps: Number of steps in every run.
       privacy: Privacy statement of one run, as JSON.
     """
 
     settings: VarianceSettings
     spreads: tuple[Spread, ...]
     metrics: tuple[float, ...]
+    num_steps: int
     privacy: dict[str, Any]
 
     @property
@@ -176,6 +178,7 @@ def variance(
         settings=settings,
         spreads=spreads(last, stddevs, num_iterates=settings.training.keep_last),
         metrics=tuple(float(one["metrics"][settings.metric]) for one in results),
+        num_steps=plan.num_steps,
         privacy=results[0]["privacy"],
     )
 

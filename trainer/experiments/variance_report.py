@@ -18,7 +18,7 @@ from trainer.experiments.variance import FACTOR, Spread, Variances
 from trainer.model.metrics import in_words
 from trainer.report import tables
 from trainer.report.arrow_tables import as_table
-from trainer.report.plots import write_png
+from trainer.report.plots import setting_in_words, write_png
 
 TITLE = "Iterates of one run against independent runs"
 _HEADINGS = (
@@ -144,9 +144,17 @@ def plot(found: Variances, path: pathlib.Path) -> None:
     figure, panels = new_figure(4.8 * columns, 4.4, columns=columns)
     for axes, one in zip(np.atleast_1d(panels), found.spreads, strict=True):
         _draw(axes, one)
-    runs, iterates = found.settings.seeds, found.spreads[0].num_iterates
-    figure.suptitle(f"{iterates} iterates of one run, {runs} runs", fontsize="medium")
+    figure.suptitle(_title(found), fontsize="medium")
     write_png(figure, path)
+
+
+def _title(found: Variances) -> str:
+    settings = found.settings
+    setting = setting_in_words(
+        settings.batches.expected_batch_size, found.num_steps, [settings.trained]
+    ).replace("steps, ", "steps\n")
+    iterates = found.spreads[0].num_iterates
+    return f"{iterates} iterates of one run, {settings.seeds} runs\n{setting}"
 
 
 def _draw(axes: Any, one: Spread) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,35 @@ import numpy as np
 from accounting.plots import new_figure
 from pipelines.batches.manifest import write_atomically
 from trainer.model.metrics import in_words, metric_names
+from trainer.settings.train_settings import TrainSettings
+
+#: Dashes of the lines of a plot, which tell them apart without colours.
+DASHES = ("-", "--", "-.", ":")
+
+
+def setting_in_words(
+    batch_size: int, num_steps: int, trained: Sequence[TrainSettings]
+) -> str:
+    """Returns what all runs of a plot share, for its title.
+
+    Args:
+      batch_size: Expected examples per step.
+      num_steps: Steps of each run.
+      trained: Settings of the runs.
+    """
+    targets = [_target(each) for each in trained]
+    shared = [text for text in targets[0] if all(text in each for each in targets)]
+    return ", ".join([f"batch size {batch_size:,}", f"{num_steps:,} steps", *shared])
+
+
+def _target(training: TrainSettings) -> list[str]:
+    named = {
+        "epsilon": training.target_epsilon,
+        "delta": training.target_epsilon and training.target_delta,
+        "noise multiplier": training.noise_multiplier,
+        "clip norm": training.l2_norm_clip,
+    }
+    return [f"{name} {value:g}" for name, value in named.items() if value is not None]
 
 
 def write_png(figure: Any, path: pathlib.Path) -> None:

@@ -17,10 +17,15 @@ from matplotlib.figure import Figure
 
 import dpsgd
 from tests.trainer.experiments.test_simulation import _report, _simulation
+from trainer.experiments import bias_report, shift_report
 from trainer.experiments.comparison import plot as compare_plot
 from trainer.experiments.comparison.report import Report
 from trainer.experiments.comparison.results import Outcome
-from trainer.report.plots import plot_curve
+from trainer.experiments.shift import Course, Shift
+from trainer.report.plots import plot_curve, setting_in_words
+from trainer.settings.bias_settings import COLUMNS
+from trainer.settings.iterate_settings import ShiftSettings
+from trainer.settings.train_settings import TrainSettings
 
 PLAN = (
     "plan", "--num-examples=400", "--batch-size=40", "--epochs=2", "--delta=1e-5",
@@ -264,6 +269,64 @@ def test_intervals_of_a_simulation_stand_beside_each_other(
     places = [tuple(line.get_xdata()) for line in crosses if len(line.get_xdata())]
     # Three sizes of two rates, with equal results.
     assert len(set(places)) == 6
+
+
+TRAINED = TrainSettings(noise_multiplier=0.5, l2_norm_clip=2.0)
+
+
+def _styles_of(lines: Any) -> set[str]:
+    return {line.get_linestyle() for line in lines}
+
+
+def test_equal_lines_of_the_bias_can_all_be_seen_without_colour(
+    drawn: list[Figure],
+) -> None:
+    same = [dict.fromkeys((*COLUMNS, "step"), float(step)) for step in (1, 2)]
+    report = bias_report.Report(dict.fromkeys(("a", "b", "c"), same), "batch size 8")
+    report.write(pathlib.Path.cwd())
+    [figure] = drawn
+    assert figure.get_suptitle() == f"{bias_report.TITLE}\nbatch size 8"
+    for axes in figure.axes:
+        assert len(_styles_of(axes.lines)) == 3
+        widths = [line.get_linewidth() for line in axes.lines]
+        assert widths == sorted(widths, reverse=True)
+        assert len(set(widths)) == 3
+
+
+def test_a_shift_has_a_band_for_each_line_and_says_what_is_held(
+    drawn: list[Figure], tmp_path: pathlib.Path
+) -> None:
+    settings = ShiftSettings(
+        source="train", held_out=tmp_path, out=tmp_path, metric="auc", seeds=2,
+        expected_batch_size=8, period=4, shift_by="label", data_is_public=True,
+        training=TRAINED,
+    )  # fmt: skip
+    steps, values = np.arange(13), np.stack([np.zeros(13), np.ones(13)])
+    courses = tuple(
+        Course(weights=name, steps=steps, values=values, period=4)
+        for name in ("last", "ema")
+    )
+    found = Shift(settings=settings, num_steps=12, courses=courses)
+    shift_report.plot(found, tmp_path / "a.png")
+    [figure] = drawn
+    axes = figure.axes[0]
+    assert len(_styles_of(axes.lines)) == 2
+    bands = [band.get_datalim(axes.transData) for band in axes.collections]
+    assert [(band.y0, band.y1) for band in bands] == [
+        (pytest.approx(0.5 - 0.5**0.5), pytest.approx(0.5 + 0.5**0.5))
+    ] * 2
+    assert figure.get_suptitle().splitlines()[1:] == [
+        "batch size 8, 12 steps, noise multiplier 0.5, clip norm 2",
+        "mean and standard deviation over 2 seeds",
+    ]
+
+
+def test_a_title_says_what_all_runs_share() -> None:
+    private = TrainSettings(target_epsilon=3.0, target_delta=1e-6, l2_norm_clip=2.0)
+    other = dataclasses.replace(private, l2_norm_clip=1.0)
+    said = "batch size 1,024, 5 steps, epsilon 3, delta 1e-06"
+    assert setting_in_words(1024, 5, [private]) == f"{said}, clip norm 2"
+    assert setting_in_words(1024, 5, [private, other]) == said
 
 
 def test_each_metric_of_a_curve_has_axes_of_its_own(drawn: list[Figure]) -> None:
