@@ -39,6 +39,7 @@ from trainer.gradients.clipping import VECTORIZED, clipped_sum  # noqa: E402
 from trainer.methods.bam import bam_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import tables  # noqa: E402
+from trainer.report.plots import DASHES  # noqa: E402
 from trainer.settings.built_in_methods import BAM_HVP  # noqa: E402
 from trainer.tf_compat import keras, tf  # noqa: E402
 
@@ -109,16 +110,16 @@ def plot(found: dict[int, dict[str, dict[str, float]]], path: pathlib.Path) -> N
     """Draws wall and processor time over depth."""
     figure, panels = new_figure(10, 4, columns=2)
     for axes, clock in zip(panels, ("wall", "processor"), strict=True):
-        for name in WAYS:
+        for name, marker, dashes in zip(WAYS, "osD^", DASHES, strict=True):
             seconds = [1e3 * ways[name][clock] for ways in found.values()]
-            axes.plot(list(found), seconds, marker="o", markersize=3, label=name)
+            axes.plot(list(found), seconds, marker=marker, ls=dashes, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(list(found), [str(depth) for depth in found])
         axes.set_xlabel("layers")
         axes.set_ylabel(f"{clock} time of a step, ms")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    panels[0].legend(fontsize="small", handlelength=4)
     figure.suptitle(f"A step of {ROWS} rows, layers of {UNITS} units")
     figure.savefig(path, dpi=120)
 

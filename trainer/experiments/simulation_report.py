@@ -18,13 +18,14 @@ from trainer.experiments.simulation import (
 )
 from trainer.model.metrics import in_words
 from trainer.report import tables
-from trainer.report.plots import write_png
+from trainer.report.plots import DASHES, write_png
 
 TITLE = "Small batches for large: the same total amount of noise"
 NOT_PRIVATE = (
     "NOT PRIVATE: the simulated runs have next to no noise, and no epsilon is claimed "
     "for them. Simulate on public data, or account for each run as a release."
 )
+_MARKERS = "osD^vP"
 _HEURISTIC = (
     "So eta does not determine epsilon here; what remains is a heuristic of how "
     "training behaves."
@@ -198,12 +199,16 @@ class Report:
     # -- plot ----------------------------------------------------------------------
 
     def plot(self, path: pathlib.Path) -> None:
-        """Draws runs, lines, intervals and the reference run as a hollow marker."""
+        """Draws runs, their lines, intervals, and a hollow marker for the reference."""
         figure, axes = new_figure(7.5, 5)
         for index, one in enumerate(self._simulations):
             # Shifted slightly, so that runs and intervals do not hide each other.
             shift = 1.04 ** (index - (len(self._simulations) - 1) / 2)
-            self._draw(axes, one, f"C{index}", shift)
+            style = {
+                "color": f"C{index}", "ls": DASHES[(index + 1) % len(DASHES)],
+                "marker": _MARKERS[index % len(_MARKERS)],
+            }  # fmt: skip
+            self._draw(axes, one, style, shift)
         large = self._protocol.reference.plan.expected_batch_size
         ticks = [*self._protocol.batch_sizes, large]
         axes.set_xscale("log", base=2)
@@ -213,13 +218,25 @@ class Report:
         axes.set_ylabel(f"held-out {in_words(self._settings.metric)}")
         axes.grid(alpha=0.3)
         axes.plot([], [], "x", color="0.3", label="one simulated run")
-        axes.plot([], [], "--", color="0.3", lw=1, label="the line through them")
-        figure.legend(loc="outside lower center", fontsize="small")
-        axes.set_title("Simulated runs are not private", fontsize="medium")
+        figure.legend(loc="outside lower center", fontsize="small", handlelength=4)
+        axes.set_title(self._title(), fontsize="medium")
         write_png(figure, path)
 
-    def _draw(self, axes: Any, one: Simulation, color: str, shift: float) -> None:
-        protocol, found = self._protocol, one.prediction
+    def _title(self) -> str:
+        reference = self._protocol.reference
+        found = _rounded_up(self._statement.epsilon.upper)
+        return (
+            f"Simulated runs are not private\n{reference.plan.num_steps:,} steps, eta "
+            f"{self._tan.eta:.4g}; at batch size "
+            f"{reference.plan.expected_batch_size:,} noise multiplier "
+            f"{reference.noise_multiplier:.4g}, epsilon {found} at delta "
+            f"{self._settings.delta:g}"
+        )
+
+    def _draw(
+        self, axes: Any, one: Simulation, style: dict[str, str], shift: float
+    ) -> None:
+        protocol, found, color = self._protocol, one.prediction, style["color"]
         large = protocol.reference.plan.expected_batch_size
         for point in one.points:
             places = [point.batch_size * shift] * len(point.values)
@@ -229,17 +246,18 @@ class Report:
             one.line.predict(end, confidence=self._settings.confidence).mean
             for end in ends
         ]
-        axes.plot([end * shift for end in ends], line, "--", color=color, linewidth=1)
+        places = [end * shift for end in ends]
+        axes.plot(places, line, style["ls"], color=color, linewidth=1)
         rate = f"learning rate {one.learning_rate:g}"
         axes.errorbar(
-            [large * shift], [found.mean], yerr=[found.upper - found.mean], color=color,
-            marker="o", markersize=5, capsize=4,
+            [large * shift], [found.mean], yerr=[found.upper - found.mean], **style,
+            linewidth=1, markersize=5, capsize=4,
             label=f"{rate}: {prediction_text(one)}",
         )  # fmt: skip
         if one.actual is not None:
             axes.plot(
-                [large * shift], [one.actual], "D", color=color, fillstyle="none",
-                markersize=9, label=f"{rate}: {actual_text(one)}",
+                [large * shift], [one.actual], style["marker"], color=color,
+                fillstyle="none", markersize=10, label=f"{rate}: {actual_text(one)}",
             )  # fmt: skip
 
 
