@@ -43,7 +43,9 @@ from accounting.cli import shared_options
     "of the batches.  [default: a temporary key, removed when the job ends]"
 )
 @shared_options.memory_limit(
-    "Memory of this process, or of a worker.", default="2GiB", show_default=True
+    "Memory for the threads of this process, 256 MiB for each.",
+    default="2GiB",
+    show_default=True,
 )
 @shared_options.threads
 @shared_options.runner

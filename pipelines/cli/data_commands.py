@@ -145,8 +145,8 @@ _USER_OPTIONS = (
         "not the one of the batches.  [default: a temporary key]"
     ),
     shared_options.memory_limit(
-        "With a column of kind user: memory of this process, or of a worker.  "
-        "[default: 2GiB]"
+        "With a column of kind user: memory for the threads that bound users, 256 MiB "
+        "for each.  [default: 2GiB]"
     ),
 )
 

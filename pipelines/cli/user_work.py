@@ -95,7 +95,7 @@ class Call:
     Attributes:
       settings: How users are bounded.
       key_file: File of the key that chooses rows; None for a temporary key.
-      memory_limit: Memory of this process, or of a worker, in bytes.
+      memory_limit: Memory for the threads of this process, in bytes.
     """
 
     settings: BoundSettings

@@ -49,7 +49,8 @@ def bound(
       settings: Which rows are kept.
       key_file: File of the key that chooses rows; made if missing.  None for a
         temporary key, removed when the job ends.
-      memory_limit: Memory of this process, or of a worker, in bytes.
+      memory_limit: Memory for the threads of this process, in bytes: ``LEAST_MEMORY``
+        for each.  No file depends on it.
       num_threads: Number of threads of this process; by default its cores.
       run_tasks: Runs tasks on the workers of an engine, which must reach input, output
         and key under the same paths; None for threads of this process.
