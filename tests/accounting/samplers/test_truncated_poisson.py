@@ -375,7 +375,7 @@ def test_delta_never_rises_with_epsilon(noise):
 
 def step_delta(num_rows, rate, cap, noise, other):
     """Delta of one step at epsilon 0, of which all rows but one add ``other``."""
-    z, cell = np.linspace(-8, 9, 34_001, retstep=True)
+    z, cell = np.linspace(-8, 9, 3_401, retstep=True)
     with_row, without = np.zeros_like(z), np.zeros_like(z)
     for drawn in range(num_rows):
         weight = stats.binom.pmf(drawn, num_rows - 1, rate)
