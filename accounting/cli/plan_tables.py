@@ -18,7 +18,7 @@ from accounting.planning.comparison import NOISE, Answer, Question
 from accounting.planning.crossovers import Crossover
 from accounting.planning.sweeps import Sweep
 
-#: Columns that fit side by side in a terminal of eighty characters.
+#: Most lines side by side: these fit in eighty characters, unless numbers are large.
 _COLUMNS = 5
 
 
@@ -91,8 +91,11 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
       found: The crossovers of the sweep's lines.
     """
     click.echo(sweep.title)
-    for first in range(0, len(sweep.lines), _COLUMNS):
-        Console().print(_sweep_table(sweep, first))
+    console, first = Console(), 0
+    while first < len(sweep.lines):
+        count = _columns_that_fit(sweep, first, console)
+        console.print(_sweep_table(sweep, first, count))
+        first += count
     if sweep.points[0][0].estimate is not None:
         click.echo(
             "TAN: the closed form of epsilon, an estimate and no guarantee. Below "
@@ -102,11 +105,21 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
         click.echo(group.sentence(sweep.axis))
 
 
-def _sweep_table(sweep: Sweep, first: int) -> Table:
-    chosen = slice(first, first + _COLUMNS)
+def _columns_that_fit(sweep: Sweep, first: int, console: Console) -> int:
+    # Measured as if there were room, since a terminal's width is the most it gives.
+    room = console.options.update(width=10 * console.width)
+    for count in range(_COLUMNS, 1, -1):
+        table = _sweep_table(sweep, first, count)
+        if console.measure(table, options=room).maximum <= console.width:
+            return count
+    return 1
+
+
+def _sweep_table(sweep: Sweep, first: int, count: int) -> Table:
+    chosen = slice(first, first + count)
     estimated = sweep.points[0][0].estimate is not None
     table = Table()
-    table.add_column(sweep.axis, justify="right")
+    table.add_column(sweep.axis.replace("-", "-\n"), justify="right")
     for line in sweep.lines[chosen]:
         # Line breaks where rich would not put any.
         name = line.name.replace("-", "-\n").replace(", ", ",\n")

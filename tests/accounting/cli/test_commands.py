@@ -122,6 +122,20 @@ def test_sweep_shows_where_the_order_flips():
     assert said in run(*arguments)
 
 
+def test_no_heading_and_no_number_of_a_sweep_is_cut_off(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    plan = ["--num-examples", "400", "--batch-size", "100", "--epochs", "2"]
+    target = ["--delta", "1e-5", "--epsilon", "3"]
+    # At epsilon 0 noise has eight digits, which leave less room.
+    text = run(*plan, *target, "--sweep", "epsilon", "--values", "0")
+    assert "\u2026" not in text
+    assert "deterministic" in text
+    text = run(*plan, "--delta=1e-5", "--noise-multiplier=1",
+               "--sweep=noise-multiplier", "--values=1")  # fmt: skip
+    assert "\u2026" not in text
+    assert "multiplier \u2503 deterministic" in text
+
+
 def test_a_sweep_at_given_noise_answers_epsilon_or_delta():
     base = [*QUESTION[:6], "--delta", "1e-5", "--noise-multiplier", "2", "--json"]
     base += ["--sampler", "deterministic", "--sweep"]
