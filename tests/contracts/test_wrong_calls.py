@@ -603,6 +603,14 @@ TRAIN_FLAGS = [
     row("extra", "unexpected extra argument (extra)", "- extra"),
     row("--method bam", "--bam-radius for method='bam'", "--bam-radius 0.01"),
     row("--metric nosuch", "metric='nosuch' to be one of auc", "--metric auc"),
+    row("--model nosuch:f", "there is no module 'nosuch'", "- --model"),
+    row(
+        "--initial-weights nosuch.npz --initial-weights-are-public",
+        "initial_weights=nosuch.npz to be a file",
+        "- --initial-weights --initial-weights-are-public",
+    ),
+    row("--views 2", "views=2 of an example in the batches", "- --views"),
+    row("--keep-last 99", "keep_last=99 iterates", "--keep-last 3"),
     row("--eval nosuch", "files at --eval nosuch; there are none", "--eval data/test"),
     number("--l2-norm-clip", "0", "l2_norm_clip=0.0 >= 1e-10", "1"),
 ]

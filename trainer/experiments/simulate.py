@@ -43,6 +43,7 @@ def simulate(
     _check_weights(settings)
     dataset = training_data(settings)
     reference = _reference(settings, dataset)
+    settings.training.check_steps(reference.plan.num_steps)
     statement = _statement(settings, reference, dataset.description)
     num_examples = reference.plan.num_examples
     if warning := deltas.warning(settings.delta, num_examples):

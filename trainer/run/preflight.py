@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from accounting.validation import InputError
+from pipelines.batches.columns import Column
 from pipelines.batches.manifest import (
     CHECKSUMS_NAME,
     MANIFEST_NAME,
@@ -93,7 +94,8 @@ def check(request: Request, *, chief: bool = True) -> Checked:
     of_rows = of_one_row(manifest)
     _check_columns(of_rows, request.settings.task)
     check_users(request.settings, manifest, augment=request.settings.augment)
-    _check_functions(request.settings)
+    check_views(request.settings, of_rows.columns)
+    check_files_of(request.settings)
     check_initial_weights(request.settings, manifest)
     request.settings.check_steps(manifest.plan.num_steps)
     _check_plan(request.settings, manifest)
@@ -152,12 +154,47 @@ def _check_plan(settings: TrainSettings, manifest: Manifest) -> None:
         theorem.check_plan(manifest.plan)
 
 
-def _check_functions(settings: TrainSettings) -> None:
-    """Refuses functions of the user whose modules do not exist."""
+def check_views(settings: TrainSettings, columns: Iterable[Column]) -> None:
+    """Refuses views in columns where no column can hold them.
+
+    Args:
+      settings: Settings that may ask for views.
+      columns: Columns of an example.
+
+    Raises:
+      InputError: no column has an axis of so many views.
+    """
+    if settings.views == 1 or settings.augment is not None:
+        return
+    if not any(column.shape[:1] == (settings.views,) for column in columns):
+        raise InputError(
+            f"Expected views={settings.views} of an example in the batches: no column "
+            f"has a shape ({settings.views}, ...). Give --augment module:function to "
+            "make views of one, or write the views into a column."
+        )
+
+
+def check_files_of(settings: TrainSettings) -> None:
+    """Refuses settings that name functions or weights which do not exist.
+
+    Raises:
+      InputError: a module lacks the function, or there is no such file of weights.
+    """
+    if settings.initial_weights is not None:
+        _check_weights_file(pathlib.Path(settings.initial_weights))
     for option in ("model", "augment", "loss", "metric", "optimizer", "aggregate"):
         spec = getattr(settings, option)
         if spec and ":" in spec:
             user_sources.check_function(spec, option)
+
+
+def _check_weights_file(path: pathlib.Path) -> None:
+    check_local(initial_weights=path)
+    if not path.is_file():
+        raise InputError(
+            f"Expected initial_weights={path} to be a file. Give one, or omit "
+            "--initial-weights."
+        )
 
 
 def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
@@ -173,12 +210,7 @@ def check_initial_weights(settings: TrainSettings, manifest: Manifest) -> None:
     if settings.initial_weights is None:
         return
     path = pathlib.Path(settings.initial_weights)
-    check_local(initial_weights=path)
-    if not path.is_file():
-        raise InputError(
-            f"Expected initial_weights={path} to be a file. Give one, or omit "
-            "--initial-weights."
-        )
+    _check_weights_file(path)
     # Models are in a run's folder, iterates in a folder below it.
     for folder in path.resolve().parents[:2]:
         if not (folder / MANIFEST_NAME).exists():

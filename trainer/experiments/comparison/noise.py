@@ -63,7 +63,10 @@ def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
     """Refuses a comparison with an impossible plan; arguments as for `find_cases`."""
     for sampler in settings.samplers:
         for batches in settings.batches_of(sampler):
-            check_epochs(batches.plan(num_examples))
+            plan = batches.plan(num_examples)
+            check_epochs(plan)
+            for training in settings.trained:
+                training.check_steps(plan.num_steps)
 
 
 def find_cases(

@@ -48,7 +48,7 @@ from trainer.model.metrics import METRICS, name_of
 from trainer.model.user_code import load_function
 from trainer.model.user_rows import columns_of_row
 from trainer.run import origin
-from trainer.run.preflight import Request, with_loss
+from trainer.run.preflight import Request, check_files_of, check_views, with_loss
 from trainer.run.run_record import METRICS_NAME, PRIVACY_NAME, RECORD_NAME
 from trainer.settings.comparison_settings import AUTO_METRIC, Experiment
 from trainer.settings.train_settings import AUTO_LOSS, TrainSettings
@@ -243,6 +243,8 @@ def training_data(experiment: Experiment) -> Dataset:
     columns = columns_of_row(dataset.columns, dataset.description)
     footers = dataset.footers.values()
     check_files(experiment.held_out, columns, dataset.description, footers)
+    for settings in experiment.all_trained:
+        check_views(settings, columns)
     return dataset
 
 
@@ -274,6 +276,7 @@ def _with_metric(experiment: _E) -> _E:
 def _check(experiment: Experiment) -> None:
     for settings in experiment.all_trained:
         Runs(experiment, silent).request(Trial(name="", batches="", settings=settings))
+        check_files_of(settings)
         check_choice("metric", experiment.metric, (*_metrics(settings), AUTO_METRIC))
 
 
