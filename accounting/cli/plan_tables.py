@@ -108,7 +108,7 @@ def print_sweep(sweep: Sweep, found: list[Crossover]) -> None:
 def _columns_that_fit(sweep: Sweep, first: int, console: Console) -> int:
     # Measured as if there were room, since a terminal's width is the most it gives.
     room = console.options.update(width=10 * console.width)
-    for count in range(_COLUMNS, 1, -1):
+    for count in range(min(_COLUMNS, len(sweep.lines) - first), 1, -1):
         table = _sweep_table(sweep, first, count)
         if console.measure(table, options=room).maximum <= console.width:
             return count
@@ -119,7 +119,9 @@ def _sweep_table(sweep: Sweep, first: int, count: int) -> Table:
     chosen = slice(first, first + count)
     estimated = sweep.points[0][0].estimate is not None
     table = Table()
-    table.add_column(sweep.axis.replace("-", "-\n"), justify="right")
+    # One line leaves room for a long name.
+    heading = sweep.axis if count == 1 else sweep.axis.replace("-", "-\n")
+    table.add_column(heading, justify="right")
     for line in sweep.lines[chosen]:
         # Line breaks where rich would not put any.
         name = line.name.replace("-", "-\n").replace(", ", ",\n")
