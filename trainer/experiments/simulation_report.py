@@ -18,14 +18,13 @@ from trainer.experiments.simulation import (
 )
 from trainer.model.metrics import in_words
 from trainer.report import tables
-from trainer.report.plots import DASHES, write_png
+from trainer.report.plots import DASHES, MARKERS, write_png
 
 TITLE = "Small batches for large: the same total amount of noise"
 NOT_PRIVATE = (
     "NOT PRIVATE: the simulated runs have next to no noise, and no epsilon is claimed "
     "for them. Simulate on public data, or account for each run as a release."
 )
-_MARKERS = "osD^vP"
 _HEURISTIC = (
     "So eta does not determine epsilon here; what remains is a heuristic of how "
     "training behaves."
@@ -206,7 +205,7 @@ class Report:
             shift = 1.04 ** (index - (len(self._simulations) - 1) / 2)
             style = {
                 "color": f"C{index}", "ls": DASHES[(index + 1) % len(DASHES)],
-                "marker": _MARKERS[index % len(_MARKERS)],
+                "marker": MARKERS[index % len(MARKERS)],
             }  # fmt: skip
             self._draw(axes, one, style, shift)
         large = self._protocol.reference.plan.expected_batch_size

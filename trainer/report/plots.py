@@ -16,6 +16,8 @@ from trainer.settings.train_settings import TrainSettings
 
 #: Dashes of the lines of a plot, which tell them apart without colours.
 DASHES = ("-", "--", "-.", ":")
+#: Their number is coprime to those of colours and dashes, so that all combine.
+MARKERS = "osD^vP*X<>p"
 
 
 def setting_in_words(

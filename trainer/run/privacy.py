@@ -25,6 +25,7 @@ from trainer.settings.method_settings import NON_PRIVATE, gradients_text
 from trainer.settings.train_settings import TrainSettings
 
 if TYPE_CHECKING:
+    from accounting.intervals import NoiseBounds
     from accounting.theorem import Theorem
     from trainer.settings.user_levels import Level
 
@@ -108,8 +109,47 @@ def relation_of(
 
 def count_of(description: dict[str, Any]) -> int:
     """Returns the maximum number of examples per user, 1 if the unit is an example."""
-    bounded = Bounded.of(description)
+    return _count(Bounded.of(description))
+
+
+def _count(bounded: Bounded | Level | None) -> int:
     return bounded.examples_per_user if bounded else 1
+
+
+def noise_bounds(
+    plan: DpSgdPlan,
+    *,
+    epsilon: float,
+    delta: float,
+    theorem: Theorem | None = None,
+    bounded: Bounded | Level | None = None,
+) -> NoiseBounds:
+    """Returns bounds on the noise with which ``plan`` is (epsilon, delta)-private.
+
+    Args:
+      plan: How batches are sampled.
+      epsilon: Target, above 0.
+      delta: Target, in (0, 1).
+      theorem: Theorem of a method with its own accounting; None for DP-SGD's.
+      bounded: How users are bounded; None if the unit is an example.
+
+    Raises:
+      InputError: nothing is proven for the plan's sampler or unit, or no noise
+        suffices.
+    """
+    count = _count(bounded)
+    if theorem is None:
+        return accountant.noise_multiplier(
+            plan,
+            epsilon=epsilon,
+            delta=delta,
+            max_examples_per_user=count,
+            neighboring_relation=relation_of(plan, bounded),
+        )
+    statement.check_unit(theorem, count)
+    found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
+    # A lower bound for DP-SGD does not hold for another mechanism.
+    return dataclasses.replace(found, necessary=None, necessary_method=None)
 
 
 def noise_multiplier(
@@ -133,16 +173,9 @@ def noise_multiplier(
       InputError: nothing is proven for the plan's sampler or unit, or no noise
         suffices.
     """
-    description = description or {}
-    if theorem is not None:
-        statement.check_unit(theorem, count_of(description))
-        return theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta).guarantee
-    return accountant.noise_multiplier(
-        plan,
-        epsilon=epsilon,
-        delta=delta,
-        max_examples_per_user=count_of(description),
-        neighboring_relation=relation_of(plan, Bounded.of(description)),
+    bounded = Bounded.of(description or {})
+    return noise_bounds(
+        plan, epsilon=epsilon, delta=delta, theorem=theorem, bounded=bounded
     ).guarantee
 
 

@@ -12,23 +12,17 @@ import pytest
 
 from accounting.auditing import audit, joint_tests
 from accounting.auditing.joint_tests import JointVerdict
-from accounting.plan import DpSgdPlan
+from tests.trainer.auditing.test_audit_users import CLIP, DELTA, NOISE, PLAN
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit import settings_of_run
 from trainer.auditing.audit_model import CANARY
-from trainer.auditing.audit_training import NUM_CANARIES, SmallRun
+from trainer.auditing.audit_training import SmallRun
 from trainer.methods import registry
 from trainer.run import privacy
 from trainer.settings.audit_settings import TRAINER, AuditSettings
 from trainer.tf_compat import tf
 
-CLIP, NOISE, DELTA, VIEWS = 3.0, 1.0, 1e-5, 3
-PLAN = DpSgdPlan(
-    sampler="poisson",
-    num_examples=NUM_CANARIES,
-    expected_batch_size=NUM_CANARIES // 8,
-    num_steps=8,
-)
+VIEWS = 3
 RUNS = audit_training.small_runs(PLAN, NOISE, CLIP, views=VIEWS)
 
 

@@ -29,12 +29,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from accounting import accountant
 from accounting.intervals import EXACT, NoiseBounds
-from accounting.plan import DpSgdPlan, check_epochs
-from accounting.statement import check_unit
+from accounting.plan import check_epochs
 from accounting.validation import InputError
 from pipelines.inputs.bounded import Bounded
 from pipelines.job.batch_settings import BatchSettings
@@ -54,9 +51,6 @@ from trainer.settings.comparison_settings import (
 )
 from trainer.settings.train_settings import TrainSettings
 from trainer.settings.user_levels import Level
-
-if TYPE_CHECKING:
-    from accounting.theorem import Theorem
 
 
 def check_plans(settings: ComparisonSettings, num_examples: int) -> None:
@@ -181,31 +175,11 @@ class _Answers:
         assert training.target_delta is not None
         return _bounds(
             self._plans[sampler],
-            training.target_epsilon,
-            training.target_delta,
-            self._theorem,
-            self._bounded,
+            epsilon=training.target_epsilon,
+            delta=training.target_delta,
+            theorem=self._theorem,
+            bounded=self._bounded,
         )
 
 
-@functools.lru_cache
-def _bounds(
-    plan: DpSgdPlan,
-    epsilon: float,
-    delta: float,
-    theorem: Theorem | None,
-    bounded: Bounded | Level | None,
-) -> NoiseBounds:
-    count = bounded.examples_per_user if bounded else 1
-    if theorem is None:
-        return accountant.noise_multiplier(
-            plan,
-            epsilon=epsilon,
-            delta=delta,
-            max_examples_per_user=count,
-            neighboring_relation=privacy.relation_of(plan, bounded),
-        )
-    check_unit(theorem, count)
-    found = theorem.noise_multiplier(plan, epsilon=epsilon, delta=delta)
-    # A lower bound for DP-SGD does not hold for another mechanism.
-    return dataclasses.replace(found, necessary=None, necessary_method=None)
+_bounds = functools.lru_cache(privacy.noise_bounds)

@@ -28,12 +28,10 @@ from accounting.plots import new_figure
 from trainer.experiments.comparison.case import GIVEN
 from trainer.experiments.comparison.results import NO_GUARANTEE, Outcome
 from trainer.model.metrics import in_words
-from trainer.report.plots import DASHES, write_png
+from trainer.report.plots import DASHES, MARKERS, write_png
 from trainer.settings.aggregation_settings import OMV
 from trainer.settings.comparison_settings import OPTIMISTIC, OWN, SAME
 
-#: Their number is coprime to those of colours and dashes, so that all combine.
-_MARKERS = "osD^vP*X<>p"
 _RULES = {
     OWN: "own noise",
     SAME: "the first sampler's noise",
@@ -223,7 +221,7 @@ def _styles(count: int) -> list[_Style]:
     return [
         _Style(
             color=f"C{index % 10}",
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             dashes=DASHES[index % len(DASHES)],
             # Shifted slightly, so that error bars do not hide each other.
             shift=1.015 ** (index - (count - 1) / 2),
