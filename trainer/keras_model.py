@@ -64,6 +64,7 @@ from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
 from trainer.model import initial_weights as initial_weights_files
 from trainer.model.losses import loss_of_keras
+from trainer.model.swapped_weights import unchanged
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import withhold_values
 from trainer.model.user_rows import of_one_row
@@ -366,7 +367,6 @@ class PrivateModel(keras.Model):
             self.optimizer,
             expected_batch_size=plan.expected_batch_size,
             grid=grid,
-            autograph=trainable.needs_autograph,
         )
         num_parameters = sum(int(np.prod(v.shape)) for v in trainable.variables)
         self._session.use(
@@ -547,13 +547,14 @@ class PrivateModel(keras.Model):
         columns = {k: np.asarray(v)[real] for k, v in columns.items()}
         if isinstance(model, WeightedModel):
             weights = np.asarray(model.example_weights(columns))
-        found = self.test_on_batch(
-            model.inputs(columns),
-            model.labels(columns),
-            sample_weight=weights,
-            reset_metrics=False,
-            return_dict=True,
-        )
+        with unchanged(self.network.variables, "metrics of training examples"):
+            found = self.test_on_batch(
+                model.inputs(columns),
+                model.labels(columns),
+                sample_weight=weights,
+                reset_metrics=False,
+                return_dict=True,
+            )
         logs.update((_PREFIX + name, value) for name, value in found.items())
 
     # -- the run -------------------------------------------------------------------

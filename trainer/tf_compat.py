@@ -46,6 +46,7 @@ sys.skip_tf_privacy_import = True  # type: ignore[attr-defined]
 with _quiet_standard_error():
     import tensorflow as tf
     import tf_keras as keras
+    from tensorflow.python.framework.ops import gradient_registry
     from tf_keras.src import backend as keras_backend
 
     try:
@@ -96,6 +97,7 @@ __all__ = [
     "NOISE_PLACES",
     "check_plain",
     "clip_grads",
+    "gradient_registry",
     "is_of_tf_privacy",
     "keras",
     "keras_backend",

@@ -47,10 +47,12 @@ from trainer.averaging.averages import TrainingAverages
 from trainer.averaging.iterates import Iterates
 from trainer.averaging.uncertainty import column_names
 from trainer.export.export import check_export, export
-from trainer.gradients.clipping import GradientSum
+from trainer.gradients import model_check
 from trainer.gradients.clipping_bias import NonPrivateClippingBias
 from trainer.gradients.dp_step import Step
+from trainer.gradients.engine import proof
 from trainer.gradients.lazy_noise import LazyNoise
+from trainer.gradients.per_example import GradientSum
 from trainer.methods import lazy_tables, registry
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
@@ -224,8 +226,10 @@ def _make(checked: Checked, reporter: Reporter, workers: Workers) -> _Made:
     if settings.initial_weights is not None:
         reporter.say(f"starting at {settings.initial_weights}, declared public")
     if settings.method != NON_PRIVATE:
-        path = registry.choose_path(trained, settings)
-        reporter.say(f"per-example gradients: {path}")
+        reporter.say(f"per-example gradients: {_path_of(trained, settings)}")
+        note = model_check.zero_row_note(model)
+        if note is not None:
+            reporter.say(note)
     return _Made(
         model=model,
         trained=trained,
@@ -384,7 +388,6 @@ class _Training:
             grid=made.grid,
             lazy=self._lazy,
             workers=self._workers,
-            autograph=self._model.needs_autograph,
         )
         optimizer = self._settings.describe_optimizer()
         self.session.use(
@@ -456,7 +459,6 @@ class _Training:
             ascent=ascent(self._model, self._optimizer) if ascent else None,
             expected_batch_size=self._plan.expected_batch_size,
             first_step=self._done,
-            autograph=self._model.needs_autograph,
         )
 
     def _lazy_noise(
@@ -471,7 +473,6 @@ class _Training:
             expected_batch_size=self._plan.expected_batch_size,
             grid=grid,
             workers=self._workers,
-            autograph=self._model.needs_autograph,
         )
 
     # -- steps ---------------------------------------------------------------------
@@ -615,6 +616,12 @@ class _Training:
     def _export(self, average: str | None = None) -> None:
         manifest = models.manifest_of(self._model, self._checked.manifest)
         export(self._model, manifest, self._request.run, average=average)
+
+
+def _path_of(model: models.TrainableModel, settings: TrainSettings) -> str:
+    """Returns how the gradients are computed, and why not in one pass."""
+    path, why = registry.choose_path(model, settings), proof.obstacle(model)
+    return path if why is None else f"{path}, since {why}"
 
 
 def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:

@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from accounting.plots import new_figure  # noqa: E402
-from trainer.gradients.clipping import VECTORIZED, clipped_sum  # noqa: E402
+from trainer.gradients.clipping import SINGLE_EXAMPLES, clipped_sum  # noqa: E402
 from trainer.methods.bam import bam_sum  # noqa: E402
 from trainer.model.trainable_model import TrainableModel  # noqa: E402
 from trainer.report import tables  # noqa: E402
@@ -51,7 +51,7 @@ WAYS: dict[str, Callable[[TrainableModel], Any]] = {
     "dp-sgd": lambda model: clipped_sum(model, l2_norm_clip=CLIP),
     "bam sam": lambda model: bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS),
     "bam sam, copies": lambda model: bam_sum(
-        model, l2_norm_clip=CLIP, radius=RADIUS, path=VECTORIZED
+        model, l2_norm_clip=CLIP, radius=RADIUS, path=SINGLE_EXAMPLES
     ),
     "bam hvp": lambda model: bam_sum(
         model, l2_norm_clip=CLIP, radius=RADIUS, variant=BAM_HVP

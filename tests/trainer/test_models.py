@@ -90,7 +90,6 @@ def test_layers_that_are_not_of_keras_get_autograph(manifest: Any) -> None:
         clipped_sum(own, l2_norm_clip=1.0),
         keras.optimizers.SGD(1.0),
         expected_batch_size=1,
-        autograph=own.needs_autograph,
     )
     step.begin([np.zeros(shape, "f4") for shape in step.shapes])
     columns = {
@@ -200,8 +199,8 @@ def test_a_last_layer_of_zeros_hides_no_mixing(manifest: Any) -> None:
         (_BatchMean, "not to depend on the others"),
         (lambda: keras.layers.AlphaDropout(0.5), "random"),
         (lambda: keras.layers.GaussianNoise(0.5), "random"),
-        (_Chance, "twice"),
-        (_Counter, "change no variable"),
+        (_Chance, "draws random numbers"),
+        (_Counter, "without noise"),
         (lambda: keras.layers.Dense(4, kernel_regularizer="l2"), "regularisation"),
         (lambda: keras.layers.Activation(lambda v: tf.math.log(v * 0)), "finite"),
     ],

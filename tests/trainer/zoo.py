@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.gradients.clipping import GradientSum
-from trainer.gradients.per_example import clip_scale, keep_rows, real_rows
+from trainer.gradients.per_example import GradientSum, clip_scale, keep_rows, real_rows
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import clip_grads, keras, tf
 

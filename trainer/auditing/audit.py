@@ -173,7 +173,7 @@ def _audit_trainer(
         f"n={plan.num_examples:,}, b={plan.expected_batch_size:,}, "
         f"T={plan.num_steps:,}, of dense and of lazy noise; the claim is that of these "
         f"runs. Few: n={few.num_examples:,}, b={few.expected_batch_size:,}, "
-        f"T={few.num_steps:,}, for checks alone, dense on the vectorised path"
+        f"T={few.num_steps:,}, for checks alone, dense with gradients one by one"
     )
     views = [f"each example has {runs[0].views} equal views"] * (runs[0].views > 1)
     return verdict, [note, *views, *_of_users(rows, settings, count)]

@@ -16,6 +16,7 @@ To reveal more faults:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ LAYERS = (FIRST, SECOND, SMALL, LARGE)
 LARGE_DIM = 10
 #: Rows of the large table: one and a half chunks of a flush.
 _LARGE_ROWS = (3 << 19) // LARGE_DIM
-#: Largest number of its rows per canary; few canaries take the vectorised path.
+#: Largest number of its rows per canary; few canaries are computed one by one.
 _MOST_ROWS_EACH = 512
 #: Share of a gradient in every other layer, for canaries of one layer.
 _SMALL_SHARE = 0.1
@@ -85,29 +86,34 @@ def _stride(num_canaries: int) -> int:
 
 def weights(manifest: Manifest) -> Any:
     """Returns the model with weights of zero: ``--model`` of the audit."""
-    return _model(manifest, lambda layer, values: layer(values))
+    return _model(manifest)
 
 
-def shared_weights(manifest: Manifest) -> Any:
-    """Returns the same model with a layer that is called twice, for another path."""
-    return _model(manifest, lambda layer, values: layer(values / 2) + layer(values / 2))
+def unproven_weights(manifest: Manifest) -> Any:
+    """Returns the same model with an operation that no proof knows.
+
+    Its gradients are computed one example at a time.
+    """
+    return _model(
+        manifest, lambda outputs: tf.linalg.diag_part(tf.linalg.diag(outputs))
+    )
 
 
-def _model(manifest: Manifest, call: Any) -> Any:
+def _model(manifest: Manifest, change: Callable[[Any], Any] = tf.identity) -> Any:
     count = manifest.dataset[NUM_CANARIES]
     canary = keras.Input((), dtype="int32", name=CANARY)
     own = tf.one_hot(canary, count + 1)
     rows = tf.stack([canary * _stride(count)] * 2, axis=1)
     outputs = [
         _dense(FIRST)(own),
-        call(_dense(SECOND), own),
+        _dense(SECOND)(own),
         _embedding(count + 1, 1, SMALL)(canary),
         tf.reduce_mean(
             _embedding(large_rows(count), LARGE_DIM, LARGE)(rows)[:, :, :1], 1
         ),
     ]
     slope = tf.where(canary == 0, _PADDING_SLOPE, 1.0)
-    return keras.Model(canary, tf.concat(outputs, 1) * slope[:, None])
+    return keras.Model(canary, change(tf.concat(outputs, 1)) * slope[:, None])
 
 
 def _dense(name: str) -> Any:

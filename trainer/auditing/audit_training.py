@@ -18,9 +18,10 @@ most k; an example is one of them, or the record of all.  For a run with views, 
 example has as many, in columns of the batches: the canary's gradient is their mean.
 
 There are four kinds of small runs, each judged separately: with dense and with lazy
-noise, with many canaries and with so few that steps are empty.  One of them takes the
-vectorised path.  Sampler, noise multiplier and clip norm are those of the audited run;
-examples and steps are fewer.  The claim is the accountant's for the small run.
+noise, with many canaries and with so few that steps are empty.  One of them computes
+gradients one example at a time.  Sampler, noise multiplier and clip norm are those of
+the audited run; examples and steps are fewer.  The claim is the accountant's for the
+small run.
 
 Formal guarantees:
   - The only inputs are the iterates that the run released, its batches and manifest.
@@ -136,7 +137,7 @@ class SmallRun:
         return min(_LAZY_STEPS, self.steps_per_epoch) if lazy else 1
 
 
-_WEIGHTS, _SHARED = "weights", "shared_weights"
+_WEIGHTS, _UNPROVEN = "weights", "unproven_weights"
 
 
 def small_runs(
@@ -167,7 +168,7 @@ def small_runs(
         (DENSE_NOISE, NUM_CANARIES, steps, size, _WEIGHTS),
         (LAZY_NOISE, NUM_CANARIES, steps, -(-3 * size // 8), _WEIGHTS),
         # One batch per step, except in one step of 10^14.
-        (DENSE_NOISE, _NUM_FEW, _NUM_FEW, 16, _SHARED),
+        (DENSE_NOISE, _NUM_FEW, _NUM_FEW, 16, _UNPROVEN),
         (LAZY_NOISE, _NUM_FEW, _NUM_FEW, 2, _WEIGHTS),
     )
     return [

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.batches.manifest import PRIVATE_NAME, write_atomically
-from trainer.gradients.clipping import GradientSum
+from trainer.gradients.per_example import GradientSum
 from trainer.settings.bias_settings import CLIPPING_BIAS_NAME, COLUMNS
 from trainer.tf_compat import tf
 
@@ -54,7 +54,6 @@ class NonPrivateClippingBias:
       ascent: Ascent of a method that has one; otherwise None.
       expected_batch_size: Divisor of the step.
       first_step: Number of steps that are done; later lines of the file are dropped.
-      autograph: Whether the sums need AutoGraph.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class NonPrivateClippingBias:
         ascent: AscentSums | None = None,
         expected_batch_size: int,
         first_step: int,
-        autograph: bool = False,
     ) -> None:
         self._path = run / PRIVATE_NAME / CLIPPING_BIAS_NAME
         self._sums, self._ascent = (clipped, unclipped), ascent
@@ -76,7 +74,7 @@ class NonPrivateClippingBias:
             [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
             for _ in range(2 if ascent is None else 4)
         ]
-        self._add = tf.function(self._accumulate, autograph=autograph)
+        self._add = tf.function(self._accumulate, autograph=False)
         lines = self._path.read_text().splitlines(True) if self._path.exists() else []
         # A killed process may leave a line of a step that is repeated, or half a line.
         kept = "".join(lines[1 : first_step + 1])

@@ -43,9 +43,9 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError, check_int
-from trainer.gradients.clipping import GradientSum
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise
+from trainer.gradients.per_example import GradientSum
 from trainer.tf_compat import tf
 from trainer.workers import tensor_memory
 from trainer.workers.base import Alone, Workers
@@ -64,7 +64,6 @@ class Step:
       grid: Grid of a private run; None for sums in float32.
       lazy: Tables with lazy noise, on the same grid and workers; None for none.
       workers: Workers that take the step together; None for one.
-      autograph: Whether ``gradient_sum`` needs AutoGraph, which compiles more slowly.
 
     Raises:
       InputError: several workers or lazy tables without a grid.
@@ -80,7 +79,6 @@ class Step:
         grid: Grid | None = None,
         lazy: LazyNoise | None = None,
         workers: Workers | None = None,
-        autograph: bool = False,
     ) -> None:
         check_int("expected_batch_size", expected_batch_size, at_least=1)
         self.workers: Workers = workers or Alone()
@@ -97,8 +95,8 @@ class Step:
         optimizer.build([self._variables[i] for i in self._dense_indexes])
         self._totals: list[_DenseTotal] = []
         self._batches: list[tuple[dict[str, Any], Any]] = []
-        self._whole = tf.function(self._run, autograph=autograph)
-        self._add = tf.function(self._accumulate, autograph=autograph)
+        self._whole = tf.function(self._run, autograph=False)
+        self._add = tf.function(self._accumulate, autograph=False)
         self._close = tf.function(self._apply_sums, autograph=False)
 
     @property

@@ -53,8 +53,8 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import InputError
+from trainer.gradients.engine.table_reads import TableReads
 from trainer.gradients.noise import rounded
-from trainer.gradients.traced_model import TableReads
 from trainer.tf_compat import tf
 from trainer.workers import tensor_memory
 from trainer.workers.aligned_arrays import aligned
@@ -97,7 +97,6 @@ class LazyNoise:
       expected_batch_size: Constant divisor of the plan.
       grid: Grid of the run.
       workers: Workers that take the steps together; None for one.
-      autograph: Whether the reads need AutoGraph.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class LazyNoise:
         expected_batch_size: int,
         grid: Grid,
         workers: Workers | None = None,
-        autograph: bool = False,
     ) -> None:
         self.tables = reads.tables
         self._workers: Workers = workers or Alone()
@@ -128,7 +126,7 @@ class LazyNoise:
         self._places = [_variable((t.shape[0],), tf.int32) for t in self.tables]
         self._new = [_variable((None, t.shape[1]), tf.int64) for t in self.tables]
         self._start = _start_of(self._places, self._new)
-        self._ids = tf.function(reads.ids, autograph=autograph)
+        self._ids = tf.function(reads.ids, autograph=False)
         self._subtract = _subtract_of(self.tables)
         self._assign = _assign_of(self.tables)
 

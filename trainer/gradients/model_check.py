@@ -18,8 +18,9 @@ Formal guarantees:
     two passes over the same rows: those that draw random numbers or use statistics of
     the batch.  Dropout is switched off for the comparison: a step draws its masks for
     each row.
-  - It refuses models that keep state, regularisers, and layers that learned from data
-    (``adapt``).
+  - It refuses losses that are more than a function of columns and weights (see
+    ``model.pure_graph``), regularisers, and layers that learned from data (``adapt``).
+  - It refuses a model without a finite gradient for any of some rows of zeros and ones.
   - Afterwards the weights have their old values.
 
 Public: everything here; the rows of the probe are made up.
@@ -37,9 +38,9 @@ import numpy as np
 from accounting.validation import InputError
 from pipelines.batches.columns import Column, row_bytes
 from pipelines.batches.manifest import Manifest
-from trainer.gradients.clipping import BOOKKEEPING, choose_path, clipped_sum
-from trainer.gradients.operations.operation_clipping import operations_obstacle
-from trainer.model.keyed_layers import still_layers
+from trainer.gradients.clipping import ONE_PASS, choose_path, clipped_sum
+from trainer.gradients.engine import proof
+from trainer.model.layers.keyed_layers import still_layers
 from trainer.model.losses import check_range, check_shapes
 from trainer.model.swapped_weights import weights_of
 from trainer.model.trainable_model import TrainableModel
@@ -71,12 +72,12 @@ def check_model(model: TrainableModel, manifest: Manifest) -> None:
       manifest: Manifest of the batches.
 
     Raises:
-      InputError: the model mixes examples, draws random numbers or changes state;
-        shape or range of its outputs do not suit the loss; or the gradient of an
-        example of zeros is not finite.
+      InputError: the model mixes examples, draws random numbers or changes state; or
+        shape or range of its outputs do not suit the loss.
     """
     _check_inputs(model, manifest)
     _check_layers(model.network)
+    proof.check_function(model)  # before any code of the model runs on numbers
     with one_line_errors(f"the model with loss={model.loss.name!r}"):
         _check_behaviour(model, manifest)
         columns = _probe_of(model, manifest, _BINARY).first.items()
@@ -158,11 +159,12 @@ def _check_behaviour(model: TrainableModel, manifest: Manifest) -> None:
         probe = _probe(model, manifest)
         _check_repeats(model, probe)
         _check_rows_apart(model, probe)
-        _check_gradients_apart(model, _probe_of(model, manifest, _BINARY))
+        of_bits = _probe_of(model, manifest, _BINARY)
+        _check_gradients_apart(model, of_bits)
+        _check_finite(model, of_bits)
         after = [v.numpy() for v in state]
     if not all(map(np.array_equal, before, after)):
         raise InputError("Expected a forward pass to change no variable of the model.")
-    _check_zero_row(model)
 
 
 # -- the probe ---------------------------------------------------------------------
@@ -287,6 +289,43 @@ def _check_gradients_apart(model: TrainableModel, probe: _Probe) -> None:
         )
 
 
+def _check_finite(model: TrainableModel, probe: _Probe) -> None:
+    for row in range(_ROWS_ALONE):
+        columns = {name: value[[row]] for name, value in probe.first.items()}
+        if _has_finite_gradient(model, _tensors(columns)):
+            return
+    raise InputError(
+        "Expected a finite gradient of the model for examples of zeros and ones; "
+        f"{_ROWS_ALONE} of {_ROWS_ALONE} have none, and would contribute nothing. Keep "
+        "its inputs from 0 where it divides, or takes a root or a logarithm."
+    )
+
+
+def zero_row_note(model: TrainableModel) -> str | None:
+    """Returns a note if an example whose inputs are all zero contributes nothing.
+
+    Args:
+      model: A model that ``check_model`` accepted.
+    """
+    zeros = {
+        name: tf.zeros((1, *spec.shape[1:]), spec.dtype)
+        for name, spec in model.column_specs.items()
+    }
+    if _has_finite_gradient(model, zeros):
+        return None
+    return (
+        "an example whose inputs are all zero, such as an empty text, has no finite "
+        "gradient, and contributes nothing to a step"
+    )
+
+
+def _has_finite_gradient(model: TrainableModel, columns: Mapping[str, Any]) -> bool:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model.losses(columns))
+    found = tape.gradient(loss, model.variables)
+    return all(np.isfinite(_array(one)).all() for one in found if one is not None)
+
+
 def _array(gradient: Any) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(gradient))
 
@@ -324,39 +363,20 @@ def _behaviour(
     return [np.asarray(value) for value in (*found, of_rows)]
 
 
-def _check_zero_row(model: TrainableModel) -> None:
-    # Rows that may not contribute are replaced by zeros, and their gradient is
-    # multiplied by 0.
-    zeros = {
-        name: tf.zeros((1, *spec.shape[1:]), spec.dtype)
-        for name, spec in model.column_specs.items()
-    }
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model.losses(zeros))
-    for gradient in tape.gradient(loss, model.variables):
-        if gradient is not None and not np.isfinite(_array(gradient)).all():
-            raise InputError(
-                "Expected a finite gradient of the model for an example of zeros, "
-                "which stands for a padded row."
-            )
-
-
 def check_differentiable(model: TrainableModel) -> None:
-    """Checks that the clipped sum can be traced, where it is not ghost clipping's.
+    """Checks that gradients of single examples can be computed, where they must be.
 
     Raises:
       InputError: gradients of single examples cannot be computed.
     """
-    if choose_path(model) == BOOKKEEPING:
+    if choose_path(model) == ONE_PASS:
         return
     columns = {
         name: tf.TensorSpec((2, *spec.shape[1:]), spec.dtype)
         for name, spec in model.column_specs.items()
     }
-    function = tf.function(
-        clipped_sum(model, l2_norm_clip=1.0), autograph=model.needs_autograph
-    )
     try:
+        function = tf.function(clipped_sum(model, l2_norm_clip=1.0), autograph=False)
         function.get_concrete_function(columns, tf.TensorSpec((2,)))
     except InputError:
         raise
@@ -364,5 +384,5 @@ def check_differentiable(model: TrainableModel) -> None:
         raise InputError(
             "Expected a model whose gradient can be computed one example at a time; "
             f"that raised {type(error).__name__}. Use operations that need no such "
-            f"map: {operations_obstacle(model)}."
+            f"map: {proof.obstacle(model)}."
         ) from None

@@ -23,6 +23,11 @@ from typing import Any
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import clip_grads, tf
 
+#: (columns, weight) -> a tensor or ``tf.IndexedSlices`` per trainable variable.  Each
+#: slice is of one example, and no example has two nonzero slices of one row (see
+#: ``workers.grid``).
+GradientSum = Callable[[Mapping[str, Any], Any], list[Any]]
+
 
 def real_rows(model: TrainableModel, columns: Mapping[str, Any], weight: Any) -> Any:
     """Returns which rows may contribute, bool (batch,).
@@ -118,6 +123,8 @@ def sum_in_chunks(
       chunk_rows: Number of rows of a chunk, at least 1.
       initial: Zeros of the shapes that ``function`` returns.
     """
+    if not num_rows:
+        return initial
     if num_rows <= chunk_rows:
         return function(rows)
 

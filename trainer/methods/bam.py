@@ -23,13 +23,11 @@ Formal guarantees:
   - ``radius`` 0 gives DP-SGD.
   - All paths agree with a loop over the examples.
 
-There are three paths.  ``book-keeping`` (see ``ghost_clipping``) moves no weights:
-inner products give a layer's outputs after a move along the example's own gradient.
-``operations`` (see ``operation_clipping``) recomputes everything that depends on the
-weights, with each operation's outcome at the example's own weights (see
-``moved_weights``).  ``vectorized`` computes each example separately, with its own copy
-of the weights; "hvp" always takes this path.  The last two process as many examples at
-a time as fit in a fixed amount of memory.
+There are two paths.  ``one pass`` (see ``engine``) recomputes everything that depends
+on the weights, with each operation's outcome at the example's own weights (see
+``moved_weights``).  ``single examples`` computes each example separately, with its own
+copy of the weights; "hvp" always takes this path.  Both process as many examples at a
+time as fit in a fixed amount of memory.
 
 Public: radius, variant and path.  Sensitive: every input and output.
 
@@ -43,24 +41,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.validation import check_choice, check_float
-from trainer.gradients import ghost_clipping
 from trainer.gradients.clipping import (
-    BOOKKEEPING,
-    MOST_GRADIENT_VALUES,
-    OPERATIONS,
-    VECTORIZED,
-    ExampleGradient,
-    GradientSum,
+    ONE_PASS,
+    SINGLE_EXAMPLES,
     choose_path,
     clipped_sum,
-    example_gradient,
     plain_sum,
-    vectorized_sum,
 )
 from trainer.gradients.clipping_bias import AscentSums
+from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.moved_weights import num_formed_values
+from trainer.gradients.engine.proof import proof_of
+from trainer.gradients.engine.table_reads import ids_depend_on_weights
+from trainer.gradients.engine.traced_losses import in_graph
 from trainer.gradients.functional_weights import check_replaceable, replaced_weights
-from trainer.gradients.operations import operation_clipping
-from trainer.gradients.per_example import keep_rows, real_rows, sum_in_chunks
+from trainer.gradients.per_example import (
+    GradientSum,
+    keep_rows,
+    real_rows,
+    sum_in_chunks,
+)
+from trainer.gradients.single_examples import (
+    MOST_GRADIENT_VALUES,
+    ExampleGradient,
+    example_gradient,
+    single_examples_sum,
+)
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.built_in_methods import BAM_HVP, BAM_SAM, BAM_VARIANTS
@@ -81,7 +87,10 @@ def choose_bam_path(model: TrainableModel, variant: str = BAM_SAM) -> str:
       model: A model that ``check_model`` accepted.
       variant: "sam" or "hvp".
     """
-    return choose_path(model) if variant == BAM_SAM else VECTORIZED
+    if variant == BAM_HVP or choose_path(model) != ONE_PASS:
+        return SINGLE_EXAMPLES
+    # Moved weights would move the rows that are read, too.
+    return SINGLE_EXAMPLES if ids_depend_on_weights(proof_of(model)) else ONE_PASS
 
 
 def bam_sum(
@@ -99,8 +108,7 @@ def bam_sum(
       l2_norm_clip: Bound on the L2 norm of g_i, above 0; infinity for no clipping.
       radius: ``lambda``, at least 0.
       variant: "sam" or "hvp".
-      path: "book-keeping", "operations" or "vectorized"; None for the fastest that is
-        exact.
+      path: "one pass" or "single examples"; None for the fastest that is exact.
 
     Raises:
       InputError: name, value, bound; or "sam" cannot replace the weights for one
@@ -109,17 +117,17 @@ def bam_sum(
     check_float("bam_radius", radius, at_least=0)
     check_choice("bam_variant", variant, BAM_VARIANTS)
     path = path or choose_bam_path(model, variant)
-    paths = (VECTORIZED,) if variant == BAM_HVP else (*_PASSES, VECTORIZED)
+    paths = (SINGLE_EXAMPLES,) if variant == BAM_HVP else (ONE_PASS, SINGLE_EXAMPLES)
     check_choice("path", path, paths)
     if radius == 0:
         return clipped_sum(model, l2_norm_clip=l2_norm_clip)
-    if path in _PASSES:
-        return _PASSES[path](model, l2_norm_clip, radius)
+    if path == ONE_PASS:
+        return _one_pass_sum(model, l2_norm_clip, radius)
     if variant == BAM_SAM:
         check_replaceable(
             model, remedy="Give bam_variant='hvp', as a flag: --bam-variant hvp."
         )
-    return _vectorized_sum(model, l2_norm_clip, radius, variant)
+    return _single_examples_sum(model, l2_norm_clip, radius, variant)
 
 
 def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
@@ -139,27 +147,15 @@ def ascent_scale(norms: Any, real: Any, radius: float) -> tuple[Any, Any]:
     return counted, tf.where(counted, scale, 0.0)
 
 
-def _bookkeeping_sum(
+def _one_pass_sum(
     model: TrainableModel, l2_norm_clip: float, radius: float
 ) -> GradientSum:
-    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
-        real = real_rows(model, columns, weight)
-        safe = keep_rows(columns, real)
-        here = ghost_clipping.backward(model, safe)
-        counted, scale = ascent_scale(here.norms(), real, radius)
-        uphill = ghost_clipping.backward(model, safe, here.moves(counted, scale))
-        return uphill.clipped_sum(counted, l2_norm_clip)
+    proof = proof_of(model)
 
-    return gradient_sum
-
-
-def _operations_sum(
-    model: TrainableModel, l2_norm_clip: float, radius: float
-) -> GradientSum:
     def of_chunk(columns: Mapping[str, Any], weight: Any) -> list[Any]:
         real = real_rows(model, columns, weight)
         num_rows = weight.shape[0]
-        here = operation_clipping.backward(model, keep_rows(columns, real), num_rows)
+        here = backward(proof, keep_rows(columns, real), num_rows)
         counted, scale = ascent_scale(here.norms(), real, radius)
         return here.moved(counted, scale).clipped_sum(counted, l2_norm_clip)
 
@@ -174,20 +170,15 @@ def _operations_sum(
             )
         )
 
-    num_values = max(1, operation_clipping.num_formed_values(model))
-    otherwise = _vectorized_sum(model, l2_norm_clip, radius, BAM_SAM)
-    return operation_clipping.as_proven(model, gradient_sum, otherwise)
+    num_values = max(1, num_formed_values(proof))
+    return in_graph(gradient_sum)
 
 
-#: Paths with one pass at the weights and one at the moved weights.
-_PASSES = {BOOKKEEPING: _bookkeeping_sum, OPERATIONS: _operations_sum}
-
-
-def _vectorized_sum(
+def _single_examples_sum(
     model: TrainableModel, l2_norm_clip: float, radius: float, variant: str
 ) -> GradientSum:
     gradient = (_uphill if variant == BAM_SAM else _penalized)(model, radius)
-    return vectorized_sum(model, l2_norm_clip, gradient, copies=_COPIES)
+    return single_examples_sum(model, l2_norm_clip, gradient, copies=_COPIES)
 
 
 def _uphill(model: TrainableModel, radius: float) -> ExampleGradient:

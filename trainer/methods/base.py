@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from accounting.validation import InputError
-from trainer.gradients.clipping import GradientSum
 from trainer.gradients.clipping_bias import AscentSums
 from trainer.gradients.noise import DrawStep
+from trainer.gradients.per_example import GradientSum
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings
 

@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 
 from accounting.validation import check_float
-from trainer.gradients.clipping import GradientSum, plain_sum
+from trainer.gradients.clipping import plain_sum
 from trainer.gradients.clipping_bias import AscentSums
+from trainer.gradients.per_example import GradientSum
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer

@@ -6,7 +6,7 @@ Public: the path.  Sensitive: the sums.
 from __future__ import annotations
 
 from trainer.gradients import clipping
-from trainer.gradients.clipping import GradientSum
+from trainer.gradients.per_example import GradientSum
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.train_settings import TrainSettings

@@ -17,8 +17,8 @@ from typing import Any
 
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
-from trainer.gradients import clipping, ghost_clipping, traced_model
-from trainer.gradients.traced_model import TableReads
+from trainer.gradients.clipping import ONE_PASS
+from trainer.gradients.engine.table_reads import TableReads, table_reads
 from trainer.methods import registry
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings.method_settings import NON_PRIVATE
@@ -127,8 +127,8 @@ def choose(
     if settings.method == NON_PRIVATE or settings.embedding_noise == DENSE_NOISE:
         return Choice()
     # Traces the model; the trace is cached.
-    known = traced_model.table_reads(model) if ghost_clipping.is_exact(model) else None
-    fast = registry.choose_path(model, settings) == clipping.BOOKKEEPING
+    known = table_reads(model)
+    fast = registry.choose_path(model, settings) == ONE_PASS
     reads = known if fast else None
     found = _obstacle(reads, optimizer, settings)
     if settings.embedding_noise == LAZY_NOISE and found is not None:

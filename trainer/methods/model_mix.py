@@ -50,8 +50,8 @@ import numpy as np
 
 from accounting.validation import InputError, check_float
 from trainer.gradients import clipping
-from trainer.gradients.clipping import GradientSum
 from trainer.gradients.noise import mixing_coefficients
+from trainer.gradients.per_example import GradientSum
 from trainer.methods import dp_sgd
 from trainer.methods.base import Hooks
 from trainer.methods.optimizers import learning_rate

@@ -10,7 +10,7 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from trainer.gradients.clipping import GradientSum
+from trainer.gradients.per_example import GradientSum
 from trainer.methods.base import Hooks
 from trainer.model.trainable_model import TrainableModel
 from trainer.settings import methods

@@ -54,12 +54,6 @@ class GroupedModel(TrainableModel):
         """Number of rows that the network computes per example."""
         return self.size * self.of_row.rows_per_example
 
-    @property
-    def trace_key(self) -> tuple[Any, ...]:
-        """What the graph of the losses depends on, besides the network."""
-        mine = (self.size, self.by_row, self.row_weights)
-        return (*super().trace_key, *mine, self.of_row.trace_key)
-
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
         """Returns the outputs for all rows of all groups; see `TrainableModel`."""
         return self.of_row.outputs(self._rows(columns), training=training)

@@ -1,8 +1,9 @@
 """Temporary values of variables.
 
 Formal guarantees:
-  - Afterwards the variables have their old values, bit for bit, also after an
+  - After ``weights_of`` the variables have their old values, bit for bit, also after an
     exception.
+  - ``unchanged`` raises if a variable changed, and then restores all.
 
 Public: the values, if the weights are public.
 """
@@ -12,6 +13,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from accounting.validation import InputError
+
+
+@contextlib.contextmanager
+def unchanged(variables: Sequence[Any], what: str) -> Iterator[None]:
+    """Checks that no variable changes within a context; otherwise restores all.
+
+    Args:
+      variables: TensorFlow variables.
+      what: What runs in the context, in words.
+
+    Raises:
+      InputError: a variable changed.
+    """
+    before = [variable.numpy() for variable in variables]
+    yield
+    after = [variable.numpy() for variable in variables]
+    if not all(a.tobytes() == b.tobytes() for a, b in zip(before, after, strict=True)):
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+        raise InputError(
+            f"Expected {what} to change no variable of the model: it would hold values "
+            "of rows without noise. Remove the assignment."
+        )
 
 
 @contextlib.contextmanager

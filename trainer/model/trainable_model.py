@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipelines.batches.columns import Column
-from trainer.model.keyed_layers import SEEDS, keyed_layers
+from trainer.model.layers.keyed_layers import SEEDS, keyed_layers
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss
 from trainer.model.metrics import LABEL
 from trainer.tf_compat import tf
@@ -62,12 +62,6 @@ class TrainableModel:
     def rows_per_example(self) -> int:
         """Number of rows that the network computes per example."""
         return 1
-
-    @property
-    def trace_key(self) -> tuple[Any, ...]:
-        """What the graph of the losses depends on, besides the network."""
-        variables = (variable.ref() for variable in self.variables)
-        return (self.loss, *variables, *self.columns)
 
     def outputs(self, columns: Mapping[str, Any], *, training: bool = False) -> Any:
         """Returns the outputs: a tensor (batch, ...), or a dict of tensors.

@@ -41,12 +41,13 @@ from typing import Any
 from accounting.validation import InputError
 from pipelines.batches.columns import Column
 from trainer.model.grouped_model import GroupedModel
-from trainer.model.keyed_layers import (
+from trainer.model.layers.keyed_layers import (
     SEED_WORDS,
     SEEDS,
     has_dropout,
     seeded_layers,
 )
+from trainer.model.pure_graph import check_pure
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.user_code import load_function, one_line_errors
 from trainer.tf_compat import keras, tf
@@ -218,9 +219,9 @@ def _checked(model: TrainableModel, views: Views) -> Augment:
     one = {n: tf.TensorSpec(s.shape[1:], s.dtype) for n, s in specs.items()}
     with one_line_errors(what):
         traced = function.get_concrete_function(one, tf.TensorSpec((2,), tf.int64))
-    _check_pure(traced, what)
+    check_pure(traced.graph, what)
     _check_view(traced.structured_outputs, one, what)
-    return function
+    return traced
 
 
 def _of_layers(layers: Any, model: TrainableModel, what: str) -> Augment:
@@ -243,30 +244,6 @@ def _of_layers(layers: Any, model: TrainableModel, what: str) -> Augment:
         return {name: changed}
 
     return tf.autograph.experimental.do_not_convert(augment)
-
-
-def _check_pure(traced: Any, what: str) -> None:
-    functions = traced.graph.as_graph_def().library.function
-    inner = [node.op for function in functions for node in function.node_def]
-    for kind in [op.type for op in traced.graph.get_operations()] + inner:
-        if _is_stateful(traced.graph, kind):
-            raise InputError(
-                f"Expected {what} to be a function of columns and seed; {kind} has a "
-                "state of its own, so that a step that is repeated after a kill would "
-                "be another release. Use tf.random.stateless_... and "
-                "tf.image.stateless_random_... with the seed."
-            )
-
-
-#: Ops that are stateful only if the functions that they call are, which are examined
-#: too; and Assert, which ends a run.
-_HARMLESS = ("Assert", "Case", "If", "StatefulPartitionedCall", "While")
-
-
-def _is_stateful(graph: Any, kind: str) -> bool:
-    if kind in _HARMLESS or kind in graph._functions:
-        return False
-    return bool(graph.op_def_for_type(kind).is_stateful)
 
 
 def _check_view(outputs: Any, inputs: Mapping[str, Any], what: str) -> None:

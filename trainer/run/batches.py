@@ -25,7 +25,7 @@ from pipelines.batches.parts import read_parts
 from pipelines.batches.reader import read_batches
 from pipelines.batches.share import ALL, Share
 from pipelines.files.paths import StrPath, is_remote
-from trainer.model.keyed_layers import SEEDS
+from trainer.model.layers.keyed_layers import SEEDS
 from trainer.tf_compat import tf
 
 #: Number of physical batches that are decoded ahead of training.

@@ -47,7 +47,7 @@ from pipelines.files.paths import StrPath
 from pipelines.sampling import keys
 from trainer.gradients.dp_step import Step
 from trainer.gradients.noise import DrawStep, LaterNoise, NoiseStream, row_seeds
-from trainer.model.keyed_layers import SEEDS
+from trainer.model.layers.keyed_layers import SEEDS
 from trainer.model.user_code import withhold_values
 from trainer.run import run_record
 from trainer.run.batches import BatchSource, Element

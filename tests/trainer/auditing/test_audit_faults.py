@@ -21,9 +21,10 @@ from accounting.auditing import audit, joint_tests
 from accounting.plan import DpSgdPlan
 from trainer.auditing import audit_run, audit_training
 from trainer.auditing.audit_training import NUM_CANARIES, Outcome, SmallRun
-from trainer.gradients import dp_step, ghost_clipping, noise
+from trainer.gradients import dp_step, noise
 from trainer.gradients.dp_step import Step
-from trainer.gradients.layer_gradients import EmbeddingUse
+from trainer.gradients.engine.backward_pass import BackwardPass
+from trainer.gradients.engine.gradient_parts import TableRows
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.methods import registry
 from trainer.tf_compat import tf
@@ -138,11 +139,9 @@ def test_less_noise_of_rows_that_are_read_is_seen(
 def test_embeddings_that_are_left_out_of_the_norm_are_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    squared_norm = EmbeddingUse.squared_norm
+    squared_norm = TableRows.squared_norm
     monkeypatch.setattr(
-        EmbeddingUse,
-        "squared_norm",
-        lambda use, slope: tf.zeros_like(squared_norm(use, slope)),
+        TableRows, "squared_norm", lambda part: tf.zeros_like(squared_norm(part))
     )
     assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
 
@@ -150,24 +149,20 @@ def test_embeddings_that_are_left_out_of_the_norm_are_seen(
 def test_a_clip_of_each_layer_by_itself_is_seen(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clipped_sum = ghost_clipping.BackwardPass.clipped_sum
+    clipped_sum = BackwardPass.clipped_sum
 
     def of_each_layer(found: Any, *arguments: Any) -> list[Any]:
         sums = []
-        for only in found.slopes:
-            slopes = {
-                layer: slope if layer is only else tf.zeros_like(slope)
-                for layer, slope in found.slopes.items()
-            }
-            one = dataclasses.replace(found, slopes=slopes)
+        for piece, part in zip(found.pieces, found.parts, strict=True):
+            one = dataclasses.replace(found, pieces=[piece], parts=[part])
             sums.append(map(tf.convert_to_tensor, clipped_sum(one, *arguments)))
         return [tf.add_n(values) for values in zip(*sums, strict=True)]
 
-    monkeypatch.setattr(ghost_clipping.BackwardPass, "clipped_sum", of_each_layer)
+    monkeypatch.setattr(BackwardPass, "clipped_sum", of_each_layer)
     assert {BATCHES, CONTRIBUTIONS} <= _contradicted(examine(DENSE))
 
 
-@pytest.mark.parametrize("run", [DENSE, DENSE_FEW], ids=["book-keeping", "vectorized"])
+@pytest.mark.parametrize("run", [DENSE, DENSE_FEW], ids=["one pass", "one by one"])
 def test_no_clip_is_seen_on_each_path(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, run: SmallRun
 ) -> None:

@@ -121,7 +121,7 @@ def test_the_large_table_takes_several_chunks_with_canaries_in_each() -> None:
     assert min(chunks) > NUM_CANARIES / 4
 
 
-def test_the_models_take_both_proven_paths(folder: pathlib.Path) -> None:
+def test_the_models_take_both_paths(folder: pathlib.Path) -> None:
     manifest = read_manifest(folder / "batches")
     paths = [
         clipping.choose_path(
@@ -135,9 +135,9 @@ def test_the_models_take_both_proven_paths(folder: pathlib.Path) -> None:
         )
         for run in (DENSE, FEW[0])
     ]
-    assert paths == [clipping.BOOKKEEPING, clipping.OPERATIONS]
+    assert paths == [clipping.ONE_PASS, clipping.SINGLE_EXAMPLES]
     assert {run.model for run in (DENSE, LAZY)} == {"weights"}
-    assert [run.model for run in FEW] == ["shared_weights", "weights"]
+    assert [run.model for run in FEW] == ["unproven_weights", "weights"]
 
 
 def test_canaries_are_of_all_kinds() -> None:

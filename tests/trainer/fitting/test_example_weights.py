@@ -10,7 +10,12 @@ import pytest
 from accounting.validation import InputError
 from pipelines.batches.batch_format import Column
 from trainer.fitting.example_weights import ExampleWeights, weighted
-from trainer.gradients.clipping import BOOKKEEPING, VECTORIZED, choose_path, clipped_sum
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    SINGLE_EXAMPLES,
+    choose_path,
+    clipped_sum,
+)
 from trainer.model.losses import loss_by_name
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
@@ -66,14 +71,14 @@ def _by_loop(model: TrainableModel, factors: np.ndarray, clip: float) -> list[An
     return total
 
 
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 @pytest.mark.parametrize("model", [BINARY, ONE_HOT], ids=["binary", "one hot"])
 def test_the_weighted_gradient_of_each_example_is_clipped(
     model: TrainableModel, path: str
 ) -> None:
     weights = ExampleWeights(class_weight={1: 5.0}, sample_weight="importance")
     found = weighted(model, weights)
-    assert choose_path(found) == BOOKKEEPING
+    assert choose_path(found) == ONE_PASS
     sums = clipped_sum(found, l2_norm_clip=1.0, path=path)
     classes = np.arange(ROWS) % 2
     wanted = _by_loop(model, WEIGHT * np.where(classes == 1, 5.0, 1.0), 1.0)

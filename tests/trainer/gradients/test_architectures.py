@@ -19,16 +19,15 @@ from tests.trainer.architectures import (
 from tests.trainer.gradients.test_clipping import CLIP, naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients import clipping
+from trainer.gradients.engine.table_reads import table_reads
 from trainer.gradients.model_check import check_model
-from trainer.gradients.traced_model import ghost_obstacle, table_reads
 from trainer.tf_compat import tf
 
-ACCEPTED = {name: (make, clipping.BOOKKEEPING) for name, make in GHOST.items()}
-ACCEPTED |= {name: (make, clipping.OPERATIONS) for name, make in OPERATIONS.items()}
-ACCEPTED |= {name: (make, clipping.VECTORIZED) for name, make in VECTORIZED.items()}
-
-#: A padded row is wholly masked, and its mean is 0/0: the check refuses these.
-WHOLLY_MASKED = ("masked_ids", "masked dense")
+ACCEPTED = {name: (make, clipping.ONE_PASS) for name, make in GHOST.items()}
+ACCEPTED |= {name: (make, clipping.ONE_PASS) for name, make in OPERATIONS.items()}
+ACCEPTED |= {
+    name: (make, clipping.SINGLE_EXAMPLES) for name, make in VECTORIZED.items()
+}
 
 
 def test_there_are_enough_of_them() -> None:
@@ -56,9 +55,8 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
     model, data = make_model(make), rows(NUM_ROWS)
     model = dataclasses.replace(model, columns=small_batches.manifest.columns)
     assert clipping.choose_path(model) == path
-    if name not in WHOLLY_MASKED:
-        check_model(model, small_batches.manifest)
-    data["categories"][:, 0] = 1  # a row of zeros would be wholly masked
+    check_model(model, small_batches.manifest)
+    data["categories"][:, 0] = 1  # else a row may be wholly masked, its mean 0 / 0
     gradient_sum = tf.function(clipping.clipped_sum(model, l2_norm_clip=CLIP))
     found = gradient_sum(*batch(data, padding=4))
     assert_close(arrays(found), naive_sum(model, data, CLIP), 2e-5)
@@ -66,7 +64,7 @@ def test_a_good_model_passes_and_has_the_clipped_sum_of_a_tape_per_example(
 
 def test_half_precision_is_computed_one_row_at_a_time(rows: Any) -> None:
     model, data = make_model(half_precision), rows(NUM_ROWS)
-    assert clipping.choose_path(model) == clipping.VECTORIZED
+    assert clipping.choose_path(model) == clipping.SINGLE_EXAMPLES
     found = clipping.clipped_sum(model, l2_norm_clip=CLIP)(*batch(data, padding=4))
     assert_close(arrays(found), naive_sum(model, data, CLIP), 5e-3)
 
@@ -84,16 +82,27 @@ def test_a_refused_model_is_told_why(name: str, small_batches: Any) -> None:
 )
 def test_a_table_that_is_read_as_a_whole_has_no_known_rows(name: str) -> None:
     model = make_model(OPERATIONS[name])
-    reason = ghost_obstacle(model)
-    assert reason is not None
-    assert "is also read by" in reason
+    assert clipping.choose_path(model) == clipping.ONE_PASS
+    assert table_reads(model) is None
 
 
-def test_no_mixing_model_is_ever_book_kept() -> None:
+def test_the_rows_of_a_table_that_is_used_twice_are_those_of_both_uses() -> None:
+    reads = table_reads(make_model(OPERATIONS["table used twice"]))
+    assert reads is not None
+    assert len(reads.tables) == 1
+    columns = {
+        "categories": tf.constant([[*range(26)]], tf.int32),
+        "label": tf.zeros(1, tf.int8),
+    }
+    (found,) = reads.ids(columns, tf.ones(1))
+    assert found.shape == reads.num_ids
+
+
+def test_no_mixing_model_ever_takes_one_pass() -> None:
     for name, (make, reason) in REFUSED.items():
         if "others" not in reason:
             continue
-        assert clipping.choose_path(make_model(make)) == clipping.VECTORIZED, name
+        assert clipping.choose_path(make_model(make)) == clipping.SINGLE_EXAMPLES, name
 
 
 def test_rows_of_a_table_are_those_of_the_forward_pass(rows: Any) -> None:

@@ -29,9 +29,8 @@ from tests.trainer.zoo import (
     registry_sum,
 )
 from trainer.gradients.clipping import (
-    BOOKKEEPING,
-    OPERATIONS,
-    VECTORIZED,
+    ONE_PASS,
+    SINGLE_EXAMPLES,
     GradientSum,
     choose_path,
     clipped_sum,
@@ -45,7 +44,7 @@ CLIP = 0.3
 
 def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[GradientSum]:
     """Sums of gradients whose coordinates are clipped, too, on every path."""
-    paths = {VECTORIZED, choose_path(model)}
+    paths = {SINGLE_EXAMPLES, choose_path(model)}
     return [
         clipped_sum(model, l2_norm_clip=clip, linf_norm_clip=cap, path=path)
         for path in sorted(paths)
@@ -54,13 +53,12 @@ def _capped_sums(model: TrainableModel, clip: float, cap: float) -> list[Gradien
 
 def _sums(model: TrainableModel, clip: float = CLIP) -> list[GradientSum]:
     """The same sum on every path, and by TF Privacy's registry where it is right."""
-    found = [clipped_sum(model, l2_norm_clip=clip, path=VECTORIZED)]
-    if choose_path(model) == OPERATIONS:
-        found.append(clipped_sum(model, l2_norm_clip=clip, path=OPERATIONS))
-    if choose_path(model) == BOOKKEEPING:
-        found.append(clipped_sum(model, l2_norm_clip=clip, path=BOOKKEEPING))
-        if model.description["make"] not in NOT_OF_THE_REGISTRY:
-            found.append(registry_sum(model, clip))
+    found = [clipped_sum(model, l2_norm_clip=clip, path=SINGLE_EXAMPLES)]
+    if choose_path(model) == ONE_PASS:
+        found.append(clipped_sum(model, l2_norm_clip=clip, path=ONE_PASS))
+    make = model.description["make"]
+    if make in FAST and make not in NOT_OF_THE_REGISTRY:
+        found.append(registry_sum(model, clip))
     return found
 
 
@@ -104,14 +102,9 @@ def _tf_privacy_sum(
     return [(b - a) * len(weight) for a, b in zip(after, before, strict=True)]
 
 
-@pytest.mark.parametrize("make", FAST)
-def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
-    assert choose_path(make_model(make)) == BOOKKEEPING
-
-
-@pytest.mark.parametrize("make", OTHER)
-def test_other_models_are_clipped_by_their_operations(make: Callable[[], Any]) -> None:
-    assert choose_path(make_model(make)) == OPERATIONS
+@pytest.mark.parametrize("make", FAST + OTHER)
+def test_models_of_known_operations_take_one_pass(make: Callable[[], Any]) -> None:
+    assert choose_path(make_model(make)) == ONE_PASS
 
 
 @pytest.mark.parametrize(("make", "clip"), pairs(FAST + OTHER, [CLIP, 50.0]))
@@ -134,7 +127,7 @@ def test_clipped_coordinates_equal_a_loop_over_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "trainer.gradients.gradient_parts._MOST_HELD_VALUES", num_values
+        "trainer.gradients.engine.gradient_parts._MOST_HELD_VALUES", num_values
     )
     model, data = make_model(make), rows(NUM_ROWS)
     columns, weight = batch(data, padding=4, fill=0.0 if make is masked_ids else 1e30)
@@ -161,7 +154,9 @@ def test_a_dense_layer_whose_activation_has_weights_is_clipped_as_a_whole() -> N
     assert len(model.variables) == 5
     columns, weight = batch(make_rows(6))
     found = clipped_sum(model, l2_norm_clip=CLIP)(columns, weight)
-    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED)(columns, weight)
+    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES)(
+        columns, weight
+    )
     assert_close(found, arrays(wanted))
     assert_close(found, naive_sum(model, make_rows(6), CLIP))
 
@@ -185,9 +180,11 @@ def test_rows_may_come_in_chunks(
 ) -> None:
     model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = sum(int(np.prod(v.shape)) for v in model.variables)
-    name = "trainer.gradients.clipping.MOST_GRADIENT_VALUES"
+    name = "trainer.gradients.single_examples.MOST_GRADIENT_VALUES"
     monkeypatch.setattr(name, num_rows * num_values + 1)
-    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED))
+    gradient_sum = tf.function(
+        clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES)
+    )
     found = gradient_sum(*batch(data, padding=4, fill=math.nan))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
 

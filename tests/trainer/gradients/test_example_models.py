@@ -23,32 +23,32 @@ MODELS: dict[str, tuple[tuple[Column, ...], str, str]] = {
     "transformer:transformer": (
         (Column(name="tokens", dtype="int32", shape=(4,)), LABEL),
         "binary_crossentropy",
-        clipping.OPERATIONS,
+        clipping.ONE_PASS,
     ),
     "text:reader": (
         (Column(name="tokens", dtype="int32", shape=(3,)), LABEL),
         "binary_crossentropy",
-        clipping.OPERATIONS,
+        clipping.ONE_PASS,
     ),
     "image:cnn": (
         (Column(name="image", dtype="float32", shape=(8, 8, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.OPERATIONS,
+        clipping.ONE_PASS,
     ),
     "image:standardized_cnn": (
         (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.VECTORIZED,
+        clipping.SINGLE_EXAMPLES,
     ),
     "vision_transformer:vit": (
         (Column(name="image", dtype="float32", shape=(4, 4, 1)), LABEL),
         "sparse_categorical_crossentropy",
-        clipping.OPERATIONS,
+        clipping.ONE_PASS,
     ),
     "two_tower:two_tower": (
         (Column(name="user", dtype="int32"), Column(name="item", dtype="int32"), LABEL),
         "binary_crossentropy",
-        clipping.BOOKKEEPING,
+        clipping.ONE_PASS,
     ),
     "multi_output:visits": (
         (
@@ -57,7 +57,7 @@ MODELS: dict[str, tuple[tuple[Column, ...], str, str]] = {
             Column(name="seconds", dtype="float32"),
         ),
         "examples.models.multi_output:loss",
-        clipping.BOOKKEEPING,
+        clipping.ONE_PASS,
     ),
 }
 
@@ -89,7 +89,6 @@ def test_an_example_model_trains_two_steps(name: str, small_batches: Any) -> Non
         clipping.clipped_sum(model, l2_norm_clip=1.0),
         keras.optimizers.SGD(0.1),
         expected_batch_size=NUM_ROWS,
-        autograph=model.needs_autograph,
     )
     before = [v.numpy() for v in model.variables]
     for _ in range(2):

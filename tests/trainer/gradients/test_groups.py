@@ -26,8 +26,8 @@ from tests.trainer.zoo import (
     make_model,
 )
 from trainer.gradients import clipping
-from trainer.gradients.clipping import BOOKKEEPING, OPERATIONS, VECTORIZED
-from trainer.gradients.traced_model import table_reads
+from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
+from trainer.gradients.engine.table_reads import table_reads
 from trainer.methods.bam import bam_sum
 from trainer.model.grouped_model import GroupedModel
 from trainer.tf_compat import keras, tf
@@ -44,11 +44,11 @@ def normalised() -> Any:
 
 
 MODELS = {
-    both_inputs: BOOKKEEPING,
-    dense_per_position: BOOKKEEPING,
-    layer_normalization: OPERATIONS,
-    recurrent: OPERATIONS,
-    normalised: OPERATIONS,
+    both_inputs: ONE_PASS,
+    dense_per_position: ONE_PASS,
+    layer_normalization: ONE_PASS,
+    recurrent: ONE_PASS,
+    normalised: ONE_PASS,
 }
 LONG_TRACES = (recurrent, normalised)
 INPUTS = ("integers", "categories")
@@ -152,7 +152,7 @@ def test_the_mean_of_a_group_is_clipped_as_a_whole_on_every_path(
     # Some groups are clipped and some are not: a clip hides errors of scale.
     clip = float(np.median([norm_of(of_group) for of_group in gradients]))
     wanted = clipped_total(gradients, clip, clip / 3)
-    for path in (MODELS[make], VECTORIZED):
+    for path in (MODELS[make], SINGLE_EXAMPLES):
         gradient_sum = clipping.clipped_sum(
             model, l2_norm_clip=clip, linf_norm_clip=clip / 3, path=path
         )
@@ -200,9 +200,9 @@ def test_a_clip_of_each_view_is_not_the_clip_of_their_mean() -> None:
         assert_close(faulty, clipped_total(gradients_of(model, columns), CLIP))
 
 
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_bam_moves_the_weights_once_for_all_views(path: str) -> None:
-    model = grouped(dense_per_position if path == BOOKKEEPING else both_inputs)
+    model = grouped(dense_per_position if path == ONE_PASS else both_inputs)
     columns, weight = data_of(model)
     radius, before = 0.5, [v.numpy() for v in model.variables]
     uphill = []
@@ -241,7 +241,7 @@ def test_a_clip_holds_where_views_cancel() -> None:
     random = np.random.default_rng(0)
     stamps = (1.7e9 + random.normal(0, 300, (6, 2, 2))).astype("f4")
     columns = {"x": stamps, "label": np.tile(np.array([[1, -1]], "i1"), (6, 1))}
-    for path in (BOOKKEEPING, VECTORIZED):
+    for path in (ONE_PASS, SINGLE_EXAMPLES):
         gradient_sum = clipping.clipped_sum(both, l2_norm_clip=1.0, path=path)
         for row in range(6):
             one = {k: tf.constant(v[[row]]) for k, v in columns.items()}

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.zoo import arrays, assert_close
-from trainer.gradients import gradient_parts
-from trainer.gradients.clipping import BOOKKEEPING, VECTORIZED, GradientSum, clipped_sum
+from trainer.gradients.clipping import (
+    ONE_PASS,
+    SINGLE_EXAMPLES,
+    GradientSum,
+    clipped_sum,
+)
+from trainer.gradients.engine import gradient_parts
 from trainer.gradients.per_example import clip_to_norm
 from trainer.methods.bam import bam_sum
 from trainer.model.losses import loss_of_ones_own
@@ -93,7 +98,7 @@ def _largest_share(
 def _ways(model: TrainableModel) -> dict[str, GradientSum]:
     cap = CLIP / 2
     ways = {}
-    for path in (BOOKKEEPING, VECTORIZED):
+    for path in (ONE_PASS, SINGLE_EXAMPLES):
         clip = {"l2_norm_clip": CLIP, "path": path}
         ways[f"dp-sgd {path}"] = clipped_sum(model, **clip)  # type: ignore[arg-type]
         ways[f"model-mix {path}"] = clipped_sum(model, linf_norm_clip=cap, **clip)  # type: ignore[arg-type]
@@ -147,10 +152,8 @@ def test_a_well_conditioned_sum_is_as_before(shape: tuple[int, int, int]) -> Non
         "inputs": tf.constant(random.normal(size=(32, positions, size)), tf.float32),
         "label": tf.zeros(32, tf.int8),
     }
-    found = clipped_sum(model, l2_norm_clip=CLIP, path=BOOKKEEPING)(
-        columns, tf.ones(32)
-    )
-    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=VECTORIZED)(
+    found = clipped_sum(model, l2_norm_clip=CLIP, path=ONE_PASS)(columns, tf.ones(32))
+    wanted = clipped_sum(model, l2_norm_clip=CLIP, path=SINGLE_EXAMPLES)(
         columns, tf.ones(32)
     )
     total = math.sqrt(sum(float((g**2).sum()) for g in arrays(wanted)))
@@ -196,7 +199,7 @@ def test_the_bound_is_what_holds(
 ) -> None:
     fault(monkeypatch)
     columns = {"inputs": _random_rows((ROWS_PER_SHAPE, *shape[:2]), 3)}
-    way = clipped_sum(_pairwise(*shape), l2_norm_clip=CLIP, path=BOOKKEEPING)
+    way = clipped_sum(_pairwise(*shape), l2_norm_clip=CLIP, path=ONE_PASS)
     assert _largest_share(way, columns, ROWS_PER_SHAPE) > MOST
 
 

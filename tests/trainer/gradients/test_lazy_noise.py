@@ -17,12 +17,12 @@ from tests.trainer.conftest import make_rows
 from tests.trainer.thread_workers import Together, Worker
 from tests.trainer.workers.in_threads import outcomes
 from trainer.gradients import lazy_noise as module
-from trainer.gradients import traced_model
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.dp_step import Step
+from trainer.gradients.engine import table_reads
+from trainer.gradients.engine.table_reads import TableReads
 from trainer.gradients.lazy_noise import LazyNoise
 from trainer.gradients.noise import LaterNoise, normal, step_noise
-from trainer.gradients.traced_model import TableReads
 from trainer.methods import lazy_tables
 from trainer.methods.bam import bam_sum
 from trainer.methods.lazy_tables import choose, is_plain_sgd
@@ -172,7 +172,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
     shapes = [v.shape for v in model.variables]
     noise = [[random.normal(0, 2, s).astype("f4") for s in shapes] for _ in steps]
     wanted = _eager(steps, noise, method, dense=dense)
-    reads = traced_model.table_reads(model)
+    reads = table_reads.table_reads(model)
     assert reads is not None
     lazy = _lazy(reads)
     replay = _Replay(
@@ -199,7 +199,7 @@ def test_flushed_weights_are_those_of_noise_at_every_step(
 
 def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
     model = _model()
-    reads = traced_model.table_reads(model)
+    reads = table_reads.table_reads(model)
     assert reads is not None
     step = _step(model, _lazy(reads))
     step.begin(_units([np.zeros(v.shape) for v in model.variables]))
@@ -210,7 +210,7 @@ def test_a_step_without_noise_for_its_rows_is_an_error(rows: Any) -> None:
 
 def _train(model: TrainableModel, worker: Worker, size: int) -> list[np.ndarray]:
     """Three steps of 12 / size batches, p at worker p mod W, and a flush."""
-    reads = traced_model.table_reads(model)
+    reads = table_reads.table_reads(model)
     assert reads is not None
     step = _step(model, _lazy(reads, workers=worker), workers=worker)
     lazy, share = step._lazy, (worker.rank, worker.count)

@@ -13,10 +13,13 @@ from tests.trainer.architectures import OPERATIONS
 from tests.trainer.gradients.test_operation_clipping import KNOWN, known_model
 from tests.trainer.methods.test_bam import loop_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
-from trainer.gradients.clipping import OPERATIONS as PATH
-from trainer.gradients.operations import operation_clipping
-from trainer.gradients.operations.copied_graph import with_changes
-from trainer.gradients.operations.weight_uses import UnknownUseError
+from trainer.gradients.clipping import ONE_PASS as PATH
+from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path
+from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.changed_results import with_changes
+from trainer.gradients.engine.moved_weights import num_formed_values
+from trainer.gradients.engine.proof import proof_of
+from trainer.gradients.engine.weight_uses import UnknownUseError
 from trainer.methods import bam
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, tf
@@ -40,17 +43,10 @@ def _sum(model: TrainableModel, clip: float = CLIP) -> Callable[..., Any]:
     return tf.function(bam.bam_sum(model, l2_norm_clip=clip, radius=RADIUS, path=PATH))
 
 
-@pytest.fixture
-def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails if a step computes one example at a time."""
-    monkeypatch.setattr(bam, "_vectorized_sum", lambda *more: _never)
-
-
 @pytest.mark.parametrize(
     "name",
     _mostly_thorough(OPERATIONS, ["table used twice", "lstm", "strides and padding"]),
 )
-@pytest.mark.usefixtures("one_pass")
 def test_one_pass_equals_a_loop_that_moves_the_weights(name: str, rows: Any) -> None:
     model, data = make_model(OPERATIONS[name]), rows(NUM_ROWS)
     found = _sum(model)(*batch(data, padding=4, fill=math.nan))
@@ -63,7 +59,6 @@ def test_one_pass_equals_a_loop_that_moves_the_weights(name: str, rows: Any) -> 
         KNOWN, ["turned", "subtracted from", "rows and columns", "einsum along"]
     ),
 )
-@pytest.mark.usefixtures("one_pass")
 def test_every_known_use_equals_the_loop(name: str, rows: Any) -> None:
     model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
     found = _sum(model)(*batch(data, padding=2))
@@ -82,7 +77,6 @@ def _depthwise(images: Any, kernel: Any) -> Any:
     ("convolution", "shape"),
     [(_dilated_and_grouped, (2, 2, 1, 4)), (_depthwise, (2, 2, 2, 3))],
 )
-@pytest.mark.usefixtures("one_pass")
 def test_windows_of_several_channels_equal_the_loop(
     convolution: Callable[[Any, Any], Any], shape: tuple[int, ...], rows: Any
 ) -> None:
@@ -97,7 +91,6 @@ def test_windows_of_several_channels_equal_the_loop(
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
 
 
-@pytest.mark.usefixtures("one_pass")
 def test_large_products_are_not_formed(
     rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +100,7 @@ def test_large_products_are_not_formed(
 
     model, data = known_model((13, 13), twice), rows(NUM_ROWS)
     monkeypatch.setattr(
-        "trainer.gradients.operations.moved_weights._product_change", _never
+        "trainer.gradients.engine.moved_weights._product_change", _never
     )
     found = _sum(model)(*batch(data))
     assert_close(arrays(found), loop_sum(model, data, CLIP, RADIUS))
@@ -116,7 +109,19 @@ def test_large_products_are_not_formed(
 def test_of_a_table_that_is_looked_up_no_whole_gradient_is_formed() -> None:
     model = make_model(OPERATIONS["table used twice"])
     sizes = [v.shape.num_elements() for v in model.variables if v.shape != (7, 3)]
-    assert operation_clipping.num_formed_values(model) == sum(sizes)
+    assert num_formed_values(proof_of(model)) == sum(sizes)
+
+
+@pytest.mark.parametrize("width", [1, 40])
+def test_memory_counts_only_products_that_are_formed(width: int) -> None:
+    """A matrix at few positions is applied by its factors, which the pass holds."""
+
+    def product(values: Any, kernel: Any) -> Any:
+        hidden = tf.matmul(values, kernel)
+        return tf.reduce_sum(tf.tanh(hidden), 1, keepdims=True)
+
+    found = num_formed_values(proof_of(known_model((13, width), product)))
+    assert found == (13 if width == 1 else 0)
 
 
 def test_what_does_not_follow_from_a_change_is_used_as_it_is() -> None:
@@ -157,17 +162,20 @@ def test_rows_that_are_chosen_by_weights_are_computed_one_example_at_a_time(
         return keras.Model(integers, _ChosenRows()(known))
 
     model, data = make_model(make), rows(NUM_ROWS)
-    assert bam.choose_bam_path(model) == PATH
+    assert choose_path(model) == PATH
+    assert bam.choose_bam_path(model) == SINGLE_EXAMPLES
+    proof = proof_of(model)
 
     @tf.function(autograph=False)
     def moved(columns: Any, weight: Any) -> Any:
-        found = operation_clipping.backward(model, columns, NUM_ROWS)
+        found = backward(proof, columns, NUM_ROWS)
         with pytest.raises(UnknownUseError, match="depend on a weight"):
             found.moved(weight > 0, weight)
         return weight
 
     moved(*batch(data))
-    assert_close(arrays(_sum(model)(*batch(data))), loop_sum(model, data, CLIP, RADIUS))
+    chosen = bam.bam_sum(model, l2_norm_clip=CLIP, radius=RADIUS)
+    assert_close(arrays(chosen(*batch(data))), loop_sum(model, data, CLIP, RADIUS))
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,12 @@ from accounting.validation import InputError
 from tests.trainer.architectures import OPERATIONS
 from tests.trainer.gradients.test_clipping import naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model, numbers
-from trainer.gradients import gradient_parts
-from trainer.gradients.clipping import OPERATIONS as PATH
-from trainer.gradients.clipping import VECTORIZED, choose_path, clipped_sum
-from trainer.gradients.operations.operation_clipping import (
-    backward,
-    copies_of_gradients,
-    operations_obstacle,
-)
-from trainer.gradients.operations.plain_layers import plain_layers
+from trainer.gradients.clipping import ONE_PASS as PATH
+from trainer.gradients.clipping import SINGLE_EXAMPLES, choose_path, clipped_sum
+from trainer.gradients.engine import gradient_parts
+from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.proof import obstacle, proof_of
+from trainer.model.layers.plain_layers import plain_layers
 from trainer.model.losses import loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.tf_compat import keras, keras_backend, tf
@@ -115,7 +112,7 @@ def test_known_uses_have_the_clipped_sum_of_a_tape_per_example(
     name: str, rows: Any
 ) -> None:
     model, data = known_model(*KNOWN[name]), rows(NUM_ROWS)
-    assert operations_obstacle(model) is None
+    assert obstacle(model) is None
     found = clipped_sum(model, l2_norm_clip=CLIP, path=PATH)(*batch(data, padding=2))
     assert_close(arrays(found), naive_sum(model, data, CLIP))
 
@@ -135,10 +132,11 @@ def test_recurrent_layers_have_one_pass_also_where_the_batch_size_is_known(
 ) -> None:
     model = make_model(OPERATIONS[name])
     columns, weight = batch(rows(NUM_ROWS))
+    proof = proof_of(model)
 
     @tf.function(autograph=False)
     def norms(columns: Any) -> Any:
-        return backward(model, columns, NUM_ROWS).norms()
+        return backward(proof, columns, NUM_ROWS).norms()
 
     found = norms.get_concrete_function(columns)
     assert found.output_shapes == weight.shape
@@ -148,15 +146,17 @@ def test_recurrent_layers_have_one_pass_also_where_the_batch_size_is_known(
 def test_unknown_uses_are_computed_one_row_at_a_time(name: str) -> None:
     shape, use, why = UNKNOWN[name]
     model = known_model(shape, use)
-    assert why in (operations_obstacle(model) or "")
-    assert choose_path(model) == VECTORIZED
+    assert why in (obstacle(model) or "")
+    assert choose_path(model) == SINGLE_EXAMPLES
 
 
-def test_a_graph_that_is_not_as_proven_is_computed_one_row_at_a_time(rows: Any) -> None:
+def test_the_graph_that_runs_is_the_one_that_was_proven(rows: Any) -> None:
+    """A layer that looks for the batch size gets the same graph in every step."""
     model, data = known_model((1,), _sizes_decide), rows(NUM_ROWS)
     assert choose_path(model) == PATH
     found = clipped_sum(model, l2_norm_clip=CLIP)(*batch(data))
-    assert_close(arrays(found), naive_sum(model, data, CLIP))
+    plain = known_model((1,), lambda v, w: tf.reduce_sum(v, 1, keepdims=True) * w)
+    assert_close(arrays(found), naive_sum(plain, data, CLIP))
 
 
 CHUNKED = ("strides and padding", "separable", "multi-head attention")
@@ -236,17 +236,16 @@ def test_layers_are_what_they_were_afterwards() -> None:
 
 
 def test_memory_counts_the_steps_of_recurrent_layers() -> None:
-    assert copies_of_gradients(make_model(OPERATIONS["lstm"])) == 4
-    assert copies_of_gradients(make_model(OPERATIONS["depthwise"])) == 1
+    assert proof_of(make_model(OPERATIONS["lstm"])).graph.time_steps == 4
+    assert proof_of(make_model(OPERATIONS["depthwise"])).graph.time_steps == 1
 
 
-def test_too_many_time_steps_are_refused_with_a_remedy(rows: Any) -> None:
+def test_too_many_time_steps_are_refused_with_a_remedy() -> None:
     def make() -> Any:
         integers, values = numbers()
         steps = tf.tile(values[:, :, None], (1, 40, 1))
         return keras.Model(integers, keras.layers.SimpleRNN(1)(steps))
 
     model = make_model(make)
-    gradient_sum = tf.function(clipped_sum(model, l2_norm_clip=CLIP), autograph=False)
     with pytest.raises(InputError, match=r"at most 512 time steps.*520\. Shorten"):
-        gradient_sum(*batch(rows(1)))
+        clipped_sum(model, l2_norm_clip=CLIP)

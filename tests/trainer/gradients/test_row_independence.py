@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.gradients.row_independence import obstacle
+from trainer.gradients.engine.row_independence import classify, losses_obstacle
 from trainer.tf_compat import tf
 
 SHAPE = (4, 3)
@@ -165,7 +165,8 @@ def _trace(function: Callable[[Any], Any]) -> tuple[Any, str | None]:
     traced = tf.function(losses, autograph=False)
     spec = tf.TensorSpec((None, *SHAPE), tf.float32)
     graph = traced.get_concrete_function(spec).graph
-    return losses, obstacle(graph.structured_outputs, graph.inputs)
+    kinds = classify(graph, graph.inputs)
+    return losses, losses_obstacle(graph.structured_outputs, kinds)
 
 
 @pytest.mark.parametrize("name", APART)
@@ -194,17 +195,17 @@ def test_the_reason_names_the_operation() -> None:
     assert "is not known to keep rows apart" in why
 
 
-def test_an_opaque_tensor_of_a_constant_is_no_rows() -> None:
-    """Its derivative would be a sum over the batch."""
-    marked = {}
+def test_silu_is_known_by_the_code_of_its_gradient() -> None:
+    """TensorFlow gives it a gradient of its own; another one is not known."""
 
-    def losses(values: Any) -> Any:
-        shared = tf.ones((1, 3)) * 2.0
-        after = tf.identity(shared)
-        marked[after.name] = shared
-        return tf.reduce_sum(values[:, 0] * after, 1)
+    @tf.custom_gradient
+    def reversed_(values: Any) -> Any:
+        def grad(slope: Any) -> Any:
+            return tf.reverse(slope, [0])
 
-    traced = tf.function(losses, autograph=False)
-    graph = traced.get_concrete_function(tf.TensorSpec((None, *SHAPE))).graph
-    assert obstacle(graph.structured_outputs, graph.inputs) is None
-    assert obstacle(graph.structured_outputs, graph.inputs, marked) is not None
+        return values * tf.sigmoid(values), grad
+
+    assert _trace(tf.nn.silu)[1] is None
+    why = _trace(reversed_)[1]
+    assert why is not None
+    assert "has a gradient of its own" in why

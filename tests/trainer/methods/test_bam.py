@@ -28,14 +28,14 @@ from tests.trainer.zoo import (
     pairs,
     tower,
 )
-from trainer.gradients import ghost_clipping
 from trainer.gradients.clipping import (
-    BOOKKEEPING,
-    OPERATIONS,
-    VECTORIZED,
+    ONE_PASS,
+    SINGLE_EXAMPLES,
     GradientSum,
     clipped_sum,
 )
+from trainer.gradients.engine.backward_pass import backward
+from trainer.gradients.engine.proof import proof_of
 from trainer.gradients.functional_weights import replaced_weights
 from trainer.methods.bam import ascent_scale, bam_sum, choose_bam_path
 from trainer.model.losses import loss_by_name, loss_of_ones_own
@@ -50,7 +50,7 @@ RADIUS = 0.3
 def _sums(
     model: TrainableModel, clip: float = CLIP, radius: float = RADIUS
 ) -> list[GradientSum]:
-    paths = {choose_bam_path(model), VECTORIZED}
+    paths = {choose_bam_path(model), SINGLE_EXAMPLES}
     return [_sum(model, clip, radius, path=path) for path in paths]
 
 
@@ -103,15 +103,15 @@ def loop_sum(
 
 @pytest.mark.parametrize("make", FAST)
 def test_models_of_known_layers_are_book_kept(make: Callable[[], Any]) -> None:
-    assert choose_bam_path(make_model(make)) == BOOKKEEPING
-    assert choose_bam_path(make_model(make), BAM_HVP) == VECTORIZED
+    assert choose_bam_path(make_model(make)) == ONE_PASS
+    assert choose_bam_path(make_model(make), BAM_HVP) == SINGLE_EXAMPLES
 
 
 @pytest.mark.parametrize("make", OTHER)
 def test_other_models_of_known_operations_have_one_pass_for_all(
     make: Callable[[], Any],
 ) -> None:
-    assert choose_bam_path(make_model(make)) == OPERATIONS
+    assert choose_bam_path(make_model(make)) == ONE_PASS
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def step_back() -> Any:
     return keras.Model(integers, tf.sqrt(tf.abs(dense) + 1e-30) * 1e25)
 
 
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_a_row_that_has_no_finite_direction_contributes_nothing(
     path: str, rows: Any
 ) -> None:
@@ -327,10 +327,19 @@ def test_where_terms_cancel_the_step_uphill_is_shorter_and_never_longer() -> Non
     values = (near + apart * random.normal(size=(num_rows, positions, size))).astype(
         "f4"
     )
-    here = ghost_clipping.backward(
-        model, {"inputs": values, "label": np.zeros(num_rows, "i1")}
-    )
-    _, scale = ascent_scale(here.norms(), np.ones(num_rows, bool), RADIUS)
+
+    proof = proof_of(model)
+
+    @tf.function(autograph=False)
+    def scales() -> Any:
+        columns = {
+            "inputs": tf.constant(values),
+            "label": tf.zeros(num_rows, tf.int8),
+        }
+        here = backward(proof, columns, num_rows)
+        return ascent_scale(here.norms(), np.ones(num_rows, bool), RADIUS)[1]
+
+    scale = scales()
     # Each unit has the gradient sum_p sign_p x_p, and the bias 0.
     differences = np.einsum("bpi,p->bi", values.astype("f8"), signs)
     norms = np.linalg.norm(differences, axis=1) * math.sqrt(units)
@@ -408,8 +417,8 @@ def _own(layer: type) -> Callable[[], Any]:
 
 def test_weights_in_a_list_are_replaced(rows: Any) -> None:
     model, data = make_model(_own(Listed)), rows(NUM_ROWS)
-    assert choose_bam_path(model) == OPERATIONS
-    found = _sum(model, path=VECTORIZED)(*batch(data))
+    assert choose_bam_path(model) == ONE_PASS
+    found = _sum(model, path=SINGLE_EXAMPLES)(*batch(data))
     assert_close(arrays(found), loop_sum(model, data))
 
 
@@ -423,14 +432,14 @@ def test_weights_that_cannot_be_replaced_are_refused_with_what_to_do(
     assert any(array.any() for array in arrays(found))
 
 
-@pytest.mark.parametrize("path", [OPERATIONS, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 @pytest.mark.parametrize("num_rows", [3, 100])
 def test_rows_may_come_in_chunks(
     num_rows: int, path: str, rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, data = make_model(layer_normalization), rows(NUM_ROWS)
     num_values = 3 * sum(int(np.prod(v.shape)) for v in model.variables)
-    for module in ("gradients.clipping", "methods.bam"):
+    for module in ("gradients.single_examples", "methods.bam"):
         name = f"trainer.{module}.MOST_GRADIENT_VALUES"
         monkeypatch.setattr(name, num_rows * num_values + 1)
     gradient_sum = _sum(model, path=path)
@@ -444,7 +453,7 @@ def test_rows_may_come_in_chunks(
         ({"radius": -0.1}, "bam_radius=-0.1"),
         ({"radius": math.nan}, "bam_radius=nan"),
         ({"variant": "magic"}, "bam_variant"),
-        ({"variant": BAM_HVP, "path": BOOKKEEPING}, "path"),
+        ({"variant": BAM_HVP, "path": ONE_PASS}, "path"),
     ],
 )
 def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -22,7 +22,7 @@ from pipelines.sampling.keys import create_key_file
 from tests.trainer.zoo import arrays, batch, linear, make_model
 from trainer.cli.commands import account, train_command
 from trainer.gradients import clipping
-from trainer.gradients.clipping import GradientSum
+from trainer.gradients.per_example import GradientSum
 from trainer.keras_model import make_private
 from trainer.methods import dp_sgd, registry
 from trainer.methods.base import Hooks

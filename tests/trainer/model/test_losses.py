@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from accounting.validation import InputError
+from pipelines.batches.columns import Column
 from trainer.gradients.clipping import (
-    BOOKKEEPING,
-    VECTORIZED,
+    ONE_PASS,
+    SINGLE_EXAMPLES,
     choose_path,
     clipped_sum,
     plain_sum,
@@ -169,7 +170,16 @@ def _model(kind: str, seed: int = 0) -> TrainableModel:
     made = (
         loss_by_name(loss) if isinstance(loss, str) else loss_of_ones_own("m:f", loss)
     )
-    return TrainableModel(network=make(), description={}, loss=made)
+    return TrainableModel(
+        network=make(),
+        description={},
+        loss=made,
+        columns=(
+            Column(name="numbers", dtype="float32", shape=(4,)),
+            Column(name="label", dtype="float32"),
+            Column(name="other", dtype="int32"),
+        ),
+    )
 
 
 def _columns(labels: Any) -> dict[str, Any]:
@@ -201,10 +211,10 @@ def _assert_same(found: list[Any], wanted: list[Any], atol: float = 1e-5) -> Non
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_clipped_sums_are_those_of_a_loop_over_examples(kind: str, path: str) -> None:
     model = _model(kind)
-    assert choose_path(model) == BOOKKEEPING
+    assert choose_path(model) == ONE_PASS
     columns = _columns([0, 1, 1, 0, 1, 0])
     found = clipped_sum(model, l2_norm_clip=CLIP, path=path)(columns, tf.ones(6))
     _assert_same(found, _clipped_by_loop(model, columns))
@@ -220,7 +230,7 @@ BAD_LABELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED, "plain"])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES, "plain"])
 def test_a_row_whose_label_the_loss_does_not_take_contributes_exactly_nothing(
     kind: str, path: str
 ) -> None:
@@ -244,7 +254,7 @@ def test_a_row_whose_label_the_loss_does_not_take_contributes_exactly_nothing(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("path", [BOOKKEEPING, VECTORIZED])
+@pytest.mark.parametrize("path", [ONE_PASS, SINGLE_EXAMPLES])
 def test_a_gradient_that_is_not_finite_contributes_nothing(
     kind: str, path: str
 ) -> None:
@@ -422,7 +432,7 @@ def _no_such(labels: Any, outputs: Any) -> Any:
         (_centred, "not to depend on the others"),
         (lambda _, z: tf.reduce_mean(z), "one number per example"),
         (lambda _, z: z, "one number per example"),
-        (lambda _, z: z[:, 0] * tf.random.uniform(()), "twice"),
+        (lambda _, z: z[:, 0] * tf.random.uniform(()), "draws random numbers"),
         (_no_such, r"loss='m:f' to work; it raised .*test_losses.py, line \d+\)"),
     ],
 )

@@ -14,7 +14,7 @@ from pipelines.batches.columns import Column
 from trainer.gradients.clipping import clipped_sum
 from trainer.gradients.noise import row_seeds
 from trainer.methods import registry
-from trainer.model.keyed_layers import SEED_WORDS, SEEDS
+from trainer.model.layers.keyed_layers import SEED_WORDS, SEEDS
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import (
     Views,
@@ -143,8 +143,8 @@ class _Learned(layers.Layer):
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        (_stateful, "RandomUniform has a state of its own"),
-        (_python, "PyFunc has a state of its own"),
+        (_stateful, "RandomUniform.*draws random numbers"),
+        (_python, "PyFunc.*calls Python"),
         (lambda columns, seed: columns["image"], "dict of the inputs"),
         (lambda columns, seed: {"x": columns["image"]}, "dict of the inputs"),
         (lambda columns, seed: {"image": columns["image"][1:]}, r"\(5, 6, 1\)"),

@@ -44,15 +44,9 @@ def metric(labels, predictions):
     raise ValueError(f"row {{labels.argmax()}} {SECRET}")
 
 
-def check(labels):
-    if (labels > 1).any():
-        raise ValueError(f"label {SECRET}")
-    return labels.astype("f4")
-
-
 def loss(labels, outputs):
-    checked = tf.numpy_function(check, [labels], tf.float32)
-    return (tf.reshape(checked, tf.shape(labels)) - outputs[:, 0]) ** 2
+    tf.debugging.Assert(tf.reduce_all(labels <= 1), ["label {SECRET}", labels])
+    return (tf.cast(labels, tf.float32) - outputs[:, 0]) ** 2
 """
 
 

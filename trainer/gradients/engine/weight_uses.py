@@ -25,6 +25,9 @@ import numpy as np
 
 from trainer.tf_compat import tf
 
+#: Operations that read rows of a table, whose ids are their second input.
+LOOK_UPS = ("GatherV2", "ResourceGather")
+
 
 class UnknownUseError(Exception):
     """A use of a weight that is not known; the message says which."""
@@ -69,10 +72,9 @@ class Piece:
     uses: tuple[Use, ...]
 
     @property
-    def signature(self) -> Any:
-        """Value that is equal for the same computation in another trace."""
-        uses = sorted((use.op.type, use.place) for use in self.uses)
-        return self.variable, self.path, tuple(uses)
+    def reads_rows(self) -> bool:
+        """Whether all uses read rows of a table."""
+        return all(use.op.type in LOOK_UPS for use in self.uses)
 
 
 def find_pieces(
@@ -341,7 +343,7 @@ def _is_rows_of_table(use: Use, shape: tuple[int, ...]) -> bool:
 _KNOWN_USES: Mapping[str, _Known] = {
     **dict.fromkeys(("Add", "AddV2", "Mul", "Sub"), _is_broadcast),
     **dict.fromkeys(("BatchMatMulV2", "MatMul"), _is_mat_mul),
-    **dict.fromkeys(("GatherV2", "ResourceGather"), _is_rows_of_table),
+    **dict.fromkeys(LOOK_UPS, _is_rows_of_table),
     "BiasAdd": _is_channels_last,
     "Conv2D": _is_convolution,
     "Conv3D": _is_undilated,

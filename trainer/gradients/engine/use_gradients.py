@@ -23,13 +23,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.gradients.gradient_parts import (
+from trainer.gradients.engine.gradient_parts import (
     FormedGradients,
     OuterProducts,
     Part,
     TableRows,
 )
-from trainer.gradients.operations.weight_uses import Piece, Use, einsum_letters
+from trainer.gradients.engine.weight_uses import Piece, Use, einsum_letters
 from trainer.tf_compat import tf
 
 PRODUCTS, TABLE, OTHER = "products", "table", "other"

@@ -15,14 +15,15 @@ operation without a rule are unknown, and so is everything computed from them.  
 proof therefore refuses models that it does not understand, some of which keep rows
 apart; their examples are computed one at a time.
 
+The graph is pure (see ``model.pure_graph``): nothing writes what it reads.
+
 Formal guarantees:
-  - If ``obstacle`` returns None, entry i of ``losses`` is a function of row i of the
-    columns and of the model's weights, and so is its derivative with respect to any
-    tensor of rows: operations with a custom gradient are unknown.
+  - If ``losses_obstacle`` returns None, entry i of ``losses`` is a function of row i of
+    the columns and of the model's weights, and so is its derivative with respect to any
+    tensor of rows: operations with a custom gradient are unknown, except TensorFlow's
+    own ``silu``, whose gradient is replaced by that of its operations.
   - Sizes are used in shapes alone: a value that depends on the number of rows, such as
     a position within the batch, is unknown.
-  - An opaque tensor is rows(m) if its input is, for the m of the caller, who guarantees
-    that each entry of axis 0 is computed by itself.
 
 Public: everything here; no example is read.
 """
@@ -30,6 +31,7 @@ Public: everything here; no example is read.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.tf_compat import tf
+from trainer.tf_compat import gradient_registry, tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,25 +101,6 @@ _SizeRule = Callable[[Any, Sequence[_Entries]], _Entries]
 _Rule = Callable[[Any, Sequence[Kind]], Kind | None]
 
 
-def obstacle(
-    losses: Any,
-    rows: Sequence[Any],
-    opaque: Mapping[str, Any] | None = None,
-    *,
-    per_example: int = 1,
-) -> str | None:
-    """Returns the operation that the proof does not understand; None if it succeeds.
-
-    Args:
-      losses: Tensor of a traced graph, (batch,).
-      rows: Placeholders of the columns, whose axis 0 is the batch.
-      opaque: For the name of each opaque tensor, its input.
-      per_example: Number of entries of axis 0 of opaque tensors per example.
-    """
-    kinds = classify(losses.graph, rows, opaque, per_example=per_example)
-    return losses_obstacle(losses, kinds)
-
-
 def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
     """Returns why ``losses`` are not one number per example; None if they are.
 
@@ -133,49 +116,27 @@ def losses_obstacle(losses: Any, kinds: Mapping[str, Kind]) -> str | None:
     return "the loss is not one number per example"
 
 
-def classify(
-    graph: Any,
-    inputs: Sequence[Any],
-    opaque: Mapping[str, Any] | None = None,
-    *,
-    per_example: int = 1,
-) -> dict[str, Kind]:
+def classify(graph: Any, inputs: Sequence[Any]) -> dict[str, Kind]:
     """Returns the kind of every tensor of a graph, by name.
 
     Args:
-      graph: Graph of a traced function.
+      graph: Graph of a traced function that is pure.
       inputs: Placeholders of the columns, whose axis 0 is the batch.
-      opaque: For the name of each opaque tensor, its input.
-      per_example: Number of entries of axis 0 of opaque tensors per example.
     """
-    opaque = opaque or {}
     rows = {value.name for value in inputs}
     kinds: dict[str, Kind] = {}
     for op in graph.get_operations():  # in the order of their creation
         found = _kind_of(op, [kinds[value.name] for value in op.inputs])
         for value in op.outputs:
-            kinds[value.name] = found
-            if value.name in rows:
-                kinds[value.name] = _ROWS
-            elif value.name in opaque:
-                source = kinds[opaque[value.name].name]
-                kinds[value.name] = _of_opaque(source, value, per_example)
+            kinds[value.name] = _ROWS if value.name in rows else found
     return kinds
-
-
-def _of_opaque(kind: Kind, value: Any, per_example: int) -> Kind:
-    # A constant input is refused, too: the derivative with respect to an output that
-    # all rows share is a sum over them.
-    if kind == Rows(per_example) or isinstance(kind, _Unknown):
-        return kind
-    return _Unknown(f"axis 0 of the input of {value.op.name} is not the batch")
 
 
 def _kind_of(op: Any, kinds: Sequence[Kind]) -> Kind:
     for kind in kinds:
         if isinstance(kind, _Unknown):
             return kind
-    if "_gradient_op_type" in op.node_def.attr:
+    if "_gradient_op_type" in op.node_def.attr and not is_silu(op):
         return _Unknown(f"{op.name} has a gradient of its own")
     if all(isinstance(kind, _Constant) for kind in kinds):
         return _of_constants(op)
@@ -195,6 +156,39 @@ def _of_constants(op: Any) -> Kind:
     if op.type == "Placeholder":
         return _CONSTANT
     return _Unknown(f"{op.type} ({op.name}) has a state of its own")
+
+
+# -- custom gradients --------------------------------------------------------------
+
+
+def is_silu(op: Any) -> bool:
+    """Whether an operation with a custom gradient is the result of ``tf.nn.silu``.
+
+    Decided by the code that computes its gradient, which is TensorFlow's.
+    """
+    unused = not any(value.consumers() for value in op.outputs[1:])
+    code = _gradient_code(op)
+    return unused and code is not None and code is _code_of_silu()
+
+
+@functools.cache
+def _code_of_silu() -> Any:
+    with tf.Graph().as_default():
+        return _gradient_code(tf.nn.silu(tf.zeros(1)).op)
+
+
+def _gradient_code(op: Any) -> Any:
+    """Returns the code object of an operation's custom gradient; None if unknown."""
+    try:
+        function = gradient_registry.lookup(op.get_attr("_gradient_op_type"))
+        for name in ("tape_grad_fn", "grad_fn"):
+            cells = zip(
+                function.__code__.co_freevars, function.__closure__, strict=True
+            )
+            function = dict(cells)[name].cell_contents
+        return function.__code__
+    except (AttributeError, KeyError, LookupError, TypeError, ValueError):
+        return None
 
 
 # -- sizes -------------------------------------------------------------------------
@@ -566,17 +560,14 @@ def _inference_norm(op: Any, kinds: Sequence[Kind]) -> Kind | None:
 
 
 def _look_up(op: Any, kinds: Sequence[Kind]) -> Kind | None:
-    """For tables that no operation of the graph changes."""
     table, keys, default = kinds
-    changed = any(
-        other.type.startswith("LookupTable") and other.type not in _TABLE_READS
-        for other in op.graph.get_operations()
-    )
     constant = isinstance(table, _Constant) and isinstance(default, _Constant)
-    return keys if constant and not changed else None
+    return keys if constant else None
 
 
-_TABLE_READS = ("LookupTableFindV2", "LookupTableSizeV2")
+def _silu(op: Any, kinds: Sequence[Kind]) -> Kind | None:
+    """For the result of TensorFlow's ``silu``, which has its inputs beside it."""
+    return kinds[0] if is_silu(op) else None
 
 
 def _counts(op: Any, kinds: Sequence[Kind]) -> Kind | None:
@@ -660,6 +651,7 @@ _RULES: dict[str, _Rule] = {
     "ExpandDims": _expand_dims,
     "FusedBatchNormV3": _inference_norm,
     "GatherV2": _gather,
+    "IdentityN": _silu,
     "LookupTableFindV2": _look_up,
     "MatMul": _mat_mul,
     "OneHot": _one_hot,

@@ -15,11 +15,11 @@ from tests.trainer.conftest import COLUMNS, make_rows
 from tests.trainer.gradients.test_clipping import CLIP, naive_sum
 from tests.trainer.zoo import NUM_ROWS, arrays, assert_close, batch, make_model
 from trainer.gradients import clipping
-from trainer.gradients.clipping import BOOKKEEPING, OPERATIONS, VECTORIZED
+from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.gradients.noise import row_seeds
 from trainer.methods.bam import bam_sum
-from trainer.model import keyed_layers
-from trainer.model.keyed_layers import SEED_WORDS, SEEDS, has_dropout
+from trainer.model.layers import keyed_layers
+from trainer.model.layers.keyed_layers import SEED_WORDS, SEEDS, has_dropout
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, trained_model
 from trainer.tf_compat import keras, tf
@@ -45,10 +45,10 @@ def _recurrent() -> Any:
 
 
 MODELS = {
-    _dropped: BOOKKEEPING,
-    _spatial: BOOKKEEPING,
-    _attention: OPERATIONS,
-    _recurrent: VECTORIZED,  # such cells cut weights into pieces
+    _dropped: ONE_PASS,
+    _spatial: ONE_PASS,
+    _attention: ONE_PASS,
+    _recurrent: SINGLE_EXAMPLES,  # such cells cut weights into pieces
 }
 
 
@@ -86,7 +86,7 @@ def test_a_mask_is_a_function_of_the_seed_of_its_row_on_every_path(
     ], CLIP)  # fmt: skip
     assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(wanted, without, strict=True))
     assert clipping.choose_path(model) == MODELS[make]
-    for path in {MODELS[make], VECTORIZED}:
+    for path in {MODELS[make], SINGLE_EXAMPLES}:
         gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
         found = tf.function(gradient_sum)(*batch(data, padding=4))
         assert_close(arrays(found), wanted, 2e-5)
@@ -115,7 +115,7 @@ def test_both_passes_of_bam_have_one_mask() -> None:
     data["integers"] = np.nan_to_num(data["integers"])
     found = [
         arrays(bam_sum(model, l2_norm_clip=CLIP, radius=0.1, path=path)(*batch(data)))
-        for path in (BOOKKEEPING, VECTORIZED)
+        for path in (ONE_PASS, SINGLE_EXAMPLES)
     ]
     assert_close(*found, 1e-4)
 

@@ -30,8 +30,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.gradients.gradient_parts import TableRows
-from trainer.gradients.operations.use_gradients import (
+from trainer.gradients.engine.gradient_parts import TableRows
+from trainer.gradients.engine.proof import Proof
+from trainer.gradients.engine.row_independence import Rows
+from trainer.gradients.engine.use_gradients import (
     PRODUCTS,
     Term,
     broadcast_sizes,
@@ -43,19 +45,49 @@ from trainer.gradients.operations.use_gradients import (
     split_examples,
     term_of,
 )
-from trainer.gradients.operations.weight_uses import Piece, UnknownUseError, Use
+from trainer.gradients.engine.weight_uses import (
+    LOOK_UPS,
+    Piece,
+    UnknownUseError,
+    Use,
+)
 from trainer.tf_compat import tf
 
 #: The same use in a copy of the graph -> what is added to its result.
 Change = Callable[[Use], Any]
 
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-_LOOK_UPS = ("GatherV2", "ResourceGather")
+_PRODUCTS = ("BatchMatMulV2", "MatMul")
 
 
-def num_formed_values(piece: Piece) -> int:
-    """Returns the largest number of values per example that ``changes_of`` forms."""
-    return 0 if _is_table(piece) else math.prod(piece.shape)
+def num_formed_values(proof: Proof) -> int:
+    """Returns the largest number of values per example that ``changes_of`` forms.
+
+    Args:
+      proof: Proof without obstacle.
+    """
+    return sum(
+        0
+        if piece.reads_rows or _has_small_factors(piece, _num_positions(piece, proof))
+        else math.prod(piece.shape)
+        for piece in proof.pieces
+    )
+
+
+def _num_positions(piece: Piece, proof: Proof) -> int:
+    """Returns the number of positions per example at which a piece is used."""
+    count = 0
+    for result in (use.op.outputs[0] for use in piece.uses):
+        kind = proof.kinds[result.name]
+        assert isinstance(kind, Rows)  # of every use of a proven graph
+        count += kind.per_example * math.prod(result.shape.as_list()[1:-1])
+    return count
+
+
+def _has_small_factors(piece: Piece, num_positions: int) -> bool:
+    """Whether moves by products are applied by their factors, and never formed."""
+    products = all(use.op.type in _PRODUCTS for use in piece.uses)
+    return products and num_positions * sum(piece.shape) < math.prod(piece.shape)
 
 
 def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Change]:
@@ -69,11 +101,11 @@ def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Chang
     """
     pairs = list(zip(piece.uses, slopes, strict=True))
     terms = [term_of(use, piece.shape, slope, num_rows) for use, slope in pairs]
-    if _is_table(piece):
+    if piece.reads_rows:
         return _of_table(piece, terms)
     if all(term.kind == PRODUCTS for term in terms):
         left, right = joined_rows(terms)
-        if left.shape[1] * sum(piece.shape) < math.prod(piece.shape):
+        if _has_small_factors(piece, left.shape[1]):
             return [_by_factors(left, right)] * len(terms)
     move = tf.add_n(
         [
@@ -85,10 +117,6 @@ def changes_of(piece: Piece, slopes: Sequence[Any], num_rows: int) -> list[Chang
     )
     move = tf.ensure_shape(move, (num_rows, *piece.shape))
     return [lambda use: _shaped(_CHANGES[use.op.type](use, move), use)] * len(terms)
-
-
-def _is_table(piece: Piece) -> bool:
-    return all(use.op.type in _LOOK_UPS for use in piece.uses)
 
 
 def _shaped(value: Any, use: Use) -> Any:
@@ -225,8 +253,8 @@ def _padded(use: Use, reach: Sequence[int]) -> Any:
 
 _CHANGES: dict[str, Callable[[Use, Any], Any]] = {
     **dict.fromkeys(("Add", "AddV2", "BiasAdd", "Mul", "Sub"), _broadcast_change),
-    **dict.fromkeys(("BatchMatMulV2", "MatMul"), _product_change),
+    **dict.fromkeys(_PRODUCTS, _product_change),
     **dict.fromkeys(_CONVOLUTIONS, _convolution_change),
-    **dict.fromkeys(_LOOK_UPS, _table_change),
+    **dict.fromkeys(LOOK_UPS, _table_change),
     "Einsum": _einsum_change,
 }

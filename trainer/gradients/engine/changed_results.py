@@ -1,7 +1,7 @@
-"""Copies a part of a traced graph with changed intermediate results.
+"""Computes a result again, with changed intermediate results.
 
 Formal guarantees:
-  - No side effect occurs twice: operations that ``row_independence`` accepts have none.
+  - No side effect occurs twice: the traced graph has none (see ``traced_losses``).
   - Results that do not depend on a change are used as they are.
 
 Public: everything here; no example is read.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.gradients.operations.weight_uses import ancestors
+from trainer.gradients.engine.weight_uses import ancestors
 
 #: Copy of an operation -> what is added to its result.
 Change = Callable[[Any], Any]

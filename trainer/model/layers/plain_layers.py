@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,9 @@ from trainer.tf_compat import keras, keras_backend, tf
 #: Most time steps of a recurrent layer that are unrolled; more take minutes to compile.
 MOST_TIME_STEPS = 512
 
+#: Held within the context: Keras's function is one for all threads.
+_LOCK = threading.RLock()
+
 
 @contextlib.contextmanager
 def plain_layers(network: Any) -> Iterator[list[int]]:
@@ -32,6 +36,11 @@ def plain_layers(network: Any) -> Iterator[list[int]]:
 
     Yields a list to which each call of a recurrent layer appends its time steps.
     """
+    with _LOCK:
+        yield from _plainly(network)
+
+
+def _plainly(network: Any) -> Iterator[list[int]]:
     saved = [
         (layer, name, getattr(layer, name))
         for layer in network._flatten_layers()

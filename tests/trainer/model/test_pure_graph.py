@@ -1,0 +1,130 @@
+"""A traced function that does more than compute its results is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accounting.validation import InputError
+from trainer.model.pure_graph import check_pure, impurity
+from trainer.tf_compat import tf
+
+STATE = tf.Variable(1.0)
+TABLE = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+FIXED = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2.0]), 0.0)
+
+
+def _written(values: Any) -> Any:
+    STATE.assign(tf.reduce_mean(values))
+    return values
+
+
+def _in_a_branch(values: Any) -> Any:
+    tf.cond(values[0] > 1e6, lambda: STATE.assign_add(1.0), STATE.read_value)
+    return values
+
+
+def _in_a_loop(values: Any) -> Any:
+    def body(i: Any) -> Any:
+        STATE.assign_add(1.0)
+        return i + 1
+
+    tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    return values
+
+
+def _in_a_function(values: Any) -> Any:
+    return tf.function(_in_a_branch)(values)
+
+
+def _in_a_gradient(values: Any) -> Any:
+    @tf.custom_gradient
+    def remembered(x: Any) -> Any:
+        def grad(slope: Any) -> Any:
+            STATE.assign(tf.reduce_sum(slope))
+            return slope
+
+        return tf.identity(x), grad
+
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        result = tf.reduce_sum(remembered(values))
+    return tape.gradient(result, values)
+
+
+def _in_a_hash_table(values: Any) -> Any:
+    TABLE.insert(tf.cast(values, tf.int64), values)
+    return values
+
+
+def _printed(values: Any) -> Any:
+    tf.print(values)
+    return values
+
+
+def _asserted(values: Any) -> Any:
+    tf.debugging.assert_positive(values)
+    return values
+
+
+#: More than functions -> a word of the reason.
+IMPURE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an assignment": (_written, "without noise"),
+    "an assignment in a branch": (_in_a_branch, "without noise"),
+    "an assignment in a loop": (_in_a_loop, "without noise"),
+    "an assignment in an inner function": (_in_a_function, "without noise"),
+    "an assignment in a custom gradient": (_in_a_gradient, "without noise"),
+    "a table that grows": (_in_a_hash_table, "without noise"),
+    "random numbers": (
+        lambda v: v + tf.random.normal(v.shape, seed=1),
+        "random numbers",
+    ),
+    "a print": (_printed, "to a log"),
+    "a Python function": (
+        lambda v: tf.py_function(lambda x: x, [v], tf.float32),
+        "calls Python",
+    ),
+    "a NumPy function": (
+        lambda v: tf.numpy_function(lambda x: x, [v], tf.float32),
+        "calls Python",
+    ),
+    "a NumPy function called stateless": (
+        lambda v: tf.numpy_function(lambda x: x, [v], tf.float32, stateful=False),
+        "calls Python",
+    ),
+}
+
+PURE: dict[str, Callable[[Any], Any]] = {
+    "a read": lambda v: v * STATE,
+    "a look-up": lambda v: FIXED.lookup(tf.cast(v, tf.int32)),
+    "a branch": lambda v: tf.cond(v[0] > 0, lambda: v * STATE, lambda: v),
+    "a loop": lambda v: tf.while_loop(
+        lambda x: tf.reduce_sum(x) < 9.0, lambda x: [x + 1.0], [v]
+    )[0],
+    "random numbers of a seed": lambda v: v + tf.random.stateless_normal((3,), (1, 2)),
+    "assertions": lambda v: tf.debugging.check_numerics(_asserted(v), "no"),
+}
+
+
+def _graph(function: Callable[[Any], Any]) -> Any:
+    traced = tf.function(function).get_concrete_function(tf.TensorSpec((3,)))
+    return traced, traced.graph
+
+
+@pytest.mark.parametrize("name", IMPURE)
+def test_every_operation_with_a_state_of_its_own_is_found(name: str) -> None:
+    function, word = IMPURE[name]
+    _kept, graph = _graph(function)
+    with pytest.raises(InputError, match=word) as caught:
+        check_pure(graph, "it")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_reads_are_no_finding(name: str) -> None:
+    kept, graph = _graph(PURE[name])
+    assert impurity(graph) is None
+    assert np.isfinite(kept(tf.ones(3))).all()

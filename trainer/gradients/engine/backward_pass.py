@@ -1,0 +1,228 @@
+"""Clipped sums by one backward pass, for models that use weights in known operations.
+
+The traced forward pass shows every operation that uses a weight (``weight_uses``).  The
+backward pass gives the derivatives with respect to the results of these operations,
+from which the norm of each example's gradient and the sum of the clipped gradients are
+computed (``use_gradients``).  No list of layers is needed: attention, normalisation,
+convolutions and recurrent cells are products, sums and convolutions, and a weight may
+be used more than once.
+
+Formal guarantees:
+  - Those of ``clipping``, for models whose ``proof`` has no obstacle.
+  - The forward pass is a copy of the graph that was proven.
+
+Sensitive: everything here.
+
+References:
+  Goodfellow (2015), arXiv:1510.01799; Bu et al. (2023), arXiv:2210.00038.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.gradients.engine.changed_results import with_changes
+from trainer.gradients.engine.moved_weights import Change, changes_of
+from trainer.gradients.engine.proof import Proof, proof_of
+from trainer.gradients.engine.row_independence import Rows
+from trainer.gradients.engine.traced_losses import GraphCopy, copy_into, in_graph
+from trainer.gradients.engine.use_gradients import part_of, split_examples
+from trainer.gradients.engine.weight_uses import Piece, Use
+from trainer.gradients.per_example import (
+    GradientSum,
+    clip_scale,
+    keep_rows,
+    real_rows,
+    scale_rows,
+)
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import tf
+
+
+def one_pass_sum(
+    model: TrainableModel, l2_norm_clip: float, linf_norm_clip: float | None
+) -> GradientSum:
+    """Returns the function that sums the clipped gradients of a physical batch.
+
+    Args:
+      model: Model whose ``proof`` has no obstacle.
+      l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+      linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
+    """
+    proof = proof_of(model)
+
+    def gradient_sum(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        if not weight.shape[0]:
+            return [tf.zeros_like(variable) for variable in proof.variables]
+        real = real_rows(model, columns, weight)
+        found = backward(proof, keep_rows(columns, real), weight.shape[0])
+        return found.clipped_sum(real, l2_norm_clip, linf_norm_clip)
+
+    return in_graph(gradient_sum)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackwardPass:
+    """A forward and a backward pass through a model.  Sensitive.
+
+    Attributes:
+      variables: The trainable variables.
+      losses: Loss of each example, (batch,).
+      pieces: Pieces of weights, with their uses in the pass.
+      slopes: Derivative of the losses with respect to the result of each use, by piece.
+      parts: The part of each example's gradient that belongs to each piece.
+    """
+
+    variables: tuple[Any, ...]
+    losses: Any
+    pieces: list[Piece]
+    slopes: list[list[Any]]
+    parts: list[Any]
+
+    def norms(self) -> Any:
+        """Returns an upper bound on the L2 norm of each gradient, (batch,)."""
+        return tf.sqrt(tf.add_n([part.squared_norm() for part in self.parts]))
+
+    def clipped_sum(
+        self, real: Any, l2_norm_clip: float, linf_norm_clip: float | None = None
+    ) -> list[Any]:
+        """Returns the sum of the clipped gradients, a tensor per variable.
+
+        Args:
+          real: Examples that may contribute, bool (batch,).
+          l2_norm_clip: Largest L2 norm, above 0; infinity for no clipping.
+          linf_norm_clip: Largest coordinate after the L2 clip; None for no bound.
+        """
+        kept, scale = clip_scale(self.norms(), real, l2_norm_clip)
+        sums = [part.clipped(kept, scale, linf_norm_clip)[0] for part in self.parts]
+        return _of_variables(self.pieces, sums, self.variables)
+
+    def moved(self, kept: Any, scale: Any) -> BackwardPass:
+        """Returns the pass in which each example's weights move by its scaled gradient.
+
+        Args:
+          kept: Examples whose weights move, bool (batch,).
+          scale: Length of the move over the norm of the gradient, (batch,).
+
+        Raises:
+          UnknownUseError: the ids of a table depend on weights.
+        """
+        num_rows = scale.shape[0]
+        changes = {}
+        for piece, slopes in zip(self.pieces, self.slopes, strict=True):
+            scaled = [_by_row(slope, kept, scale) for slope in slopes]
+            found = changes_of(piece, scaled, num_rows)
+            for use, change in zip(piece.uses, found, strict=True):
+                changes[use.op.name] = use.place, change
+        losses, copies = with_changes(
+            self.losses,
+            {
+                name: functools.partial(_change_of_copy, *change)
+                for name, change in changes.items()
+            },
+        )
+        pieces = [_piece_of_copies(piece, copies) for piece in self.pieces]
+        return _pass(self.variables, losses, pieces, num_rows)
+
+
+def backward(proof: Proof, columns: Mapping[str, Any], num_rows: int) -> BackwardPass:
+    """Returns one forward and one backward pass, in the graph that is being traced.
+
+    Args:
+      proof: Proof without obstacle.
+      columns: Columns by name, each (num_rows, ...), with zeros in the rows that may
+        not contribute.
+      num_rows: Number of rows of the columns.
+    """
+    copy = copy_into(proof.graph, columns)
+    _set_sizes(proof, copy, num_rows)
+    pieces = [_copied_piece(piece, copy) for piece in proof.pieces]
+    return _pass(proof.variables, copy.of(proof.graph.losses), pieces, num_rows)
+
+
+def _set_sizes(proof: Proof, copy: GraphCopy, num_rows: int) -> None:
+    """Tells TensorFlow the sizes of the batch axes, which it may not infer."""
+    for op in proof.graph.graph.get_operations():
+        for value in op.outputs if op.name in copy.ops else ():
+            kind, shape = proof.kinds[value.name], value.shape
+            if isinstance(kind, Rows) and shape.rank and shape[kind.axis] is None:
+                sizes = shape.as_list()
+                sizes[kind.axis] = kind.per_example * num_rows
+                copy.of(value).set_shape(sizes)
+
+
+def _copied_piece(piece: Piece, copy: GraphCopy) -> Piece:
+    return dataclasses.replace(
+        piece,
+        value=copy.of(piece.value),
+        source=copy.of(piece.source),
+        uses=tuple(
+            dataclasses.replace(use, op=copy.ops[use.op.name]) for use in piece.uses
+        ),
+    )
+
+
+def _pass(
+    variables: tuple[Any, ...], losses: Any, pieces: list[Piece], num_rows: int
+) -> BackwardPass:
+    results = [[use.op.outputs[0] for use in piece.uses] for piece in pieces]
+    found = tf.gradients(
+        tf.reduce_sum(losses),
+        tf.nest.flatten(results),
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    found = [tf.convert_to_tensor(value) for value in found]
+    slopes = tf.nest.pack_sequence_as(results, found)
+    parts = [
+        part_of(piece, of_piece, num_rows)
+        for piece, of_piece in zip(pieces, slopes, strict=True)
+    ]
+    return BackwardPass(
+        variables=variables, losses=losses, pieces=pieces, slopes=slopes, parts=parts
+    )
+
+
+def _by_row(slope: Any, kept: Any, scale: Any) -> Any:
+    rows = split_examples(slope, scale.shape[0])
+    return tf.reshape(scale_rows(rows, kept, scale), slope.shape)
+
+
+def _change_of_copy(place: int, change: Change, op: Any) -> Any:
+    return change(Use(op=op, place=place))
+
+
+def _piece_of_copies(piece: Piece, copies: Mapping[str, Any]) -> Piece:
+    uses = [dataclasses.replace(use, op=copies[use.op.name]) for use in piece.uses]
+    return dataclasses.replace(piece, uses=tuple(uses))
+
+
+def _of_variables(
+    pieces: Sequence[Piece], sums: Sequence[Any], variables: Sequence[Any]
+) -> list[Any]:
+    """Returns the sum for each variable from those of its pieces; zeros without any."""
+    totals: list[Any] = [None] * len(variables)
+    for piece, found in zip(pieces, sums, strict=True):
+        whole = _of_whole(piece, found)
+        before = totals[piece.variable]
+        totals[piece.variable] = whole if before is None else _plus(before, whole)
+    return [
+        tf.zeros_like(variable) if total is None else total
+        for variable, total in zip(variables, totals, strict=True)
+    ]
+
+
+def _of_whole(piece: Piece, total: Any) -> Any:
+    """Returns the sum for a variable, zero outside of a piece, from the piece's."""
+    if not piece.path:
+        return total
+    # The piece is a linear function of the variable: its derivative moves the values
+    # of the piece back to their places.
+    (found,) = tf.gradients(piece.value, [piece.source], [tf.convert_to_tensor(total)])
+    return found
+
+
+def _plus(left: Any, right: Any) -> Any:
+    return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)

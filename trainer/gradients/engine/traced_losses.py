@@ -1,0 +1,186 @@
+"""Traces the losses of a model once, and puts copies of that graph where it runs.
+
+A user's code runs once, for a batch of unknown size.  What is proven is proven of this
+graph, and every step computes with a copy of it, operation by operation: no code runs
+a second time that could give another graph.
+
+Formal guarantees:
+  - ``copy_into`` computes what the traced graph computes, for any number of rows.
+  - The graph only computes its results (see ``model.pure_graph``).
+
+Public: the graph.  Sensitive: columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer.model.layers.plain_layers import plain_layers
+from trainer.model.pure_graph import check_pure
+from trainer.model.trainable_model import TrainableModel
+from trainer.tf_compat import tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedLosses:
+    """The graph of a model's losses, for a batch of unknown size.
+
+    Attributes:
+      function: Concrete function, which keeps its graph alive.
+      names: Names of the columns.
+      time_steps: Number of time steps of the longest recurrent layer; 1 without any.
+    """
+
+    function: Any
+    names: tuple[str, ...]
+    time_steps: int
+
+    @property
+    def graph(self) -> Any:
+        """The graph."""
+        return self.function.graph
+
+    @property
+    def losses(self) -> Any:
+        """The losses, (batch,)."""
+        return self.graph.structured_outputs
+
+    @property
+    def columns(self) -> list[Any]:
+        """Placeholders of the columns, in the order of ``names``."""
+        return list(self.graph.inputs[: len(self.names)])
+
+
+def trace(model: TrainableModel) -> TracedLosses:
+    """Returns the graph of the losses of a model.
+
+    Args:
+      model: Model and its loss.
+
+    Raises:
+      InputError: the graph does more than compute losses.
+      Exception: the code of the model or of its loss raised it.
+    """
+    lengths: list[int] = []
+
+    def losses(columns: Mapping[str, Any]) -> Any:
+        with plain_layers(model.network) as found:
+            value = model.losses(columns)
+        lengths.extend(found)
+        return value
+
+    specs = dict(sorted(model.column_specs.items()))
+    concrete = trace_eagerly(losses, specs, autograph=model.needs_autograph)
+    check_pure(concrete.graph, "the model and its loss")
+    return TracedLosses(
+        function=concrete, names=tuple(specs), time_steps=max(lengths, default=1)
+    )
+
+
+def check_eager() -> None:
+    """Checks that no function is being traced.
+
+    Raises:
+      RuntimeError: the tensors of another trace would be captured; and a gradient tape
+        within ``tf.init_scope`` records nothing.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError("Expected a gradient sum to be made outside of tf.function.")
+
+
+def trace_eagerly(function: Callable[..., Any], specs: Any, *, autograph: bool) -> Any:
+    """Returns the concrete function of the only trace of a function.
+
+    Args:
+      function: Function of nested tensors.
+      specs: Their shapes and types.
+      autograph: Whether the function may branch on tensors.
+
+    Raises:
+      RuntimeError: as ``check_eager``.
+    """
+    check_eager()
+    return tf.function(function, autograph=autograph).get_concrete_function(specs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphCopy:
+    """A copy of a traced graph within the graph that is being traced.
+
+    Attributes:
+      ops: Name of an operation of the traced graph -> its copy.
+      inputs: Name of a placeholder of the traced graph -> what stands for it.
+    """
+
+    ops: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+
+    def of(self, value: Any) -> Any:
+        """Returns the copy of a tensor of the traced graph."""
+        if value.name in self.inputs:
+            return self.inputs[value.name]
+        return self.ops[value.op.name].outputs[value.value_index]
+
+
+#: (columns, weight) -> tensors.
+_OfBatch = Callable[[Mapping[str, Any], Any], list[Any]]
+
+
+def in_graph(function: _OfBatch) -> _OfBatch:
+    """Returns a function that calls ``copy_into``, and may also be called eagerly.
+
+    Args:
+      function: Function of columns and weight, for a graph.
+    """
+    traced = tf.function(function, autograph=False)
+
+    def called(columns: Mapping[str, Any], weight: Any) -> list[Any]:
+        eager = tf.executing_eagerly()
+        return (traced if eager else function)(dict(columns), weight)
+
+    return called
+
+
+def copy_into(
+    traced: TracedLosses,
+    columns: Mapping[str, Any],
+    *,
+    results: Sequence[Any] | None = None,
+) -> GraphCopy:
+    """Copies a traced graph into the graph that is being traced.
+
+    Args:
+      traced: The graph.
+      columns: Columns by name, each (batch, ...).
+      results: Tensors of the traced graph that are needed; None for all operations.
+    """
+    graph, here = traced.graph, tf.compat.v1.get_default_graph()
+    definition = graph.as_graph_def()
+    if results is not None:
+        names = [value.op.name for value in results]
+        definition = tf.compat.v1.graph_util.extract_sub_graph(definition, names)
+    inputs = {
+        value.name: columns[name]
+        for name, value in zip(traced.names, traced.columns, strict=True)
+    }
+    inputs |= {inner.name: here.capture(outer) for outer, inner in graph.captures}
+    placeholders = {name.partition(":")[0] for name in inputs}
+    kept = [node for node in definition.node if node.name not in placeholders]
+    for node in kept:
+        # The proof allows only a custom gradient that equals the gradient of its
+        # operations; its code would differentiate the traced graph, not the copy.
+        node.attr.pop("_gradient_op_type", None)
+        node.attr.pop("_class", None)  # the place of a placeholder that is replaced
+    read = {each.partition(":")[0] for node in kept for each in node.input}
+    del definition.node[:]
+    definition.node.extend(kept)
+    copies = tf.graph_util.import_graph_def(
+        definition,
+        input_map={k: v for k, v in inputs.items() if k.partition(":")[0] in read},
+        return_elements=[node.name for node in kept],
+        name="losses",
+    )
+    names = [node.name for node in kept]
+    return GraphCopy(ops=dict(zip(names, copies, strict=True)), inputs=inputs)

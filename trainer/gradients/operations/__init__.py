@@ -1,1 +1,0 @@
-"""Gradients of single examples by the operations that use a weight."""

@@ -1,0 +1,1 @@
+"""Keras layers made fit for gradients of single examples."""

@@ -1,0 +1,111 @@
+"""Refuses traced functions that write, draw, or keep state outside of their results.
+
+A model's loss is a function of one example and of the weights.  A graph shows whether
+that is true of the code behind it: an assignment, a random number, a queue, a hash
+table that grows, and Python that TensorFlow calls back are operations of the graph,
+also where no result depends on them, and also in the bodies of loops and branches.
+
+Formal guarantees:
+  - ``impurity`` finds every operation with a state of its own, in the whole graph and
+    in all functions that it calls, except reads of variables and tables.  Since nothing
+    in the graph writes, what is read is constant while the graph runs.
+  - It finds operations that call Python, which TensorFlow may take for stateless.
+  - An assertion is no finding: it writes nothing.  It ends the run, as a division of
+    integers by zero does.
+
+Not found: state within a custom kernel that its author declared stateless.
+
+Public: the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from accounting.validation import InputError
+
+#: Operations with a state that they only read.
+_READS = frozenset(
+    (
+        "LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather",
+        "ResourceGatherNd", "VarIsInitializedOp", "VariableShape",
+    )
+)  # fmt: skip
+
+#: Operations that call functions, which are examined themselves; and assertions.
+_CALLS = frozenset(
+    ("Assert", "Case", "CheckNumerics", "If", "StatefulPartitionedCall", "While")
+)
+
+#: Operations that call Python.
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+
+#: Parts of the names of operations -> what they do, in words, and a remedy.
+_REASONS = (
+    (
+        ("PyFunc",),
+        "calls Python, whose state no graph shows",
+        "Use TensorFlow's operations instead of py_function and numpy_function.",
+    ),
+    (
+        ("Random", "Multinomial", "StatefulUniform", "StatefulStandard", "RngRead"),
+        "draws random numbers that do not follow from the key of the run",
+        "Use Keras's Dropout, or tf.random.stateless_... with the seed of --augment.",
+    ),
+    (("Print", "Summary"), "writes values of examples to a log", "Remove it."),
+)
+_WRITES = (
+    "has a state of its own, which one example could leave to the next without noise",
+    "Remove what assigns, counts or remembers; a layer may only read its variables.",
+)
+
+
+def check_pure(graph: Any, what: str) -> None:
+    """Checks that a traced function only computes its results.
+
+    Args:
+      graph: Graph of a traced function.
+      what: The function, in words.
+
+    Raises:
+      InputError: an operation has a state of its own, or calls Python.
+    """
+    found = impurity(graph)
+    if found is not None:
+        raise InputError(f"Expected {what} to be a function of its inputs; {found}")
+
+
+def impurity(graph: Any) -> str | None:
+    """Returns the operation that is more than a function, and a remedy; else None.
+
+    Args:
+      graph: Graph of a traced function.
+    """
+    for kind, name in _operations(graph):
+        if kind in _PYTHON or _has_state(graph, kind):
+            why, remedy = _reason(kind)
+            return f"{kind} ({name}) {why}. {remedy}"
+    return None
+
+
+def _operations(graph: Any) -> Iterator[tuple[str, str]]:
+    """Yields type and name of all operations, also of functions that are called."""
+    for op in graph.get_operations():
+        yield op.type, op.name
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            yield node.op, node.name
+
+
+def _has_state(graph: Any, kind: str) -> bool:
+    if kind in _READS or kind in _CALLS or graph._is_function(kind):
+        return False
+    return bool(graph.op_def_for_type(kind).is_stateful)
+
+
+def _reason(kind: str) -> tuple[str, str]:
+    for parts, why, remedy in _REASONS:
+        if any(part in kind for part in parts):
+            return why, remedy
+    return _WRITES
