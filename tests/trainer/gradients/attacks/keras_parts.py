@@ -130,3 +130,8 @@ def draw_weights(network: Any) -> None:
     """Gives weights other values than zeros, which would hide what others do."""
     for variable in network.trainable_variables:
         variable.assign(tf.random.normal(variable.shape, stddev=0.7, seed=1))
+
+
+def rate_of_steps(ends: list[int], rates: list[float]) -> Any:
+    """Returns a learning rate that is ``rates[i]`` up to the step ``ends[i]``."""
+    return keras.optimizers.schedules.PiecewiseConstantDecay(ends, rates)
