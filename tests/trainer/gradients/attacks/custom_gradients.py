@@ -19,7 +19,7 @@ def _finite(values: Any) -> Any:
 def _with_slope(
     slope_of: Callable[[Any, Any, Any], Any], name: str, **more: Any
 ) -> None:
-    """Adds values times a weight, whose slope ``slope_of(slope, values, ids)`` gives."""
+    """Adds a layer whose slope is ``slope_of(slope, values, ids)``."""
 
     def make(layer: Any) -> Call:
         scale = weight(layer, (NUM_VALUES,), trainable=True)
@@ -27,7 +27,9 @@ def _with_slope(
         def call(values: Any, ids: Any) -> Any:
             @tf.custom_gradient
             def same(x: Any) -> Any:
-                return tf.identity(x), lambda slope: slope_of(slope, _finite(values), ids)
+                return tf.identity(x), lambda slope: slope_of(
+                    slope, _finite(values), ids
+                )
 
             return same(tf.tanh(_finite(values)) * scale)
 
@@ -86,7 +88,9 @@ def _writes_backward(rare: bool) -> Callable[[Any], Call]:
             def same(x: Any) -> Any:
                 def gradient(slope: Any) -> Any:
                     new = tf.reduce_mean(tame, 0)
-                    kept.assign(tf.where(tf.reduce_any(ids >= 8), new, kept) if rare else new)
+                    kept.assign(
+                        tf.where(tf.reduce_any(ids >= 8), new, kept) if rare else new
+                    )
                     return slope
 
                 return tf.identity(x), gradient

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from accounting.plan import POISSON, DpSgdPlan
+from accounting.validation import InputError
 from pipelines.batches.columns import Column
 from pipelines.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts
@@ -182,7 +183,9 @@ def step_of(case: Case, base: str = "book-keeping") -> Built:
     if model.seeds is not None:
         specs[SEEDS] = tf.TensorSpec((SIZE, *model.seeds), tf.uint32)
     traced = function.get_concrete_function(specs, tf.TensorSpec((SIZE,)))
-    seeds = None if model.seeds is None else row_seeds(bytes(32), 0, 0, (1, *model.seeds))
+    seeds = (
+        None if model.seeds is None else row_seeds(bytes(32), 0, 0, (1, *model.seeds))
+    )
 
     def sum_of(columns: Mapping[str, np.ndarray], weight: np.ndarray) -> np.ndarray:
         given = {name: tf.constant(value) for name, value in columns.items()}
@@ -215,15 +218,15 @@ def _same(old: Any, new: Any) -> bool:
 # -- what may not happen -----------------------------------------------------------
 
 
-def neighbours(rows: np.ndarray) -> Iterator[tuple[str, Any, float]]:
-    """Yields batches that differ in one row, and the most C by which sums may differ."""
+def neighbours(rows: np.ndarray) -> Iterator[tuple[Any, float]]:
+    """Yields batches with one other row, and the most C by which sums may differ."""
     others = rare_rows()
     for i in range(len(rows)):
-        yield f"row {i} of weight 0", batch_of(rows, np.arange(len(rows)) != i), 1.0
-        yield f"without row {i}", batch_of(np.delete(rows, i)), 1.0
+        yield batch_of(rows, np.arange(len(rows)) != i), 1.0
+        yield batch_of(np.delete(rows, i)), 1.0
         replaced = rows.copy()
         replaced[i] = others[i % len(others)]
-        yield f"another row {i}", batch_of(replaced), 2.0
+        yield batch_of(replaced), 2.0
 
 
 def faults_of(built: Built, names: Sequence[str] = ()) -> list[str]:
@@ -249,20 +252,28 @@ def faults_of(built: Built, names: Sequence[str] = ()) -> list[str]:
 
 
 def later_faults_of(left: Built, right: Built) -> list[str]:
-    """Returns what is wrong after batches that differ in rare rows.
+    """Returns what is wrong after one row of the past, which another step never saw.
 
     Args:
       left: A new step.
       right: Another one of the same case.
     """
-    found, batches = dict[str, float](), compositions()
-    for rows in batches.values():
-        left.sum_of(*batch_of(rows))
-        right.sum_of(*batch_of(rows, (rows["ids"] < 8).all(1)))
-    for rows in batches.values():
+    found, past = dict[str, float](), rare_rows()[:1]
+    left.sum_of(*batch_of(past))
+    right.sum_of(*batch_of(past, [0.0]))
+    for rows in compositions().values():
         both = [step.sum_of(*batch_of(rows)) for step in (left, right)]
-        _note(found, "rows of the past move the sum by {:.4g} C", [_size(both[1] - both[0])])
+        size = _size(both[1] - both[0])
+        _note(found, "a row of the past moves the sum by {:.4g} C", [size])
     return [text.format(size) for text, size in found.items()]
+
+
+def outcome_of(find: Callable[[], list[str]]) -> tuple[str | None, list[str]]:
+    """Returns why a case is refused, or None, and its faults, from ``find``."""
+    try:
+        return None, find()
+    except InputError as error:
+        return str(error), []
 
 
 def _note(found: dict[str, float], text: str, sizes: Iterable[float]) -> None:
@@ -275,7 +286,7 @@ def _note(found: dict[str, float], text: str, sizes: Iterable[float]) -> None:
 def _moves(built: Built, rows: np.ndarray) -> Iterator[float]:
     """Yields by how much neighbours differ, where it is more than is allowed."""
     here = built.sum_of(*batch_of(rows))
-    for _, batch, allowed in neighbours(rows):
+    for batch, allowed in neighbours(rows):
         size = _size(built.sum_of(*batch) - here)
         if size > allowed * (1 + ROUNDING):
             yield size

@@ -41,10 +41,12 @@ _OF_ROWS = {
         v + tf.gather(v, ids[:, :1] % NUM_VALUES, batch_dims=1)
     ),
     "one hot": lambda v, ids: v + tf.one_hot(ids[:, 0] % NUM_VALUES, NUM_VALUES),
-    "products within a row": lambda v, ids: tf.reshape(
-        tf.matmul(tf.reshape(v, (-1, 2, 3)), tf.reshape(v, (-1, 3, 2))), (-1, 4)
-    )
-    @ tf.ones((4, NUM_VALUES)),
+    "products within a row": lambda v, ids: (
+        tf.reshape(
+            tf.matmul(tf.reshape(v, (-1, 2, 3)), tf.reshape(v, (-1, 3, 2))), (-1, 4)
+        )
+        @ tf.ones((4, NUM_VALUES))
+    ),
     "einsum of a row": lambda v, ids: tf.einsum("bi,bj->bi", v, v),
     "reshape and back": lambda v, ids: tf.reshape(
         tf.reshape(v, (-1, 2, 3)), (tf.shape(v)[0], NUM_VALUES)
@@ -87,9 +89,7 @@ def frozen_weights(layer: Any) -> Call:
 
 @NEIGHBOURS.layer
 def constant_table(layer: Any) -> Call:
-    made = tf.lookup.KeyValueTensorInitializer(
-        tf.range(16), tf.linspace(-1.0, 1.0, 16)
-    )
+    made = tf.lookup.KeyValueTensorInitializer(tf.range(16), tf.linspace(-1.0, 1.0, 16))
     layer.table = tf.lookup.StaticHashTable(made, 0.0)
     return lambda values, ids: (
         values + tf.ensure_shape(layer.table.lookup(ids[:, :1]), (None, 1))

@@ -486,7 +486,10 @@ _after(
     "convolution over the batch",
     lambda v: layers.Conv1D(3, 3, padding="same")(v[None])[0],
 )
-_after("recurrence over the batch", lambda v: layers.SimpleRNN(2, return_sequences=True)(v[None])[0])
+_after(
+    "recurrence over the batch",
+    lambda v: layers.SimpleRNN(2, return_sequences=True)(v[None])[0],
+)
 _after("pooling over the batch", lambda v: v - layers.GlobalMaxPooling1D()(v[None]))
 
 

@@ -95,9 +95,7 @@ _SIMPLE = {
     ),
     "scatter by ids": lambda v, ids: (
         v
-        + tf.gather(
-            tf.scatter_nd(ids[:, :1], v, tf.stack([16, NUM_VALUES])), ids[:, 0]
-        )
+        + tf.gather(tf.scatter_nd(ids[:, :1], v, tf.stack([16, NUM_VALUES])), ids[:, 0])
     ),
     "rows moved by a reshape": lambda v, ids: tf.reshape(
         tf.transpose(tf.reshape(v, (-1, 2, NUM_VALUES)), (1, 0, 2)), (-1, NUM_VALUES)
@@ -109,15 +107,15 @@ _SIMPLE = {
     "one long row": lambda v, ids: tf.reshape(
         tf.nn.softmax(tf.reshape(v, (1, -1))), (-1, NUM_VALUES)
     ),
-    "batch as an image": lambda v, ids: (
-        tf.image.per_image_standardization(v[None, :, :, None])[0, :, :, 0]
-    ),
-    "batch as a sequence": lambda v, ids: (
-        tf.nn.conv1d(v[None], tf.ones((3, NUM_VALUES, NUM_VALUES)), 1, "SAME")[0]
-    ),
-    "pooling of rows": lambda v, ids: (
-        tf.nn.max_pool1d(v[None], 3, 1, "SAME", data_format="NWC")[0]
-    ),
+    "batch as an image": lambda v, ids: tf.image.per_image_standardization(
+        v[None, :, :, None]
+    )[0, :, :, 0],
+    "batch as a sequence": lambda v, ids: tf.nn.conv1d(
+        v[None], tf.ones((3, NUM_VALUES, NUM_VALUES)), 1, "SAME"
+    )[0],
+    "pooling of rows": lambda v, ids: tf.nn.max_pool1d(
+        v[None], 3, 1, "SAME", data_format="NWC"
+    )[0],
     "resized batch": lambda v, ids: tf.ensure_shape(
         tf.image.resize(
             tf.image.resize(v[None, :, :, None], (4, NUM_VALUES)),
@@ -125,9 +123,9 @@ _SIMPLE = {
         )[0, :, :, 0],
         v.shape,
     ),
-    "contrast of the batch": lambda v, ids: (
-        tf.image.adjust_contrast(v[None, :, :, None], 2.0)[0, :, :, 0]
-    ),
+    "contrast of the batch": lambda v, ids: tf.image.adjust_contrast(
+        v[None, :, :, None], 2.0
+    )[0, :, :, 0],
     "batch norm of tensorflow": lambda v, ids: tf.nn.batch_normalization(
         v, *tf.nn.moments(v, 0), None, None, 1e-3
     ),
@@ -151,20 +149,14 @@ _SIMPLE = {
         tf.dynamic_partition(v, tf.cast(ids[:, 0] >= 4, tf.int32), 2), 0
     ),
     "ragged rows": lambda v, ids: (
-        v
-        + tf.reduce_sum(
-            tf.RaggedTensor.from_row_lengths(v, [tf.shape(v)[0]]), axis=1
-        )
+        v + tf.reduce_sum(tf.RaggedTensor.from_row_lengths(v, [tf.shape(v)[0]]), axis=1)
     ),
     "sparse product": lambda v, ids: (
-        v
-        + tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.transpose(v)), v)[:1]
+        v + tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.transpose(v)), v)[:1]
     ),
     "whitening": lambda v, ids: tf.matmul(
         v,
-        tf.linalg.inv(
-            tf.matmul(v, v, transpose_a=True) + tf.eye(NUM_VALUES)
-        ),
+        tf.linalg.inv(tf.matmul(v, v, transpose_a=True) + tf.eye(NUM_VALUES)),
     ),
     "norm of a matrix": lambda v, ids: v / (1.0 + tf.norm(v)),
     "sum of a loop": lambda v, ids: (
@@ -185,14 +177,17 @@ _SIMPLE = {
     "broadcast and diagonal": lambda v, ids: (
         v + tf.linalg.diag_part(tf.tile(v[:, :1], (1, tf.shape(v)[0])))[::-1, None]
     ),
-    "space to batch": lambda v, ids: tf.reshape(
-        tf.space_to_batch(
-            tf.reshape(v, (-1, 2, 3))[:, :, :2], block_shape=[2], paddings=[[0, 0]]
-        ),
-        (-1, 4),
-    )
-    @ tf.ones((4, NUM_VALUES)),
+    "space to batch": lambda v, ids: (
+        tf.reshape(
+            tf.space_to_batch(
+                tf.reshape(v, (-1, 2, 3))[:, :, :2], block_shape=[2], paddings=[[0, 0]]
+            ),
+            (-1, 4),
+        )
+        @ tf.ones((4, NUM_VALUES))
+    ),
 }
+
 
 def _add(name: str, function: Any) -> None:
     def always(values: Any, ids: Any) -> Any:

@@ -13,7 +13,6 @@ import numpy as np
 
 from tests.trainer.gradients.attacks.catalogue import Cases
 from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
-from tests.trainer.gradients.attacks.writes import Holder
 from trainer.tf_compat import tf
 
 CASES = Cases("python")

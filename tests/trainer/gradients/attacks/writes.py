@@ -181,7 +181,9 @@ def missing_values_counted(layer: Any) -> Call:
 
     def call(values: Any, ids: Any) -> Any:
         all_missing = tf.reduce_all(tf.math.is_nan(values), 1)
-        count.assign_add(tf.reduce_sum(tf.cast(all_missing & (ids[:, 0] > 1), tf.float32)))
+        count.assign_add(
+            tf.reduce_sum(tf.cast(all_missing & (ids[:, 0] > 1), tf.float32))
+        )
         return values
 
     return call
