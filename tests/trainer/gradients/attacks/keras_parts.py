@@ -22,10 +22,19 @@ Call = Callable[[Any, Any], Any]
 Make = Callable[[Any], Call]
 
 
-class Part(layers.Layer):
-    """A layer that computes a plain function of values and ids."""
+def _same(layer: Any) -> Call:
+    del layer
+    return lambda values, ids: values
 
-    def __init__(self, make: Make, **more: Any) -> None:
+
+@keras.utils.register_keras_serializable("attacks")
+class Part(layers.Layer):
+    """A layer that computes a plain function of values and ids.
+
+    Saved and loaded, as `dpsgd train` tries, it does nothing.
+    """
+
+    def __init__(self, make: Make = _same, **more: Any) -> None:
         super().__init__(**more)
         self._make = make
 
@@ -35,6 +44,9 @@ class Part(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return self._function(*inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(super().get_config())
 
 
 class TrainingPart(Part):
