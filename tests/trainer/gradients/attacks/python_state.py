@@ -131,7 +131,7 @@ def name_of_the_tensor(values: Any, ids: Any) -> Any:
 
 @CASES.call
 def chance_of_python(values: Any, ids: Any) -> Any:
-    return _mixed(values) if random.Random().random() < 0.5 else values
+    return _mixed(values) if random.random() < 0.5 else values
 
 
 @CASES.layer
