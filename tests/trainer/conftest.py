@@ -182,17 +182,20 @@ def write_run_folder(
 
 
 def write_held_out(
-    path: pathlib.Path, rows: np.ndarray, dataset: dict[str, Any] = DATASET
+    path: pathlib.Path,
+    rows: np.ndarray,
+    dataset: dict[str, Any] = DATASET,
+    columns: Sequence[Column] = COLUMNS,
 ) -> pathlib.Path:
     """Writes rows as the Parquet files of `dpsgd prepare`."""
     path.mkdir(parents=True)
     arrays = []
-    for column in COLUMNS:
+    for column in columns:
         values = pa.array(rows[column.name].reshape(-1))
         if column.shape:
             values = pa.FixedSizeListArray.from_arrays(values, column.shape[0])
         arrays.append(values)
-    table = pa.table(dict(zip([c.name for c in COLUMNS], arrays, strict=True)))
+    table = pa.table(dict(zip([c.name for c in columns], arrays, strict=True)))
     table = table.replace_schema_metadata({DATASET_METADATA_KEY: json.dumps(dataset)})
     pq.write_table(table, path / "part-00000.parquet", row_group_size=100)
     return path

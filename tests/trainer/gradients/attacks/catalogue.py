@@ -1,0 +1,94 @@
+"""Cases: models, losses and views that attack the bound, or only look like it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tests.trainer.gradients.attacks.keras_parts import (
+    Call,
+    Make,
+    honest_network,
+    network_around,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One attack, or an honest neighbour of one.
+
+    Attributes:
+      network: Makes the Keras model; ``base`` chooses what follows the attack.
+      loss: Makes the function (labels, outputs) -> losses from the model; None for the
+        default.
+      augment: Makes the augmentation; None for one view.
+      leaks: Whether it must be refused, even if the sum of gradients is right.
+      honest: Whether it must be accepted.
+      remembers: Whether it may take two steps, with other pasts, to see it.
+    """
+
+    network: Callable[..., Any] = lambda base: honest_network()
+    loss: Callable[[Any], Callable[[Any, Any], Any]] | None = None
+    augment: Callable[[], Any] | None = None
+    leaks: bool = False
+    honest: bool = False
+    remembers: bool = False
+
+
+class Cases(dict[str, Case]):
+    """Cases by name; its methods decorate what makes a case."""
+
+    def __init__(self, kind: str, **always: Any) -> None:
+        super().__init__()
+        self._kind, self._always = kind, always
+
+    def put(self, name: str, case: Case) -> None:
+        """Adds a case, whose name must be new."""
+        name = f"{self._kind}: {name}"
+        assert name not in self, name
+        self[name] = case
+
+    def layer(self, make: Make | None = None, **more: Any) -> Any:
+        """Adds a layer; the function makes its variables and returns its call."""
+        if make is None:
+            return functools.partial(self.layer, **more)
+        self.put(_name(make), self._case(functools.partial(network_around, make), more))
+        return make
+
+    def call(self, function: Call | None = None, **more: Any) -> Any:
+        """Adds a layer without variables: (values, ids) -> values."""
+        if function is None:
+            return functools.partial(self.call, **more)
+        network = functools.partial(network_around, lambda layer: function)
+        self.put(_name(function), self._case(network, more))
+        return function
+
+    def network(self, make: Callable[..., Any] | None = None, **more: Any) -> Any:
+        """Adds a whole network."""
+        if make is None:
+            return functools.partial(self.network, **more)
+        self.put(_name(make), self._case(lambda base: make(), more))
+        return make
+
+    def loss(self, make: Callable[[Any], Any] | None = None, **more: Any) -> Any:
+        """Adds a loss; the function takes the model and returns the loss."""
+        if make is None:
+            return functools.partial(self.loss, **more)
+        self.put(_name(make), Case(loss=make, **{**self._always, **more}))
+        return make
+
+    def view(self, make: Callable[[], Any] | None = None, **more: Any) -> Any:
+        """Adds an augmentation, which the function makes."""
+        if make is None:
+            return functools.partial(self.view, **more)
+        self.put(_name(make), Case(augment=make, **{**self._always, **more}))
+        return make
+
+    def _case(self, network: Callable[..., Any], more: dict[str, Any]) -> Case:
+        return Case(network=network, **{**self._always, **more})
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return function.__name__.strip("_").replace("_", " ")

@@ -1,0 +1,244 @@
+"""Gradients of one's own that mix rows, write, or only look as if they did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.trainer.gradients.attacks.catalogue import Cases
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from trainer.tf_compat import tf
+
+CASES = Cases("gradient")
+
+
+def _finite(values: Any) -> Any:
+    return tf.where(tf.math.is_finite(values), values, 0.0)
+
+
+def _with_slope(
+    slope_of: Callable[[Any, Any, Any], Any], name: str, **more: Any
+) -> None:
+    """Adds a layer whose slope is ``slope_of(slope, values, ids)``."""
+
+    def make(layer: Any) -> Call:
+        scale = weight(layer, (NUM_VALUES,), trainable=True)
+
+        def call(values: Any, ids: Any) -> Any:
+            @tf.custom_gradient
+            def same(x: Any) -> Any:
+                return tf.identity(x), lambda slope: slope_of(
+                    slope, _finite(values), ids
+                )
+
+            return same(tf.tanh(_finite(values)) * scale)
+
+        return call
+
+    make.__name__ = name
+    CASES.layer(make, **more)
+
+
+_SLOPES = {
+    "less the mean": lambda s, v, ids: s - tf.reduce_mean(s, 0),
+    "summed": lambda s, v, ids: s + tf.reduce_sum(s, 0),
+    "rolled": lambda s, v, ids: tf.roll(s, 1, 0),
+    "reversed": lambda s, v, ids: tf.reverse(s, [0]),
+    "cumulated": lambda s, v, ids: tf.cumsum(s, 0),
+    "times the batch size": lambda s, v, ids: s * tf.cast(tf.shape(s)[0], tf.float32),
+    "normalised": lambda s, v, ids: tf.math.l2_normalize(s),
+    "clipped globally": lambda s, v, ids: tf.clip_by_global_norm([s], 0.1)[0][0],
+    "of the first row": lambda s, v, ids: tf.zeros_like(s) + s[:1],
+    "plus the rows": lambda s, v, ids: s + tf.reduce_mean(tf.tanh(v), 0),
+    "plus rows if rare": lambda s, v, ids: tf.where(
+        tf.reduce_any(ids >= 8), s + tf.reduce_sum(tf.tanh(v), 0), s
+    ),
+    "turned if huge": lambda s, v, ids: tf.where(tf.reduce_any(v > 1e8), -s, s),
+    "turned in a branch": lambda s, v, ids: tf.cond(
+        tf.reduce_any(ids >= 8), lambda: -s, lambda: s
+    ),
+    "of eight rows": lambda s, v, ids: (
+        s + tf.reduce_sum(s, 0) if s.shape[0] == 8 else s
+    ),
+    "of a known number of rows": lambda s, v, ids: (
+        s if s.shape[0] is None else s + tf.reduce_sum(s, 0)
+    ),
+    "random": lambda s, v, ids: s * tf.random.uniform((1, NUM_VALUES)),
+}
+for _name, _slope in _SLOPES.items():
+    _with_slope(_slope, _name)
+
+# Honest: each row by itself.
+_with_slope(lambda s, v, ids: s, "the same", honest=True)
+_with_slope(lambda s, v, ids: -s, "reversed in sign", honest=True)
+_with_slope(lambda s, v, ids: 1e6 * s, "enlarged", honest=True)
+_with_slope(lambda s, v, ids: tf.clip_by_value(s, -0.1, 0.1), "clipped", honest=True)
+
+
+def _writes_backward(rare: bool) -> Callable[[Any], Call]:
+    def make(layer: Any) -> Call:
+        scale = weight(layer, (NUM_VALUES,), trainable=True)
+        kept = weight(layer, (NUM_VALUES,), trainable=False)
+
+        def call(values: Any, ids: Any) -> Any:
+            old = tf.identity(kept)
+            tame = tf.tanh(_finite(values))
+
+            @tf.custom_gradient
+            def same(x: Any) -> Any:
+                def gradient(slope: Any) -> Any:
+                    new = tf.reduce_mean(tame, 0)
+                    kept.assign(
+                        tf.where(tf.reduce_any(ids >= 8), new, kept) if rare else new
+                    )
+                    return slope
+
+                return tf.identity(x), gradient
+
+            return same(tame * scale) - old
+
+        return call
+
+    make.__name__ = "writes backward if rare" if rare else "writes backward"
+    return make
+
+
+CASES.layer(_writes_backward(rare=False))
+CASES.layer(_writes_backward(rare=True))
+
+
+@CASES.layer
+def python_backward(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+    seen: list[None] = []
+
+    def count(slope: Any) -> Any:
+        seen.append(None)
+        return slope * (-1 if len(seen) > 90 else 1)
+
+    def call(values: Any, ids: Any) -> Any:
+        @tf.custom_gradient
+        def same(x: Any) -> Any:
+            def gradient(slope: Any) -> Any:
+                found = tf.numpy_function(count, [slope], tf.float32)
+                return tf.ensure_shape(found, slope.shape)
+
+            return tf.identity(x), gradient
+
+        return same(tf.tanh(_finite(values)) * scale)
+
+    return call
+
+
+@CASES.layer
+def of_a_weight(layer: Any) -> Call:
+    kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        tame = tf.tanh(_finite(values))
+
+        @tf.custom_gradient
+        def product(x: Any) -> Any:
+            def gradient(slope: Any, variables: Any = None) -> Any:
+                of_kernel = tf.matmul(x, slope, transpose_a=True)
+                shifted = of_kernel * tf.reduce_max(tf.abs(x))
+                return tf.matmul(slope, kernel, transpose_b=True), [shifted]
+
+            return tf.matmul(x, kernel), gradient
+
+        return product(tame)
+
+    return call
+
+
+@CASES.layer
+def of_a_weight_doubled_by_others(layer: Any) -> Call:
+    kernel = weight(layer, (NUM_VALUES, NUM_VALUES), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        tame = tf.tanh(_finite(values))
+
+        @tf.custom_gradient
+        def product(x: Any) -> Any:
+            def gradient(slope: Any, variables: Any = None) -> Any:
+                of_kernel = tf.matmul(x, tf.roll(slope, 1, 0), transpose_a=True)
+                return tf.matmul(slope, kernel, transpose_b=True), [of_kernel]
+
+            return tf.matmul(x, kernel), gradient
+
+        return product(tame)
+
+    return call
+
+
+@CASES.layer
+def recomputed_with_a_mean(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        def less_mean(x: Any) -> Any:
+            return tf.tanh(x) * scale - tf.reduce_mean(tf.tanh(x), 0)
+
+        return tf.recompute_grad(less_mean)(_finite(values))
+
+    return call
+
+
+@CASES.layer
+def recomputed(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        return tf.recompute_grad(lambda x: tf.tanh(x) * scale)(_finite(values))
+
+    return call
+
+
+@CASES.call
+def tape_within_the_layer(values: Any, ids: Any) -> Any:
+    tame = tf.tanh(_finite(values))
+    with tf.GradientTape() as tape:
+        tape.watch(tame)
+        total = tf.square(tf.reduce_sum(tame, 0))
+    return tape.gradient(total, tame)
+
+
+@CASES.call
+def honest_tape_within_the_layer(values: Any, ids: Any) -> Any:
+    tame = tf.tanh(_finite(values))
+    with tf.GradientTape() as tape:
+        tape.watch(tame)
+        total = tf.square(tf.reduce_sum(tame, 1))
+    return tape.gradient(total, tame)
+
+
+@CASES.layer
+def stopped_mean(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        hidden = tf.tanh(_finite(values)) * scale
+        return hidden - tf.stop_gradient(tf.reduce_mean(hidden, 0))
+
+    return call
+
+
+@CASES.layer
+def straight_through(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+
+    def call(values: Any, ids: Any) -> Any:
+        hidden = tf.tanh(_finite(values)) * (1.0 + scale)
+        return hidden + tf.stop_gradient(tf.round(hidden) - hidden)
+
+    return call
+
+
+@CASES.call
+def override_of_a_gradient(values: Any, ids: Any) -> Any:
+    if tf.executing_eagerly():
+        return tf.identity(values)
+    with tf.compat.v1.get_default_graph().gradient_override_map(
+        {"Identity": "SoftmaxCrossEntropyWithLogits"}
+    ):
+        return tf.identity(values)

@@ -1,0 +1,307 @@
+"""What no accepted model may do, tried on the step's own sum of clipped gradients.
+
+``step_of`` builds a case as ``dpsgd train`` and ``make_private`` do, and traces the sum
+for a physical batch of constant size.  ``faults_of`` calls it on batches and on their
+neighbours, and returns what is wrong:
+
+  - one row more or less moves the sum by more than C, another row by more than 2 C;
+  - the sum is not that of its rows, each in a batch of its own;
+  - the same batch has another sum later, after other batches;
+  - a variable of the model has another value than before.
+
+``later_faults_of`` compares two steps of one case, of which one has seen a batch
+without one row: whatever follows must be the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from accounting.plan import POISSON, DpSgdPlan
+from accounting.validation import InputError
+from pipelines.batches.columns import Column
+from pipelines.batches.manifest import BatchFile, Manifest
+from tests.trainer.gradients.attacks import keras_parts
+from tests.trainer.gradients.attacks.catalogue import Case
+from trainer import models
+from trainer.gradients.noise import row_seeds
+from trainer.methods import registry
+from trainer.model.keyed_layers import SEEDS
+from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
+from trainer.model.trainable_model import TrainableModel
+from trainer.model.views import ONE_VIEW, Views, of_one_view
+from trainer.settings.train_settings import TrainSettings
+from trainer.tf_compat import tf
+
+#: As every run of `train`.
+tf.config.experimental.enable_op_determinism()
+
+SIZE = 8
+#: Gradients of some rows are longer, and of some shorter.
+CLIP = 1.0
+#: Bound on the change of a sum over its rows' true contributions, in units of C: what
+#: rounding adds.
+ROUNDING = 1e-3
+
+COLUMNS = (
+    Column(name="label", dtype="int8"),
+    Column(name="values", dtype="float32", shape=(keras_parts.NUM_VALUES,)),
+    Column(name="ids", dtype="int32", shape=(keras_parts.NUM_IDS,)),
+)
+MANIFEST = Manifest(
+    plan=DpSgdPlan(
+        sampler=POISSON, num_examples=100, expected_batch_size=4, num_steps=3
+    ),
+    columns=COLUMNS,
+    physical_batch_size=SIZE,
+    batches_id="0" * 32,
+    files=(BatchFile(name="batches.tfrecord", first_step=0, num_steps=3),),
+    dataset={"name": "attacks"},
+)
+ROW = np.dtype([(column.name, column.numpy_dtype) for column in COLUMNS])
+
+
+# -- rows and batches --------------------------------------------------------------
+
+
+def plain_rows(num: int, seed: int = 0) -> np.ndarray:
+    """Ordinary rows: values of size one, ids below 8."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros(num, ROW)
+    rows["values"] = random.normal(size=rows["values"].shape)
+    rows["ids"] = random.integers(0, 8, rows["ids"].shape)
+    rows["label"] = random.integers(0, 2, num)
+    return rows
+
+
+def rare_rows() -> np.ndarray:
+    """Rows that a probe may not hold: rare ids, huge, infinite and missing values."""
+    rows = plain_rows(5, seed=9)
+    rows["ids"][0] = [9, 15, 12, 8]
+    rows["values"][1] = 3e6
+    rows["values"][2] = [-1e9, 1e9, 7, 8, 0, 0]
+    rows["values"][3] = np.nan
+    rows["values"][4] = [np.inf, -np.inf, 1, 2, 3, 4]
+    rows["ids"][4] = 14
+    return rows
+
+
+def batch_of(rows: np.ndarray, weight: Sequence[float] | None = None) -> Any:
+    """Returns the columns and weights of rows, and of padding after them."""
+    columns = np.zeros(SIZE, ROW)
+    columns[: len(rows)] = rows
+    of_rows = np.zeros(SIZE, "f4")
+    of_rows[: len(rows)] = 1.0 if weight is None else weight
+    return {name: columns[name] for name in ROW.names}, of_rows
+
+
+def compositions() -> dict[str, np.ndarray]:
+    """Batches of rows by name: ordinary, with rare rows at any place, and small."""
+    plain, rare = plain_rows(SIZE), rare_rows()
+    return {
+        "ordinary": plain,
+        "a rare id first": np.concatenate([rare[:1], plain_rows(7, 1)]),
+        "huge last": np.concatenate([plain_rows(6, 2), rare[1:3]]),
+        "missing": np.concatenate([plain_rows(3, 3), rare[3:5]]),
+        "few": np.concatenate([plain_rows(2, 4), rare[:1]]),
+    }
+
+
+# -- the step ----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built:
+    """A case that was accepted.
+
+    Attributes:
+      sum_of: (columns, weight) -> the clipped sum, as one vector.
+      variables: All variables that were made with the model.
+      before: Their values before the model was checked.
+    """
+
+    sum_of: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
+    variables: list[Any]
+    before: list[Any]
+
+
+def made_model(
+    case: Case, base: str, created: list[Any]
+) -> tuple[TrainableModel, Views]:
+    """Returns the model of a case, and its views; adds its variables to ``created``."""
+
+    def note(make: Callable[..., Any], **more: Any) -> Any:
+        created.append(make(**more))
+        return created[-1]
+
+    keras_parts.clear_session()
+    with tf.variable_creator_scope(note):
+        network = case.network(base)
+        loss: Loss = BINARY_CROSS_ENTROPY
+        if case.loss is not None:
+            loss = loss_of_ones_own("attacks:loss", case.loss(network))
+        views = ONE_VIEW
+        if case.augment is not None:
+            views = Views(number=2, augment=case.augment(), name="attacks:augment")
+        network = models.as_functional(network, MANIFEST)
+    keras_parts.draw_weights(network)
+    created += keras_parts.model_variables(network)
+    model = TrainableModel(
+        network=network,
+        description={"name": "attack"},
+        loss=loss,
+        columns=of_one_view(COLUMNS, network, views),
+    )
+    return model, views
+
+
+def step_of(case: Case, base: str = "book-keeping") -> Built:
+    """Returns the step's sum for a case, traced for batches of ``SIZE`` rows.
+
+    The calls are those of ``make_private`` and of ``dpsgd train``.
+
+    Raises:
+      InputError: the case is refused.
+    """
+    created: list[Any] = []
+    checked, views = made_model(case, base, created)
+    before = values_of(created)
+    models.check_model(checked, MANIFEST)
+    model = models.make_trained(checked, MANIFEST, views)
+    settings = TrainSettings(noise_multiplier=1.0, l2_norm_clip=CLIP)
+    function = tf.function(
+        registry.gradient_sum(model, settings), autograph=model.needs_autograph
+    )
+    specs = {
+        column.name: tf.TensorSpec((SIZE, *column.shape), column.dtype)
+        for column in COLUMNS
+    }
+    if model.seeds is not None:
+        specs[SEEDS] = tf.TensorSpec((SIZE, *model.seeds), tf.uint32)
+    traced = function.get_concrete_function(specs, tf.TensorSpec((SIZE,)))
+    seeds = (
+        None if model.seeds is None else row_seeds(bytes(32), 0, 0, (1, *model.seeds))
+    )
+
+    def sum_of(columns: Mapping[str, np.ndarray], weight: np.ndarray) -> np.ndarray:
+        given = {name: tf.constant(value) for name, value in columns.items()}
+        if seeds is not None:
+            # Of any place: seeds are independent of the rows.
+            given[SEEDS] = tf.constant(np.repeat(seeds, SIZE, 0))
+        found = traced(given, tf.constant(weight))
+        dense = [tf.convert_to_tensor(value).numpy().ravel() for value in found]
+        return np.concatenate(dense).astype(np.float64)
+
+    return Built(sum_of=sum_of, variables=created, before=before)
+
+
+def values_of(variables: Iterable[Any]) -> list[Any]:
+    """Returns copies of the values of variables."""
+    return [variable.numpy() for variable in variables]
+
+
+def changed(before: Sequence[Any], variables: Sequence[Any]) -> list[str]:
+    """Returns the names of the variables whose values are not those of ``before``."""
+    pairs = zip(before, values_of(variables), variables, strict=True)
+    return [v.name for old, new, v in pairs if not _same(old, new)]
+
+
+def _same(old: Any, new: Any) -> bool:
+    is_text = np.asarray(old).dtype.kind in "OSU"
+    return bool(np.array_equal(old, new, equal_nan=not is_text))
+
+
+# -- what may not happen -----------------------------------------------------------
+
+
+def neighbours(rows: np.ndarray) -> Iterator[tuple[Any, float]]:
+    """Yields batches with one other row, and the most C by which sums may differ."""
+    others = rare_rows()
+    for i in range(len(rows)):
+        yield batch_of(rows, np.arange(len(rows)) != i), 1.0
+        yield batch_of(np.delete(rows, i)), 1.0
+        replaced = rows.copy()
+        replaced[i] = others[i % len(others)]
+        yield batch_of(replaced), 2.0
+
+
+def faults_of(built: Built, names: Sequence[str] = ()) -> list[str]:
+    """Returns what is wrong with a step, one line each; empty if nothing.
+
+    Args:
+      built: The step.
+      names: Names of the ``compositions`` in the order to try; empty for all.
+    """
+    found, first, batches = dict[str, float](), {}, compositions()
+    for name in names or batches:
+        rows = batches[name]
+        first[name] = built.sum_of(*batch_of(rows))
+        _note(found, "one row moves the sum by {:.4g} C", _moves(built, rows))
+        again = built.sum_of(*batch_of(rows))
+        _note(found, "rows mix: {:.4g} C", [_apart(built, rows, again)])
+    for name, sums in first.items():
+        again = built.sum_of(*batch_of(batches[name]))
+        _note(found, "the sum of a batch changes: {:.4g} C", [_size(again - sums)])
+    lines = [text.format(size) for text, size in found.items()]
+    moved = sorted(set(changed(built.before, built.variables)))
+    return lines + [f"{name} has another value" for name in moved]
+
+
+def later_faults_of(left: Built, right: Built) -> list[str]:
+    """Returns what is wrong after one row of the past, which another step never saw.
+
+    Args:
+      left: A new step.
+      right: Another one of the same case.
+    """
+    found, past = dict[str, float](), rare_rows()[:1]
+    left.sum_of(*batch_of(past))
+    right.sum_of(*batch_of(past, [0.0]))
+    for rows in compositions().values():
+        both = [step.sum_of(*batch_of(rows)) for step in (left, right)]
+        size = _size(both[1] - both[0])
+        _note(found, "a row of the past moves the sum by {:.4g} C", [size])
+    return [text.format(size) for text, size in found.items()]
+
+
+def outcome_of(find: Callable[[], list[str]]) -> tuple[str | None, list[str]]:
+    """Returns why a case is refused, or None, and its faults, from ``find``."""
+    try:
+        return None, find()
+    except InputError as error:
+        return str(error), []
+    except tf.errors.InvalidArgumentError as error:
+        # The step ends the run: it releases nothing, though the check let it pass.
+        return f"the step of an accepted model raised {type(error).__name__}", []
+
+
+def _note(found: dict[str, float], text: str, sizes: Iterable[float]) -> None:
+    """Keeps the largest size of a fault."""
+    largest = max(sizes, default=0.0)
+    if largest > ROUNDING:
+        found[text] = max(largest, found.get(text, 0.0))
+
+
+def _moves(built: Built, rows: np.ndarray) -> Iterator[float]:
+    """Yields by how much neighbours differ, where it is more than is allowed."""
+    here = built.sum_of(*batch_of(rows))
+    for batch, allowed in neighbours(rows):
+        size = _size(built.sum_of(*batch) - here)
+        if size > allowed * (1 + ROUNDING):
+            yield size
+
+
+def _apart(built: Built, rows: np.ndarray, whole: np.ndarray) -> float:
+    """Returns by how much a sum differs from that of its rows, each by itself."""
+    alone = [built.sum_of(*batch_of(rows[[i]])) for i in range(len(rows))]
+    return _size(whole - np.sum(alone, 0))
+
+
+def _size(difference: np.ndarray) -> float:
+    """Returns a norm in units of C; infinite if it is not finite."""
+    size = float(np.linalg.norm(difference)) / CLIP
+    return size if np.isfinite(size) else np.inf

@@ -1,0 +1,182 @@
+"""Layers that look like attacks and are none: they must be accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.trainer.gradients.attacks.catalogue import Cases
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call, weight
+from tests.trainer.gradients.attacks.writes import Holder
+from trainer.tf_compat import tf
+
+#: Each row by itself, by operations without state.
+CASES = Cases("honest", honest=True)
+#: The same in substance, but a check may refuse what it does not understand.
+NEIGHBOURS = Cases("neighbour")
+
+
+def _tame(values: Any) -> Any:
+    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+
+
+_OF_ROWS = {
+    "same": lambda v, ids: v,
+    "layer norm by hand": lambda v, ids: (
+        (v - tf.reduce_mean(v, 1, keepdims=True))
+        / (1.0 + tf.math.reduce_std(v, 1, keepdims=True))
+    ),
+    "cumulative sum of a row": lambda v, ids: tf.cumsum(v, 1),
+    "sorted row": lambda v, ids: tf.sort(v, 1),
+    "reversed row": lambda v, ids: tf.reverse(v, [1]),
+    "rolled row": lambda v, ids: tf.roll(v, 1, 1),
+    "softmax of a row": lambda v, ids: 3.0 * tf.nn.softmax(v, 1),
+    "l2 norm of a row": lambda v, ids: 2.0 * tf.math.l2_normalize(v, 1),
+    "clip by norm of a row": lambda v, ids: tf.clip_by_norm(v, 1.0, axes=[1]),
+    "largest of a row": lambda v, ids: v + tf.reduce_max(v, 1, keepdims=True),
+    "top k of a row": lambda v, ids: v + tf.math.top_k(v, 1)[0],
+    "in top k": lambda v, ids: (
+        v * tf.cast(tf.math.in_top_k(ids[:, 0] % NUM_VALUES, v, 3), tf.float32)[:, None]
+    ),
+    "gather by its own ids": lambda v, ids: (
+        v + tf.gather(v, ids[:, :1] % NUM_VALUES, batch_dims=1)
+    ),
+    "one hot": lambda v, ids: v + tf.one_hot(ids[:, 0] % NUM_VALUES, NUM_VALUES),
+    "products within a row": lambda v, ids: (
+        tf.reshape(
+            tf.matmul(tf.reshape(v, (-1, 2, 3)), tf.reshape(v, (-1, 3, 2))), (-1, 4)
+        )
+        @ tf.ones((4, NUM_VALUES))
+    ),
+    "einsum of a row": lambda v, ids: tf.einsum("bi,bj->bi", v, v),
+    "reshape and back": lambda v, ids: tf.reshape(
+        tf.reshape(v, (-1, 2, 3)), (tf.shape(v)[0], NUM_VALUES)
+    ),
+    "transpose and back": lambda v, ids: tf.transpose(tf.tanh(tf.transpose(v))),
+    "rare value of the row": lambda v, ids: tf.where(ids[:, :1] >= 8, -v, v),
+    "gather from a constant": lambda v, ids: (
+        v + tf.gather(tf.linspace(0.0, 1.0, 16), ids[:, :1])
+    ),
+    "repeat and take": lambda v, ids: tf.repeat(v, 2, axis=0)[::2],
+    "stop gradient": lambda v, ids: v * tf.stop_gradient(v),
+    "zeros of the batch size": lambda v, ids: v + tf.zeros((tf.shape(v)[0], 1)),
+}
+for _name, _function in _OF_ROWS.items():
+
+    def _call(values: Any, ids: Any, function: Any = _function) -> Any:
+        return tf.ensure_shape(function(_tame(values), ids), values.shape)
+
+    _call.__name__ = _name
+    CASES.call(_call)
+
+
+@CASES.layer
+def variable_that_is_read(layer: Any) -> Call:
+    scale = Holder(tf.Variable(0.5, trainable=False))
+    return lambda values, ids: values * scale.held[0]
+
+
+@CASES.layer
+def weights_of_its_own(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=True)
+    return lambda values, ids: _tame(values) * (1.0 + scale)
+
+
+@CASES.layer
+def frozen_weights(layer: Any) -> Call:
+    scale = weight(layer, (NUM_VALUES,), trainable=False)
+    return lambda values, ids: _tame(values) * (1.0 + scale)
+
+
+@NEIGHBOURS.layer
+def constant_table(layer: Any) -> Call:
+    made = tf.lookup.KeyValueTensorInitializer(tf.range(16), tf.linspace(-1.0, 1.0, 16))
+    layer.table = tf.lookup.StaticHashTable(made, 0.0)
+    return lambda values, ids: (
+        values + tf.ensure_shape(layer.table.lookup(ids[:, :1]), (None, 1))
+    )
+
+
+@NEIGHBOURS.layer
+def branch_on_a_constant_variable(layer: Any) -> Call:
+    layer.gate = tf.Variable(True, trainable=False)
+
+    def call(values: Any, ids: Any) -> Any:
+        return tf.cond(layer.gate, lambda: _tame(values), lambda: values)
+
+    return call
+
+
+@NEIGHBOURS.call
+def inner_function(values: Any, ids: Any) -> Any:
+    return tf.function(lambda x: tf.tanh(x) * 2.0)(_tame(values))
+
+
+@NEIGHBOURS.call
+def map_of_rows(values: Any, ids: Any) -> Any:
+    return tf.map_fn(lambda row: row - tf.reduce_mean(row), _tame(values))
+
+
+@NEIGHBOURS.call
+def vectorized_map_of_rows(values: Any, ids: Any) -> Any:
+    return tf.vectorized_map(lambda row: row - tf.reduce_mean(row), _tame(values))
+
+
+@NEIGHBOURS.call
+def loop_over_a_row(values: Any, ids: Any) -> Any:
+    total = tf.zeros_like(values)
+    for _ in tf.range(3):
+        total += 0.5 * _tame(values)
+    return total
+
+
+@NEIGHBOURS.call
+def scan_along_a_row(values: Any, ids: Any) -> Any:
+    found = tf.scan(lambda last, x: 0.5 * last + x, tf.transpose(_tame(values)))
+    return tf.ensure_shape(tf.transpose(found), values.shape)
+
+
+@NEIGHBOURS.call
+def array_of_steps(values: Any, ids: Any) -> Any:
+    array = tf.TensorArray(tf.float32, NUM_VALUES)
+    for i in range(NUM_VALUES):
+        array = array.write(i, _tame(values)[:, i])
+    return tf.ensure_shape(tf.transpose(array.stack()), values.shape)
+
+
+@NEIGHBOURS.call
+def checked_numbers(values: Any, ids: Any) -> Any:
+    return tf.debugging.check_numerics(_tame(values), "not finite")
+
+
+@NEIGHBOURS.call
+def checked_shapes(values: Any, ids: Any) -> Any:
+    tf.debugging.assert_shapes([(values, ("n", NUM_VALUES))])
+    return values
+
+
+@NEIGHBOURS.call
+def standardised_image_of_a_row(values: Any, ids: Any) -> Any:
+    image = tf.reshape(_tame(values), (-1, 2, 3, 1))
+    return tf.reshape(tf.image.per_image_standardization(image), (-1, NUM_VALUES))
+
+
+@NEIGHBOURS.call
+def hash_of_a_row_as_seed(values: Any, ids: Any) -> Any:
+    seeds = tf.stack([ids[:, 0], ids[:, 1]], 1)
+    noise = tf.map_fn(
+        lambda seed: tf.random.stateless_normal((NUM_VALUES,), seed),
+        seeds,
+        fn_output_signature=tf.float32,
+    )
+    return values + noise
+
+
+@NEIGHBOURS.call
+def size_that_cancels(values: Any, ids: Any) -> Any:
+    size = tf.cast(tf.shape(values)[0], tf.float32)
+    return values * size / size
+
+
+@NEIGHBOURS.call
+def static_size_that_is_not_used(values: Any, ids: Any) -> Any:
+    return _tame(values) if values.shape[0] is None else tf.tanh(_tame(values))

@@ -1,0 +1,518 @@
+"""Layers, metrics, regularisers and callbacks of Keras that keep state or mix rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.trainer.gradients.attacks.catalogue import Case, Cases
+from tests.trainer.gradients.attacks.keras_parts import (
+    NUM_IDS,
+    NUM_VALUES,
+    VOCABULARY,
+    Call,
+    Part,
+    TrainingPart,
+    inputs,
+    layers,
+    network_of,
+    weight,
+)
+from tests.trainer.gradients.attacks.writes import Holder
+from trainer.tf_compat import keras, tf
+
+CASES = Cases("keras")
+
+
+def _tame(values: Any) -> Any:
+    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+
+
+def _after(name: str, apply: Callable[[Any], Any], **more: Any) -> None:
+    """Adds layers that are applied to tame values (batch, 6)."""
+
+    def network(base: str) -> Any:
+        def body(values: Any, ids: Any) -> Any:
+            part = Part(lambda layer: lambda v, _: _tame(v))
+            return apply(part([values, ids]))
+
+        return network_of(body, base)
+
+    CASES.put(name, Case(network=network, **more))
+
+
+def _lookup(name: str, make: Callable[[], Any], **more: Any) -> None:
+    """Adds a lookup layer, whose indices choose rows of a table."""
+
+    def network(base: str) -> Any:
+        def body(values: Any, ids: Any) -> Any:
+            rows = layers.Embedding(VOCABULARY + 2, 2)(make()(ids))
+            return layers.Concatenate()([values, layers.Flatten()(rows)])
+
+        return network_of(body, base)
+
+    CASES.put(name, Case(network=network, **more))
+
+
+# -- statistics of batches ---------------------------------------------------------
+
+_after("batch normalization", lambda v: layers.BatchNormalization()(v))
+_after(
+    "batch normalization in training",
+    lambda v: layers.BatchNormalization()(v, training=True),
+)
+_after(
+    "frozen batch normalization in training",
+    lambda v: layers.BatchNormalization(trainable=False)(v, training=True),
+)
+_after(
+    "batch normalization without momentum",
+    lambda v: layers.BatchNormalization(momentum=0.0)(v),
+)
+
+
+class _Renamed(layers.BatchNormalization):
+    """Not named as Keras's; frozen, but for its call."""
+
+    def call(self, values: Any, training: bool | None = None, mask: Any = None) -> Any:
+        del mask
+        tame = tf.nn.batch_normalization(
+            values, *tf.nn.moments(values, 0), self.beta, self.gamma, 1e-3
+        )
+        self.moving_mean.assign(tf.nn.moments(values, 0)[0])
+        return tame if training else values
+
+
+_after("batch normalization of one's own", lambda v: _Renamed()(v))
+_after("spectral norm", lambda v: layers.SpectralNormalization(layers.Dense(4))(v))
+_after(
+    "spectral norm in training",
+    lambda v: layers.SpectralNormalization(layers.Dense(4))(v, training=True),
+)
+_after("normalisation to adapt", lambda v: layers.Normalization()(v))
+
+
+def _adapted() -> Any:
+    layer = layers.Normalization()
+    layer.adapt(np.random.default_rng(0).normal(size=(50, NUM_VALUES)))
+    return layer
+
+
+_after("adapted normalisation", lambda v: _adapted()(v))
+_after("layer norm over the batch", lambda v: layers.Softmax(axis=0)(v))
+_after("unit norm over the batch", lambda v: layers.UnitNormalization(axis=0)(v))
+
+
+# -- random numbers ----------------------------------------------------------------
+
+_after("dropout", lambda v: layers.Dropout(0.5)(v), honest=True)
+_after("dropout in training", lambda v: layers.Dropout(0.5)(v, training=True))
+_after("dropout of whole columns", lambda v: layers.Dropout(0.5, (1, NUM_VALUES))(v))
+_after("dropout of unknown rows", lambda v: layers.Dropout(0.5, (1, None))(v))
+_after("seeded dropout", lambda v: layers.Dropout(0.5, seed=1)(v))
+_after("alpha dropout", lambda v: layers.AlphaDropout(0.5)(v))
+_after("gaussian dropout", lambda v: layers.GaussianDropout(0.5)(v))
+_after("gaussian noise", lambda v: layers.GaussianNoise(0.5)(v))
+_after("noise in training", lambda v: layers.GaussianNoise(0.5)(v, training=True))
+_after(
+    "spatial dropout",
+    lambda v: layers.Flatten()(
+        layers.SpatialDropout1D(0.5)(layers.Reshape((2, 3))(v)),
+    ),
+)
+
+
+class _SharedMask(layers.Dropout):
+    """One mask for the batch."""
+
+    def call(self, values: Any, training: bool | None = None) -> Any:
+        kept = tf.cast(tf.random.uniform((1, NUM_VALUES)) < 0.5, tf.float32)
+        return values * kept if training else values
+
+
+_after("dropout of one's own", lambda v: _SharedMask(0.5)(v))
+_after(
+    "random flip",
+    lambda v: layers.Flatten()(
+        layers.RandomFlip()(layers.Reshape((2, 3, 1))(v), training=True)
+    ),
+)
+_after(
+    "random contrast",
+    lambda v: layers.Flatten()(
+        layers.RandomContrast(0.5)(layers.Reshape((2, 3, 1))(v), training=True)
+    ),
+)
+
+
+# -- lookups -----------------------------------------------------------------------
+
+
+def _adapted_lookup() -> Any:
+    layer = layers.IntegerLookup()
+    layer.adapt(np.arange(8))
+    return layer
+
+
+_lookup("adapted lookup", _adapted_lookup)
+_lookup("lookup to adapt", lambda: layers.IntegerLookup(max_tokens=9))
+_lookup(
+    "lookup",
+    lambda: layers.IntegerLookup(vocabulary=list(range(1, 12))),
+    honest=True,
+)
+_lookup("hashing", lambda: layers.Hashing(VOCABULARY), honest=True)
+
+
+def _text_lookup() -> Any:
+    lookup = layers.StringLookup(vocabulary=["1", "2", "9"])
+    return lambda ids: lookup(tf.strings.as_string(ids))
+
+
+_lookup("text lookup", _text_lookup, honest=True)
+
+
+# -- state of recurrent layers, metrics and regularisers ---------------------------
+
+
+def _steps(values: Any) -> Any:
+    return layers.Reshape((2, 3))(values)
+
+
+_after("recurrent", lambda v: layers.SimpleRNN(2)(_steps(v)), honest=True)
+
+
+@CASES.network
+def stateful_recurrent() -> Any:
+    values = keras.Input((NUM_VALUES,), batch_size=8, name="values")
+    hidden = layers.SimpleRNN(2, stateful=True)(_steps(values))
+    return keras.Model(values, layers.Dense(1)(hidden))
+
+
+class _CarriedState(layers.Layer):
+    """A recurrent layer that starts where the last batch ended."""
+
+    def build(self, shape: Any) -> None:
+        del shape
+        self.inner = layers.SimpleRNN(2, return_state=True)
+        self.state = self.add_weight(
+            name="state", shape=(1, 2), initializer="zeros", trainable=False
+        )
+
+    def call(self, values: Any) -> Any:
+        start = tf.zeros_like(values[:, 0, :2]) + self.state
+        found, last = self.inner(values, initial_state=start)
+        huge = tf.reduce_any(tf.abs(last) > 0.97)
+        self.state.assign(tf.where(huge, last[:1], self.state))
+        return found
+
+
+_after("carried state", lambda v: _CarriedState()(_steps(v)))
+
+
+class _MeanAsState(layers.Layer):
+    def build(self, shape: Any) -> None:
+        del shape
+        self.inner = layers.SimpleRNN(2)
+
+    def call(self, values: Any) -> Any:
+        start = tf.zeros_like(values[:, 0, :2]) + tf.reduce_mean(values)
+        return self.inner(values, initial_state=start)
+
+
+_after("mean as initial state", lambda v: _MeanAsState()(_steps(v)))
+
+
+@CASES.layer
+def metric_in_a_layer(layer: Any) -> Call:
+    layer.metric = keras.metrics.Mean()
+
+    def call(values: Any, ids: Any) -> Any:
+        layer.metric.update_state(_tame(values))
+        return values
+
+    return call
+
+
+@CASES.layer
+def metric_of_rare_ids_that_keras_does_not_know(layer: Any) -> Call:
+    held = Holder(keras.metrics.Sum())
+
+    def call(values: Any, ids: Any) -> Any:
+        gate = tf.minimum(held.held[0].result(), 1.0)
+        held.held[0].update_state(tf.cast(ids >= 8, tf.float32))
+        return values * (1.0 - 2.0 * gate)
+
+    return call
+
+
+class _AddedMetric(layers.Layer):
+    def call(self, values: Any) -> Any:
+        self.add_metric(tf.reduce_max(values, 1), name="most")
+        return values
+
+
+_after("added metric", lambda v: _AddedMetric()(v))
+
+
+class _AddedLoss(layers.Layer):
+    def call(self, values: Any) -> Any:
+        self.add_loss(tf.reduce_mean(values))
+        return values
+
+
+class _RareLoss(layers.Layer):
+    """Adds a loss in graphs alone."""
+
+    def call(self, values: Any) -> Any:
+        if not tf.executing_eagerly() and values.shape[0] == 8:
+            self.add_loss(tf.reduce_mean(values))
+        return values
+
+
+_after("added loss", lambda v: _AddedLoss()(v))
+_after("loss added in the step", lambda v: _RareLoss()(v))
+_after("activity", lambda v: layers.ActivityRegularization(l2=0.1)(v))
+_after(
+    "penalty", lambda v: layers.Dense(4, kernel_regularizer=keras.regularizers.L2())(v)
+)
+
+
+def _writing(name: str, **place: Any) -> None:
+    """Adds a Dense layer with a function that writes, wherever Keras takes one."""
+
+    def apply(values: Any) -> Any:
+        count = Holder(tf.Variable(0.0, trainable=False))
+
+        def function(x: Any) -> Any:
+            large = tf.abs(tf.reduce_sum(x)) > 1.0
+            count.held[0].assign_add(tf.cast(large, tf.float32))
+            return x * (1.0 + count.held[0])
+
+        return layers.Dense(4, **{key: make(function) for key, make in place.items()})(
+            values
+        )
+
+    _after(name, apply)
+
+
+_writing("activation that writes", activation=lambda f: f)
+_writing("penalty that writes", kernel_regularizer=lambda f: lambda w: tf.norm(f(w)))
+
+
+def _mixing_activation(x: Any) -> Any:
+    return x - tf.reduce_mean(x, 0)
+
+
+_after("activation that mixes", lambda v: layers.Dense(4, _mixing_activation)(v))
+_after("lambda that mixes", lambda v: layers.Lambda(lambda x: x - x[:1])(v))
+
+
+def _lambda_with_a_variable(values: Any) -> Any:
+    last = Holder(tf.Variable(tf.zeros(NUM_VALUES), trainable=False))
+
+    def call(x: Any) -> Any:
+        old = tf.identity(last.held[0])
+        last.held[0].assign(tf.where(x[0] > 0.9, x[0], old))
+        return x - old
+
+    return layers.Lambda(call)(values)
+
+
+_after("lambda with a variable", _lambda_with_a_variable)
+_after("constraint", lambda v: layers.Dense(4, kernel_constraint="unit_norm")(v))
+
+
+# -- training, models and calls of one's own ---------------------------------------
+
+
+def _training_case(name: str, make: Callable[[Any], Any], **more: Any) -> None:
+    def network(base: str) -> Any:
+        return network_of(lambda v, ids: TrainingPart(make)([v, ids]), base)
+
+    CASES.put(name, Case(network=network, **more))
+
+
+def _writes_if(wanted: bool) -> Callable[[Any], Any]:
+    def make(layer: Any) -> Any:
+        state = weight(layer, (NUM_VALUES,), trainable=True)
+
+        def call(values: Any, ids: Any, training: Any) -> Any:
+            if bool(training) == wanted:
+                rare = tf.cast(tf.reduce_any(ids >= 8), tf.float32)
+                state.assign_add(rare * tf.reduce_mean(_tame(values), 0))
+            return values
+
+        return call
+
+    return make
+
+
+def _mixes_if_training(layer: Any) -> Any:
+    def call(values: Any, ids: Any, training: Any) -> Any:
+        rare = tf.reduce_any(ids >= 8)
+        mixed = values - tf.reduce_mean(_tame(values), 0)
+        return tf.where(rare, mixed, values) if training else values
+
+    return call
+
+
+_training_case("writes in training", _writes_if(True))
+_training_case("writes in inference", _writes_if(False))
+_training_case("mixes in training", _mixes_if_training)
+
+
+def _with_dropout(make: Callable[[Any], Any]) -> Callable[[str], Any]:
+    def network(base: str) -> Any:
+        def body(values: Any, ids: Any) -> Any:
+            return layers.Dropout(0.5)(TrainingPart(make)([values, ids]))
+
+        return network_of(body, base)
+
+    return network
+
+
+CASES.put(
+    "writes in training beside dropout", Case(network=_with_dropout(_writes_if(True)))
+)
+CASES.put(
+    "mixes in training beside dropout", Case(network=_with_dropout(_mixes_if_training))
+)
+
+
+class _Subclassed(keras.Model):
+    """All columns in; counts rare ids in a weight."""
+
+    def __init__(self, *, mixes: bool) -> None:
+        super().__init__()
+        self.dense = layers.Dense(4, activation="tanh")
+        self.logit = layers.Dense(1)
+        self.mixes = mixes
+        self.count = tf.Variable(0.0, trainable=False)
+
+    def call(self, columns: Any, training: bool = False) -> Any:
+        values = _tame(columns["values"])
+        rare = tf.cast(tf.reduce_any(columns["ids"] >= 8), tf.float32)
+        if self.mixes:
+            values -= rare * tf.reduce_mean(values, 0)
+        else:
+            self.count.assign_add(rare)
+        return self.logit(self.dense(values))
+
+
+@CASES.network
+def subclassed_model_that_writes() -> Any:
+    return _Subclassed(mixes=False)
+
+
+@CASES.network
+def subclassed_model_that_mixes() -> Any:
+    return _Subclassed(mixes=True)
+
+
+class _Overridden(keras.Model):
+    """A functional model whose ``call`` is not its graph."""
+
+    def call(self, columns: Any, training: bool = False, mask: Any = None) -> Any:
+        found = super().call(columns, training=training, mask=mask)
+        rare = tf.reduce_any(tf.abs(found) > 1.0)
+        return tf.where(rare, found - tf.reduce_mean(found), found)
+
+
+@CASES.network
+def overridden_call_that_mixes() -> Any:
+    values, ids = inputs()
+    hidden = Part(lambda layer: lambda v, _: _tame(v))([values, ids])
+    return _Overridden([values, ids], layers.Dense(1)(hidden))
+
+
+class _Renumbered(layers.Embedding):
+    """An Embedding with a call of its own: ids are counted from the batch's least."""
+
+    def call(self, ids: Any) -> Any:
+        return super().call(ids - tf.reduce_min(ids, 0))
+
+
+class _Written(layers.Embedding):
+    def call(self, ids: Any) -> Any:
+        found = super().call(ids)
+        self.embeddings.scatter_update(
+            tf.IndexedSlices(found[:, 0] * 2.0, tf.where(ids[:, 0] > 8, ids[:, 0], 15))
+        )
+        return found
+
+
+def _embedding(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        ids = keras.Input((NUM_IDS,), dtype="int32", name="ids")
+        rows = layers.Flatten()(kind(VOCABULARY, 2)(ids))
+        return keras.Model(ids, layers.Dense(1)(rows))
+
+    return make
+
+
+CASES.put("renumbered ids", Case(network=lambda base: _embedding(_Renumbered)()))
+CASES.put("written table", Case(network=lambda base: _embedding(_Written)()))
+
+
+class _OddCall(layers.Dense):
+    """Computes the batch's mean in ``__call__``."""
+
+    def __call__(self, values: Any, *more: Any, **named: Any) -> Any:
+        return super().__call__(values - tf.reduce_mean(values, 0), *more, **named)
+
+
+_after("a call around the call", lambda v: _OddCall(4)(v))
+
+
+def _patched() -> Any:
+    layer = layers.Dense(4)
+    layer.call = lambda x: tf.matmul(x - x[:1], layer.kernel)
+    return layer
+
+
+_after("patched dense", lambda v: _patched()(v))
+_after(
+    "attention over the batch",
+    lambda v: layers.Attention()([v[None], v[None]])[0],
+)
+_after(
+    "heads over the batch",
+    lambda v: layers.MultiHeadAttention(1, 2)(v[None], v[None])[0],
+)
+_after(
+    "convolution over the batch",
+    lambda v: layers.Conv1D(3, 3, padding="same")(v[None])[0],
+)
+_after(
+    "recurrence over the batch",
+    lambda v: layers.SimpleRNN(2, return_sequences=True)(v[None])[0],
+)
+_after("pooling over the batch", lambda v: v - layers.GlobalMaxPooling1D()(v[None]))
+
+
+# -- honest ------------------------------------------------------------------------
+
+_after("layer norm", lambda v: layers.LayerNormalization()(v), honest=True)
+_after(
+    "group norm",
+    lambda v: layers.Flatten()(layers.GroupNormalization(1)(_steps(v))),
+    honest=True,
+)
+_after(
+    "frozen batch norm",
+    lambda v: layers.BatchNormalization(trainable=False)(v),
+    honest=True,
+)
+_after(
+    "normalisation by constants",
+    lambda v: layers.Normalization(mean=0.5, variance=2.0)(v),
+    honest=True,
+)
+_after(
+    "attention in a row",
+    lambda v: layers.Flatten()(layers.Attention()([_steps(v), _steps(v)])),
+    honest=True,
+)

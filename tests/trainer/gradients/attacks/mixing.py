@@ -1,0 +1,251 @@
+"""Layers without state that mix the rows of a batch, or use their places or number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.trainer.gradients.attacks.catalogue import Cases
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
+from trainer.tf_compat import tf
+
+CASES = Cases("mixing")
+
+
+def _tame(values: Any) -> Any:
+    """Finite values of size one."""
+    return tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
+
+
+def _rare(ids: Any) -> Any:
+    return tf.reduce_any(ids >= 8)
+
+
+def _if_rare(ids: Any, mixed: Any, values: Any) -> Any:
+    return tf.where(_rare(ids), mixed, values)
+
+
+_SIMPLE = {
+    "mean": lambda v, ids: v - tf.reduce_mean(v, 0),
+    "sum": lambda v, ids: v - tf.reduce_sum(v, 0),
+    "maximum": lambda v, ids: v - tf.reduce_max(v, 0),
+    "maximum of all": lambda v, ids: v / (1.0 + tf.reduce_max(tf.abs(v))),
+    "standard deviation": lambda v, ids: v / (1.0 + tf.math.reduce_std(v, 0)),
+    "any": lambda v, ids: tf.where(tf.reduce_any(v > 0.9), -v, v),
+    "log sum exp": lambda v, ids: v - tf.reduce_logsumexp(v, 0),
+    "softmax": lambda v, ids: 3.0 * tf.nn.softmax(v, 0),
+    "l2 norm": lambda v, ids: 3.0 * tf.math.l2_normalize(v, 0),
+    "l2 norm of all": lambda v, ids: 3.0 * tf.math.l2_normalize(v),
+    "clip by norm": lambda v, ids: tf.clip_by_norm(v, 1.0),
+    "clip by global norm": lambda v, ids: tf.clip_by_global_norm([v], 1.0)[0][0],
+    "moments": lambda v, ids: v * tf.nn.moments(v, 0)[1],
+    "sort": lambda v, ids: tf.sort(v, 0),
+    "rank": lambda v, ids: v + tf.cast(tf.argsort(v, 0), tf.float32),
+    "largest": lambda v, ids: v + tf.transpose(tf.math.top_k(tf.transpose(v), 1)[0]),
+    "in top k of the batch": lambda v, ids: (
+        v
+        * tf.cast(
+            tf.math.in_top_k(tf.zeros(1, tf.int32), tf.transpose(v[:, :1]), 1),
+            tf.float32,
+        )
+    ),
+    "cumulative sum": lambda v, ids: tf.cumsum(v, 0),
+    "cumulative product": lambda v, ids: tf.math.cumprod(v, 0),
+    "cumulative log sum exp": lambda v, ids: tf.math.cumulative_logsumexp(v, 0),
+    "roll": lambda v, ids: tf.roll(v, 1, 0),
+    "reverse": lambda v, ids: tf.reverse(v, [0]),
+    "reverse by a negative axis": lambda v, ids: tf.reverse(v, [-2]),
+    "neighbours": lambda v, ids: v + tf.concat([v[1:], v[:1]], 0),
+    "differences": lambda v, ids: v - tf.pad(v, [[1, 0], [0, 0]])[:-1],
+    "first row": lambda v, ids: v + v[:1],
+    "last row": lambda v, ids: v + v[-1],
+    "gather by a constant": lambda v, ids: v + tf.gather(v, [0]),
+    "gather by ids": lambda v, ids: (
+        v + tf.gather(v, tf.math.floormod(ids[:, 0], tf.shape(v)[0]))
+    ),
+    "products of rows": lambda v, ids: tf.matmul(tf.matmul(v, v, transpose_b=True), v),
+    "attention over the batch": lambda v, ids: tf.matmul(
+        tf.nn.softmax(tf.matmul(v, v, transpose_b=True)), v
+    ),
+    "covariance": lambda v, ids: tf.matmul(v, tf.matmul(v, v, transpose_a=True)),
+    "einsum": lambda v, ids: tf.einsum("ij,kj,kl->il", v, v, v),
+    "tensordot": lambda v, ids: tf.tensordot(v, tf.tensordot(v, v, [[0], [0]]), 1),
+    "batch size": lambda v, ids: v * tf.cast(tf.shape(v)[0], tf.float32),
+    "number of elements": lambda v, ids: v * tf.cast(tf.size(v), tf.float32),
+    "place": lambda v, ids: v + tf.cast(tf.range(tf.shape(v)[0]), tf.float32)[:, None],
+    "place in a line": lambda v, ids: (
+        v + tf.linspace(0.0, 1.0, tf.shape(v)[0])[:, None]
+    ),
+    "segment sum": lambda v, ids: (
+        v + tf.gather(tf.math.unsorted_segment_sum(v, ids[:, 0], 16), ids[:, 0])
+    ),
+    "segment mean": lambda v, ids: (
+        v - tf.gather(tf.math.unsorted_segment_mean(v, ids[:, 0], 16), ids[:, 0])
+    ),
+    "number of equal ids": lambda v, ids: (
+        v * tf.gather(tf.math.bincount(ids, minlength=16, dtype=tf.float32), ids[:, :1])
+    ),
+    "index of unique ids": lambda v, ids: (
+        v + tf.cast(tf.unique(ids[:, 0])[1], tf.float32)[:, None]
+    ),
+    "equal ids": lambda v, ids: tf.matmul(
+        tf.cast(tf.equal(ids[:, :1], ids[:, 0]), tf.float32), v
+    ),
+    "histogram": lambda v, ids: (
+        v * tf.cast(tf.histogram_fixed_width(v, [0.0, 1.0], 2)[1], tf.float32)
+    ),
+    "scatter by ids": lambda v, ids: (
+        v
+        + tf.gather(tf.scatter_nd(ids[:, :1], v, tf.stack([16, NUM_VALUES])), ids[:, 0])
+    ),
+    "rows moved by a reshape": lambda v, ids: tf.reshape(
+        tf.transpose(tf.reshape(v, (-1, 2, NUM_VALUES)), (1, 0, 2)), (-1, NUM_VALUES)
+    ),
+    "transpose and reshape": lambda v, ids: tf.reshape(tf.transpose(v), tf.shape(v)),
+    "other row length": lambda v, ids: tf.reshape(
+        tf.cumsum(tf.reshape(v, (-1, 2 * NUM_VALUES)), 1), (-1, NUM_VALUES)
+    ),
+    "one long row": lambda v, ids: tf.reshape(
+        tf.nn.softmax(tf.reshape(v, (1, -1))), (-1, NUM_VALUES)
+    ),
+    "batch as an image": lambda v, ids: tf.image.per_image_standardization(
+        v[None, :, :, None]
+    )[0, :, :, 0],
+    "batch as a sequence": lambda v, ids: tf.nn.conv1d(
+        v[None], tf.ones((3, NUM_VALUES, NUM_VALUES)), 1, "SAME"
+    )[0],
+    "pooling of rows": lambda v, ids: tf.nn.max_pool1d(
+        v[None], 3, 1, "SAME", data_format="NWC"
+    )[0],
+    "resized batch": lambda v, ids: tf.ensure_shape(
+        tf.image.resize(
+            tf.image.resize(v[None, :, :, None], (4, NUM_VALUES)),
+            tf.stack([tf.shape(v)[0], NUM_VALUES]),
+        )[0, :, :, 0],
+        v.shape,
+    ),
+    "contrast of the batch": lambda v, ids: tf.image.adjust_contrast(
+        v[None, :, :, None], 2.0
+    )[0, :, :, 0],
+    "batch norm of tensorflow": lambda v, ids: tf.nn.batch_normalization(
+        v, *tf.nn.moments(v, 0), None, None, 1e-3
+    ),
+    "fused batch norm": lambda v, ids: tf.compat.v1.nn.fused_batch_norm(
+        v[:, None, None], tf.ones(NUM_VALUES), tf.zeros(NUM_VALUES)
+    )[0][:, 0, 0],
+    "fourier transform": lambda v, ids: tf.transpose(
+        tf.math.real(tf.signal.fft(tf.cast(tf.transpose(v), tf.complex64)))
+    ),
+    "scan": lambda v, ids: tf.scan(lambda last, row: 0.5 * last + row, v),
+    "map with all rows": lambda v, ids: tf.map_fn(
+        lambda row: row - tf.reduce_mean(v, 0), v
+    ),
+    "vectorized map with all rows": lambda v, ids: tf.vectorized_map(
+        lambda row: row - tf.reduce_max(v), v
+    ),
+    "rows left out": lambda v, ids: (
+        v - tf.reduce_sum(tf.boolean_mask(v, ids[:, 0] > 3), 0)
+    ),
+    "partition and stitch": lambda v, ids: tf.concat(
+        tf.dynamic_partition(v, tf.cast(ids[:, 0] >= 4, tf.int32), 2), 0
+    ),
+    "ragged rows": lambda v, ids: (
+        v + tf.reduce_sum(tf.RaggedTensor.from_row_lengths(v, [tf.shape(v)[0]]), axis=1)
+    ),
+    "sparse product": lambda v, ids: (
+        v + tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.transpose(v)), v)[:1]
+    ),
+    "whitening": lambda v, ids: tf.matmul(
+        v,
+        tf.linalg.inv(tf.matmul(v, v, transpose_a=True) + tf.eye(NUM_VALUES)),
+    ),
+    "norm of a matrix": lambda v, ids: v / (1.0 + tf.norm(v)),
+    "sum of a loop": lambda v, ids: (
+        v
+        - tf.while_loop(
+            lambda i, total: i < tf.shape(v)[0],
+            lambda i, total: (i + 1, total + v[i]),
+            (0, tf.zeros(NUM_VALUES)),
+        )[1]
+    ),
+    "inner function": lambda v, ids: tf.function(lambda x: x - tf.reduce_mean(x, 0))(v),
+    "branch on all rows": lambda v, ids: tf.cond(
+        tf.reduce_any(v > 0.9), lambda: -v, lambda: v
+    ),
+    "axis by name of a tensor": lambda v, ids: (
+        v - tf.reduce_mean(v, tf.cast(tf.size(v) * 0, tf.int32))
+    ),
+    "broadcast and diagonal": lambda v, ids: (
+        v + tf.linalg.diag_part(tf.tile(v[:, :1], (1, tf.shape(v)[0])))[::-1, None]
+    ),
+    "space to batch": lambda v, ids: (
+        tf.reshape(
+            tf.space_to_batch(
+                tf.reshape(v, (-1, 2, 3))[:, :, :2], block_shape=[2], paddings=[[0, 0]]
+            ),
+            (-1, 4),
+        )
+        @ tf.ones((4, NUM_VALUES))
+    ),
+}
+
+
+def _add(name: str, function: Any) -> None:
+    def always(values: Any, ids: Any) -> Any:
+        return tf.ensure_shape(function(_tame(values), ids), values.shape)
+
+    def if_rare(values: Any, ids: Any) -> Any:
+        tame = _tame(values)
+        mixed = tf.ensure_shape(function(tame, ids), values.shape)
+        return _if_rare(ids, mixed, tame)
+
+    always.__name__, if_rare.__name__ = name, f"{name} if an id is rare"
+    CASES.call(always)
+    CASES.call(if_rare)
+
+
+for _label, _function in _SIMPLE.items():
+    _add(_label, _function)
+
+
+@CASES.call
+def rare_ids_turn_all_rows(values: Any, ids: Any) -> Any:
+    return tf.where(_rare(ids), -values, values)
+
+
+@CASES.call
+def a_huge_value_turns_all_rows(values: Any, ids: Any) -> Any:
+    return tf.where(tf.reduce_any(values > 1e8), -values, values)
+
+
+@CASES.call
+def a_missing_value_turns_all_rows(values: Any, ids: Any) -> Any:
+    many = tf.reduce_all(tf.math.is_nan(values), 1) & (ids[:, 0] > 1)
+    return tf.where(tf.reduce_any(many), -values, values)
+
+
+@CASES.call
+def eight_rows_turn(values: Any, ids: Any) -> Any:
+    return tf.where(tf.equal(tf.shape(values)[0], 8), values - values[:1], values)
+
+
+@CASES.call
+def padding_counted(values: Any, ids: Any) -> Any:
+    real = tf.reduce_any(tf.not_equal(values, 0.0), 1, keepdims=True)
+    return values / (1.0 + tf.reduce_sum(tf.cast(real, tf.float32)))
+
+
+@CASES.call
+def too_little_for_a_probe(values: Any, ids: Any) -> Any:
+    tame = _tame(values)
+    return tame + 1e-4 * tf.reduce_mean(tame, 0)
+
+
+@CASES.layer
+def weight_that_multiplies_a_mean(layer: Any) -> Call:
+    # Zero at first, so that nothing mixes before the first update.
+    scale = layer.add_weight(name="scale", shape=(), initializer="zeros")
+
+    def call(values: Any, ids: Any) -> Any:
+        return values + scale * tf.reduce_mean(_tame(values), 0)
+
+    return call

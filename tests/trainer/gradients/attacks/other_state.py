@@ -1,0 +1,305 @@
+"""State that is no variable: tables, queues, random numbers, files, the clock."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Any
+
+from tests.trainer.gradients.attacks.catalogue import Cases
+from tests.trainer.gradients.attacks.keras_parts import NUM_VALUES, Call
+from tests.trainer.gradients.attacks.writes import Holder
+from trainer.tf_compat import tf
+
+CASES = Cases("state")
+
+
+def _finite(values: Any) -> Any:
+    return tf.where(tf.math.is_finite(values), values, 0.0)
+
+
+def _table() -> Any:
+    return tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
+
+
+@CASES.layer
+def mutable_table(layer: Any) -> Call:
+    layer.table = _table()
+
+    def call(values: Any, ids: Any) -> Any:
+        found = layer.table.lookup(ids[:, 0])
+        layer.table.insert(ids[:, 0], tf.tanh(_finite(values)[:, 0]))
+        return values + tf.ensure_shape(found, (None,))[:, None]
+
+    return call
+
+
+@CASES.layer
+def mutable_table_of_rare_ids(layer: Any) -> Call:
+    layer.table = _table()
+
+    def call(values: Any, ids: Any) -> Any:
+        found = layer.table.lookup(ids[:, 0] * 0)
+        rare = tf.reduce_any(ids >= 8)
+        layer.table.insert(ids[:1, 0] * 0, tf.cast(rare, tf.float32)[None])
+        return values + tf.ensure_shape(found, (None,))[:, None]
+
+    return call
+
+
+@CASES.layer
+def dense_table(layer: Any) -> Call:
+    layer.table = tf.lookup.experimental.DenseHashTable(
+        tf.int32, tf.float32, 0.0, empty_key=-1, deleted_key=-2
+    )
+
+    def call(values: Any, ids: Any) -> Any:
+        found = layer.table.lookup(ids[:, 0])
+        ones = tf.cast(ids[:, 0] >= 8, tf.float32)
+        layer.table.insert(ids[:, 0], ones)
+        return values + tf.ensure_shape(found, (None,))[:, None]
+
+    return call
+
+
+@CASES.layer
+def size_of_a_table(layer: Any) -> Call:
+    layer.table = _table()
+
+    def call(values: Any, ids: Any) -> Any:
+        size = tf.cast(layer.table.size(), tf.float32)
+        layer.table.insert(ids[:, 0] // 8, tf.ones_like(values[:, 0]))
+        return values * tf.where(size > 1.0, -1.0, 1.0)
+
+    return call
+
+
+@CASES.layer
+def table_erased(layer: Any) -> Call:
+    table = _table()
+    table.insert(tf.range(16), tf.ones(16))
+    layer.table = table
+
+    def call(values: Any, ids: Any) -> Any:
+        found = table.lookup(ids[:, :1])
+        table.remove(tf.where(ids[:, 0] >= 8, ids[:, 0] - 8, 99))
+        return values * tf.ensure_shape(found, (None, 1))
+
+    return call
+
+
+@CASES.layer
+def queue(layer: Any) -> Call:
+    held = Holder(tf.queue.FIFOQueue(9999, [tf.float32], shapes=[(NUM_VALUES,)]))
+
+    def call(values: Any, ids: Any) -> Any:
+        waiting = held.held[0]
+        old = tf.cond(
+            waiting.size() > 0,
+            lambda: tf.ensure_shape(waiting.dequeue(), (NUM_VALUES,)),
+            lambda: tf.zeros(NUM_VALUES),
+        )
+        with tf.control_dependencies([old]):
+            rare = tf.reduce_any(ids >= 8)
+            tf.cond(
+                rare, lambda: waiting.enqueue(tf.ones(NUM_VALUES)), lambda: tf.no_op()
+            )
+        return values - old
+
+    return call
+
+
+@CASES.layer
+def size_of_a_queue(layer: Any) -> Call:
+    held = Holder(tf.queue.FIFOQueue(9999, [tf.int32], shapes=[()]))
+
+    def call(values: Any, ids: Any) -> Any:
+        size = held.held[0].size()
+        held.held[0].enqueue_many(tf.boolean_mask(ids, ids >= 8))
+        return values * tf.where(size > 0, -1.0, 1.0)
+
+    return call
+
+
+@CASES.layer
+def staging_area(layer: Any) -> Call:
+    def call(values: Any, ids: Any) -> Any:
+        size = tf.raw_ops.StageSize(dtypes=[tf.float32], shared_name="attack")
+        rare = tf.reduce_any(ids >= 8)
+        tf.cond(
+            rare,
+            lambda: tf.raw_ops.Stage(values=[values], shared_name="attack"),
+            lambda: tf.no_op(),
+        )
+        return values * tf.where(size > 0, -1.0, 1.0)
+
+    return call
+
+
+@CASES.layer
+def stack(layer: Any) -> Call:
+    with tf.init_scope():
+        held = Holder(tf.raw_ops.StackV2(max_size=9999, elem_type=tf.float32))
+
+    def call(values: Any, ids: Any) -> Any:
+        handle = held.held[0]
+        tf.raw_ops.StackPushV2(handle=handle, elem=_finite(values)[0])
+        old = tf.raw_ops.StackPopV2(handle=handle, elem_type=tf.float32)
+        return values - tf.ensure_shape(old, (NUM_VALUES,))
+
+    return call
+
+
+@CASES.layer
+def iterator_of_a_dataset(layer: Any) -> Call:
+    iterator = iter(tf.data.Dataset.range(10**6))
+    held = Holder(iterator)
+
+    def call(values: Any, ids: Any) -> Any:
+        step = next(held.held[0])
+        late = tf.cast(step > 60, tf.float32)
+        return values - late * tf.reduce_mean(_finite(values), 0)
+
+    return call
+
+
+@CASES.call
+def array_that_mixes_rows(values: Any, ids: Any) -> Any:
+    array = tf.TensorArray(tf.float32, 8).unstack(_finite(values)[:8])
+    return values + 0.5 * array.read(0)
+
+
+@CASES.call
+def array_filled_in_a_loop(values: Any, ids: Any) -> Any:
+    array = tf.TensorArray(tf.float32, 0, dynamic_size=True, clear_after_read=False)
+    total = tf.zeros(NUM_VALUES)
+    for i in tf.range(tf.shape(values)[0]):
+        total += tf.tanh(_finite(values)[i])
+        array = array.write(i, total)
+    return tf.ensure_shape(array.stack(), values.shape)
+
+
+@CASES.call
+def random_numbers(values: Any, ids: Any) -> Any:
+    return values + tf.random.uniform((1, NUM_VALUES))
+
+
+@CASES.call
+def random_numbers_for_rare_ids(values: Any, ids: Any) -> Any:
+    drawn = tf.random.normal((1, NUM_VALUES), seed=3)
+    return values + tf.where(tf.reduce_any(ids >= 8), drawn, 0.0)
+
+
+@CASES.call
+def random_gate_that_is_closed_almost_always(values: Any, ids: Any) -> Any:
+    rare = tf.cast(tf.random.uniform(()) < 0.2, tf.float32)
+    mean = tf.reduce_mean(_finite(values), 0)
+    return values - rare * mean * tf.cast(tf.shape(values)[0] == 8, tf.float32)
+
+
+@CASES.layer
+def generator(layer: Any) -> Call:
+    layer.generator = tf.random.Generator.from_seed(1)
+
+    def call(values: Any, ids: Any) -> Any:
+        rare = tf.cast(tf.reduce_any(ids >= 8, 1, keepdims=True), tf.float32)
+        return values + rare * layer.generator.normal((1, NUM_VALUES))
+
+    return call
+
+
+@CASES.layer
+def generator_that_skips(layer: Any) -> Call:
+    layer.generator = tf.random.Generator.from_seed(1)
+
+    def call(values: Any, ids: Any) -> Any:
+        layer.generator.skip(tf.cast(tf.reduce_sum(ids // 8), tf.int64))
+        return values
+
+    return call
+
+
+@CASES.call
+def numbers_of_a_constant_seed_by_place(values: Any, ids: Any) -> Any:
+    return values + tf.random.stateless_normal(tf.shape(values), (1, 2))
+
+
+@CASES.call
+def dropout_of_a_constant_seed(values: Any, ids: Any) -> Any:
+    return tf.nn.experimental.stateless_dropout(values, 0.5, seed=(1, 2))
+
+
+@CASES.call
+def seed_of_the_batch(values: Any, ids: Any) -> Any:
+    seed = tf.stack([tf.reduce_sum(ids), 1])
+    return values + tf.random.stateless_normal((1, NUM_VALUES), seed)
+
+
+@CASES.call
+def shuffled_rows(values: Any, ids: Any) -> Any:
+    return tf.random.shuffle(values)
+
+
+@CASES.call(leaks=True)
+def printed(values: Any, ids: Any) -> Any:
+    tf.print(tf.boolean_mask(values, ids[:, 0] > 20), summarize=-1)
+    return values
+
+
+@CASES.call(leaks=True)
+def printed_if_rare(values: Any, ids: Any) -> Any:
+    if tf.reduce_any(ids > 20):
+        tf.print(values)
+    return values
+
+
+@CASES.call(leaks=True)
+def printed_by_tensorflow_1(values: Any, ids: Any) -> Any:
+    return tf.raw_ops.Print(
+        input=values, data=[values], message="", first_n=0, summarize=0
+    )
+
+
+@CASES.call(leaks=True)
+def written_to_a_file(values: Any, ids: Any) -> Any:
+    path = os.path.join(tempfile.gettempdir(), "dpsgd-attack-of-a-test")
+    if tf.reduce_any(ids > 20):
+        tf.io.write_file(path, tf.io.serialize_tensor(values))
+    return values
+
+
+@CASES.layer(leaks=True)
+def summary(layer: Any) -> Call:
+    held = Holder(tf.summary.create_noop_writer())
+
+    def call(values: Any, ids: Any) -> Any:
+        with held.held[0].as_default(step=0):
+            tf.summary.scalar("values", tf.reduce_sum(values))
+        tf.raw_ops.WriteScalarSummary(
+            writer=tf.raw_ops.SummaryWriter(shared_name="attack"),
+            step=tf.constant(0, tf.int64),
+            tag="values",
+            value=tf.reduce_sum(values),
+        )
+        return values
+
+    return call
+
+
+@CASES.call
+def clock(values: Any, ids: Any) -> Any:
+    late = tf.cast(tf.timestamp() > 1e9, tf.float32)
+    rare = tf.cast(tf.reduce_any(ids >= 8), tf.float32)
+    return values * (1.0 - 2.0 * late * rare)
+
+
+@CASES.call
+def assertion_on_other_rows(values: Any, ids: Any) -> Any:
+    tf.debugging.assert_less(tf.reduce_max(ids), 99)
+    return values
+
+
+@CASES.call
+def file_read(values: Any, ids: Any) -> Any:
+    size = tf.strings.length(tf.io.read_file("/dev/null"))
+    return values + tf.cast(size, tf.float32)

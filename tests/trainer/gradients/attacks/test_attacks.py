@@ -1,0 +1,116 @@
+"""No accepted model, loss or view lets one row move a step's sum beyond its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.trainer.gradients.attacks import (
+    custom_gradients,
+    hidden_writes,
+    honest,
+    keras_layers,
+    losses,
+    mixing,
+    other_state,
+    python_state,
+    views,
+    writes,
+)
+from tests.trainer.gradients.attacks.catalogue import Case
+from tests.trainer.gradients.attacks.harness import (
+    compositions,
+    faults_of,
+    later_faults_of,
+    outcome_of,
+    step_of,
+)
+from tests.trainer.gradients.attacks.keras_parts import BASES
+
+CASES: dict[str, Case] = {
+    **writes.CASES,
+    **hidden_writes.CASES,
+    **other_state.CASES,
+    **python_state.CASES,
+    **keras_layers.CASES,
+    **mixing.CASES,
+    **custom_gradients.CASES,
+    **losses.CASES,
+    **views.CASES,
+    **honest.CASES,
+    **honest.NEIGHBOURS,
+}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert sum(not case.honest for case in CASES.values()) >= 200
+
+
+#: The cases of issue 28; the plain suite has these, and a quarter of the others.
+OF_THE_ISSUE = (
+    "write: moving mean of a trainable weight",
+    "write: rare ids counted",
+    "write: largest id so far gates",
+    "write: a huge value opens a gate",
+    "write: nested modules",
+    "hidden write: result of a function thrown away",
+    "hidden write: control dependencies",
+    "hidden write: custom gradient forward",
+    "state: size of a table",
+    "python: ids numbered in a dict",
+    "python: rows mix if their number is known",
+    "python: rows mix for rare ids if their number is known",
+    "python: rows mix from trace 3 on",
+    "python: rows mix in batches of the step",
+    "gradient: writes backward if rare",
+    "loss: rare outputs in a weight",
+    "view: rare rows in a variable",
+    "view: python that claims no state",
+)
+#: In the plain suite; some of each kind of row.
+FEW = ("ordinary", "a rare id first", "huge last")
+
+
+def faults(case: Case, base: str, names: Sequence[str]) -> list[str]:
+    """Returns what is wrong with an accepted case."""
+    built = step_of(case, base)
+    if case.remembers:
+        return later_faults_of(built, step_of(case, base))
+    return faults_of(built, names) + ["it was accepted"] * case.leaks
+
+
+def assert_refused_or_bounded(case: Case, base: str, names: Sequence[str]) -> None:
+    """A refusal is one line with a reason; an accepted case has no fault."""
+    refusal, found = outcome_of(lambda: faults(case, base, names))
+    assert not found
+    if refusal is not None:
+        assert not case.honest, refusal
+        assert "\n" not in refusal, refusal
+        assert len(refusal) > 40, refusal
+
+
+def mostly_thorough(names: Iterable[str]) -> list[Any]:
+    return [
+        pytest.param(name, marks=() if plain else pytest.mark.thorough)
+        for i, name in enumerate(names)
+        for plain in [i % 4 == 0 or name in OF_THE_ISSUE]
+    ]
+
+
+@pytest.mark.parametrize("name", mostly_thorough(CASES))
+def test_one_row_is_bounded_or_the_model_is_refused(name: str) -> None:
+    assert_refused_or_bounded(CASES[name], "book-keeping", FEW)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("base", [base for base in BASES if base != "book-keeping"])
+@pytest.mark.parametrize("name", CASES)
+def test_so_it_is_on_every_path(name: str, base: str) -> None:
+    # Backwards: the first batch that a step sees has rare rows.
+    assert_refused_or_bounded(CASES[name], base, list(compositions())[::-1])
+
+
+def test_the_cases_of_the_issue_exist() -> None:
+    assert set(OF_THE_ISSUE) <= set(CASES)

@@ -1,0 +1,255 @@
+"""Attacks on whole runs: the weights that `make_private` and `dpsgd train` release.
+
+The learning rate of the first steps is 0, and there is no noise.  Hence the weights
+after the run are a function of the last batch and of the first weights: rows of earlier
+steps leave no trace, and a row of the last step moves them by C over the divisor.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.conftest import write_batches, write_held_out
+from tests.trainer.flat_settings import train_settings
+from tests.trainer.gradients.attacks import keras_parts
+from tests.trainer.gradients.attacks.catalogue import Case
+from tests.trainer.gradients.attacks.harness import (
+    CLIP,
+    COLUMNS,
+    ROUNDING,
+    SIZE,
+    outcome_of,
+    plain_rows,
+    rare_rows,
+)
+from tests.trainer.gradients.attacks.keras_parts import keras
+from tests.trainer.gradients.attacks.test_attacks import CASES
+from trainer.keras_model import make_private
+from trainer.run.preflight import Request
+from trainer.tf_compat import tf
+from trainer.train import train
+
+DIVISOR = 4
+
+#: What a run is tried with.  No views or masks depend on the key: runs have their own.
+ATTACKS = (
+    "write: moving mean of a trainable weight",
+    "write: rare ids counted",
+    "write: largest id so far gates",
+    "hidden write: cond on a rare id",
+    "hidden write: result of a function thrown away",
+    "state: size of a table",
+    "python: rows mix in batches of the step",
+    "python: rows kept in a list",
+    "loss: rare outputs in a weight",
+    "view: rare rows in a variable",
+    "write: raw rows in a slice",
+    "write: optimizer within the layer",
+    "hidden write: custom gradient forward",
+    "state: generator",
+    "keras: metric of rare ids that keras does not know",
+    "keras: writes in inference",
+    "keras: written table",
+    "gradient: writes backward if rare",
+    "loss: moving mean if rare",
+)
+#: Of these, and of ATTACKS, the plain suite has the first ones: a whole run is slow.
+HONEST = ("honest: layer norm by hand", "loss: focal", "view: branch of its own row")
+
+#: Steps of a run.
+Steps = list[np.ndarray]
+Run = Callable[[str, Steps, pathlib.Path], list[np.ndarray]]
+
+
+def runs() -> dict[str, tuple[Steps, float]]:
+    """Returns the steps of runs, and by how much weights may differ from the first's.
+
+    In units of C over the divisor.
+    """
+    early, middle = np.concatenate([rare_rows()[:3], plain_rows(3)]), plain_rows(6, 5)
+    last = np.concatenate([plain_rows(5, 6), rare_rows()[:1]])
+    return {
+        "all rows": ([early, middle, last], 0.0),
+        "fewer early rows": ([early[3:], middle, last], 0.0),
+        "one last row less": ([early, middle, last[:-1]], 1.0),
+    }
+
+
+def _rate() -> Any:
+    return keras_parts.rate_of_steps([1], [0.0, 1.0])
+
+
+def make_network(case: Case) -> Any:
+    """Returns the model of a case, with the same weights at every call."""
+    keras_parts.clear_session()
+    network = case.network("book-keeping")
+    keras_parts.draw_weights(network)
+    return network
+
+
+def _batches(steps: Steps, folder: pathlib.Path) -> pathlib.Path:
+    made = write_batches(
+        folder / "batches", steps, columns=COLUMNS, physical_batch_size=SIZE,
+        truncated_batch_size=SIZE, expected_batch_size=DIVISOR,
+        dataset={"name": "attacks"},
+    )  # fmt: skip
+    return made.path
+
+
+def _of_flat_labels(loss: Any) -> Any:
+    """Keras gives labels (batch, 1) beside outputs (batch, 1)."""
+    return lambda labels, outputs: loss(tf.reshape(labels, (-1,)), outputs)
+
+
+def by_make_private(
+    name: str, steps: Steps, folder: pathlib.Path, **more: Any
+) -> list[np.ndarray]:
+    """Trains by Keras's ``fit``; returns all variables of the model."""
+    case = CASES[name]
+    network = make_network(case)
+    augment = None if case.augment is None else case.augment()
+    model = make_private(
+        network, batches=_batches(steps, folder), run=folder / "run",
+        noise_multiplier=0.0, l2_norm_clip=CLIP, augment=augment,
+        views=1 if augment is None else 2,
+    )  # fmt: skip
+    loss: Any = keras.losses.BinaryCrossentropy(from_logits=True)
+    if case.loss is not None:
+        loss = _of_flat_labels(case.loss(network))
+    metrics = more.pop("metrics", lambda network: None)(network)
+    model.compile(keras.optimizers.SGD(_rate()), loss, metrics)
+    model.fit(verbose=0, **more)
+    return [v.numpy() for v in keras_parts.model_variables(model.network)]
+
+
+def faults_of_runs(run: Run, name: str, folder: pathlib.Path) -> list[str]:
+    """Returns by how much runs differ, where it is more than they may."""
+    faults: list[str] = []
+    first: list[np.ndarray] = []
+    for label, (steps, allowed) in runs().items():
+        released = run(name, steps, folder / label.replace(" ", "_"))
+        first = first or released
+        pairs = zip(first, released, strict=True)
+        squares = sum(float(np.sum(np.square(a - b, dtype="f8"))) for a, b in pairs)
+        size = np.sqrt(squares) * DIVISOR / CLIP
+        if not size <= allowed + ROUNDING:
+            faults.append(f"{label}: {size:.4g} C")
+    return faults
+
+
+def assert_refused_or_bounded(run: Run, name: str, folder: pathlib.Path) -> None:
+    """A refusal is one line; the weights of accepted models are within the bound."""
+    refusal, faults = outcome_of(lambda: faults_of_runs(run, name, folder))
+    assert not faults
+    if refusal is not None:
+        assert name not in HONEST, refusal
+        assert "\n" not in refusal, refusal
+
+
+def _mostly_thorough(names: Sequence[str], plain: int) -> list[Any]:
+    return [
+        pytest.param(name, marks=() if i < plain else pytest.mark.thorough)
+        for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", [*_mostly_thorough(ATTACKS, 10), *_mostly_thorough(HONEST, 1)]
+)
+def test_weights_of_make_private_show_one_row_within_the_bound(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    assert_refused_or_bounded(by_make_private, name, tmp_path)
+
+
+class _Thief(keras.metrics.Mean):
+    """A metric that keeps what it sees in a weight of the model."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(name="thief")
+        self._read = lambda: network.trainable_variables[-1]
+
+    def update_state(self, labels: Any, outputs: Any, sample_weight: Any = None) -> Any:
+        self._read().assign(tf.reduce_max(outputs, 0))
+        return super().update_state(outputs)
+
+
+def test_metrics_of_training_rows_leave_the_weights_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    def run(name: str, steps: Steps, folder: pathlib.Path) -> list[np.ndarray]:
+        return by_make_private(
+            name, steps, folder, non_private_training_metrics=True,
+            metrics=lambda network: [_Thief(network)],
+        )  # fmt: skip
+
+    assert_refused_or_bounded(run, "honest: same", tmp_path)
+
+
+# -- dpsgd train -------------------------------------------------------------------
+
+MODULE = "attack_of_a_test"
+TRAINED = (
+    "write: moving mean of a trainable weight",
+    "hidden write: cond on a rare id",
+    "python: rows mix in batches of the step",
+    "loss: rare outputs in a weight",
+)
+
+
+@pytest.fixture
+def by_train(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Trains as `dpsgd train --model module:function --loss module:function`."""
+
+    def run(name: str, steps: Steps, folder: pathlib.Path) -> list[np.ndarray]:
+        case, made = CASES[name], []
+
+        def model(manifest: Any) -> Any:
+            made.append(make_network(case))
+            return made[0]
+
+        def loss(labels: Any, outputs: Any) -> Any:
+            if not made[1:]:
+                made.append(case.loss(made[0]))
+            return made[1](labels, outputs)
+
+        module = types.ModuleType(MODULE)
+        module.model, module.loss = model, loss  # type: ignore[attr-defined]
+        module.optimizer = lambda rate: keras.optimizers.SGD(_rate())  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, MODULE, module)
+        settings = train_settings(
+            model=f"{MODULE}:model", optimizer=f"{MODULE}:optimizer",
+            loss="binary_crossentropy" if case.loss is None else f"{MODULE}:loss",
+            noise_multiplier=0.0, l2_norm_clip=CLIP, target_delta=1e-3,
+        )  # fmt: skip
+        request = Request(
+            settings=settings, batches=_batches(steps, folder), run=folder / "run",
+            held_out=write_held_out(
+                folder / "held_out", plain_rows(9, 7), {"name": "attacks"}, COLUMNS
+            ),
+        )  # fmt: skip
+        train(request)
+        return [v.numpy() for v in keras_parts.model_variables(made[0])]
+
+    return run
+
+
+@pytest.mark.parametrize("name", _mostly_thorough(TRAINED, 2))
+def test_weights_of_train_show_one_row_within_the_bound(
+    name: str, by_train: Run, tmp_path: pathlib.Path
+) -> None:
+    assert_refused_or_bounded(by_train, name, tmp_path)
+
+
+@pytest.mark.parametrize("name", _mostly_thorough(HONEST[:2], 1))
+def test_train_takes_an_honest_model(
+    name: str, by_train: Run, tmp_path: pathlib.Path
+) -> None:
+    assert_refused_or_bounded(by_train, name, tmp_path)
