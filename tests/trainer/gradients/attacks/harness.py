@@ -28,9 +28,10 @@ from pipelines.batches.manifest import BatchFile, Manifest
 from tests.trainer.gradients.attacks import keras_parts
 from tests.trainer.gradients.attacks.catalogue import Case
 from trainer import models
+from trainer.gradients.clipping import ONE_PASS
 from trainer.gradients.noise import row_seeds
 from trainer.methods import registry
-from trainer.model.keyed_layers import SEEDS
+from trainer.model.layers.keyed_layers import SEEDS
 from trainer.model.losses import BINARY_CROSS_ENTROPY, Loss, loss_of_ones_own
 from trainer.model.trainable_model import TrainableModel
 from trainer.model.views import ONE_VIEW, Views, of_one_view
@@ -159,7 +160,7 @@ def made_model(
     return model, views
 
 
-def step_of(case: Case, base: str = "book-keeping") -> Built:
+def step_of(case: Case, base: str = ONE_PASS) -> Built:
     """Returns the step's sum for a case, traced for batches of ``SIZE`` rows.
 
     The calls are those of ``make_private`` and of ``dpsgd train``.

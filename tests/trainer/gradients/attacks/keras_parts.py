@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 from trainer.tf_compat import keras, tf
 
 layers = keras.layers
@@ -78,11 +79,6 @@ def _bounded(layer: Any) -> Call:
     return lambda values, ids: tf.tanh(tf.where(tf.math.is_nan(values), 0.0, values))
 
 
-def _twice(values: Any) -> Any:
-    dense = layers.Dense(NUM_VALUES, activation="tanh")
-    return dense(dense(values))
-
-
 def _alone(values: Any) -> Any:
     # Its gradient in Python keeps the proof from showing that rows are apart.
     @tf.custom_gradient
@@ -92,16 +88,15 @@ def _alone(values: Any) -> Any:
     return Part(lambda layer: lambda v, _: same(v))([layers.Dense(4)(values), values])
 
 
-#: What follows the attack: it decides on which path an honest model is computed.
+#: Path -> what follows the attack, so that an honest model is computed on it.
 BASES: dict[str, Callable[[Any], Any]] = {
-    "book-keeping": lambda values: layers.Dense(4, activation="tanh")(values),
-    "operations": _twice,
-    "vectorized": _alone,
+    ONE_PASS: lambda values: layers.Dense(4, activation="tanh")(values),
+    SINGLE_EXAMPLES: _alone,
 }
 
 
 def network_of(
-    body: Callable[[Any, Any], Any], base: str = "book-keeping", outputs: int = 1
+    body: Callable[[Any, Any], Any], base: str = ONE_PASS, outputs: int = 1
 ) -> Any:
     """Returns a model of values and ids.
 
@@ -117,7 +112,7 @@ def network_of(
     return keras.Model([values, ids], layers.Dense(outputs)(joined))
 
 
-def network_around(make: Make, base: str = "book-keeping") -> Any:
+def network_around(make: Make, base: str = ONE_PASS) -> Any:
     """Returns a model with the plain function that ``make`` returns in a layer."""
     return network_of(lambda values, ids: Part(make)([values, ids]), base)
 

@@ -27,7 +27,7 @@ from tests.trainer.gradients.attacks.harness import (
     outcome_of,
     step_of,
 )
-from tests.trainer.gradients.attacks.keras_parts import BASES
+from trainer.gradients.clipping import ONE_PASS, SINGLE_EXAMPLES
 
 CASES: dict[str, Case] = {
     **writes.CASES,
@@ -101,15 +101,14 @@ def mostly_thorough(names: Iterable[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", mostly_thorough(CASES))
 def test_one_row_is_bounded_or_the_model_is_refused(name: str) -> None:
-    assert_refused_or_bounded(CASES[name], "book-keeping", FEW)
+    assert_refused_or_bounded(CASES[name], ONE_PASS, FEW)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("base", [base for base in BASES if base != "book-keeping"])
 @pytest.mark.parametrize("name", CASES)
-def test_so_it_is_on_every_path(name: str, base: str) -> None:
+def test_so_it_is_one_example_at_a_time(name: str) -> None:
     # Backwards: the first batch that a step sees has rare rows.
-    assert_refused_or_bounded(CASES[name], base, list(compositions())[::-1])
+    assert_refused_or_bounded(CASES[name], SINGLE_EXAMPLES, list(compositions())[::-1])
 
 
 def test_the_cases_of_the_issue_exist() -> None:

@@ -31,6 +31,7 @@ from tests.trainer.gradients.attacks.harness import (
 )
 from tests.trainer.gradients.attacks.keras_parts import keras
 from tests.trainer.gradients.attacks.test_attacks import CASES
+from trainer.gradients.clipping import ONE_PASS
 from trainer.keras_model import make_private
 from trainer.run.preflight import Request
 from trainer.tf_compat import tf
@@ -89,7 +90,7 @@ def _rate() -> Any:
 def make_network(case: Case) -> Any:
     """Returns the model of a case, with the same weights at every call."""
     keras_parts.clear_session()
-    network = case.network("book-keeping")
+    network = case.network(ONE_PASS)
     keras_parts.draw_weights(network)
     return network
 
