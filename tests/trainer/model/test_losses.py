@@ -443,6 +443,18 @@ def test_a_loss_whose_clipping_would_mean_nothing_is_refused(
         _checked(manifest, 1, loss_of_ones_own("m:f", function))
 
 
+@pytest.mark.parametrize("kind", ["object", "function"])
+def test_a_loss_of_keras_3_is_refused_in_one_line(kind: str) -> None:
+    keras_3 = pytest.importorskip("keras").losses
+    loss = {
+        "object": keras_3.MeanSquaredError(),
+        "function": keras_3.mean_squared_error,
+    }
+    with pytest.raises(InputError, match="Keras 3's. Take the loss") as error:
+        loss_of_keras(loss[kind])
+    assert "\n" not in str(error.value)
+
+
 def test_several_outputs_are_a_dict_of_columns(manifest: Any) -> None:
     integers = keras.Input((13,), name="integers")
     outputs = [keras.layers.Dense(1)(integers) for _ in range(2)]
