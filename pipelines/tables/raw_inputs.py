@@ -60,7 +60,7 @@ class RawInputs:
         types: dict[str, pa.DataType] = {}
         for file in self._files:
             if file.size:
-                check_columns(file, self._kind, schema, schema.inputs)
+                check_columns(file, self._kind, schema, inputs_only=True)
                 self._check_carried(file, types)
 
     def _check_carried(self, file: InputFile, types: dict[str, pa.DataType]) -> None:
@@ -139,7 +139,7 @@ def _inputs(
     even, reasons = even_rows(block)
     arrays: dict[str, np.ndarray] = {}
     if len(even):
-        found = convert(schema, block.columns, padded=block.padded, inputs_only=True)
+        found = convert(schema, block.columns, inputs_only=True)
         first_faults(found, even, reasons)
         arrays = found.arrays
     if reasons:

@@ -64,13 +64,11 @@ class RawBlock:
       columns: Name -> cells of the rows with the right number of cells.
       num_rows: Number of rows, including uneven ones.
       uneven: Indices of rows with another number of cells, increasing.
-      padded: Whether spaces around texts are ignored.
     """
 
     columns: dict[str, pa.Array] = dataclasses.field(repr=False)
     num_rows: int
     uneven: np.ndarray
-    padded: bool = False
 
 
 def kind_of_file(path: str) -> str | None:
@@ -311,8 +309,7 @@ def _numbered(
             here.append(row - first)
             last += 1
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        block = _block(columns, batch.num_rows, here, partitions)
-        yield dataclasses.replace(block, padded=True), raw.tell()
+        yield _block(columns, batch.num_rows, here, partitions), raw.tell()
         first = last
     if rest := [row for row in uneven if row >= first]:
         yield _block({}, 0, list(range(len(rest))), partitions), raw.tell()

@@ -25,7 +25,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import description_of
-from pipelines.tables.columns import Converted, convert, refusal, takes_all
+from pipelines.tables.columns import Converted, convert, refusals, takes_all
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
@@ -184,7 +184,7 @@ class TableFormat:
 
     def _check_columns(self, file: InputFile) -> list[str]:
         """Returns the columns that are not in the schema."""
-        found = check_columns(file, self._kind, self._table, self._table.needed)
+        found = check_columns(file, self._kind, self._table)
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
 
@@ -238,9 +238,7 @@ class TableFormat:
             found = Converted()
             good = np.zeros(0, bool)
         else:
-            found = convert(
-                self._table, block.columns, check_only=check_only, padded=block.padded
-            )
+            found = convert(self._table, block.columns, check_only=check_only)
             good = first_faults(found, even, reasons)
         bad = np.array(sorted(reasons), np.int64)
         splits = found.splits
@@ -256,7 +254,7 @@ class TableFormat:
 
 
 def check_columns(
-    file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
+    file: InputFile, kind: str, schema: Schema, *, inputs_only: bool = False
 ) -> list[str]:
     """Returns the columns of a file, after checking those that are needed.
 
@@ -264,19 +262,16 @@ def check_columns(
       file: File of a table.
       kind: From ``table_kind``.
       schema: Schema of the table.
-      needed: Names of the columns to read.
+      inputs_only: Whether neither label nor split is needed.
 
     Raises:
       InputError: a column is missing, or of a type that its kind does not accept.
     """
     found = table_columns(file, kind, schema.input)
+    needed = schema.inputs if inputs_only else schema.needed
     refuse_missing(needed, list(found), file.shown)
-    wrong = [
-        f"{name} of type {found[name]} ({remedy})"
-        for name in needed
-        if (column := schema.columns.get(name)) is not None
-        and (remedy := refusal(column, found[name])) is not None
-    ]
+    types = {name: found[name] for name in needed}
+    wrong = refusals(schema, types, inputs_only=inputs_only)
     if wrong:
         raise InputError(
             f"Expected columns of {file.shown} to be of the kinds that the schema "
@@ -290,7 +285,11 @@ def read_blocks(
 ) -> Iterator[tuple[RawBlock, int]]:
     """Yields blocks of rows, and the number of bytes read so far.
 
-    Arguments as for ``check_columns``.
+    Args:
+      file: File of a table.
+      kind: From ``table_kind``.
+      schema: Schema of the table.
+      needed: Names of the columns to read.
     """
     if not file.size:
         return iter(())

@@ -131,7 +131,7 @@ def _tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
             )
         first += block.num_rows
         cells = [
-            Cells(name, block.columns[name], _OPTIONS.missing_values, [], padded=True)
+            Cells(name, block.columns[name], _OPTIONS.missing_values, [])
             for name in schema.names
         ]
         yield pa.table([each.array for each in cells], schema)

@@ -18,9 +18,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.raw_inputs import Part, RawInputs
+from pipelines.tables.schema.fields import CELLS_NAME
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
 from trainer.model.evaluation import HeldOut
@@ -63,6 +65,7 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
     schema = _schema(manifest)
     if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
         return _Prepared(path, manifest, carried)
+    _check_cells(manifest)
     return _Raw(path, schema, carried)
 
 
@@ -71,6 +74,18 @@ def _schema(manifest: Manifest) -> Schema | None:
     if manifest.dataset.get("name") != DATASET_NAME:
         return None
     return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
+
+
+def _check_cells(manifest: Manifest) -> None:
+    """Refuses a run whose examples were read from their table in another way."""
+    found = manifest.dataset.get("cells", "those of a release without this field")
+    if found != CELLS_NAME:
+        raise InputError(
+            f"Expected the training examples to be prepared with cells {CELLS_NAME}; "
+            f"they are {found}, and this release would read some cells of "
+            f"{OPTION} as other numbers. Give a table that was prepared as they were, "
+            "or prepare, batch and train again."
+        )
 
 
 def _is_prepared(file: InputFile) -> bool:

@@ -56,7 +56,7 @@ from pipelines.tables.schema.column_kinds import (
     is_usable,
     usable_name,
 )
-from pipelines.tables.schema.fields import Fields
+from pipelines.tables.schema.fields import CELLS_NAME, Fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -178,6 +178,7 @@ class InputOptions:
         quote is doubled.
       encoding: Encoding of CSV and TSV.
       decimal: Decimal separator.
+      thousands: Separator between groups of three digits of a number; empty for none.
     """
 
     missing_values: tuple[str, ...] = ("",)
@@ -186,6 +187,7 @@ class InputOptions:
     escape: str = ""
     encoding: str = "utf-8"
     decimal: str = "."
+    thousands: str = ""
 
     @classmethod
     def read(cls, fields: Fields) -> InputOptions:
@@ -202,6 +204,11 @@ class InputOptions:
         decimal = fields.text("decimal", ".")
         if decimal not in (".", ","):
             raise fields.wrong("decimal", "a point or a comma", 'decimal = ","')
+        thousands = fields.text("thousands", "")
+        in_numbers = thousands in (decimal, "+", "-") or thousands.isalnum()
+        if in_numbers or len(thousands) > 1:
+            wanted = "one character that numbers do not hold otherwise"
+            raise fields.wrong("thousands", wanted, 'thousands = " "')
         encoding = fields.text("encoding", "utf-8")
         try:
             "".encode(encoding)
@@ -217,6 +224,7 @@ class InputOptions:
             escape=escape,
             encoding=encoding,
             decimal=decimal,
+            thousands=thousands,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -406,6 +414,7 @@ class Schema:
         label = {"task": self.label.task, "num_classes": self.label.num_classes}
         return {
             "name": DATASET_NAME,
+            "cells": CELLS_NAME,
             "hash": HASH_NAME,
             "label": label,
             "inputs": inputs,

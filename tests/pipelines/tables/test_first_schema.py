@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from accounting.validation import InputError
 from pipelines.tables.schema import first_schema as module
+from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import InputOptions, Schema
 
@@ -193,7 +194,7 @@ def test_what_is_written_can_be_read_whatever_the_names(
 ) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({name: [1] for name in columns}), path)
-    classes = list(dict.fromkeys([*classes, "0", "1"]))
+    classes = list(dict.fromkeys(map(one_word, [*classes, "0", "1"])))
     text = first_schema(str(path), label=columns[0], classes=classes)
     schema = Schema.from_json(tomllib.loads(text))
     assert list(schema.columns) == columns
