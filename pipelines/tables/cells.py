@@ -180,14 +180,14 @@ def elements(
 
     Args:
       cells: Lists, also nested, or texts.
-      separator: Separator of the elements of a text; empty for lists.
+      separator: Separator of the elements of a text.
 
     Returns:
       The elements of all rows; the offsets of the first and after the last element of
       each row, int64 of shape (rows,); and which rows are missing.
     """
     array, absent = cells.array, cells.missing
-    if separator:
+    if is_text(array.type):
         array = pc.split_pattern(pc.fill_null(array, ""), separator)
     starts = np.arange(len(array), dtype=np.int64)
     ends = starts + 1

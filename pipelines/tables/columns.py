@@ -480,6 +480,9 @@ def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
         return "store it in single precision"
     if not any(check(found) for check in _TAKEN[kind.kind]):
         return f'write kind = "{kind_of_type(found)}"'
+    if isinstance(kind, kinds.Label) and pa.types.is_boolean(found):
+        counted = kind.task == kinds.REGRESSION or isinstance(kind.classes, int)
+        return 'write task = "binary"' if counted else None
     if isinstance(kind, kinds.Date):
         if pa.types.is_integer(found) and not kind.unit:
             return 'write unit = "s", "ms" or "us"'
@@ -497,5 +500,5 @@ _TAKEN: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "text": (),
     "date": (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer),
     "label": _ANY_NUMBER,
-    "user": (pa.types.is_integer, pa.types.is_floating),
+    "user": _NUMBER,
 }

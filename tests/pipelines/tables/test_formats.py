@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
+from pipelines.tables.cells import Cells
 from pipelines.tables.convert import prepare
+from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
+from pipelines.tables.values import one_text
 
 UTC = datetime.timezone.utc
 #: Texts, numbers and a day that stand for missing values in every table below.
@@ -104,7 +108,7 @@ def decimals(precision: int, scale: int) -> Type:
             lambda d: d.quantize(quantum, context=context)
         ),
         [str, lambda d: f"{d:f}", as_arrow(pa.decimal128(precision, scale))],
-        NUMBERS,
+        [*NUMBERS, "user"],
     )
 
 
@@ -153,7 +157,7 @@ TYPES = [
         NUMBERS,
     ),
     Type(pa.uint64(), st.integers(0, 2**64 - 1), [str], ["numeric", "category"]),
-    Type(pa.float64(), DOUBLES, floats(pa.float64()), NUMBERS),
+    Type(pa.float64(), DOUBLES, floats(pa.float64()), [*NUMBERS, "user"]),
     Type(pa.float32(), SINGLES, floats(pa.float32()), NUMBERS),
     *(decimals(*each) for each in [(9, 2), (38, 10), (20, 0), (5, 1), (38, 37)]),
     Type(
@@ -162,7 +166,7 @@ TYPES = [
         [str, lambda x: str(x).lower(), lambda x: str(x).upper()],
         ["category", "boolean"],
     ),
-    Type(pa.string(), TEXTS, [str], ["category", "text", "boolean", "numeric", "date"]),
+    Type(pa.string(), TEXTS, [str], [*NUMBERS, "text", "date", "user"]),
     Type(
         pa.dictionary(pa.int8(), pa.string()), TEXTS, [str], ["category", "text"]
     ),
@@ -203,6 +207,7 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
     ],
     "boolean": [{}, {"missing": "indicator"}],
     "text": [{"tokens": 2}],
+    "user": [{}],
     "date": [
         {
             "parts": ["year", "month", "day", "weekday", "hour", "days"],
@@ -213,29 +218,60 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-LABEL = {"kind": "label", "task": "binary"}
+#: Of columns that hold 0 and 1.
+LABELS: list[dict[str, Any]] = [
+    {"task": "binary"}, {"task": "binary", "classes": ["0.0", 1]},
+    {"task": "binary", "classes": [True, False]}, {"task": "classes", "classes": 2},
+    {"task": "regression", "range": [-3, 0.4]},
+]  # fmt: skip
+
+
+def truths(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """0 and 1 as values of a type."""
+    return near(*pa.array(["0", "1"]).cast(kind).to_pylist())
 
 
 @st.composite
-def column(
-    draw: st.DrawFn, num_rows: int
-) -> tuple[pa.Array, list[str], dict[str, Any]]:
+def column(draw: st.DrawFn, num_rows: int) -> Column:
     """A column as an array, as texts of some program, and of some kind."""
     kind = draw(st.sampled_from(TYPES))
-    values = draw(
-        st.lists(
-            st.one_of(st.none(), kind.values) if draw(st.booleans()) else kind.values,
-            min_size=num_rows,
-            max_size=num_rows,
-        )
-    )
     name = draw(st.sampled_from(list(kind.kinds)))
     fields = {"kind": name, **draw(st.sampled_from(FIELDS[name]))}
     writer = draw(st.sampled_from(list(kind.writers)))
     null = draw(st.sampled_from(["", "?"]))
-    texts = [null if value is None else writer(value) for value in values]
-    array = pa.array(values, pa.string() if "dict" in str(kind.type) else kind.type)
-    return array.cast(kind.type), texts, fields
+    values: Any = truths(kind.type) if name == "boolean" else kind.values
+    if draw(st.booleans()):
+        values = st.one_of(st.none(), values)
+    array_type = kind.type
+    if name in ("numeric", "category") and draw(st.booleans()):
+        fields |= {"length": 2, "separator": "|"}
+        if fields.get("missing") in (0, "indicator"):
+            del fields["missing"]
+        values = st.one_of(st.none(), st.lists(values, max_size=3))
+        array_type = pa.list_(kind.type)
+        writer = of_list(writer, null)
+    found = draw(st.lists(values, min_size=num_rows, max_size=num_rows))
+    texts = [null if value is None else writer(value) for value in found]
+    return pa.array(found, array_type), texts, fields
+
+
+def of_list(writer: Writer, null: str) -> Writer:
+    return lambda values: "|".join(null if x is None else writer(x) for x in values)
+
+
+@st.composite
+def label(draw: st.DrawFn, num_rows: int) -> Column:
+    """Zeros and ones of some type, as of some task."""
+    types = [kind for kind in TYPES if "boolean" in kind.kinds]
+    kind = draw(st.sampled_from(types))
+    writer = draw(st.sampled_from(list(kind.writers)))
+    found = draw(st.lists(truths(kind.type), min_size=num_rows, max_size=num_rows))
+    fields = {"kind": "label", **draw(st.sampled_from(LABELS))}
+    return pa.array(found, kind.type), list(map(writer, found)), fields
+
+
+def is_user(column: Column) -> bool:
+    return column[2]["kind"] == "user"
 
 
 @st.composite
@@ -243,12 +279,32 @@ def table(draw: st.DrawFn) -> tuple[pa.Table, list[list[str]], Schema]:
     """A table in Arrow, its rows as texts, and a schema of it."""
     num_rows = draw(st.integers(1, 5))
     columns = draw(st.lists(column(num_rows), min_size=1, max_size=3))
-    columns.append((pa.array(["0"] * num_rows), ["0"] * num_rows, LABEL))
+    for number, each in enumerate(columns):
+        if is_user(each) and any(map(is_user, columns[:number])):
+            each[2].update(kind="drop")
+    columns.append(draw(label(num_rows)))
+    names = [f"c{number}" for number in range(len(columns))]
+    by_hash = {"by": "hash", "shares": [5, 1, 1], "column": draw(near(*names))}
+    in_order: dict[str, Any] = {"by": "fraction", "shares": [1, 0, 0]}
+    split = draw(near(in_order, in_order, by_hash))
+    if any(map(is_user, columns)):
+        split = {**by_hash, "cut_users": True}
+    return of_columns(columns, split)
+
+
+def of_columns(
+    columns: Sequence[Column], split: dict[str, Any] | None = None
+) -> tuple[pa.Table, list[list[str]], Schema]:
+    """A table in Arrow, its rows as texts, and a schema of it."""
+    if all(fields["kind"] != "label" for _, _, fields in columns):
+        zeros = ["0"] * len(columns[0][0])
+        zero = (pa.array(zeros), zeros, {"kind": "label", "task": "binary"})
+        columns = [*columns, zero]
     names = [f"c{number}" for number in range(len(columns))]
     arrays, texts, kinds = zip(*columns, strict=True)
     schema = {
         "version": 1,
-        "split": {"shares": [1, 0, 0]},
+        "split": split or {"shares": [1, 0, 0]},
         "input": {"missing_values": MISSING},
         "columns": dict(zip(names, kinds, strict=True)),
     }
@@ -260,7 +316,12 @@ def outcome(path: pathlib.Path, schema: Schema) -> dict[str, bytes] | str:
     """The bytes that ``prepare`` writes, or why it refuses."""
     out = path.with_suffix(".out")
     try:
-        prepare(str(path), out, TableOptions(schema=schema), num_threads=1)
+        prepare(
+            str(path),
+            out,
+            TableOptions(schema=schema, with_users=bool(schema.user)),
+            num_threads=1,
+        )
     except InputError as error:
         return str(error)
     files = [each for each in out.rglob("*") if each.is_file()]
@@ -290,3 +351,71 @@ def test_a_table_that_parquet_gives_has_the_same_bytes_in_csv(
     event(f"refused: {isinstance(stored, str)}")
     if not isinstance(stored, str):
         assert text == stored
+
+
+DATE = {"kind": "date", **FIELDS["date"][0]}
+
+
+@pytest.mark.parametrize(
+    ("array", "texts", "fields"),
+    [
+        # Each of these was silently other data in CSV.
+        (pa.array([decimal.Decimal("5.0")]), ["5.0"], {"kind": "category"}),
+        (pa.array([decimal.Decimal("0E-10")]), ["0E-10"], {"kind": "category"}),
+        (pa.array([" clerk"]), [" clerk"], {"kind": "category"}),
+        (pa.array([-0.0]), ["-0.0"], {"kind": "category"}),
+        (pa.array([1e15]), ["1e+15"], {"kind": "category"}),
+        (pa.array([12345678.0]), ["1.2345678E7"], {"kind": "category"}),
+        (pa.array([float("nan")]), ["NaN"], {"kind": "category"}),
+        (pa.array([-999, 1]), ["-999", "1"], {"kind": "numeric", "missing": 7}),
+        (pa.array([-999, 1]), ["-999.0", "1"], {"kind": "category"}),
+        (
+            pa.array([0.1], pa.float32()),
+            ["0.1"],
+            {"kind": "numeric", "range": [0, 0.3]},
+        ),
+        (
+            pa.array([-1], pa.timestamp("ns")),
+            ["1969-12-31 23:59:59.999999999"],
+            DATE,
+        ),
+        (pa.array([datetime.date(1900, 1, 1)]), ["1900-01-01"], DATE),
+    ],
+)
+def test_a_value_has_the_same_bytes_in_csv(
+    array: pa.Array, texts: list[str], fields: dict[str, Any]
+) -> None:
+    stored, text = both(*of_columns([(array, texts, dict(fields))]))
+    assert isinstance(stored, dict)
+    assert text == stored
+
+
+@pytest.mark.parametrize(
+    ("array", "fields", "reason"),
+    [
+        (pa.array([1e16]), {"kind": "category"}, "more digits than floating point"),
+        (pa.array([2.0**24], pa.float32()), {"kind": "category"}, "more digits than"),
+        (pa.array([decimal.Decimal("1.5")]), {"kind": "category"}, "no whole number"),
+        (pa.array([1.5], pa.float16()), {"kind": "numeric"}, "in single precision"),
+        (pa.array([True]), {"kind": "numeric"}, 'write kind = "boolean"'),
+        (pa.array([300_000], pa.timestamp("s")), {"kind": "category"}, '"date"'),
+        (pa.array([9 * 10**12], pa.timestamp("s")), DATE, "not a date"),
+    ],
+)
+def test_a_value_that_has_several_texts_is_refused(
+    array: pa.Array, fields: dict[str, Any], reason: str
+) -> None:
+    stored, _ = both(*of_columns([(array, [""], dict(fields))]))
+    assert reason in stored
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        TEXTS, st.from_regex(r"\s?-?[0-9.]{1,3}([eE][-+]?[0-9])?", fullmatch=True)
+    )
+)
+def test_words_of_a_schema_are_read_as_cells_are(word: str) -> None:
+    cells = Cells("x", pa.array([word]), ("",), [])
+    [found] = one_text(cells.array).to_pylist()
+    assert found is None or found == one_word(word)
