@@ -364,10 +364,11 @@ def _labels(
     dtype = np.int8 if kind.task == kinds.BINARY else np.int32
     if isinstance(kind.classes, tuple):
         texts, _ = texts_of(cells)
+        cells.fault(_nulls(texts), "is missing")
         listed = pa.array(kind.classes, pa.large_string())
         index = pc.fill_null(pc.index_in(texts, value_set=listed), -1)
         values = index.to_numpy(zero_copy_only=False)
-        cells.fault(values < 0, "is missing, or none of the classes of this label")
+        cells.fault(values < 0, kinds.NO_CLASS)
         return [values.astype(dtype)]
     values, bad = _truth(cells) if kind.classes is None else numbers_of(cells)
     last = kind.num_classes - 1
@@ -472,7 +473,7 @@ def _list_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
 
 
 def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
-    while is_list(found):
+    while is_list(found) or pa.types.is_dictionary(found):
         found = found.value_type
     if pa.types.is_null(found) or is_text(found):
         return None

@@ -144,9 +144,11 @@ def _moment(text: str, form: str) -> tuple[int, bool] | None:
     """Returns microseconds since 1970, and whether of UTC; None if malformed."""
     try:
         moment = datetime.datetime.strptime(text, form)
-        if moment.tzinfo is None:
-            return since_1970(moment), False
-        return since_1970((moment - moment.utcoffset()).replace(tzinfo=None)), True
+        offset = moment.utcoffset()
+        local = since_1970(moment.replace(tzinfo=None))
+        if offset is None:
+            return local, False
+        return local - offset // datetime.timedelta(microseconds=1), True
     except (ValueError, OverflowError):
         return None
 

@@ -182,10 +182,11 @@ class _Convert(beam.DoFn):
         found = convert(self._schema, _columns(self._schema, rows, self._schema.needed))
         good = first_faults(found, np.arange(len(rows)), reasons)
         if reasons and self._on_bad_row != "skip":
-            raise InputError(
-                f"Expected well-formed rows: {min(reasons.values())}. "
-                'Fix it, or leave such rows out with on_bad_row="skip".'
-            )
+            reason = min(reasons.values())
+            remedy = "Fix it."
+            if not reason.startswith(f"{self._schema.label_name} "):
+                remedy = 'Fix it, or leave such rows out with on_bad_row="skip".'
+            raise InputError(f"Expected well-formed rows: {reason}. {remedy}")
         assert found.splits is not None  # not by shares
         arrow_schema = _file_schema(self._schema)
         for number, split in enumerate(SPLITS):

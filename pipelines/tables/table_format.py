@@ -40,7 +40,7 @@ from pipelines.tables.file_parts import (
 )
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES
 from pipelines.tables.raw_files import InputFile
-from pipelines.tables.schema.column_kinds import Output
+from pipelines.tables.schema.column_kinds import LABEL, Label, Output
 from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
@@ -68,6 +68,17 @@ class TableOptions(ConvertOptions):
     with_users: bool = False
 
     partitions = True
+
+    @property
+    def label(self) -> str:
+        """Name of the column of labels."""
+        return self.schema.label_name
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Classes of the label, if they are listed."""
+        found = self.schema.label.classes
+        return found if isinstance(found, tuple) else ()
 
     def open(self, files: Sequence[InputFile]) -> TableFormat:
         """Returns the format of files of one kind that have all columns.
@@ -250,7 +261,15 @@ class TableFormat:
             bad_reasons=[reasons[row] for row in bad.tolist()],
             splits=None if splits is None else splits[good],
             table=None if check_only else to_table(found, good, self.schema),
+            classes=_classes(self._table.label, found, good),
         )
+
+
+def _classes(label: Label, found: Converted, good: np.ndarray) -> list[int]:
+    """Returns the indices of the listed classes that well-formed rows have."""
+    if not isinstance(label.classes, tuple) or LABEL not in found.arrays:
+        return []
+    return np.unique(found.arrays[LABEL][good]).tolist()
 
 
 def check_columns(

@@ -53,6 +53,8 @@ _DIRECTIVES = "YmdHMSfzybBjIpaAwGVuUW%"
 LOG_SCALE = 4.0
 
 LABEL = "label"
+#: Reason of a row whose label is not listed.
+NO_CLASS = "is none of the classes of this label"
 USER = "user"
 
 

@@ -376,6 +376,11 @@ class Schema:
         """The column to predict."""
         return next(kind for kind in self.columns.values() if isinstance(kind, Label))
 
+    @property
+    def label_name(self) -> str:
+        """Name of the column to predict."""
+        return next(name for name, kind in self.columns.items() if kind == self.label)
+
     def outputs_of(self, column: str) -> tuple[Output, ...]:
         """Returns the outputs of a column of the table."""
         return _outputs(self.columns[column], column)
