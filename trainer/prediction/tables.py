@@ -13,7 +13,7 @@ Public: names of columns, sizes.  Sensitive: rows.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ class Rows(Protocol):
     Attributes:
       total: Size of the table, in units.
       unit: Unit of progress: "row" or "byte".
+      carried_types: Name -> type of the carried columns of a raw table.
     """
 
     @property
@@ -43,6 +44,9 @@ class Rows(Protocol):
 
     @property
     def unit(self) -> str: ...
+
+    @property
+    def carried_types(self) -> Mapping[str, pa.DataType]: ...
 
     def parts(self, num_rows: int) -> Iterator[Part]:
         """Yields inputs of the model, carried columns, and units read so far.
@@ -105,6 +109,7 @@ class _Prepared:
         self._held_out = HeldOut(path, manifest, option=OPTION)
         self._held_out.check_others(carried)
         self._carried = list(carried)
+        self.carried_types: dict[str, pa.DataType] = {}  # numbers, or lists of a length
         self.total = self._held_out.num_rows
 
     def parts(self, num_rows: int) -> Iterator[Part]:
@@ -125,6 +130,7 @@ class _Raw:
     ) -> None:
         self._rows = RawInputs(str(path), schema, carried)
         self.total = self._rows.num_bytes
+        self.carried_types = self._rows.carried_types
 
     def parts(self, num_rows: int) -> Iterator[Part]:
         return self._rows.parts(num_rows)
