@@ -112,7 +112,7 @@ def _bound_note(plan: DpSgdPlan, bounded: Bounded | None) -> str:
     return (
         f"note: {plan.num_steps:,} steps of {size:,} {bounded.sampled} are for "
         f"{plan.num_examples:,} {bounded.sampled}, the public --num-examples of the "
-        f"users' bound. If there are fewer, so there are in a step: of a tenth, "
+        "users' bound. If the table holds less, so do steps: of a tenth, "
         f"{size / 10:g}. Bound the users again with a public number nearer to "
         "theirs, if you know one."
     )
