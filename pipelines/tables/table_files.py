@@ -200,11 +200,11 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
     names, _ = _header(file, options)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [place for place, name in enumerate(names, 1) if names.count(name) > 1]
     if twice or not names:
-        found = (
-            f"twice there: {', '.join(twice)}. Rename one" if names else "it is empty"
-        )
+        # They are not quoted: what is taken for a header may be a row.
+        places = ", ".join(map(str, twice))
+        found = f"some of columns {places} have one name" if names else "it is empty"
         raise InputError(
             f"Expected a header with different names in {file.shown}; {found}. If it "
             "has no header, write header = [...] with all names below [input] of the "

@@ -288,7 +288,8 @@ def check_columns(
     """
     found = table_columns(file, kind, schema.input)
     needed = schema.inputs if inputs_only else schema.needed
-    refuse_missing(needed, list(found), file.shown)
+    has_header = kind == PARQUET or bool(schema.input.header)
+    refuse_missing(needed, list(found), file.shown, has_header=has_header)
     types = {name: found[name] for name in needed}
     wrong = refusals(schema, types, inputs_only=inputs_only)
     if wrong:

@@ -484,13 +484,16 @@ def hint_of_delimiter(header: str) -> str:
     )
 
 
-def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> None:
+def refuse_missing(
+    needed: Sequence[str], names: Sequence[str], place: str, *, has_header: bool = True
+) -> None:
     """Refuses a table that lacks columns of a schema, all in one line.
 
     Args:
       needed: Names of the needed columns.
       names: Names of the table's columns.
       place: The table, for messages.
+      has_header: Whether these are names for certain; else they may be cells of a row.
 
     Raises:
       InputError: a column is missing.
@@ -500,7 +503,18 @@ def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> N
         hints = [did_you_mean(name, names) for name in missing]
         if len(names) == 1:
             hints.append(hint_of_delimiter(names[0]))
+        has_header = has_header or len(missing) < len(needed)
         raise InputError(
-            f"Expected columns {', '.join(missing)} of the schema in {place}; it has "
-            f"{', '.join(names)}.{''.join(hints)}"
+            f"Expected columns {', '.join(missing)} of the schema in {place}; "
+            f"{shown_names(names, has_header)}.{''.join(hints)}"
         )
+
+
+def shown_names(names: Sequence[str], has_header: bool) -> str:
+    """Returns the columns that a table has; arguments as for ``refuse_missing``."""
+    if has_header:
+        return f"it has {', '.join(names)}"
+    return (
+        "its first row has no such name. If that row is no header, write header = "
+        "[...] with all names below [input] of the schema (--header of `dpsgd schema`)"
+    )
