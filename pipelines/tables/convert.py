@@ -57,6 +57,7 @@ ROW_GROUPS_PER_FILE = 32
 Progress = Callable[[str, int, int], None]
 
 _REPORTED_ROWS = 5
+_REPORTED_REASONS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -388,12 +389,14 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
 
 
 def _shown_faults(count: RowCount) -> str:
-    """Returns the first malformed rows, and how many there are for each reason."""
-    lines = ", ".join(count.bad_lines)
+    """Returns the malformed rows; of many, their number and first one by reason."""
     if count.num_bad == len(count.bad):
-        return lines
-    reasons = [f"{number} {why}" for why, number in count.of_reasons.most_common(3)]
-    return f"{lines}, ...; in all {', '.join(reasons)}"
+        return ", ".join(count.bad_lines)
+    first = {reason: f" ({path}:{row}, ...)" for path, row, reason in count.bad[::-1]}
+    return ", ".join(
+        f"in {number} {reason}{first.get(reason, '')}"
+        for reason, number in count.of_reasons.most_common(_REPORTED_REASONS)
+    )
 
 
 def _remedy(

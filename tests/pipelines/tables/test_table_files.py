@@ -465,9 +465,7 @@ def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
     out = tmp_path / "out"
     for on_bad_row in ("fail", "skip"):
         message = refused(tmp_path / "t.csv", out, schema=schema, on_bad_row=on_bad_row)
-        assert (
-            "in all 13 y is none of the classes of this label, 13 y is mis" in message
-        )
+        assert "in 13 y is none of the classes of this label (" in message
         assert (
             "No well-formed row is of class '>50k': write the classes of y" in message
         )
@@ -487,7 +485,7 @@ def test_skipping_all_rows_names_the_column(tmp_path: pathlib.Path) -> None:
     message = refused(tmp_path / "t.csv", tmp_path / "out", on_bad_row="skip")
     assert "20 of 20 are malformed: " in message
     assert (
-        "in all 20 price is not a number; if a comma belongs to it, write deci"
+        "in 20 price is not a number; if a comma belongs to it, write decimal"
         in message
     )
     assert "All are: fix the schema, such as the kind of that column." in message
