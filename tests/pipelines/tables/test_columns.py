@@ -168,6 +168,14 @@ def test_booleans_are_equal_categories_in_text_and_as_booleans() -> None:
     assert [numbers(each, listed)["x"] for each in written] == [[2, 3], [2, 3]]
 
 
+def test_a_whole_number_with_a_decimal_comma_is_the_category_of_its_digits() -> None:
+    told = {"input": {"decimal": ",", "missing_values": ["-1"]}}
+    column = {"kind": "category", "vocabulary": ["5", "1,5"]}
+    texts = numbers(["5,0", "5", "1,5", "-1,0"], column, **told)["x"]
+    assert texts == [2, 2, 3, 0]
+    assert numbers([5.0, 5.0, -1.0], column, **told)["x"] == [2, 2, 0]
+
+
 # --- The hash, one byte string at a time --------------------------------------------
 
 
