@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 
 from accounting.validation import InputError
 from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
-from pipelines.tables.cells import Cells, any_of_row, elements, padded
-from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
+from pipelines.tables.cells.cells import Cells, any_of_row, elements, padded
+from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
+from pipelines.tables.cells.values import numbers_of, texts_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables.schema import column_kinds as kinds
 from pipelines.tables.schema.schema import HASH, Schema
-from pipelines.tables.values import numbers_of, texts_of
 
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 _NO_TEXT = (

@@ -30,7 +30,7 @@ from accounting.validation import InputError
 from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
 from pipelines.inputs.input_files import find_files
-from pipelines.tables.cells import Cells
+from pipelines.tables.cells.cells import Cells
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import InputOptions

@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.tables.cells import Cells
+from pipelines.tables.cells.cells import Cells
+from pipelines.tables.cells.values import one_text
 from pipelines.tables.convert import prepare
 from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.schema import Schema
 from pipelines.tables.table_format import TableOptions
-from pipelines.tables.values import one_text
 
 UTC = datetime.timezone.utc
 #: Texts, numbers and a day that stand for missing values in every table below.

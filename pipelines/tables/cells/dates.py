@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.inputs.type_kinds import is_text
-from pipelines.tables.cells import Cells, cast
+from pipelines.tables.cells.cells import Cells, cast
+from pipelines.tables.cells.values import texts_of
 from pipelines.tables.schema import column_kinds as kinds
-from pipelines.tables.values import texts_of
 
 _ZONED = r"[Tt ].*([Zz]|[+-][0-9]{2}(:?[0-9]{2})?)$"
 _LOCAL, _UTC = pa.timestamp("us"), pa.timestamp("us", kinds.UTC)

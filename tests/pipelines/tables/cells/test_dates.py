@@ -1,4 +1,4 @@
-"""What ``pipelines.tables.dates`` guarantees."""
+"""What ``pipelines.tables.cells.dates`` guarantees."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.tables.cells import Cells
-from pipelines.tables.dates import times_of
+from pipelines.tables.cells.cells import Cells
+from pipelines.tables.cells.dates import times_of
 from pipelines.tables.schema.column_kinds import Date
 from pipelines.tables.schema.fields import Fields
 
