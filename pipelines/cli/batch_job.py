@@ -13,6 +13,7 @@ import click
 from apache_beam.options.pipeline_options import PipelineOptions, _BeamArgumentParser
 
 from accounting.cli import misspelt, shared_options
+from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.cli.console import show
@@ -20,6 +21,7 @@ from pipelines.files import storage
 from pipelines.files.paths import absolute
 from pipelines.files.progress_bars import Bars
 from pipelines.files.stopping import RESUMES, stoppable
+from pipelines.inputs.bounded import Bounded
 from pipelines.inputs.parquet_blocks import Dataset, list_blocks
 from pipelines.job import poisson_batching, progress
 from pipelines.job.batch_settings import BatchSettings
@@ -96,6 +98,23 @@ def _users_note(source: str, dataset: Dataset) -> str:
         f"{shlex.quote(source)} --user-column {shlex.quote(name)} "
         f"--max-examples-per-user 5 --num-examples {dataset.num_examples} "
         "--out bounded`."
+    )
+
+
+def _bound_note(plan: DpSgdPlan, bounded: Bounded | None) -> str:
+    """Returns what a public number of examples does to batches, else "".
+
+    The number of examples is sensitive: the note says nothing that depends on it.
+    """
+    if bounded is None:
+        return ""
+    size = plan.expected_batch_size
+    return (
+        f"note: {plan.num_steps:,} steps of {size:,} {bounded.sampled} are for "
+        f"{plan.num_examples:,} {bounded.sampled}, the public --num-examples of the "
+        "users' bound. If the table holds less, so do steps: of a tenth, "
+        f"{size / 10:g}. Bound the users again with a public number nearer to "
+        "theirs, if you know one."
     )
 
 
@@ -188,7 +207,7 @@ def run(
     fan_in = None if local or by_value else choose_fan_in(layout, dataset)
     summary = {**_summary(layout, cost), "shuffle": shuffle}
     summary |= _of_blocks(layout, dataset, fan_in, by_value=by_value)
-    if note := _users_note(source, dataset):
+    if note := _users_note(source, dataset) or _bound_note(plan, dataset.bounded):
         click.echo(note, err=True)
     if by_value and (note := _engine_note(runner, options, cost.shuffle_bytes)):
         click.echo(note, err=True)

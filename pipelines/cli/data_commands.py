@@ -126,7 +126,7 @@ _USER_OPTIONS = (
     shared_options.num_examples(
         "With a column of kind user: a public upper bound on the rows kept for "
         "training or, with --sample users, on the users.  It replaces their true "
-        "number in the sampling rate."
+        "number in the sampling rate: batches are smaller by as much as it is larger."
     ),
     shared_options.sampled(
         "With a column of kind user: what an example is; see `dpsgd bound`.  "
@@ -242,7 +242,7 @@ def prepare(
     Examples:
       dpsgd prepare --input table.parquet --schema schema.toml --out data
       dpsgd prepare --input visits.csv --schema schema.toml --out data \\
-          --max-examples-per-user 5 --num-examples 1000000
+          --max-examples-per-user 5 --num-examples 40000
       dpsgd prepare --input 'criteo/day_*.gz' --format criteo-tsv --out data
     """
     from pipelines.cli import data_work

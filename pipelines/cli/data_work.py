@@ -14,7 +14,9 @@ from accounting.validation import InputError
 from pipelines.cli import engine, user_work
 from pipelines.cli.console import show
 from pipelines.files.progress_bars import Bars
+from pipelines.inputs.input_files import check_outside
 from pipelines.tables import convert, criteo
+from pipelines.tables.convert import SPLITS
 from pipelines.tables.raw_files import list_files
 from pipelines.tables.schema.fields import Fields
 from pipelines.tables.schema.first_schema import first_schema
@@ -79,6 +81,7 @@ def schema(
         **({"header": _words(options["header"])} if options["header"] else {}),
     }
     check_new(out)
+    check_outside(table, out)
     text = first_schema(
         table,
         label=options["label"],
@@ -134,6 +137,7 @@ def prepare(
     """
     num_threads = options.pop("threads", None)
     engine.check("prepare", runner, others, num_threads)
+    check_outside(source, out, SPLITS[0], "part-00000.parquet")
     of_users = user_work.take(options)
     if schema_file is not None:
         with_users = bool(of_users.get("keep_users"))

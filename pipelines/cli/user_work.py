@@ -61,9 +61,10 @@ def settings_for(
     if missing:
         raise InputError(
             f"Expected --{' and --'.join(missing)} beside column {user} of kind user, "
-            "such as --max-examples-per-user 5 --num-examples 1000000: they bound the "
-            "rows kept for training. Give both, or write kind = "
-            f'"drop" in {schema_file}.'
+            "such as --max-examples-per-user 5 --num-examples NUMBER: they bound the "
+            "rows kept of a user and of all, for training. NUMBER is public; of ten "
+            "times the rows that are kept, batches hold a tenth of --batch-size. Give "
+            f'both, or write kind = "drop" in {schema_file}.'
         )
     names = [name for name in (*_NEEDED, "sampled") if name in flags]
     return BoundSettings(user_column=user, **{name: flags.pop(name) for name in names})

@@ -110,6 +110,29 @@ def find_files(
     return found
 
 
+def check_outside(pattern: str, out: str, *names: str) -> None:
+    """Refuses an output that is part of the input: it would be read the next time.
+
+    Args:
+      pattern: ``--input``: a file, a folder or a glob.
+      out: ``--out``: a file or a folder.
+      *names: Path of a file in that folder.
+
+    Raises:
+      InputError: the pattern stands for that file.
+    """
+    query = _query(pattern, "", "--input")
+    if is_remote(query.root) or is_remote(out) or not query.parts:
+        return
+    root, file = (os.path.realpath(path) for path in (query.root or ".", out))
+    below = os.path.relpath(os.path.join(file, *names), root).split(os.sep)
+    if below[0] != os.pardir and () in _follow(query.parts, tuple(below))[0]:
+        raise InputError(
+            f"Expected --out {out} not to lie in {query.option} {pattern}, which would "
+            "be read with it the next time. Choose a place outside of it."
+        )
+
+
 def _query(text: str, suffix: str, option: str) -> _Query:
     wildcard = re.search(r"[*?\[]", text)
     literal = wildcard is None or (not is_remote(text) and os.path.lexists(text))

@@ -6,9 +6,8 @@ Formal guarantees:
     a date is 0, and a present one never is.
   - A cell that its kind does not accept makes its row malformed, for a reason that
     names column and kind, and quotes nothing of the cell.
-  - Equal cells give equal numbers in every file format: texts of numbers and numbers,
-    dictionaries and their values.  (The last bit of ``log`` may differ between
-    machines.)
+  - Equal cells give equal numbers in every file format: see ``values``.  What cannot be
+    made so is malformed.  (The last bit of ``log`` may differ between machines.)
 
 Public: kinds, names and reasons.  Sensitive: cells.
 """
@@ -26,14 +25,18 @@ import pyarrow.compute as pc
 
 from accounting.validation import InputError
 from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
-from pipelines.tables.cells import Cells, any_of_row, cast, elements, padded
-from pipelines.tables.dates import microseconds, part_of, since_1970, times_of
+from pipelines.tables.cells.cells import Cells, any_of_row, elements, padded
+from pipelines.tables.cells.dates import microseconds, part_of, since_1970, times_of
+from pipelines.tables.cells.values import numbers_of, texts_of
 from pipelines.tables.hashing import AFTER, buckets_of, hash_fields, words_of
 from pipelines.tables.schema import column_kinds as kinds
-from pipelines.tables.schema.fields import TRUTHS, WHOLE_NUMBER
 from pipelines.tables.schema.schema import HASH, Schema
 
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+_NO_TEXT = (
+    "no whole number, or one of more digits than floating point holds; as a category "
+    "store it as a text"
+)
 _MOST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -61,7 +64,6 @@ def convert(
     columns: dict[str, pa.Array],
     *,
     check_only: bool = False,
-    padded: bool = False,
     inputs_only: bool = False,
 ) -> Converted:
     """Converts the columns of some rows.
@@ -71,7 +73,6 @@ def convert(
       columns: Name -> array of every column that the schema needs; with ``check_only``
         only of those that may hold a fault.  Sensitive.
       check_only: Whether to return only faults and splits.
-      padded: Whether spaces around texts are ignored.
       inputs_only: Whether to omit label and split, for predictions.
 
     Raises:
@@ -85,8 +86,8 @@ def convert(
             columns[name],
             schema.input.missing_values,
             found.faults,
-            padded=padded,
             decimal=schema.input.decimal,
+            thousands=schema.input.thousands,
         )
 
     for name in schema.inputs if inputs_only else schema.kept:
@@ -132,18 +133,6 @@ def takes_all(kind: kinds.Kind, found: pa.DataType) -> bool:
 # --- Numbers ------------------------------------------------------------------------
 
 
-def _floats(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cells as float64, NaN if missing, and which are not numbers."""
-    array = cells.with_points
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    if pa.types.is_integer(array.type) or pa.types.is_decimal(array.type):
-        values, bad = array.cast(pa.float64(), safe=False), np.zeros(len(array), bool)
-    else:
-        values, bad = cast(array, pa.float64())
-    return values.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), bad
-
-
 def _transform(kind: kinds.Numeric, values: np.ndarray) -> np.ndarray:
     """Returns values clipped, log-transformed and scaled, by the schema."""
     ends = np.array(kind.range or (-_MOST_FLOAT, _MOST_FLOAT))
@@ -167,14 +156,29 @@ def _numbers(
 ) -> list[np.ndarray]:
     if kind.length is not None:
         return _number_lists(cells, kind)
-    values, bad = _floats(cells)
-    cells.fault(bad, "is not a number")
+    values, bad = numbers_of(cells)
+    _not_numbers(cells, bad)
     if kind.range is None:
         cells.fault(np.isinf(values), "is not finite; give it a range in the schema")
     if check_only:
         _refuse_absent(cells, kind.missing, values)
         return []
     return _with_missing(cells, kind.missing, values, lambda v: _transform(kind, v))
+
+
+def _not_numbers(cells: Cells, bad: np.ndarray) -> None:
+    """Reports cells that are no numbers, and what the schema can do about some."""
+    if not bad.any():
+        return
+    mark, name = (",", "comma") if cells.decimal == "." else (".", "point")
+    texts = cells.array.cast(pa.large_string())
+    marked = pc.fill_null(pc.match_substring(texts, mark), False)
+    remedy = f'write decimal = "{mark}" or thousands = "{mark}" below [input]'
+    cells.fault(
+        bad & marked.to_numpy(zero_copy_only=False),
+        f"is not a number; if a {name} belongs to it, {remedy} of the schema",
+    )
+    cells.fault(bad, "is not a number")
 
 
 def _refuse_absent(cells: Cells, missing: str | float, values: np.ndarray) -> None:
@@ -209,7 +213,7 @@ def _with_missing(
 
 def _number_lists(cells: Cells, kind: kinds.Numeric) -> list[np.ndarray]:
     flat, starts, ends, absent = elements(cells, kind.separator)
-    values, bad = _floats(flat)
+    values, bad = numbers_of(flat)
     if kind.range is None:
         bad |= np.isinf(values)
     cells.fault(any_of_row(bad, starts, ends), "holds what is not a number")
@@ -225,6 +229,7 @@ def _booleans(
 ) -> list[np.ndarray]:
     values, bad = _truth(cells)
     cells.fault(bad, "is neither true nor false")
+    values = np.where(bad, np.nan, values)
     return _with_missing(cells, kind.missing, values, _as_float32)
 
 
@@ -234,43 +239,24 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
 
 def _truth(cells: Cells) -> tuple[np.ndarray, np.ndarray]:
     """Returns 0, 1 or, if missing, NaN, and which cells are malformed."""
-    if is_text(cells.array.type):
-        word = pc.utf8_lower(_one_text(cells.array))
+    if is_text(cells.array.type) or pa.types.is_boolean(cells.array.type):
+        texts, _ = texts_of(cells)
+        word = pc.utf8_lower(texts)
         true = pc.is_in(word, value_set=pa.array(_TRUE, word.type))
         false = pc.is_in(word, value_set=pa.array(_FALSE, word.type))
         true, false = (each.to_numpy(zero_copy_only=False) for each in (true, false))
         values = np.where(true, 1.0, np.where(false, 0.0, np.nan))
-        return values, ~(true | false | cells.missing)
-    values, bad = _floats(cells)
+        return values, ~(true | false | _nulls(texts))
+    values, bad = numbers_of(cells)
     return values, bad | ~((values == 0) | (values == 1) | np.isnan(values))
 
 
+def _nulls(array: pa.Array) -> np.ndarray:
+    found: np.ndarray = array.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
 # --- Categories and words -----------------------------------------------------------
-
-
-def _texts(cells: Cells) -> tuple[pa.Array, np.ndarray]:
-    """Returns values as texts, and which are malformed.
-
-    Whole numbers and booleans have one text each, in every type: pandas stores, and
-    writes to CSV, integers with missing values as floating-point numbers.
-    """
-    array, bad = cells.array, np.zeros(len(cells), bool)
-    if is_text(array.type):
-        return _one_text(array), bad
-    if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-        array, bad = cast(array, pa.int64())
-    return array.cast(pa.large_string()), bad
-
-
-def _one_text(texts: pa.Array) -> pa.Array:
-    """Returns texts with 5 for 5.0 and true for True, which pandas writes."""
-    if pc.any(pc.ends_with(texts, ".0")).as_py():
-        texts = pc.replace_substring_regex(texts, WHOLE_NUMBER, r"\1")
-    truths = pc.is_in(texts, value_set=pa.array(TRUTHS, texts.type))
-    if pc.any(truths).as_py():
-        texts = pc.if_else(truths, pc.ascii_lower(texts), texts)
-    return texts
 
 
 @functools.cache
@@ -304,7 +290,7 @@ def _ids(
     texts: pa.Array, buckets: int, vocabulary: Sequence[str] | None, salt: np.uint64
 ) -> np.ndarray:
     """Returns int32 ids of large strings, 0 for null."""
-    missing = texts.is_null().to_numpy(zero_copy_only=False)
+    missing = _nulls(texts)
     if vocabulary is None:
         ids = buckets_of(hash_texts(texts, salt), buckets).astype(np.int32)
     else:
@@ -319,15 +305,14 @@ def _categories(
     cells: Cells, kind: kinds.Category, name: str, check_only: bool
 ) -> list[np.ndarray]:
     if kind.length is None:
-        texts, bad = _texts(cells)
-        cells.fault(bad, "is not a whole number, as a category has to be")
+        texts, bad = texts_of(cells)
+        cells.fault(bad, f"is {_NO_TEXT}")
         if check_only:
             return []
         return [_ids(texts, kind.buckets, kind.vocabulary, salt_of(name))]
     flat, starts, ends, _ = elements(cells, kind.separator)
-    texts, bad = _texts(flat)
-    reason = "holds what is not a whole number, as a category has to be"
-    cells.fault(any_of_row(bad, starts, ends), reason)
+    texts, bad = texts_of(flat)
+    cells.fault(any_of_row(bad, starts, ends), f"holds {_NO_TEXT}")
     if check_only:
         return []
     ids = _ids(texts, kind.buckets, kind.vocabulary, salt_of(name))
@@ -364,27 +349,28 @@ def _dates(
 
 def _users(cells: Cells) -> pa.Array:
     """Returns ids as texts, equal for equal ids of any type."""
-    texts, bad = _texts(cells)
-    cells.fault(bad | cells.missing, "is missing, or no whole number or text")
-    return texts.cast(pa.large_string())
+    texts, bad = texts_of(cells)
+    cells.fault(bad | _nulls(texts), "is missing, or no whole number or text")
+    return texts
 
 
 def _labels(
     cells: Cells, kind: kinds.Label, name: str, check_only: bool
 ) -> list[np.ndarray]:
     if kind.task == kinds.REGRESSION:
-        values, bad = _floats(cells)
+        values, bad = numbers_of(cells)
         cells.fault(bad | np.isnan(values), "is not a number, as this label has to be")
         return [_transform(kinds.Numeric(range=kind.range), values)]
     dtype = np.int8 if kind.task == kinds.BINARY else np.int32
     if isinstance(kind.classes, tuple):
-        texts, _ = _texts(cells)
+        texts, _ = texts_of(cells)
+        cells.fault(_nulls(texts), "is missing")
         listed = pa.array(kind.classes, pa.large_string())
         index = pc.fill_null(pc.index_in(texts, value_set=listed), -1)
         values = index.to_numpy(zero_copy_only=False)
-        cells.fault(values < 0, "is missing, or none of the classes of this label")
+        cells.fault(values < 0, kinds.NO_CLASS)
         return [values.astype(dtype)]
-    values, bad = _truth(cells) if kind.classes is None else _floats(cells)
+    values, bad = _truth(cells) if kind.classes is None else numbers_of(cells)
     last = kind.num_classes - 1
     with np.errstate(invalid="ignore"):
         good = (values >= 0) & (values <= last) & (np.floor(values) == values) & ~bad
@@ -400,8 +386,8 @@ def _splits(schema: Schema, cells: Cells) -> np.ndarray:
     """Returns the split of every row, int8, by the split column of the schema."""
     split = schema.split
     if split.by == HASH:
-        texts, bad = _texts(cells)
-        cells.fault(bad | cells.missing, "is missing, or no value to split by")
+        texts, bad = texts_of(cells)
+        cells.fault(bad | _nulls(texts), "is missing, or no value to split by")
         salt = salt_of(f"split {split.salt}")
         unit = (hash_texts(texts, salt) >> np.uint64(11)).astype(np.float64) / 2.0**53
         bounds = np.cumsum(split.shares)[:2] / sum(split.shares)
@@ -409,7 +395,7 @@ def _splits(schema: Schema, cells: Cells) -> np.ndarray:
     known = schema.columns.get(split.column)
     kind = known if isinstance(known, kinds.Date) else kinds.Date()
     times, bad = times_of(cells, kind)
-    cells.fault(bad | cells.missing, "is missing, or no date to split by")
+    cells.fault(bad | _nulls(times), "is missing, or no date to split by")
     starts = [since_1970(each) for each in (split.val_from, split.test_from) if each]
     return np.searchsorted(starts, microseconds(times), side="right").astype(np.int8)
 
@@ -424,6 +410,39 @@ _CONVERTERS: dict[str, Callable[..., list[np.ndarray]]] = {
 }
 
 
+def refusals(
+    schema: Schema, found: dict[str, pa.DataType], *, inputs_only: bool = False
+) -> list[str]:
+    """Returns the columns whose types do not fit the schema, with types and remedies.
+
+    Args:
+      schema: Schema of the table.
+      found: Name -> type, of the columns that are read.
+      inputs_only: As in ``convert``.
+    """
+    wrong = {}
+    for name, kind in found.items():
+        column = schema.columns.get(name)
+        remedy = None if column is None else refusal(column, kind)
+        if remedy is None and name == schema.split.column and not inputs_only:
+            remedy = _split_refusal(schema, kind)
+        if remedy is not None:
+            wrong[name] = remedy
+    return [f"{name} of type {found[name]} ({why})" for name, why in wrong.items()]
+
+
+def _split_refusal(schema: Schema, found: pa.DataType) -> str | None:
+    """Returns why a type cannot split rows as the schema says; None if it can."""
+    if schema.split.by == HASH:  # a time has many texts
+        if refusal(kinds.Category(), found) is None:
+            return None
+        return "to split by hash, name a column of integers or text"
+    known = schema.columns.get(schema.split.column)
+    kind = known if isinstance(known, kinds.Date) else kinds.Date()
+    wrong = refusal(kind, found) is not None
+    return "to split by time, name a column of dates" if wrong else None
+
+
 def refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
     """Returns the remedy for cells of a type that a kind does not accept; else None.
 
@@ -435,8 +454,8 @@ def refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
         found = found.storage_type
     if pa.types.is_dictionary(found):
         found = found.value_type
-    if pa.types.is_null(found):  # a column without values can be of any kind
-        return None
+    if pa.types.is_null(found) or isinstance(kind, kinds.Drop):
+        return None  # without values it can be of any kind
     return _list_refusal(kind, found) or _value_refusal(kind, found)
 
 
@@ -454,12 +473,17 @@ def _list_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
 
 
 def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
-    while is_list(found):
+    while is_list(found) or pa.types.is_dictionary(found):
         found = found.value_type
     if pa.types.is_null(found) or is_text(found):
         return None
+    if pa.types.is_float16(found):  # programs write different texts of it
+        return "store it in single precision"
     if not any(check(found) for check in _TAKEN[kind.kind]):
         return f'write kind = "{kind_of_type(found)}"'
+    if isinstance(kind, kinds.Label) and pa.types.is_boolean(found):
+        counted = kind.task == kinds.REGRESSION or isinstance(kind.classes, int)
+        return 'write task = "binary"' if counted else None
     if isinstance(kind, kinds.Date):
         if pa.types.is_integer(found) and not kind.unit:
             return 'write unit = "s", "ms" or "us"'
@@ -468,18 +492,14 @@ def _value_refusal(kind: kinds.Kind, found: pa.DataType) -> str | None:
     return None
 
 
-_ANY_NUMBER = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    pa.types.is_boolean,
-)
+_NUMBER = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_ANY_NUMBER = (*_NUMBER, pa.types.is_boolean)
 _TAKEN: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
-    "numeric": _ANY_NUMBER,
+    "numeric": _NUMBER,
     "boolean": _ANY_NUMBER,
     "category": (*_ANY_NUMBER, pa.types.is_date),
     "text": (),
     "date": (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer),
     "label": _ANY_NUMBER,
-    "user": (pa.types.is_integer, pa.types.is_floating),
+    "user": _NUMBER,
 }

@@ -44,6 +44,7 @@ from pipelines.files.threads import in_order, num_cores
 from pipelines.tables.file_parts import States
 from pipelines.tables.prepared_files import SplitWriter, write_record
 from pipelines.tables.raw_files import InputFile, changed, list_files
+from pipelines.tables.schema.column_kinds import NO_CLASS
 
 SPLITS = ("train", "val", "test")
 ON_BAD_ROW = ("fail", "skip")
@@ -56,6 +57,7 @@ ROW_GROUPS_PER_FILE = 32
 Progress = Callable[[str, int, int], None]
 
 _REPORTED_ROWS = 5
+_REPORTED_REASONS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class ParsedBlock:
       bad_reasons: Reason for each malformed row, without its content.
       splits: Index in ``SPLITS`` of every good row, int8; None if shares decide.
       table: The good rows in order; None if they were only checked.
+      classes: Indices of the classes that the label of a good row has.
     """
 
     num_rows: int
@@ -75,6 +78,7 @@ class ParsedBlock:
     bad_reasons: Sequence[str]
     splits: np.ndarray | None = None
     table: pa.Table | None = dataclasses.field(default=None, repr=False)
+    classes: Sequence[int] = ()
 
 
 class Format(Protocol):
@@ -155,6 +159,16 @@ class ConvertOptions:
         check_choice("--on-bad-row", self.on_bad_row, ON_BAD_ROW)
         check_int("--row-group-rows", self.row_group_rows, at_least=1)
         check_int("row_groups_per_file", self.row_groups_per_file, at_least=1)
+
+    @property
+    def label(self) -> str:
+        """Name of the column of labels."""
+        return "label"
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Classes of the label, if they are listed."""
+        return ()
 
     @property
     def layout(self) -> dict[str, int]:
@@ -261,12 +275,18 @@ class RowCount:
       num_good: Number of well-formed rows.
       num_bad: Number of malformed rows.
       bad: File, number and reason of the first malformed rows.
+      of_reasons: Reason -> number of malformed rows.
+      classes: Indices of the classes that the label of a well-formed row has.
       of_splits: Number of well-formed rows per split; zeros if shares decide.
     """
 
     num_good: int = 0
     num_bad: int = 0
     bad: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
+    of_reasons: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    classes: set[int] = dataclasses.field(default_factory=set)
     of_splits: np.ndarray = dataclasses.field(
         default_factory=lambda: np.zeros(len(SPLITS), np.int64)
     )
@@ -299,6 +319,8 @@ class RowCount:
         self.num_bad += num_bad
         if block.splits is not None:
             self.of_splits += np.bincount(block.splits, minlength=len(SPLITS))
+        self.of_reasons.update(block.bad_reasons)
+        self.classes.update(block.classes)
         room = _REPORTED_ROWS - len(self.bad)
         reported = zip(block.bad_rows[:room], block.bad_reasons[:room], strict=True)
         for row, reason in reported:
@@ -309,16 +331,24 @@ class RowCount:
         self.num_good += other.num_good
         self.num_bad += other.num_bad
         self.bad = [*self.bad, *other.bad][:_REPORTED_ROWS]
+        self.of_reasons.update(other.of_reasons)
+        self.classes |= other.classes
         self.of_splits = self.of_splits + other.of_splits
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        return {**vars(self), "of_splits": self.of_splits.tolist()}
+        plain = {"classes": sorted(self.classes), "of_splits": self.of_splits.tolist()}
+        return {**vars(self), **plain}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> RowCount:
         """Returns the count that ``to_json`` wrote."""
-        return cls(**{**fields, "of_splits": np.array(fields["of_splits"], np.int64)})
+        typed = {
+            "of_reasons": collections.Counter(fields["of_reasons"]),
+            "classes": set(fields["classes"]),
+            "of_splits": np.array(fields["of_splits"], np.int64),
+        }
+        return cls(**{**fields, **typed})
 
 
 def _check_rows(reader: Reader) -> RowCount:
@@ -333,6 +363,8 @@ def _check_rows(reader: Reader) -> RowCount:
 def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     """Refuses an input with malformed rows, unless the options omit them.
 
+    Rows are not omitted if all of a class would be: the model would be of other data.
+
     Args:
       count: Count of all rows.
       options: Options of the table.
@@ -340,17 +372,50 @@ def refuse_bad_rows(count: RowCount, options: ConvertOptions) -> None:
     Raises:
       InputError: there are malformed rows.
     """
-    if not count.num_bad or options.on_bad_row == "skip":
+    of_label = any(each.startswith(f"{options.label} ") for each in count.of_reasons)
+    seen = count.classes if f"{options.label} {NO_CLASS}" in count.of_reasons else None
+    lost = [
+        name
+        for number, name in enumerate(options.classes)
+        if seen is not None and number not in seen
+    ]
+    may_omit = options.on_bad_row == "skip" and count.num_good and not lost
+    if not count.num_bad or may_omit:
         return
-    total = count.num_rows
-    more = ", ..." if count.num_bad > len(count.bad_lines) else ""
-    remedy = "Fix them, or leave them out with --on-bad-row skip."
-    if not count.num_good:
-        remedy = "All are: fix the schema, such as the kind of that column."
     raise InputError(
-        f"Expected well-formed rows; {count.num_bad} of {total} are malformed: "
-        f"{', '.join(count.bad_lines)}{more}. {remedy}"
+        f"Expected well-formed rows; {count.num_bad} of {count.num_rows} are "
+        f"malformed: {_shown_faults(count)}. {_remedy(count, options, of_label, lost)}"
     )
+
+
+def _shown_faults(count: RowCount) -> str:
+    """Returns the malformed rows; of many, their number and first one by reason."""
+    if count.num_bad == len(count.bad):
+        return ", ".join(count.bad_lines)
+    first = {reason: f" ({path}:{row}, ...)" for path, row, reason in count.bad[::-1]}
+    return ", ".join(
+        f"in {number} {reason}{first.get(reason, '')}"
+        for reason, number in count.of_reasons.most_common(_REPORTED_REASONS)
+    )
+
+
+def _remedy(
+    count: RowCount, options: ConvertOptions, of_label: bool, lost: Sequence[str]
+) -> str:
+    """Returns what to do about malformed rows; arguments as in ``refuse_bad_rows``."""
+    if lost:
+        return (
+            f"No well-formed row is of class {', '.join(map(repr, lost))}: write the "
+            f"classes of {options.label} in the schema as they are in the table."
+        )
+    if not count.num_good:
+        return "All are: fix the schema, such as the kind of that column."
+    if of_label:
+        return (
+            f"Fix them: rows that were left out by {options.label}, the label, would "
+            "make it another table."
+        )
+    return "Fix them, or leave them out with --on-bad-row skip."
 
 
 def split_counts(num_rows: int, split: Sequence[int]) -> tuple[int, ...]:

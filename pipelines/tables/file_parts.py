@@ -1,4 +1,4 @@
-"""Large files as parts of whole rows, for several workers.
+"""Large files as parts of whole rows, for several workers; and where quotations end.
 
     Parquet          row groups
     Criteo's text    bytes that begin after a line end
@@ -11,6 +11,10 @@ row.  As in Arrow's reader, a quotation mark opens a quotation only at the begin
 a cell, two of them within it stand for one, and after its end they are plain
 characters.
 
+Outside of a quotation such a plain mark is harmless (5" pipe).  A mark that ends a
+quotation within a cell is not: the quotation was left open, and rows are in it.
+``Quotations`` finds these.
+
 Not divided: compressed text, which cannot be read from its middle; text whose schema
 has an escape character; and encodings in which the bytes of line ends or quotation
 marks may be part of other characters.
@@ -19,6 +23,8 @@ Formal guarantees:
   - The rows of the parts, in order, are those of the file, read by the same reader.
   - A part begins where a row does: no quotation is open there.
   - Each range that is not yet known to begin with a row is scanned once.
+  - Text whose last quotation is open, or in which one does not end with a cell, is
+    refused with the line of its first mark.
 
 Public: paths, sizes, and where parts begin, as lengths of files are.  Sensitive: text.
 
@@ -133,11 +139,16 @@ def leaves_open(lines: bytes, delimiter: str) -> States:
     lengths = np.diff(firsts, append=len(marks))
     # Pairs of marks change nothing: they stand for a mark, or for an empty text.
     odd = marks[firsts[lengths % 2 == 1]]
-    at_cell = np.isin(codes[odd - 1], [ord(delimiter), _NEWLINE, _RETURN]) | (odd == 0)
+    at_cell = np.isin(codes[odd - 1], _ends(delimiter)) | (odd == 0)
     # A mark that is not at the beginning of a cell can only close a quotation.
     closing = np.flatnonzero(~at_cell)
     turned = bool((len(odd) - 1 - (closing[-1] if len(closing) else -1)) % 2)
     return turned, turned != (len(closing) == 0)
+
+
+def _ends(delimiter: str) -> list[int]:
+    """Returns the bytes after which a cell begins, and before which one ends."""
+    return [ord(delimiter), _NEWLINE, _RETURN]
 
 
 def range_leaves_open(file: InputFile, delimiter: str) -> States:
@@ -180,3 +191,107 @@ def _joined(first: InputFile, second: InputFile) -> InputFile:
     num_bytes = first.part.num_bytes + second.part.num_bytes
     part = Part(first.part.start, second.part.end, num_bytes)
     return dataclasses.replace(first, part=part)
+
+
+class Quotations:
+    """Finds a quotation of a text that does not end with its cell.
+
+    Args:
+      delimiter: Delimiter of cells, one byte.
+      escape: Character before marks within a quotation; empty if they are doubled.
+      encoding: Encoding of the text.
+
+    Attributes:
+      opened: Line of the mark that begins the open quotation; 0 for none.
+      fault: The same of one that ended within a cell; 0 for none.
+    """
+
+    def __init__(self, delimiter: str, *, escape: str = "", encoding: str) -> None:
+        self._ends = np.array(_ends(delimiter), np.uint8)
+        self._escaped = re.compile(re.escape(escape.encode()) + b".", re.DOTALL)
+        self._has_escape = bool(escape)
+        self._waiting_for = b'" \t' + escape.encode()
+        self._decoder = None
+        if not has_ascii_bytes(encoding):
+            self._decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        self._rest, self._before = b"", _NEWLINE
+        self._line, self._begins = 1, True
+        self.opened = self.fault = 0
+
+    def feed(self, data: bytes) -> None:
+        """Reads the next bytes of the text."""
+        if self._decoder is not None:
+            data = self._decoder.decode(data).encode(errors="replace")
+        data = self._rest + data
+        if self._begins and data:
+            data, self._begins = data.removeprefix(codecs.BOM_UTF8), False
+        # What follows a mark is not known before it is read.
+        size = len(data.rstrip(self._waiting_for))
+        self._rest = data[size:]
+        self._look(data[:size])
+
+    def end(self) -> None:
+        """Reads the end of the text, which ends a cell."""
+        self._look(self._rest + b"\n")
+        self.fault = self.fault or self.opened
+
+    def _look(self, data: bytes) -> None:
+        if self._has_escape:
+            data = self._escaped.sub(b"xx", data)
+        codes = np.frombuffer(data, np.uint8)
+        marks = np.flatnonzero(codes == _QUOTE)
+        if len(marks) and not self.fault:
+            firsts = np.flatnonzero(np.diff(marks, prepend=-2) != 1)
+            lengths = np.diff(firsts, append=len(marks))
+            self._follow(codes, marks[firsts], lengths)
+        if len(codes):
+            self._line += int(np.count_nonzero(codes == _NEWLINE))
+            self._before = int(codes[-1])
+
+    def _follow(
+        self, codes: np.ndarray, firsts: np.ndarray, counts: np.ndarray
+    ) -> None:
+        """Follows runs of marks, all at once if no mark is a plain character.
+
+        Args:
+          codes: Bytes of the text.
+          firsts: Place of the first mark of each run.
+          counts: Number of marks of each run.
+        """
+        before = np.where(firsts > 0, codes[firsts - 1], self._before)
+        begins = np.isin(before, self._ends)
+        ends = np.isin(codes[firsts + counts], self._ends)
+        odd = counts % 2 == 1
+        turns = np.cumsum(odd) - odd + bool(self.opened)
+        inside = turns % 2 == 1
+        opens = ~inside & odd
+        if np.all(np.where(inside, ends | ~odd, begins & (ends | odd))):
+            if opens.any():
+                last = firsts[opens][-1]
+                self.opened = self._line_of(codes, last)
+            if inside[-1] == odd[-1]:
+                self.opened = 0
+            return
+        runs = zip(firsts.tolist(), counts.tolist(), begins.tolist(), strict=True)
+        for first, count, at_cell in runs:
+            if at_cell or self.opened:  # others are plain characters
+                self._step(codes, first, count)
+            if self.fault:
+                return
+
+    def _step(self, codes: np.ndarray, first: int, count: int) -> None:
+        """Follows one run of marks; arguments as in ``_follow``."""
+        after = first + count
+        if not self.opened:
+            self.opened = self._line_of(codes, first)
+            count -= 1
+        if count % 2 == 0:
+            return  # they stand for marks
+        while codes[after] in b" \t":
+            after += 1
+        if codes[after] not in self._ends:
+            self.fault = self.opened
+        self.opened = 0
+
+    def _line_of(self, codes: np.ndarray, place: int) -> int:
+        return self._line + int(np.count_nonzero(codes[:place] == _NEWLINE))

@@ -32,7 +32,7 @@ from accounting.validation import InputError, check_choice
 from pipelines.files.folders import make_private_folder
 from pipelines.files.output_folder import check_output
 from pipelines.files.paths import StrPath, absolute, is_remote, join
-from pipelines.tables.columns import convert, refusal
+from pipelines.tables.columns import convert, refusals
 from pipelines.tables.convert import ON_BAD_ROW, SPLITS
 from pipelines.tables.schema.schema import FRACTION, HASH, Schema, refuse_missing
 from pipelines.tables.table_format import first_faults, prepared_schema, to_table
@@ -182,10 +182,11 @@ class _Convert(beam.DoFn):
         found = convert(self._schema, _columns(self._schema, rows, self._schema.needed))
         good = first_faults(found, np.arange(len(rows)), reasons)
         if reasons and self._on_bad_row != "skip":
-            raise InputError(
-                f"Expected well-formed rows: {min(reasons.values())}. "
-                'Fix it, or leave such rows out with on_bad_row="skip".'
-            )
+            reason = min(reasons.values())
+            remedy = "Fix it."
+            if not reason.startswith(f"{self._schema.label_name} "):
+                remedy = 'Fix it, or leave such rows out with on_bad_row="skip".'
+            raise InputError(f"Expected well-formed rows: {reason}. {remedy}")
         assert found.splits is not None  # not by shares
         arrow_schema = _file_schema(self._schema)
         for number, split in enumerate(SPLITS):
@@ -220,11 +221,10 @@ def _columns(
                 f"Expected values of one type in column {name}: "
                 f"{type(error).__name__}. Convert them before PrepareRows."
             ) from None
-        kind = schema.columns.get(name)
-        remedy = None if kind is None else refusal(kind, columns[name].type)
-        if remedy is not None:
-            raise InputError(
-                f"Expected column {name} of type {columns[name].type} to be of the "
-                f"kind that the schema gives it: {remedy}."
-            )
+    types = {name: column.type for name, column in columns.items()}
+    if wrong := refusals(schema, types):
+        raise InputError(
+            "Expected columns of the kinds that the schema gives them; these are not: "
+            f"{', '.join(wrong)}."
+        )
     return columns

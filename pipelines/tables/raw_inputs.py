@@ -45,6 +45,7 @@ class RawInputs:
 
     Attributes:
       num_bytes: Bytes of all files.
+      carried_types: Name -> type of the carried columns.
 
     Raises:
       InputError: no table, or columns that do not fit the schema.
@@ -57,11 +58,11 @@ class RawInputs:
         self._kind = table_kind(self._files)
         self._schema, self._carried = schema, tuple(carried)
         self.num_bytes = sum(file.size for file in self._files)
-        types: dict[str, pa.DataType] = {}
+        self.carried_types: dict[str, pa.DataType] = {}
         for file in self._files:
             if file.size:
-                check_columns(file, self._kind, schema, schema.inputs)
-                self._check_carried(file, types)
+                check_columns(file, self._kind, schema, inputs_only=True)
+                self._check_carried(file, self.carried_types)
 
     def _check_carried(self, file: InputFile, types: dict[str, pa.DataType]) -> None:
         """Refuses a carried column that is missing, or whose type differs by file."""
@@ -139,7 +140,7 @@ def _inputs(
     even, reasons = even_rows(block)
     arrays: dict[str, np.ndarray] = {}
     if len(even):
-        found = convert(schema, block.columns, padded=block.padded, inputs_only=True)
+        found = convert(schema, block.columns, inputs_only=True)
         first_faults(found, even, reasons)
         arrays = found.arrays
     if reasons:

@@ -30,6 +30,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from accounting.validation import InputError
+from pipelines.tables.file_parts import Quotations
 from pipelines.tables.raw_files import InputFile, TextRange, check_unchanged
 from pipelines.tables.schema.schema import InputOptions
 
@@ -64,13 +65,11 @@ class RawBlock:
       columns: Name -> cells of the rows with the right number of cells.
       num_rows: Number of rows, including uneven ones.
       uneven: Indices of rows with another number of cells, increasing.
-      padded: Whether spaces around texts are ignored.
     """
 
     columns: dict[str, pa.Array] = dataclasses.field(repr=False)
     num_rows: int
     uneven: np.ndarray
-    padded: bool = False
 
 
 def kind_of_file(path: str) -> str | None:
@@ -201,11 +200,11 @@ def text_columns(file: InputFile, options: InputOptions) -> list[str]:
       InputError: no header, a name that occurs twice, or a row in place of a header.
     """
     names, _ = _header(file, options)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [place for place, name in enumerate(names, 1) if names.count(name) > 1]
     if twice or not names:
-        found = (
-            f"twice there: {', '.join(twice)}. Rename one" if names else "it is empty"
-        )
+        # They are not quoted: what is taken for a header may be a row.
+        places = ", ".join(map(str, twice))
+        found = f"some of columns {places} have one name" if names else "it is empty"
         raise InputError(
             f"Expected a header with different names in {file.shown}; {found}. If it "
             "has no header, write header = [...] with all names below [input] of the "
@@ -266,9 +265,12 @@ def read_text(
         uneven.append(row.number - skipped - 1)
         return "skip"
 
+    quotations = Quotations(
+        delimiter_of(file, options), escape=options.escape, encoding=options.encoding
+    )
     with _plain_errors(file), _open_text(file) as (raw, stream):
         reader = pa_csv.open_csv(
-            stream,
+            _Watched(stream, quotations),
             read_options=pa_csv.ReadOptions(
                 block_size=_BLOCK_BYTES,
                 use_threads=False,
@@ -288,7 +290,59 @@ def read_text(
                 strings_can_be_null=False,
             ),
         )
-        yield from _numbered(reader, uneven, partitions_of(file), raw)
+        try:
+            for block in _numbered(reader, uneven, partitions_of(file), raw):
+                _refuse_open(file, quotations.fault)
+                yield block
+        except pa.ArrowInvalid as error:
+            if "straddl" in str(error):  # a row is longer than a block
+                _refuse_open(file, quotations.opened)
+            raise
+        quotations.end()
+        _refuse_open(file, quotations.fault)
+
+
+class _Watched(io.RawIOBase):
+    """A stream of text whose quotations are followed while it is read.
+
+    Args:
+      stream: Uncompressed text.
+      quotations: Follows them.
+    """
+
+    def __init__(self, stream: Any, quotations: Quotations) -> None:
+        self._stream, self._quotations = stream, quotations
+
+    def readable(self) -> bool:
+        """See `io.IOBase.readable`."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase.readinto`."""
+        data = self._stream.read(len(buffer))
+        self._quotations.feed(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _refuse_open(file: InputFile, line: int) -> None:
+    """Refuses text with an open quotation, which would hold the rows after it.
+
+    Args:
+      file: The text, or a part of it.
+      line: Line of the mark that begins the quotation; 0 for none.
+
+    Raises:
+      InputError: there is one.
+    """
+    if line:
+        where = f" on line {line}" if file.begins else ""
+        raise InputError(
+            f'Expected a quotation mark (") at the beginning of a cell of {file.shown} '
+            f"to have another one at the end of the cell; that{where} has none. Remove "
+            "it, or double the marks within the cell; if they follow a backslash, "
+            "write escape = '\\' below [input] of the schema."
+        )
 
 
 def _numbered(
@@ -311,8 +365,7 @@ def _numbered(
             here.append(row - first)
             last += 1
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        block = _block(columns, batch.num_rows, here, partitions)
-        yield dataclasses.replace(block, padded=True), raw.tell()
+        yield _block(columns, batch.num_rows, here, partitions), raw.tell()
         first = last
     if rest := [row for row in uneven if row >= first]:
         yield _block({}, 0, list(range(len(rest))), partitions), raw.tell()

@@ -25,7 +25,7 @@ from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY
 from pipelines.inputs.bounded import BOUNDED, Bounded
 from pipelines.inputs.parquet_blocks import description_of
-from pipelines.tables.columns import Converted, convert, refusal, takes_all
+from pipelines.tables.columns import Converted, convert, refusals, takes_all
 from pipelines.tables.convert import (
     DEFAULT_ROW_GROUP_ROWS,
     ConvertOptions,
@@ -40,7 +40,7 @@ from pipelines.tables.file_parts import (
 )
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES
 from pipelines.tables.raw_files import InputFile
-from pipelines.tables.schema.column_kinds import Output
+from pipelines.tables.schema.column_kinds import LABEL, Label, Output
 from pipelines.tables.schema.schema import FRACTION, Schema, refuse_missing
 from pipelines.tables.table_files import (
     PARQUET,
@@ -68,6 +68,17 @@ class TableOptions(ConvertOptions):
     with_users: bool = False
 
     partitions = True
+
+    @property
+    def label(self) -> str:
+        """Name of the column of labels."""
+        return self.schema.label_name
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Classes of the label, if they are listed."""
+        found = self.schema.label.classes
+        return found if isinstance(found, tuple) else ()
 
     def open(self, files: Sequence[InputFile]) -> TableFormat:
         """Returns the format of files of one kind that have all columns.
@@ -184,7 +195,7 @@ class TableFormat:
 
     def _check_columns(self, file: InputFile) -> list[str]:
         """Returns the columns that are not in the schema."""
-        found = check_columns(file, self._kind, self._table, self._table.needed)
+        found = check_columns(file, self._kind, self._table)
         known = {*self._table.columns, *self._table.needed}
         return [name for name in found if name not in known]
 
@@ -238,9 +249,7 @@ class TableFormat:
             found = Converted()
             good = np.zeros(0, bool)
         else:
-            found = convert(
-                self._table, block.columns, check_only=check_only, padded=block.padded
-            )
+            found = convert(self._table, block.columns, check_only=check_only)
             good = first_faults(found, even, reasons)
         bad = np.array(sorted(reasons), np.int64)
         splits = found.splits
@@ -252,11 +261,19 @@ class TableFormat:
             bad_reasons=[reasons[row] for row in bad.tolist()],
             splits=None if splits is None else splits[good],
             table=None if check_only else to_table(found, good, self.schema),
+            classes=_classes(self._table.label, found, good),
         )
 
 
+def _classes(label: Label, found: Converted, good: np.ndarray) -> list[int]:
+    """Returns the indices of the listed classes that well-formed rows have."""
+    if not isinstance(label.classes, tuple) or LABEL not in found.arrays:
+        return []
+    return np.unique(found.arrays[LABEL][good]).tolist()
+
+
 def check_columns(
-    file: InputFile, kind: str, schema: Schema, needed: Sequence[str]
+    file: InputFile, kind: str, schema: Schema, *, inputs_only: bool = False
 ) -> list[str]:
     """Returns the columns of a file, after checking those that are needed.
 
@@ -264,19 +281,17 @@ def check_columns(
       file: File of a table.
       kind: From ``table_kind``.
       schema: Schema of the table.
-      needed: Names of the columns to read.
+      inputs_only: Whether neither label nor split is needed.
 
     Raises:
       InputError: a column is missing, or of a type that its kind does not accept.
     """
     found = table_columns(file, kind, schema.input)
-    refuse_missing(needed, list(found), file.shown)
-    wrong = [
-        f"{name} of type {found[name]} ({remedy})"
-        for name in needed
-        if (column := schema.columns.get(name)) is not None
-        and (remedy := refusal(column, found[name])) is not None
-    ]
+    needed = schema.inputs if inputs_only else schema.needed
+    has_header = kind == PARQUET or bool(schema.input.header)
+    refuse_missing(needed, list(found), file.shown, has_header=has_header)
+    types = {name: found[name] for name in needed}
+    wrong = refusals(schema, types, inputs_only=inputs_only)
     if wrong:
         raise InputError(
             f"Expected columns of {file.shown} to be of the kinds that the schema "
@@ -290,7 +305,11 @@ def read_blocks(
 ) -> Iterator[tuple[RawBlock, int]]:
     """Yields blocks of rows, and the number of bytes read so far.
 
-    Arguments as for ``check_columns``.
+    Args:
+      file: File of a table.
+      kind: From ``table_kind``.
+      schema: Schema of the table.
+      needed: Names of the columns to read.
     """
     if not file.size:
         return iter(())

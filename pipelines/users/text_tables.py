@@ -30,7 +30,7 @@ from accounting.validation import InputError
 from pipelines.files.folders import make_private_folder
 from pipelines.files.paths import is_remote
 from pipelines.inputs.input_files import find_files
-from pipelines.tables.cells import Cells
+from pipelines.tables.cells.cells import Cells
 from pipelines.tables.prepared_files import ROW_GROUP_BYTES, new_table
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.schema import InputOptions
@@ -131,7 +131,7 @@ def _tables(file: InputFile, schema: pa.Schema) -> Iterator[pa.Table]:
             )
         first += block.num_rows
         cells = [
-            Cells(name, block.columns[name], _OPTIONS.missing_values, [], padded=True)
+            Cells(name, block.columns[name], _OPTIONS.missing_values, [])
             for name in schema.names
         ]
         yield pa.table([each.array for each in cells], schema)

@@ -27,7 +27,8 @@ from trainer.report.progress import Terminal
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="New Parquet file, with one row for each row of --input, in order.",
+    help="New file, with one row for each row of --input, in order: CSV if its name "
+    "ends in .csv, else Parquet.",
 )
 @click.option(
     "--average",
@@ -73,7 +74,7 @@ def predict_command(
     \b
     Examples, for a prepared and a raw table, and with intervals from kept iterates:
       dpsgd predict run --input data/test --out predictions.parquet
-      dpsgd predict run --input new.csv --out scores.parquet --carry customer
+      dpsgd predict run --input new.csv --out scores.csv --carry customer
       dpsgd predict averaged-run --input data/test --out intervals.parquet \\
           --uncertainty 0.95
     """

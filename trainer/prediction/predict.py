@@ -40,8 +40,8 @@ import pyarrow as pa
 from pipelines.batches.columns import row_bytes
 from trainer.averaging.uncertainty import statement
 from trainer.prediction import request as requests
-from trainer.prediction.parquet_file import ParquetFile
 from trainer.prediction.request import PredictRequest
+from trainer.prediction.table_file import TableFile
 from trainer.report.arrow_tables import as_table
 from trainer.report.progress import Reporter, Silent
 
@@ -94,7 +94,7 @@ def predict(
       table: File, folder or glob: Parquet with the columns of the batches, or a raw
         table (CSV, TSV, Parquet), which is read by the schema of the training examples.
         No label is needed.
-      out: New Parquet file.
+      out: New file: Parquet, or CSV if its name ends in ".csv".
       average: "last", "ema", "uta", "custom", "past_ema", "upa", "past_custom", "opa"
         or "omv", if the run has it.  None for "opa" with intervals, else "last".
       aggregate: Instead, "module:function" from the kept iterates to weights: see
@@ -131,7 +131,7 @@ def predict_checked(request: PredictRequest, reporter: Reporter) -> PredictSumma
     predict_rows = load(request)
     metadata = {METADATA_KEY: json.dumps(_describe(request)).encode()}
     reporter.start(request.rows.total, done=0)
-    with ParquetFile(request.out, metadata) as file:
+    with TableFile(request.out, metadata) as file:
         for inputs, carried, done in request.rows.parts(_chunk_rows(request)):
             file.write(_beside(carried, predict_rows(inputs)))
             reporter.advance(done)

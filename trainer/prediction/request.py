@@ -26,6 +26,7 @@ from trainer.export import serving
 from trainer.export.serving import Serving
 from trainer.model import user_sources
 from trainer.model.metrics import VOTE_METRICS
+from trainer.prediction.table_file import check_name
 from trainer.prediction.tables import Rows, open_rows
 from trainer.run import run_record
 from trainer.run.preflight import check_local
@@ -54,7 +55,7 @@ class PredictRequest:
     Attributes:
       run: Folder of the run.
       rows: Rows of the table.
-      out: New Parquet file.
+      out: New file.
       average: One of ``AVERAGES``.
       level: Level of the intervals, in (0, 1); None for none.
       serving: Signature of the model.
@@ -127,9 +128,11 @@ def check(
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
     # Without the label, which the table need not have.
     manifest = dataclasses.replace(manifest, columns=signature.inputs)
+    rows = open_rows(table, manifest, carried)
+    check_name(out, rows.carried_types)
     return PredictRequest(
         run=run,
-        rows=open_rows(table, manifest, carried),
+        rows=rows,
         out=out,
         average=chosen,
         level=uncertainty,

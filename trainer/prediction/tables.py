@@ -13,14 +13,16 @@ Public: names of columns, sizes.  Sensitive: rows.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
+from accounting.validation import InputError
 from pipelines.batches.manifest import DATASET_METADATA_KEY, Manifest
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.raw_inputs import Part, RawInputs
+from pipelines.tables.schema.fields import CELLS_NAME
 from pipelines.tables.schema.schema import DATASET_NAME, Schema
 from pipelines.tables.table_files import PARQUET, kind_of_file, parquet_schema
 from trainer.model.evaluation import HeldOut
@@ -34,6 +36,7 @@ class Rows(Protocol):
     Attributes:
       total: Size of the table, in units.
       unit: Unit of progress: "row" or "byte".
+      carried_types: Name -> type of the carried columns of a raw table.
     """
 
     @property
@@ -41,6 +44,9 @@ class Rows(Protocol):
 
     @property
     def unit(self) -> str: ...
+
+    @property
+    def carried_types(self) -> Mapping[str, pa.DataType]: ...
 
     def parts(self, num_rows: int) -> Iterator[Part]:
         """Yields inputs of the model, carried columns, and units read so far.
@@ -63,6 +69,7 @@ def open_rows(path: pathlib.Path, manifest: Manifest, carried: Sequence[str]) ->
     schema = _schema(manifest)
     if schema is None or any(map(_is_prepared, list_files(str(path), partitions=True))):
         return _Prepared(path, manifest, carried)
+    _check_cells(manifest)
     return _Raw(path, schema, carried)
 
 
@@ -71,6 +78,18 @@ def _schema(manifest: Manifest) -> Schema | None:
     if manifest.dataset.get("name") != DATASET_NAME:
         return None
     return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
+
+
+def _check_cells(manifest: Manifest) -> None:
+    """Refuses a run whose examples were read from their table in another way."""
+    found = manifest.dataset.get("cells", "those of a release without this field")
+    if found != CELLS_NAME:
+        raise InputError(
+            f"Expected the training examples to be prepared with cells {CELLS_NAME}; "
+            f"they are {found}, and this release would read some cells of "
+            f"{OPTION} as other numbers. Give a table that was prepared as they were, "
+            "or prepare, batch and train again."
+        )
 
 
 def _is_prepared(file: InputFile) -> bool:
@@ -90,6 +109,7 @@ class _Prepared:
         self._held_out = HeldOut(path, manifest, option=OPTION)
         self._held_out.check_others(carried)
         self._carried = list(carried)
+        self.carried_types: dict[str, pa.DataType] = {}  # numbers, or lists of a length
         self.total = self._held_out.num_rows
 
     def parts(self, num_rows: int) -> Iterator[Part]:
@@ -110,6 +130,7 @@ class _Raw:
     ) -> None:
         self._rows = RawInputs(str(path), schema, carried)
         self.total = self._rows.num_bytes
+        self.carried_types = self._rows.carried_types
 
     def parts(self, num_rows: int) -> Iterator[Part]:
         return self._rows.parts(num_rows)

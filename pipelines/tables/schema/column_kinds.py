@@ -46,11 +46,15 @@ YEAR, DAYS = "year", "days"
 PARTS = (YEAR, *ID_PARTS, DAYS)
 
 UTC = "UTC"
+#: Of ``strptime``, without those of the machine's language; %Z would ignore the zone.
+_DIRECTIVES = "YmdHMSfzybBjIpaAwGVuUW%"
 
 #: Divisor of logarithms without another scale: counts of thousands become about 2.
 LOG_SCALE = 4.0
 
 LABEL = "label"
+#: Reason of a row whose label is not listed.
+NO_CLASS = "is none of the classes of this label"
 USER = "user"
 
 
@@ -330,7 +334,7 @@ class Date(Kind):
       parts: Some of ``PARTS``, each of which becomes a column NAME_part.
       range: First and last date.  "year" needs it to bound its ids, and "days", which
         is clipped to it and scaled to [-1, 1].
-      format: Format of texts for C's ``strptime``; empty for ISO 8601.
+      format: Format of texts for Python's ``strptime``; empty for ISO 8601.
       unit: Unit of integers: s, ms or us since 1970; empty for other types.
       zone: Time zone to which times with a zone are converted.
     """
@@ -378,7 +382,15 @@ class Date(Kind):
 
     @staticmethod
     def _format(fields: Fields) -> str:
-        return fields.text("format", "") if fields.get("format") is not None else ""
+        found = fields.text("format", "") if fields.get("format") is not None else ""
+        unknown = set(re.findall("%(.?)", found, re.DOTALL)) - set(_DIRECTIVES)
+        if unknown:
+            wanted = (
+                f"of Python's strptime, without %{min(unknown)}: one of "
+                f"%{', %'.join(_DIRECTIVES)}"
+            )
+            raise fields.wrong("format", wanted, 'format = "%d.%m.%Y %H:%M"')
+        return found
 
     @staticmethod
     def _unit(fields: Fields) -> str:

@@ -6,6 +6,7 @@ Everything here is public, so that messages may quote it.
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -15,9 +16,26 @@ from accounting.validation import InputError, did_you_mean
 
 _WORDS = {int: "an integer", str: "a text", bool: "true or false"}
 
-#: Whole numbers and booleans as pandas writes them, which are read as 5 and true.
-WHOLE_NUMBER = r"^(-?[0-9]+)\.0$"
-TRUTHS = ("True", "False")
+#: How cells are read.  Change it when a cell may become another number or text.
+CELLS_NAME = "dpsgd-cells-v2"
+
+#: A whole number with zeros after the point, and a number with an exponent.  What may
+#: be hexadecimal, such as 12e4, is neither.
+WHOLE_NUMBER = r"^(-?[0-9]+)\.0+$"
+EXPONENT = r"^-?[0-9]+(\.[0-9]+[eE][-+]?|[eE][-+])[0-9]{1,3}$"
+#: Text -> the one that it is read as; None for missing.
+ONE_TEXT = {
+    "True": "true",
+    "False": "false",
+    "TRUE": "true",
+    "FALSE": "false",
+    "-0": "0",
+    "nan": None,
+    "NaN": None,
+}
+#: From here on, floating-point numbers have neighbours that are not written.
+_MOST_EXACT = 2**53
+_SPACES = " \t\n\v\f\r"
 
 
 class Fields:
@@ -162,7 +180,7 @@ class Fields:
             raise self.wrong(name, "a list with a value or more", example)
         if not all(isinstance(each, str | int) for each in value):
             raise self.wrong(name, "a list of texts or integers", example)
-        words = tuple(_word(each) for each in value)
+        words = tuple(one_word(each) for each in value)
         if len(set(words)) < len(words):
             raise self.wrong(name, "a list of different values", example)
         return words
@@ -197,7 +215,26 @@ def _is_number(value: Any) -> bool:
     return number and math.isfinite(value)
 
 
-def _word(value: str | int) -> str:
-    """Returns the text of a category or class, as `columns` reads it from cells."""
-    text = re.sub(WHOLE_NUMBER, r"\1", str(value))
-    return text.lower() if text in TRUTHS else text
+def digits_of(text: str) -> str:
+    """Returns a number with an exponent as digits; itself if it is not whole and exact.
+
+    Example:
+      >>> digits_of("1.2345678E7"), digits_of("5e-1"), digits_of("0E-10")
+      ('12345678', '5e-1', '0')
+    """
+    value = decimal.Decimal(text)
+    exact = abs(value) < _MOST_EXACT and value == value.to_integral_value()
+    return str(int(value)) if exact else text
+
+
+def one_word(value: str | int) -> str:
+    """Returns the one text of a category or class, as ``values`` reads it from cells.
+
+    Example:
+      >>> one_word(" 5.00 "), one_word(True), one_word("2.50")
+      ('5', 'true', '2.50')
+    """
+    text = re.sub(WHOLE_NUMBER, r"\1", str(value).strip(_SPACES))
+    if re.search(EXPONENT, text):
+        text = digits_of(text)
+    return ONE_TEXT.get(text) or text

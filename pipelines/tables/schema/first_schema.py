@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from accounting.validation import InputError, check_int, did_you_mean
 from pipelines.batches.columns import RESERVED_NAMES
 from pipelines.inputs.type_kinds import is_list, is_text, kind_of_type
-from pipelines.tables.cells import Cells, cast
+from pipelines.tables.cells.cells import Cells, cast
 from pipelines.tables.raw_files import InputFile, list_files
 from pipelines.tables.schema.column_kinds import (
     BINARY,
@@ -42,6 +42,7 @@ from pipelines.tables.schema.schema import (
     VERSION,
     InputOptions,
     hint_of_delimiter,
+    shown_names,
 )
 from pipelines.tables.table_files import (
     PARQUET,
@@ -132,8 +133,10 @@ def first_schema(
     options = options or InputOptions()
     types = table_columns(files[0], table, options)
     kinds = dict(kinds or {})
-    for name in (*([label] if label else []), *kinds):
-        _check_there(name, list(types), files[0])
+    told = [*([label] if label else []), *kinds]
+    has_header = table == PARQUET or bool(options.header or types.keys() & set(told))
+    for name in told:
+        _check_there(name, list(types), files[0], has_header)
     if label in kinds and label:
         raise InputError(
             f"Expected column {label} to be the label alone. Leave it out of "
@@ -159,10 +162,12 @@ def first_schema(
     return _text(columns, table, options, look_at_rows)
 
 
-def _check_there(name: str, names: Sequence[str], file: InputFile) -> None:
+def _check_there(
+    name: str, names: Sequence[str], file: InputFile, has_header: bool
+) -> None:
     if name not in names:
         raise InputError(
-            f"Expected column {name} in {file.shown}; it has {', '.join(names)}."
+            f"Expected column {name} in {file.shown}; {shown_names(names, has_header)}."
             f"{did_you_mean(name, names)}"
             f"{hint_of_delimiter(names[0]) if len(names) == 1 else ''}"
         )

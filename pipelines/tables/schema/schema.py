@@ -56,7 +56,7 @@ from pipelines.tables.schema.column_kinds import (
     is_usable,
     usable_name,
 )
-from pipelines.tables.schema.fields import Fields
+from pipelines.tables.schema.fields import CELLS_NAME, Fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -178,6 +178,7 @@ class InputOptions:
         quote is doubled.
       encoding: Encoding of CSV and TSV.
       decimal: Decimal separator.
+      thousands: Separator between groups of three digits of a number; empty for none.
     """
 
     missing_values: tuple[str, ...] = ("",)
@@ -186,6 +187,7 @@ class InputOptions:
     escape: str = ""
     encoding: str = "utf-8"
     decimal: str = "."
+    thousands: str = ""
 
     @classmethod
     def read(cls, fields: Fields) -> InputOptions:
@@ -202,6 +204,11 @@ class InputOptions:
         decimal = fields.text("decimal", ".")
         if decimal not in (".", ","):
             raise fields.wrong("decimal", "a point or a comma", 'decimal = ","')
+        thousands = fields.text("thousands", "")
+        in_numbers = thousands in (decimal, "+", "-") or thousands.isalnum()
+        if in_numbers or len(thousands) > 1:
+            wanted = "one character that numbers do not hold otherwise"
+            raise fields.wrong("thousands", wanted, 'thousands = " "')
         encoding = fields.text("encoding", "utf-8")
         try:
             "".encode(encoding)
@@ -217,6 +224,7 @@ class InputOptions:
             escape=escape,
             encoding=encoding,
             decimal=decimal,
+            thousands=thousands,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -368,6 +376,11 @@ class Schema:
         """The column to predict."""
         return next(kind for kind in self.columns.values() if isinstance(kind, Label))
 
+    @property
+    def label_name(self) -> str:
+        """Name of the column to predict."""
+        return next(name for name, kind in self.columns.items() if kind == self.label)
+
     def outputs_of(self, column: str) -> tuple[Output, ...]:
         """Returns the outputs of a column of the table."""
         return _outputs(self.columns[column], column)
@@ -406,6 +419,7 @@ class Schema:
         label = {"task": self.label.task, "num_classes": self.label.num_classes}
         return {
             "name": DATASET_NAME,
+            "cells": CELLS_NAME,
             "hash": HASH_NAME,
             "label": label,
             "inputs": inputs,
@@ -470,13 +484,16 @@ def hint_of_delimiter(header: str) -> str:
     )
 
 
-def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> None:
+def refuse_missing(
+    needed: Sequence[str], names: Sequence[str], place: str, *, has_header: bool = True
+) -> None:
     """Refuses a table that lacks columns of a schema, all in one line.
 
     Args:
       needed: Names of the needed columns.
       names: Names of the table's columns.
       place: The table, for messages.
+      has_header: Whether these are names for certain; else they may be cells of a row.
 
     Raises:
       InputError: a column is missing.
@@ -486,7 +503,18 @@ def refuse_missing(needed: Sequence[str], names: Sequence[str], place: str) -> N
         hints = [did_you_mean(name, names) for name in missing]
         if len(names) == 1:
             hints.append(hint_of_delimiter(names[0]))
+        has_header = has_header or len(missing) < len(needed)
         raise InputError(
-            f"Expected columns {', '.join(missing)} of the schema in {place}; it has "
-            f"{', '.join(names)}.{''.join(hints)}"
+            f"Expected columns {', '.join(missing)} of the schema in {place}; "
+            f"{shown_names(names, has_header)}.{''.join(hints)}"
         )
+
+
+def shown_names(names: Sequence[str], has_header: bool) -> str:
+    """Returns the columns that a table has; arguments as for ``refuse_missing``."""
+    if has_header:
+        return f"it has {', '.join(names)}"
+    return (
+        "its first row has no such name. If that row is no header, write header = "
+        "[...] with all names below [input] of the schema (--header of `dpsgd schema`)"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -15,6 +16,7 @@ import pytest
 
 from accounting.validation import InputError
 from pipelines.files.output_folder import check_output, staged_folder
+from pipelines.inputs.input_files import check_outside
 from pipelines.tables import convert
 from tests.pipelines.conftest import run_command, write_table
 
@@ -180,3 +182,46 @@ def test_what_the_system_says_of_other_paths_is_one_line(
         r"error: Expected to read and write files: Not a dir[^\n]+\n", printed
     )
     assert str(out) in printed
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "is_refused"),
+    [
+        ("table", "table/new", True),
+        ("table", "table/day=3/new", True),
+        ("table", "link/new", True),
+        ("table/**/*.csv", "table/new", False),  # which would hold Parquet
+        ("table/**", "table/new", True),
+        ("table", "table/_new", False),  # hidden
+        ("table", "table-new", False),
+        ("table/a.csv", "table/new", False),
+    ],
+)
+def test_an_output_that_is_part_of_the_input_is_refused(
+    place: pathlib.Path, source: str, out: str, is_refused: bool
+) -> None:
+    (place / "table").mkdir()
+    (place / "table" / "a.csv").write_text("y\n1\n")
+    (place / "link").symlink_to(place / "table")
+    names = ("train", "part-00000.parquet")
+    refused = pytest.raises(InputError, match=r"--out .* not to lie in --input .*table")
+    with refused if is_refused else contextlib.nullcontext():
+        check_outside(str(place / source), str(place / out), *names)
+
+
+@pytest.mark.usefixtures("never_read")
+@pytest.mark.parametrize("command", ["prepare", "schema"])
+def test_commands_refuse_an_output_in_their_input(
+    place: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    (place / "table").mkdir()
+    (place / "table" / "a.txt").write_text("0\n")
+    monkeypatch.chdir(place / "table")
+    arguments = {"prepare": ["--input=.", "--out=new"], "schema": [".", "--out=s.toml"]}
+    code, printed = run_command(monkeypatch, capfd, command, *arguments[command])
+    assert code == 2
+    assert "not to lie in --input ., which would be read with it" in printed
+    assert listing(place / "table") == ["a.txt"]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accounting.validation import InputError
-from pipelines.tables import file_parts
+from pipelines.tables import file_parts, table_files
 from pipelines.tables.criteo import CriteoFormat, PrepareOptions
 from pipelines.tables.file_parts import (
+    Quotations,
     has_ascii_bytes,
     join_rows,
     leaves_open,
@@ -54,8 +60,10 @@ def rows_of(files: list[InputFile], options: InputOptions) -> list[Any]:
 
 @pytest.mark.parametrize("header", [(), NAMES])
 def test_rows_of_parts_are_those_of_the_file(
-    header: tuple[str, ...], tmp_path: pathlib.Path
+    header: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Of what the reader makes of marks within cells; most such texts are refused.
+    monkeypatch.setattr(table_files, "_refuse_open", lambda *_: None)
     random = np.random.default_rng(0)
     options = InputOptions(header=header)
     num_parts, num_quoted = 0, 0
@@ -91,6 +99,64 @@ def test_a_quotation_is_open_as_the_reader_sees_it(
     lines: bytes, after: tuple[bool, bool]
 ) -> None:
     assert leaves_open(lines, ",") == after
+
+
+def strictly_quoted(text: str) -> bool:
+    """Whether Python's reader accepts the quotations of a text."""
+    try:
+        list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error:
+        return False
+    return True
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.sampled_from((*PIECES, '"a"', '","', '"\n'))).map("".join),
+    st.integers(1, 7),
+)
+def test_a_quotation_ends_with_its_cell(text: str, block: int) -> None:
+    data = text.encode()
+    found = Quotations(",", encoding="utf-8")
+    for start in range(0, len(data), block):
+        found.feed(data[start : start + block])
+    found.end()
+    # Spaces after a quotation are harmless, though not for Python's reader.
+    assert (not found.fault) == strictly_quoted(re.sub('" +(?=[,\r\n]|$)', '"', text))
+    wide = Quotations(",", encoding="utf-16")
+    wide.feed(text.encode("utf-16"))
+    wide.end()
+    assert wide.fault == found.fault
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ('1,x\n2,"y\n3,z\n', 3),  # to the end of the file
+        ('1,x\n2,"y\n3,"z"\n4,u\n', 3),  # to another cell
+        ('1,"two\nlines"\n2,"y\n', 4),
+        ('1,5" pipe\n2,"y ""quoted"""\n3,"y" \n', 0),
+    ],
+)
+def test_a_quotation_that_is_left_open_is_refused_with_its_line(
+    rows: str, line: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size, more in ((1 << 20, 0), (64, 0), (64, 50)):
+        monkeypatch.setattr(table_files, "_BLOCK_BYTES", size)
+        text = f"a,b\n{rows}" + "9,z\n" * more
+        file = input_file(tmp_path / "table.csv", text.encode())
+        if not line:
+            assert len(rows_of([file], InputOptions())) == 3 + more
+            continue
+        with pytest.raises(InputError, match=f"that on line {line} has none"):
+            rows_of([file], InputOptions())
+
+
+def test_marks_after_a_backslash_need_an_escape(tmp_path: pathlib.Path) -> None:
+    file = input_file(tmp_path / "t.csv", b'a,b\n1,"say \\"so\\", he"\n')
+    assert len(rows_of([file], InputOptions(escape="\\"))) == 1
+    with pytest.raises(InputError, match=r"line 2 .* escape = "):
+        rows_of([file], InputOptions())
 
 
 def test_what_cannot_be_read_from_its_middle_is_one_part(

@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accounting.validation import InputError
+from pipelines.tables.raw_inputs import RawInputs
 from pipelines.tables.schema import first_schema as module
+from pipelines.tables.schema.fields import one_word
 from pipelines.tables.schema.first_schema import first_schema
 from pipelines.tables.schema.schema import InputOptions, Schema
 
@@ -175,6 +177,27 @@ def test_a_row_is_not_taken_for_a_header(tmp_path: pathlib.Path) -> None:
     assert list(kinds_of(first_schema(str(path)))) == ["", "0", "1"]
 
 
+def test_a_row_in_place_of_a_header_is_not_quoted(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("canary,clerk,no\nother,farmer,yes\n")
+    columns = {"z": {"kind": "numeric"}, "y": {"kind": "label", "task": "binary"}}
+    schema = Schema.from_json({"version": 1, "columns": columns})
+    with pytest.raises(InputError, match=r"column income .* If that row is no") as told:
+        first_schema(str(path), label="income")
+    with pytest.raises(InputError, match=r"columns z .* write header = \[") as read:
+        RawInputs(str(path), schema)
+    path.write_text("canary,no,no\nother,no,yes\n")
+    with pytest.raises(InputError, match="some of columns 2, 3 have one name") as twice:
+        first_schema(str(path), label="income")
+    for caught in (told, read, twice):
+        assert "canary" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+    # One column that is there says that the others are names, too.
+    path.write_text("age,job,income\n1,a,no\n")
+    with pytest.raises(InputError, match=r"jobs .*it has age, job, income"):
+        first_schema(str(path), label="income", kinds={"jobs": "category"})
+
+
 names = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), min_size=1
 )
@@ -193,7 +216,7 @@ def test_what_is_written_can_be_read_whatever_the_names(
 ) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({name: [1] for name in columns}), path)
-    classes = list(dict.fromkeys([*classes, "0", "1"]))
+    classes = list(dict.fromkeys(map(one_word, [*classes, "0", "1"])))
     text = first_schema(str(path), label=columns[0], classes=classes)
     schema = Schema.from_json(tomllib.loads(text))
     assert list(schema.columns) == columns

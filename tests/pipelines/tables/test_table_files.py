@@ -451,6 +451,50 @@ def test_no_row_for_train_is_refused_with_what_to_mend(
     assert "Fix [split] of the schema." in message
 
 
+def test_rows_of_a_class_are_not_left_out_for_a_typo_in_the_schema(
+    tmp_path: pathlib.Path,
+) -> None:
+    rows = make_rows(40)
+    rows = [
+        {**row, "y": ["<=50K", ">50K", "?"][number % 3]}
+        for number, row in enumerate(rows)
+    ]
+    write_text(tmp_path / "t.csv", rows)
+    label = {"kind": "label", "task": "binary", "classes": ["<=50K", ">50k"]}
+    schema = schema_of({**COLUMNS, "y": label}, input={"missing_values": ["?"]})
+    out = tmp_path / "out"
+    for on_bad_row in ("fail", "skip"):
+        message = refused(tmp_path / "t.csv", out, schema=schema, on_bad_row=on_bad_row)
+        assert "in 13 y is none of the classes of this label (" in message
+        assert (
+            "No well-formed row is of class '>50k': write the classes of y" in message
+        )
+        assert "--on-bad-row" not in message
+    # Every class has rows: the others may be left out, but that is no advice.
+    label["classes"] = ["<=50K", ">50K"]
+    schema = schema_of({**COLUMNS, "y": label}, input={"missing_values": ["?"]})
+    message = refused(tmp_path / "t.csv", out, schema=schema)
+    assert "left out by y, the label, would make it another table" in message
+    summary = run(tmp_path / "t.csv", out, schema=schema, on_bad_row="skip")
+    assert sum(summary.num_rows.values()) == 27
+
+
+def test_skipping_all_rows_names_the_column(tmp_path: pathlib.Path) -> None:
+    rows = [{**row, "price": f"{row['id']},5"} for row in make_rows(20)]
+    write_text(tmp_path / "t.csv", rows)
+    message = refused(tmp_path / "t.csv", tmp_path / "out", on_bad_row="skip")
+    assert "20 of 20 are malformed: " in message
+    assert (
+        "in 20 price is not a number; if a comma belongs to it, write decimal"
+        in message
+    )
+    assert "All are: fix the schema, such as the kind of that column." in message
+    schema = schema_of(input={"decimal": ","})
+    assert sum(
+        run(tmp_path / "t.csv", tmp_path / "out", schema=schema).num_rows.values()
+    )
+
+
 def test_values_of_partition_folders_are_in_no_message(tmp_path: pathlib.Path) -> None:
     place = tmp_path / "t" / f"job={CANARY}"
     place.mkdir(parents=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,6 +17,7 @@ from accounting.validation import InputError
 from tests.trainer.conftest import DATASET, make_rows, write_batches, write_held_out
 from tests.trainer.run.whole_runs import AVERAGES, load_model, private_settings
 from trainer.prediction import exported_model, predict, request
+from trainer.prediction.table_file import check_name
 from trainer.run.preflight import Request
 from trainer.train import train
 
@@ -151,6 +153,31 @@ def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
     assert found["id"].to_pylist() == list(range(len(ROWS)))
 
 
+def test_a_name_that_ends_in_csv_gets_csv(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    wanted = _predict(folder, tmp_path / "out.parquet", carry=["integers", "label"])
+    summary = predict.predict(
+        folder / "run", folder / "table", tmp_path / "out.csv",
+        carry=["integers", "label"],
+    )  # fmt: skip
+    found = pa_csv.read_csv(tmp_path / "out.csv")
+    lists = [f"integers_{place}" for place in range(13)]
+    assert summary.columns == tuple(found.column_names)
+    assert found.column_names == [*lists, "label", "probability"]
+    assert found["label"].to_pylist() == wanted["label"].to_pylist()
+    np.testing.assert_allclose(found["probability"], wanted["probability"], rtol=1e-6)
+    values = np.stack([found[name].to_numpy() for name in lists], axis=1)
+    np.testing.assert_allclose(values, np.stack(wanted["integers"].to_numpy()))
+
+
+def test_lists_of_any_length_are_not_carried_to_csv() -> None:
+    types = {"tags": pa.list_(pa.string()), "id": pa.string()}
+    check_name(pathlib.Path("out.parquet"), types)
+    with pytest.raises(InputError, match=r"tags of type list.*--out out\.parquet"):
+        check_name(pathlib.Path("out.csv"), types)
+
+
 @pytest.mark.parametrize("average", ["last", "opa"])
 def test_a_bounded_number_of_rows_is_in_memory_at_a_time(
     average: str,
@@ -162,13 +189,13 @@ def test_a_bounded_number_of_rows_is_in_memory_at_a_time(
     monkeypatch.setattr(predict, "_CHUNK_BYTES", 7 * 26 * 4 + 7 * 13 * 4)
     monkeypatch.setattr(exported_model, "_BATCH_ROWS", 3)
     sizes: list[int] = []
-    write = predict.ParquetFile.write
+    write = predict.TableFile.write
 
     def spy(self: Any, table: pa.Table) -> None:
         sizes.append(table.num_rows)
         write(self, table)
 
-    monkeypatch.setattr(predict.ParquetFile, "write", spy)
+    monkeypatch.setattr(predict.TableFile, "write", spy)
     found = _predict(folder, tmp_path / "out.parquet", average=average)
     assert max(sizes) == 7
     np.testing.assert_allclose(found["probability"], whole["probability"], rtol=1e-5)
@@ -184,7 +211,7 @@ def test_an_error_on_the_way_leaves_nothing_and_quotes_no_row(
     pq.write_table(broken, tmp_path / "broken.parquet")
     written: list[int] = []
     monkeypatch.setattr(
-        predict.ParquetFile, "write",
+        predict.TableFile, "write",
         lambda self, rows: written.append(rows.num_rows),
     )  # fmt: skip
     with pytest.raises(InputError, match="column integers of --input to hold no nul"):
@@ -226,6 +253,7 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"carry": ["label", "label"]}, "column label of --carry once"),
         ({"carry": ["label"], "average": "omv"}, "a prediction: label, vote_share"),
         ({"out": "s3://bucket/out"}, "on this machine"),
+        ({"out": "new.xlsx"}, "end in .parquet or .csv.*--out .*new.csv"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_before_any_work(

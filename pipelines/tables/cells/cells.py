@@ -1,7 +1,8 @@
 """Cells of one column of a block, without the encodings of its file.
 
 Arrow parses numbers and dates; a block that it refuses is halved until the malformed
-cells are found.
+cells are found.  Spaces around a text are ignored in every format, as files of text
+need it.
 
 Sensitive: everything but names and reasons.
 """
@@ -9,6 +10,7 @@ Sensitive: everything but names and reasons.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,8 +31,8 @@ class Cells:
       array: Values as in the file.
       missing_values: Texts that stand for null.
       faults: (whether each row is malformed, reason), to which faults are appended.
-      padded: Whether spaces around texts are ignored.
-      decimal: Decimal separator.
+      decimal: Decimal separator of texts.
+      thousands: Separator of groups of three digits; empty for none.
     """
 
     def __init__(
@@ -40,12 +42,12 @@ class Cells:
         missing_values: Sequence[str],
         faults: list[tuple[np.ndarray, str]],
         *,
-        padded: bool = False,
         decimal: str = ".",
+        thousands: str = "",
     ) -> None:
-        self.name, self._faults, self._padded = name, faults, padded
-        self._decimal = decimal
-        self._missing_values = missing_values
+        self.name, self._faults = name, faults
+        self.decimal, self.thousands = decimal, thousands
+        self.missing_values = tuple(missing_values)
         self.array = self._plain(array)
 
     def _plain(self, array: pa.Array) -> pa.Array:
@@ -58,9 +60,9 @@ class Cells:
             return array
         if kind != pa.large_string():
             array = array.cast(pa.large_string())
-        if self._padded and _has_spaces(array):
+        if _has_spaces(array):
             array = pc.ascii_trim_whitespace(array)
-        if self._missing_values == ("",) and not array.offset and not array.null_count:
+        if self.missing_values == ("",) and not array.offset and not array.null_count:
             return _without_empty(array)  # the usual case, several times as fast
         missing = self._listed(array)
         if not pc.any(missing).as_py():
@@ -69,7 +71,7 @@ class Cells:
 
     def _listed(self, texts: pa.Array) -> pa.Array:
         """Returns which texts are missing values."""
-        listed = pa.array(self._missing_values, pa.large_string())
+        listed = pa.array(self.missing_values, pa.large_string())
         return pc.is_in(texts, value_set=listed)
 
     def of(self, array: pa.Array) -> Cells:
@@ -77,20 +79,18 @@ class Cells:
         return Cells(
             self.name,
             array,
-            self._missing_values,
+            self.missing_values,
             self._faults,
-            padded=self._padded,
-            decimal=self._decimal,
+            decimal=self.decimal,
+            thousands=self.thousands,
         )
 
     @property
     def with_points(self) -> pa.Array:
-        """The cells, with a point as the decimal separator of texts."""
-        if self._decimal == "." or not is_text(self.array.type):
+        """The cells, with texts of numbers as they are written in English."""
+        if not is_text(self.array.type):
             return self.array
-        # A point in such a text separates thousands, or is a mistake: it is malformed.
-        texts = pc.replace_substring(self.array, ".", "?")
-        return pc.replace_substring(texts, self._decimal, ".")
+        return with_points(self.array, self.decimal, self.thousands)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -110,6 +110,25 @@ class Cells:
         """
         if rows.any():
             self._faults.append((rows, f"{self.name} {reason}"))
+
+
+def with_points(texts: pa.Array, decimal: str, thousands: str = "") -> pa.Array:
+    """Returns texts with a point as the decimal separator, and digits without groups.
+
+    Args:
+      texts: Large strings.
+      decimal: Decimal separator.
+      thousands: Separator of groups of three digits; empty for none.
+    """
+    if thousands:
+        mark, point = re.escape(thousands), re.escape(decimal)
+        grouped = f"^[-+]?[0-9]{{1,3}}({mark}[0-9]{{3}})+({point}[0-9]*)?$"
+        plain = pc.replace_substring(texts, thousands, "")
+        texts = pc.if_else(pc.match_substring_regex(texts, grouped), plain, texts)
+    if decimal == ".":
+        return texts
+    # A point in such a text separates thousands, or is a mistake: it is malformed.
+    return pc.replace_substring(pc.replace_substring(texts, ".", "?"), decimal, ".")
 
 
 def _has_spaces(texts: pa.Array) -> bool:
@@ -161,14 +180,14 @@ def elements(
 
     Args:
       cells: Lists, also nested, or texts.
-      separator: Separator of the elements of a text; empty for lists.
+      separator: Separator of the elements of a text.
 
     Returns:
       The elements of all rows; the offsets of the first and after the last element of
       each row, int64 of shape (rows,); and which rows are missing.
     """
     array, absent = cells.array, cells.missing
-    if separator:
+    if is_text(array.type):
         array = pc.split_pattern(pc.fill_null(array, ""), separator)
     starts = np.arange(len(array), dtype=np.int64)
     ends = starts + 1

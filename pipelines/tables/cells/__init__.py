@@ -1,0 +1,1 @@
+"""Cells of a column: their numbers, texts and times."""
