@@ -59,6 +59,7 @@ from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
 from trainer.model.user_code import load_function
+from trainer.model.pure_graph import check_pure
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
@@ -635,4 +636,5 @@ def _make_predict(model: models.TrainableModel, checked: Checked) -> Any:
         input_signature=[columns],
         autograph=model.needs_autograph,
     )
+    check_pure(outputs.get_concrete_function().graph, "the model")
     return lambda rows: tf.nest.map_structure(np.asarray, outputs(dict(rows)))
