@@ -58,8 +58,8 @@ from trainer.methods.base import Hooks
 from trainer.methods.optimizers import make_optimizer
 from trainer.model import initial_weights
 from trainer.model.evaluation import Evaluator
-from trainer.model.user_code import load_function
 from trainer.model.pure_graph import check_pure
+from trainer.model.user_code import load_function
 from trainer.model.user_rows import of_one_row
 from trainer.model.views import Views, first_view, load_views
 from trainer.report import curve_files, plots
