@@ -73,7 +73,7 @@ class _Train(method_flags.TrainsByMethods):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = error.option_name
+            name = error.option_name.replace("_", "-")
             if name not in _OF_BATCHES:
                 raise
             raise InputError(
