@@ -11,6 +11,9 @@ import shlex
 import subprocess
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +26,7 @@ from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.settings import audit_settings
+from trainer.tf_compat import keras
 
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
 SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
@@ -134,6 +138,15 @@ def test_every_printed_command_says_what_the_page_says(
     run = make_run("my run", **made)
     page = render(collect(run))
     monkeypatch.chdir(run.parent)
+    commands = check_commands(page, monkeypatch)
+    has_audit = ["audit" in words for words in commands]
+    claims = bool(epsilon_of(page))
+    complete = made.get("complete", True) and made.get("method") != "model-mix"
+    assert any(has_audit) == (claims and complete)
+
+
+def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Executes every command of a page, and returns them all."""
     # The command is the printed one; only its default number of trials is smaller.
     monkeypatch.setitem(audit_settings.TRIALS, audit_settings.MECHANISM, 200)
     commands = commands_of(page)
@@ -143,10 +156,7 @@ def test_every_printed_command_says_what_the_page_says(
         assert done.exit_code == 0, done.output
         check_output(words, done.stdout, page)
     check_digests(commands[-1], page)
-    has_audit = ["audit" in words for words in commands]
-    claims = bool(epsilon_of(page))
-    complete = made.get("complete", True) and made.get("method") != "model-mix"
-    assert any(has_audit) == (claims and complete)
+    return commands
 
 
 def check_digests(words: list[str], page: str) -> None:
@@ -194,3 +204,60 @@ def test_the_commands_of_another_delta_name_it(
     assert ["dpsgd", "audit", "my run", "--delta", "1e-07"] in lines
     digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
     assert found["files"]["manifest.json"] == digest
+
+
+@pytest.fixture(scope="module")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with rows of users, held-out rows, and a model."""
+    root = tmp_path_factory.mktemp("visits")
+    random = np.random.default_rng(0)
+    x = random.normal(size=600).astype("f4")
+    label = (x + random.normal(size=600) > 0).astype("f4")
+    table = pa.table({"user": random.integers(0, 90, 600), "x": x, "label": label})
+    pq.write_table(table.slice(0, 400), root / "visits.parquet")
+    pq.write_table(table.slice(400).drop_columns(["user"]), root / "test.parquet")
+    return root
+
+
+def network(_: Any = None) -> Any:
+    """A linear model of one number."""
+    x = keras.Input((), name="x")
+    return keras.Model(x, keras.layers.Dense(1)(keras.layers.Reshape((1,))(x)))
+
+
+def call(line: str) -> None:
+    done = CliRunner().invoke(dpsgd.cli, shlex.split(line))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("sampled", "trained"),
+    [("rows", "train"), ("users", "train"), ("rows", "make_private")],
+)
+def test_commands_of_a_real_run_on_users_that_were_bounded(
+    sampled: str, trained: str, visits: pathlib.Path, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    call(f"bound --input {visits}/visits.parquet --user-column user --out bounded "
+         f"--max-examples-per-user 2 --num-examples 200 --sample {sampled}"
+    )  # fmt: skip
+    call("batches --input bounded --out batches --batch-size 40 --epochs 1")
+    if trained == "train":
+        call(f"train --batches batches --eval {visits}/test.parquet --out run "
+             f"--model {__name__}:network --epsilon 3 --delta 1e-4")  # fmt: skip
+    else:
+        rows = pq.read_table(visits / "test.parquet")
+        model = dpsgd.make_private(
+            network(), batches="batches", run="run", l2_norm_clip=2, epsilon=3,
+            delta=1e-4,
+        )  # fmt: skip
+        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        data = rows["x"].to_numpy(), rows["label"].to_numpy()
+        model.fit(validation_data=data, verbose=0)
+    call("report run")
+    page = pathlib.Path("report.html").read_text()
+    assert re.search(r"^(2\.9|3\.0)", epsilon_of(page))
+    assert "one user<small>of whom at most 2 rows were kept" in page
+    assert "Results on held-out examples" in page
+    assert len(check_commands(page, monkeypatch)) == 4
