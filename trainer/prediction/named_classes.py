@@ -57,7 +57,11 @@ def with_classes(
 def column_names(
     columns: Sequence[str], task: str, classes: Sequence[str]
 ) -> tuple[str, ...]:
-    """Returns the names that ``with_classes`` may give; arguments as there."""
+    """Returns the names that may be given; other arguments as for `with_classes`.
+
+    Args:
+      columns: Names of the columns of predictions.
+    """
     if task == OTHER:
         return tuple(columns)
     rest = [column for column in columns if column != PREDICTED]

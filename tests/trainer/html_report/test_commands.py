@@ -241,7 +241,7 @@ def test_commands_of_a_real_run_on_users_that_were_bounded(
     monkeypatch.chdir(tmp_path)
     call(f"bound --input {visits}/visits.parquet --user-column user --out bounded "
          f"--max-examples-per-user 2 --num-examples 200 --sample {sampled}"
-    )  # fmt: skip
+         )  # fmt: skip
     call("batches --input bounded --out batches --batch-size 40 --epochs 1")
     if trained == "train":
         call(f"train --batches batches --eval {visits}/test.parquet --out run "
