@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from accounting.validation import InputError
@@ -19,6 +20,25 @@ LOWER = "lower bound only"
 BOTH = "upper and lower bound"
 #: Bounds with a smaller relative difference are equal up to rounding.
 _ROUNDING = 1e-8
+
+
+def upper_text(value: float) -> str:
+    """Returns an upper bound with four decimals, rounded up: it still holds.
+
+    Example:
+      >>> upper_text(2.99993), lower_text(2.99998)
+      ('3.0000', '2.9999')
+    """
+    return _text(value, math.ceil)
+
+
+def lower_text(value: float) -> str:
+    """Returns a lower bound with four decimals, rounded down; see `upper_text`."""
+    return _text(value, math.floor)
+
+
+def _text(value: float, side: Callable[[float], int]) -> str:
+    return f"{side(value * 1e4) / 1e4:.4f}" if math.isfinite(value) else f"{value}"
 
 
 def below(lower: float, upper: float) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting import accountant, deltas, intervals, sampler_registry
 from accounting import neighboring_relation as relations
+from accounting.intervals import lower_text, upper_text
 from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.trade_off import bounds as trade_off_bounds
@@ -193,7 +194,7 @@ class PrivacyStatement:
         if self.is_guarantee:
             weakness = self.weakness
             return (
-                f"The released model is ({_up(self.epsilon.guarantee)}, "
+                f"The released model is ({upper_text(self.epsilon.guarantee)}, "
                 f"{self.delta!r})-differentially private under the "
                 f"{relations.NAMES[self.neighboring_relation]} relation"
                 f"{self._for_users}, {self._bound}."
@@ -202,7 +203,7 @@ class PrivacyStatement:
         if self.epsilon.upper is None:
             return (
                 "No guarantee is claimed: no upper bound is known for these batches. "
-                f"Epsilon is at least {_down(self.epsilon.lower)} "
+                f"Epsilon is at least {lower_text(self.epsilon.lower or 0.0)} "
                 f"at delta {self.delta!r}."
             )
         return (
@@ -222,7 +223,7 @@ class PrivacyStatement:
             return "exactly"
         if self.epsilon.lower is None:
             return "an upper bound"
-        return f"an upper bound; no proof can go below {_down(self.epsilon.lower)}"
+        return f"an upper bound; no proof can go below {lower_text(self.epsilon.lower)}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict; infinite values are null."""
@@ -299,15 +300,6 @@ class PrivacyStatement:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _up(value: float) -> str:
-    # Four decimals, upwards: the printed number is still proven.
-    return f"{math.ceil(value * 1e4) / 1e4:.4f}"
-
-
-def _down(value: float | None) -> str:
-    return f"{math.floor((value or 0.0) * 1e4) / 1e4:.4f}"
 
 
 def check_unit(theorem: Theorem, max_examples_per_user: int) -> None:

@@ -10,6 +10,9 @@ import difflib
 import math
 from collections.abc import Iterable
 
+#: Least likeness of a name that was probably misspelt: that of delta to data is 0.67.
+_ALIKE = 0.7
+
 
 class InputError(ValueError):
     """A value or a file that the user can correct.  One line; safe to print."""
@@ -27,7 +30,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """
     plain = {_plain(each): each for each in choices}
     wanted = _plain(name)
-    found = difflib.get_close_matches(wanted, plain, n=1)
+    found = difflib.get_close_matches(wanted, plain, n=1, cutoff=_ALIKE)
     for each in plain:
         words = each.split("-")
         if wanted in words or wanted == "".join(word[:1] for word in words):

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from accounting.cli import misspelt
-from accounting.validation import InputError, did_you_mean
+from accounting.validation import InputError
 from dpsgd import __version__
 from pipelines.files.stopping import StoppedError, stoppable
 
@@ -120,7 +120,7 @@ class LazyGroup(click.Group):
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         raise click.UsageError(
-            f"No such command {name!r}.{did_you_mean(name, COMMANDS)}"
+            f"No such command {name!r}.{misspelt.command_meant(name, COMMANDS)}"
         )
 
     def format_commands(

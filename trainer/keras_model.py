@@ -29,6 +29,7 @@ Formal guarantees:
     ``non_private_training_metrics``; their names begin with ``non_private_``, and no
     callback of Keras's may decide by them.
   - Weights of examples and classes enter the loss before its gradient is clipped.
+  - Metrics of validation data are in the run's files, for `dpsgd report`.
 
 Noise is added to every row of an embedding table at every step.  Only ``dpsgd train``
 has lazy noise, DP-SAT, ModelMix, averages and checkpoints that survive the process.
@@ -59,6 +60,7 @@ from trainer.export.export import export, save_tensorflow
 from trainer.fitting.callbacks import check_callbacks
 from trainer.fitting.epochs import Epoch, plan_epochs
 from trainer.fitting.example_weights import ExampleWeights, WeightedModel, weighted
+from trainer.fitting.validation_curve import ValidationCurve
 from trainer.gradients.dp_step import Step
 from trainer.methods import registry
 from trainer.methods.optimizers import optimizer_of_keras
@@ -242,6 +244,7 @@ class PrivateModel(keras.Model):
             run=run,
             noise_key_file=noise_key_file,
         )
+        self._curve = ValidationCurve(run, settings.method)
         self._within_step = False
         # Not named _trainable, an attribute of Keras's.
         self._checked_model: TrainableModel | None = None
@@ -534,6 +537,7 @@ class PrivateModel(keras.Model):
             return {}
         x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
         found = self.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True)
+        self._curve.add(self.num_steps_executed, found, data)
         return {f"val_{name}": value for name, value in found.items()}
 
     def _evaluate_batch(self, logs: dict[str, Any], batch: Element) -> None:

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import accountant
+from accounting import accountant, intervals
 from accounting.auditing import lower_bounds
 from accounting.auditing.lower_bounds import ClaimedProfile, Errors
+from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_float
 
@@ -62,6 +63,7 @@ class Claim:
       max_examples_per_user: k; above 1 the privacy unit is a user.
       epsilon: The epsilon that is proven for ``plan`` at ``delta``.
       profile: The privacy profile that is proven for ``plan``.
+      neighboring_relation: The relation under which both are proven.
     """
 
     plan: DpSgdPlan
@@ -70,6 +72,7 @@ class Claim:
     epsilon: float
     profile: ClaimedProfile
     max_examples_per_user: int = 1
+    neighboring_relation: str = REPLACE_SPECIAL
 
 
 def check(noise_multiplier: float, delta: float) -> None:
@@ -92,6 +95,7 @@ def claim(
     noise_multiplier: float,
     delta: float,
     max_examples_per_user: int = 1,
+    neighboring_relation: str = REPLACE_SPECIAL,
 ) -> Claim:
     """Returns what the accountant claims of ``plan``.
 
@@ -100,6 +104,7 @@ def claim(
       noise_multiplier: Noise standard deviation over the clip norm, above 0.
       delta: The delta of the claim, in (0, 1).
       max_examples_per_user: k; above 1 the privacy unit is a user.
+      neighboring_relation: One of `neighboring_relation.RELATIONS`.
 
     Raises:
       InputError: a value out of range, or no finite epsilon is claimed.
@@ -108,6 +113,7 @@ def claim(
     asked: dict[str, Any] = {
         "noise_multiplier": noise_multiplier,
         "max_examples_per_user": max_examples_per_user,
+        "neighboring_relation": neighboring_relation,
     }
     epsilon = accountant.epsilon(plan, delta=delta, **asked).guarantee
     if not np.isfinite(epsilon):
@@ -123,6 +129,7 @@ def claim(
         noise_multiplier=noise_multiplier,
         delta=delta,
         max_examples_per_user=max_examples_per_user,
+        neighboring_relation=neighboring_relation,
         epsilon=epsilon,
         profile=ClaimedProfile(
             epsilons=(*map(float, epsilons), epsilon),
@@ -193,8 +200,9 @@ class Verdict:
         sure = f"with confidence {percent(found.confidence)}"
         if found.epsilon_lower_bound > claimed:
             return (
-                f"VIOLATED: epsilon is at least {found.epsilon_lower_bound:.4f} "
-                f"{sure}; claimed is {claimed:.4f}."
+                f"VIOLATED: epsilon is at least "
+                f"{intervals.lower_text(found.epsilon_lower_bound)} {sure}; claimed is "
+                f"{intervals.upper_text(claimed)}."
             )
         if found.violated:
             return (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from accounting.auditing.audit import USUAL_CONFIDENCE, Verdict, percent
+from accounting.intervals import upper_text
 from accounting.plots import new_figure, save
 
 _CLAIMED, _FOUND, _BAD = "#31688e", "#d95f02", "#b2182b"
@@ -61,9 +61,8 @@ def draw(verdict: Verdict, title: str, path: Path) -> None:
 
 
 def _claimed(verdict: Verdict) -> str:
-    # Rounded up, as in the table, so that the printed number is proven, too.
-    epsilon = math.ceil(verdict.claim.epsilon * 1e4) / 1e4
-    return f"claimed: epsilon ≤ {epsilon:.4f} at delta {verdict.claim.delta:.3g}"
+    claim = verdict.claim
+    return f"claimed: epsilon ≤ {upper_text(claim.epsilon)} at delta {claim.delta:.3g}"
 
 
 def _add_points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:

@@ -88,6 +88,7 @@ class _Family:
             noise_multiplier=self.noise(place),
             delta=self._claim.delta,
             max_examples_per_user=self._claim.max_examples_per_user,
+            neighboring_relation=self._claim.neighboring_relation,
         )
         return answer.guarantee if math.isfinite(answer.guarantee) else 0.0
 

@@ -82,8 +82,12 @@ def test_five_commands_lead_from_a_csv_to_a_private_model(
         "predict", "run", "--input=census.csv", "--out=raw.parquet", "--carry=remark",
         "--carry=", "--json",
     )  # fmt: skip
-    assert told["columns"] == ["remark", "", "probability"]
+    assert told["columns"] == ["remark", "", "predicted", "probability"]
     prepared, raw = (pq.read_table(f"{name}.parquet") for name in ("prepared", "raw"))
     assert raw[""].to_pylist() == [str(row) for row in range(NUM_ROWS)]
     np.testing.assert_allclose(raw["probability"][-400:], prepared["probability"], 1e-5)
     assert np.std(prepared["probability"]) > 0.1
+    rich = np.asarray(prepared["probability"]) > 0.5
+    assert prepared["predicted"].to_pylist() == [
+        ">50K" if each else "<=50K" for each in rich
+    ]

@@ -17,6 +17,7 @@ from tests.trainer.conftest import COLUMNS
 from trainer.export import serving
 from trainer.export.export import predicting_model
 from trainer.gradients.dp_step import Step
+from trainer.html_report import facts, page
 from trainer.keras_model import PrivateModel, make_private
 from trainer.methods.bam import bam_sum
 from trainer.model.trainable_model import TrainableModel
@@ -373,6 +374,46 @@ def test_several_fits_are_one_run(
     assert len(set(drawn)) == len(drawn) == 10
     _compiled(private("other")).fit(verbose=0)
     assert len(set(drawn)) == 20
+
+
+def test_metrics_of_validation_data_are_in_the_files_of_the_run(
+    private: Any, data: Any, tmp_path: pathlib.Path
+) -> None:
+    model = _compiled(private())
+    history = model.fit(
+        validation_data=data, validation_freq=2, non_private_training_metrics=True,
+        verbose=0,
+    ).history  # fmt: skip
+    curve = read_json(tmp_path / "run" / "curve.json")
+    assert curve["examples"] == "held-out"
+    [point] = curve["points"]  # after the second of three epochs
+    assert (point["step"], point["num_examples"]) == (8, 50)
+    assert set(point) == {"step", "num_examples", "loss", "auc"}
+    assert [point["auc"]] == pytest.approx(history["val_auc"])
+    metrics = read_json(tmp_path / "run" / "metrics.json")
+    assert {name: metrics[name] for name in point} == point
+    found = facts.collect(tmp_path / "run", delta=1e-3)["evaluation"]
+    assert (found["by_fit"], found["step"]) == (True, 8)
+    assert list(found["metrics"]) == ["loss", "auc"]
+    text = page.render(facts.collect(tmp_path / "run", delta=1e-3))
+    assert "after step 8 of 10, where it was validated last" in text
+    assert "did not check that they are held out" in text
+
+
+def test_the_curve_goes_on_with_the_next_fit_and_counts_no_data_set(
+    private: Any, data: Any, tmp_path: pathlib.Path
+) -> None:
+    model = _compiled(private())
+    model.fit(epochs=1, verbose=0)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+    model.fit(epochs=1, validation_data=data, verbose=0)
+    rows = tf.data.Dataset.from_tensor_slices(data).batch(7)
+    model.fit(validation_data=rows, verbose=0)
+    points = read_json(tmp_path / "run" / "curve.json")["points"]
+    assert [point["step"] for point in points] == [8, 10]
+    assert [point["num_examples"] for point in points] == [50, None]
+    text = page.render(facts.collect(tmp_path / "run"))
+    assert "All results are those of held-out examples" in " ".join(text.split())
 
 
 def test_a_model_is_trainable_as_any_of_keras(private: Any) -> None:

@@ -17,7 +17,10 @@ from typing import Any
 
 from accounting.auditing import audit as claims
 from accounting.auditing import joint_tests
+from accounting.auditing.audit import Claim
 from accounting.auditing.joint_tests import JointVerdict
+from accounting.neighboring_relation import REPLACE_SPECIAL
+from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
 from pipelines.batches.manifest import Manifest
 from pipelines.inputs.bounded import ROWS, USERS, Bounded
@@ -84,6 +87,7 @@ def settings_of_run(
     bounded = Bounded.of(manifest.dataset)
     if bounded is not None:
         others["bounded"] = True
+        others["neighboring_relation"] = privacy.relation_of(manifest.plan, bounded)
         others["max_examples_per_user"] = bounded.examples_per_user
         if bounded.has_users:
             others["rows_per_record"] = bounded.max_examples_per_user
@@ -97,16 +101,20 @@ def settings_of_run(
     )
 
 
+def _claim(settings: AuditSettings, plan: DpSgdPlan, count: int) -> Claim:
+    """Returns what is claimed of ``plan`` for users with ``count`` examples."""
+    claimed = settings.claimed(plan)
+    relation = settings.neighboring_relation if claimed == plan else REPLACE_SPECIAL
+    return claims.claim(
+        claimed, settings.noise_multiplier, settings.delta, count, relation
+    )
+
+
 def _audit_mechanism(
     settings: AuditSettings, progress: Progress
 ) -> tuple[JointVerdict, list[str]]:
     noise, trials = settings.noise_multiplier, settings.num_trials
-    claim = claims.claim(
-        settings.claimed(settings.plan),
-        noise,
-        settings.delta,
-        settings.max_examples_per_user,
-    )
+    claim = _claim(settings, settings.plan, settings.max_examples_per_user)
     case = audit_mechanism.worst_case(settings.plan, settings.num_canary_rows)
     done = 0
 
@@ -163,7 +171,7 @@ def _audit_trainer(
         progress(COUNTED[TRAINER], number, len(runs))
     plan = next(found.plan for found in outcomes if found.run.has_trials)
     verdict = joint_tests.judge(
-        claims.claim(settings.claimed(plan), noise, delta, count),
+        _claim(settings, plan, count),
         audit_training.evidence(outcomes),
         confidence=settings.confidence,
     )

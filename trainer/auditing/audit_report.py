@@ -16,6 +16,7 @@ from accounting.auditing.audit import Verdict
 from accounting.auditing.joint_tests import JointVerdict, Judged
 from accounting.auditing.noise_bounds import EffectiveNoise
 from accounting.auditing.residuals import Check
+from accounting.intervals import lower_text, upper_text
 from accounting.plan import DpSgdPlan
 from trainer.settings.audit_settings import MECHANISM, TRAINER
 
@@ -115,7 +116,7 @@ class Report:
             f"T={plan.num_steps:,}, {plan.epochs_in_words}, noise multiplier "
             f"{claim.noise_multiplier:.6g}\n"
             f"claimed, by the accounting of {claim.plan.sampler}: epsilon <= "
-            f"{claim.epsilon:.4f} at delta {claim.delta!r}"
+            f"{upper_text(claim.epsilon)} at delta {claim.delta!r}"
         )
         for note in self.notes:
             click.echo(f"scale: {note}")
@@ -202,8 +203,8 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
     rows = [
         [
             f"epsilon at delta {claim.delta:.3g}",
-            *(f">= {found.epsilon_lower_bound:.4f}" for found in findings),
-            f"<= {claim.epsilon:.4f}",
+            *(f">= {lower_text(found.epsilon_lower_bound)}" for found in findings),
+            f"<= {upper_text(claim.epsilon)}",
         ],
         [
             f"delta at epsilon {last.other_epsilon:.4f}",
@@ -216,14 +217,14 @@ def _rows(verdict: Verdict, effective: list[EffectiveNoise]) -> list[list[str]]:
         rows += [
             [
                 "noise multiplier *",
-                *("unknown" if x is None else f"<= {x:.4f}" for x in noises),
+                *("unknown" if x is None else f"<= {upper_text(x)}" for x in noises),
                 f"{claim.noise_multiplier:.4f}",
             ],
             [
                 "epsilon *",
-                *(f">= {found.epsilon:.4f}" for found in effective),
-                f"<= {claim.epsilon:.4f}",
+                *(f">= {lower_text(found.epsilon)}" for found in effective),
+                f"<= {upper_text(claim.epsilon)}",
             ],
         ]
-    gaussian = [f">= {found.gaussian_epsilon:.4f}" for found in findings]
+    gaussian = [f">= {lower_text(found.gaussian_epsilon)}" for found in findings]
     return [*rows, ["epsilon **", *gaussian, ""]]

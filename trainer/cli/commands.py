@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipelines.files.paths import absolute, is_remote
 from trainer.cli import aggregation_commands, method_flags, plan_flags, run_flags
 from trainer.model.metrics import LOSSES
 from trainer.report.progress import Terminal
+from trainer.run.run_record import PRIVACY_TEXT_NAME
 from trainer.settings.request import Request
 from trainer.settings.train_settings import (
     AUTO_LOSS,
@@ -73,7 +75,7 @@ class _Train(method_flags.TrainsByMethods):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = error.option_name
+            name = error.option_name.replace("_", "-")
             if name not in _OF_BATCHES:
                 raise
             raise InputError(
@@ -261,6 +263,9 @@ class _Train(method_flags.TrainsByMethods):
 def train_command(**flags: Any) -> None:
     """Train on batches with DP-SGD; evaluate, export, and state epsilon.
 
+    At the end it prints the metrics and the claim; `dpsgd account` prints the whole
+    privacy statement.
+
     To resume an interrupted run, give the same command again.  Under `mpiexec -n 3
     dpsgd train ...`, three workers share each step, with the same results as one.
 
@@ -290,8 +295,26 @@ def train_command(**flags: Any) -> None:
         click.echo(json.dumps(summary.to_json(), indent=2))
         return
     click.echo(aggregation_commands.metrics_text(summary.metrics))
-    click.echo(wrapped(summary.text.rstrip("\n")))
+    click.echo(wrapped(_in_short(summary, request.noise_key_file)))
     click.echo(f"results in {summary.run}")
+
+
+def _in_short(summary: Summary, noise_key_file: Path | None) -> str:
+    """Returns the statement in three lines; without a claim, why there is none."""
+    fields = summary.statement
+    if "claim" not in fields:
+        return str(fields["reason"])
+    whole = f"{summary.run}/{PRIVACY_TEXT_NAME}"
+    if not is_remote(summary.run):
+        words = ["dpsgd", "account", str(summary.run)]
+        if noise_key_file is not None:
+            words += ["--noise-key-file", str(noise_key_file)]
+        whole = shlex.join(words)
+    return (
+        f"{fields['claim']}\n"
+        f"  unit        {fields['privacy_unit']}.\n"
+        f"  the rest    theorem, mechanism, and what is not covered: {whole}"
+    )
 
 
 @contextlib.contextmanager

@@ -69,6 +69,7 @@ def predict_command(
 ) -> None:
     """Predict every row of a table with a finished run.
 
+    Of classes, column `predicted` has the predicted one, by the names of the schema.
     Predictions cost no privacy: they are computed from the released weights.
 
     \b

@@ -25,6 +25,10 @@ _FILE = click.Path(dir_okay=False, path_type=pathlib.Path)
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
+    "--title",
+    help="Title of the page.  [default: the name of the run's folder]",
+)
+@click.option(
     "--audit",
     type=_FILE,
     help="Include an audit of the run: the output of `dpsgd audit RUN --json`.",
@@ -53,9 +57,10 @@ def report(
     With --json the same facts go to standard output, and no page is written.
 
     \b
-    Example, with an audit:
+    Examples, with a title, and with an audit:
+      dpsgd report run --title "Who clicks? Model of May 2026"
       dpsgd audit run --json > audit.json
-      dpsgd report run --audit audit.json --out report.html
+      dpsgd report run --audit audit.json --out audited.html
     """
     if as_json:
         from trainer.html_report.facts import collect

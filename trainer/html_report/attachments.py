@@ -2,9 +2,9 @@
 
 Formal guarantees:
   - Only the fields that are named here are used.
-  - An audit is accepted only if it is of the plan, the noise and the sampler's own
-    claim of the run; a comparison only if it has runs of the same sampler, batch size,
-    method, learning rate, clip norm and noise.
+  - An audit is accepted only if it is of the plan, the noise, the privacy unit and the
+    sampler's own claim of the run; a comparison only if it has runs of the same
+    sampler, batch size, method, learning rate, clip norm and noise.
 
 Public: everything.
 """
@@ -16,8 +16,10 @@ from typing import Any
 
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError
-from pipelines.batches.manifest import read_json
+from pipelines.batches.manifest import Manifest, read_json
+from trainer.run import privacy
 from trainer.run.run_record import RunRecord
+from trainer.settings.audit_settings import TRAINER
 
 COMPARISON_NAME = "comparison.json"
 _AUDIT = (
@@ -34,14 +36,14 @@ _OUTCOME = (
 
 
 def read_audit(
-    path: pathlib.Path, record: RunRecord, plan: DpSgdPlan
+    path: pathlib.Path, record: RunRecord, manifest: Manifest
 ) -> dict[str, Any]:
     """Returns the shown fields of an audit.
 
     Args:
       path: File with the output of ``dpsgd audit RUN --json``.
       record: Record of the run.
-      plan: Plan of the run.
+      manifest: Manifest of its batches.
 
     Raises:
       InputError: not an audit, or one of another run or of another sampler's claim.
@@ -58,14 +60,17 @@ def read_audit(
                 {name: each[name] for name in _FINDING} for each in fields["findings"]
             ],
         }
-        sampler = claim["plan"]["sampler"]
+        sampler, count = claim["plan"]["sampler"], claim["max_examples_per_user"]
     except (KeyError, TypeError, InputError):
         raise InputError(f"Expected {path} to be an audit. {remedy}") from None
-    told = (audited, sampler, claim["noise_multiplier"])
-    if told != (plan, plan.sampler, record.noise_multiplier):
+    plan, rows = manifest.plan, privacy.count_of(manifest.dataset)
+    # Small runs of the trainer level may bound users to fewer rows.
+    count = rows if found["level"] == TRAINER else count
+    told = (audited, sampler, claim["noise_multiplier"], count)
+    if told != (plan, plan.sampler, record.noise_multiplier, rows):
         raise InputError(
             f"Expected {path} to be an audit of this run's own claim; it is of another "
-            f"plan, noise or sampler. {remedy}"
+            f"plan, noise, sampler or privacy unit. {remedy}"
         )
     return found
 
@@ -75,7 +80,12 @@ def read_comparison(
 ) -> list[dict[str, Any]]:
     """Returns the lines of a comparison; ``is_this`` marks those of the run's settings.
 
-    Arguments as for `read_audit`; ``path`` may be the folder of ``comparison.json``.
+    ``path`` may be the folder of ``comparison.json``.
+
+    Args:
+      path: A comparison.
+      record: Record of the run.
+      plan: Plan of the run.
 
     Raises:
       InputError: not a comparison, or one without the run's settings.

@@ -1,4 +1,7 @@
-"""Coordinates of line charts, in the template's picture of 340 by 210, y downwards."""
+"""Coordinates of line charts, in the template's picture of 340 by 210, y downwards.
+
+The horizontal axis ends at the last step; the vertical one at its outermost ticks.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Sequence
 
 from matplotlib.ticker import MaxNLocator
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 326, 14, 170
+#: Beside the axes there is room for a label such as 1,000,000, or half of it.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 304, 14, 170
+_LONGEST_LABEL = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ def line_chart(
     known = [(x, y) for x, y in zip(x_values, y_values, strict=True) if y is not None]
     if len(known) < 2:
         return None
-    x_axis = _Axis([x for x, _ in known], _LEFT, _RIGHT, whole=True)
+    x_axis = _Axis([x for x, _ in known], _LEFT, _RIGHT, of_steps=True)
     y_axis = _Axis([y for _, y in known], _BOTTOM, _TOP)
     return LineChart(
         points=tuple((x_axis.place(x), y_axis.place(y)) for x, y in known),
@@ -65,21 +70,32 @@ def line_chart(
 
 
 class _Axis:
-    """Maps values to coordinates between the outermost ticks."""
+    """Maps values to coordinates."""
 
     def __init__(
-        self, values: Sequence[float], start: float, end: float, *, whole: bool = False
+        self,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        of_steps: bool = False,
     ) -> None:
         low, high = min(values), max(values)
-        if low == high:
-            low, high = low - 0.5, high + 0.5
-        locator = MaxNLocator(nbins=4, integer=whole, steps=[1, 2, 2.5, 5, 10])
-        self._values = [float(value) for value in locator.tick_values(low, high)]
+        # A line that hardly moves looks flat, and its labels are short.
+        least = abs(low) / 100 or 1.0
+        if not of_steps and high - low < least:
+            low, high = (low + high - least) / 2, (low + high + least) / 2
+        locator = MaxNLocator(nbins=4, integer=of_steps, steps=[1, 2, 2.5, 5, 10])
+        ticks = [float(value) for value in locator.tick_values(low, high)]
+        if of_steps:
+            ticks = [tick for tick in ticks if low <= tick <= high]
+        else:
+            low, high = ticks[0], ticks[-1]
+        self._values, self._low, self._high = ticks, low, high
         self._start, self._end = start, end
 
     def place(self, value: float) -> float:
-        low, high = self._values[0], self._values[-1]
-        part = (value - low) / (high - low)
+        part = (value - self._low) / (self._high - self._low)
         return round(self._start + part * (self._end - self._start), 1)
 
     @property
@@ -89,5 +105,10 @@ class _Axis:
         digits = max(0, -math.floor(math.log10(step)))
         digits += not math.isclose(step * 10**digits, round(step * 10**digits))
         return tuple(
-            Tick(self.place(value), f"{value:,.{digits}f}") for value in self._values
+            Tick(self.place(value), _label(value, digits)) for value in self._values
         )
+
+
+def _label(value: float, digits: int) -> str:
+    text = f"{value:,.{digits}f}"
+    return text if len(text) <= _LONGEST_LABEL else f"{value:.3g}"

@@ -8,12 +8,15 @@ Formal guarantees:
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from typing import Any
 
 from accounting import deltas
+from accounting.neighboring_relation import REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan, steps_and_epochs
 from accounting.statement import PrivacyStatement
 from trainer.run import privacy
-from trainer.run.run_record import MANIFEST_NAME, RECORD_NAME, RunRecord
+from trainer.run.run_record import RunRecord
 from trainer.settings import methods
 
 
@@ -22,12 +25,16 @@ def to_verify(
     record: RunRecord,
     plan: DpSgdPlan,
     statement: PrivacyStatement | None,
+    files: Iterable[str],
 ) -> list[dict[str, str]]:
-    """Returns dicts of "purpose" and "command"; see `read_audit`.
+    """Returns dicts of "purpose" and "command".
 
     Args:
       name: Name of the run's folder.
+      record: Record of the run.
+      plan: Plan of the run.
       statement: Statement of the report; None for none.
+      files: Names of the files in it whose fingerprints are on the page.
     """
     run = shlex.quote(name)
     found = []
@@ -55,14 +62,14 @@ def to_verify(
     found.append(
         (
             "Compare the files of the run with the fingerprints on this page.",
-            f"sha256sum {run}/{RECORD_NAME} {run}/{MANIFEST_NAME}",
+            " ".join(["sha256sum", *(f"{run}/{file}" for file in files)]),
         )
     )
     return [{"purpose": text, "command": command} for text, command in found]
 
 
 def _account(record: RunRecord, plan: DpSgdPlan, statement: PrivacyStatement) -> str:
-    flags = {
+    flags: dict[str, Any] = {
         "sampler": plan.sampler,
         "num-examples": plan.num_examples,
         "batch-size": plan.expected_batch_size,
@@ -72,6 +79,10 @@ def _account(record: RunRecord, plan: DpSgdPlan, statement: PrivacyStatement) ->
     }
     if plan.truncated_batch_size is not None:
         flags["truncated-batch-size"] = plan.truncated_batch_size
+    if statement.max_examples_per_user > 1:
+        flags["max-examples-per-user"] = statement.max_examples_per_user
+    if statement.neighboring_relation != REPLACE_SPECIAL:
+        flags["relation"] = statement.neighboring_relation
     if privacy.theorem_of_run(record) is not None:
         flags["l2-norm-clip"] = record.l2_norm_clip
         for setting, value in record.method_settings.items():

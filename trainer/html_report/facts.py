@@ -30,7 +30,7 @@ from accounting.statement import PrivacyStatement
 from accounting.trade_off.bounds import RATES
 from accounting.validation import InputError
 from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
-from trainer.html_report import attachments, commands
+from trainer.html_report import attachments, commands, data_set
 from trainer.model.metrics import METRICS, in_words, metric_names
 from trainer.run import privacy, run_record
 from trainer.run.run_record import CURVE_NAME, METRICS_NAME, RECORD_NAME, RunRecord
@@ -38,13 +38,14 @@ from trainer.settings.aggregation_settings import MEANINGS
 from trainer.settings.method_settings import NON_PRIVATE
 
 #: Bump when a field of a report is added or removed, or changes its meaning.
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 _HELD_OUT = "held-out"
 
 
 def collect(
     run: pathlib.Path,
     *,
+    title: str | None = None,
     audit: pathlib.Path | None = None,
     comparison: pathlib.Path | None = None,
     delta: float | None = None,
@@ -62,21 +63,27 @@ def collect(
     record, manifest, verified = _read(run, noise_key_file)
     plan = manifest.plan
     statement = _statement(record, manifest, delta, allow_large_delta)
+    unit, files = data_set.unit(manifest), _digests(run)
     return {
         "format": "dpsgd-report",
         "version": REPORT_VERSION,
+        "title": title or f"Privacy report: {run.resolve().name}",
         "run": _run(run, record, verified),
-        "privacy": _privacy(record, statement),
+        "target": data_set.target(manifest),
+        "unit": unit,
+        "privacy": _privacy(record, statement, "users" if unit["of_users"] else "rows"),
         "plan": _plan(plan),
         "batches": _batches(manifest),
         "training": _training(record),
-        "evaluation": _evaluation(run),
-        "audit": audit and attachments.read_audit(audit, record, plan),
+        "evaluation": _evaluation(run, record),
+        "audit": audit and attachments.read_audit(audit, record, manifest),
         "comparison": comparison
         and attachments.read_comparison(comparison, record, plan),
-        "commands": commands.to_verify(run.resolve().name, record, plan, statement),
+        "commands": commands.to_verify(
+            run.resolve().name, record, plan, statement, files
+        ),
         "software": record.versions,
-        "files": _digests(run),
+        "files": files,
     }
 
 
@@ -119,7 +126,9 @@ def _run(run: pathlib.Path, record: RunRecord, verified: bool) -> dict[str, Any]
     }
 
 
-def _privacy(record: RunRecord, statement: PrivacyStatement | None) -> dict[str, Any]:
+def _privacy(
+    record: RunRecord, statement: PrivacyStatement | None, protected: str
+) -> dict[str, Any]:
     private = record.method != NON_PRIVATE
     if statement is None:
         reason = privacy.NO_DELTA if private else privacy.NOT_PRIVATE
@@ -130,7 +139,7 @@ def _privacy(record: RunRecord, statement: PrivacyStatement | None) -> dict[str,
         "reason": None,
         "statement": statement.to_json(),
         "tests": _tests(statement),
-        "weaknesses": _weaknesses(statement),
+        "weaknesses": _weaknesses(statement, protected),
     }
 
 
@@ -142,14 +151,15 @@ def _tests(statement: PrivacyStatement) -> list[dict[str, float]]:
     return [{"false_alarms": rate, "recognised_at_most": most(rate)} for rate in RATES]
 
 
-def _weaknesses(statement: PrivacyStatement) -> list[str]:
-    """Returns why a guarantee protects little, in sentences."""
+def _weaknesses(statement: PrivacyStatement, protected: str) -> list[str]:
+    """Returns why a guarantee protects ``protected`` little, in sentences."""
     found = [] if statement.weakness is None else [statement.weakness]
     for test in _tests(statement):
         if test["false_alarms"] == 0.01 and test["recognised_at_most"] > 0.5:
             found.append(
-                "Epsilon is large: a test that recognises most of the rows that were "
-                "used, with false alarms for one row in a hundred, is not ruled out."
+                f"Epsilon is large: a test that recognises most of the {protected} "
+                "that were used, with false alarms for one in a hundred that were not, "
+                "is not ruled out."
             )
     return found
 
@@ -190,8 +200,12 @@ def _training(record: RunRecord) -> dict[str, Any]:
     return {**fields, **settings}
 
 
-def _evaluation(run: pathlib.Path) -> dict[str, Any] | None:
-    """Returns metrics, curves and averages; None if the run was not evaluated."""
+def _evaluation(run: pathlib.Path, record: RunRecord) -> dict[str, Any] | None:
+    """Returns metrics, curves and averages; None if the run was not evaluated.
+
+    "by_fit" says whether `fit` of ``make_private`` measured them, and "step" is the
+    number of steps before they were measured.
+    """
     if not (run / METRICS_NAME).exists():
         return None
     metrics = _held_out(run / METRICS_NAME)
@@ -200,6 +214,8 @@ def _evaluation(run: pathlib.Path) -> dict[str, Any] | None:
     names = _in_order(metric_names(metrics))
     return {
         "num_examples": metrics["num_examples"],
+        "by_fit": bool(record.fits),
+        "step": metrics.get("step", record.num_steps_executed),
         "metrics": {name: metrics[name] for name in names},
         "curve": {
             "step": [point["step"] for point in points],

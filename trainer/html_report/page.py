@@ -13,6 +13,7 @@ Public: everything, see ``facts``.
 from __future__ import annotations
 
 import decimal
+import fractions
 import math
 import pathlib
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def write_report(
     run: StrPath,
     out: StrPath,
     *,
+    title: str | None = None,
     audit: StrPath | None = None,
     comparison: StrPath | None = None,
     delta: float | None = None,
@@ -44,6 +46,7 @@ def write_report(
     Args:
       run: Folder of a finished run.
       out: The HTML file to write.
+      title: Title of the page; by default it names the run's folder.
       audit: File with the output of ``dpsgd audit RUN --json``; None for none.
       comparison: Folder of a comparison, or its ``comparison.json``; None for none.
       delta: Delta to state epsilon at; that of the run if None.
@@ -59,6 +62,7 @@ def write_report(
     check_out(path, overwrite=overwrite)
     found = facts.collect(
         pathlib.Path(run),
+        title=title,
         audit=_path(audit),
         comparison=_path(comparison),
         delta=delta,
@@ -167,10 +171,11 @@ def _one_in(probability: float) -> str:
     """Returns a probability as "one in n", which is at least as large.
 
     Example:
-      >>> _one_in(3e-6)
-      'one in 333,333'
+      >>> _one_in(3e-6), _one_in(1e-5)
+      ('one in 333,333', 'one in 100,000')
     """
-    return f"one in {math.floor(1 / probability):,}"
+    # From its decimal digits: the double 1e-5 is a little more than 1 / 100,000.
+    return f"one in {math.floor(1 / fractions.Fraction(repr(probability))):,}"
 
 
 def _plain(value: Any) -> str:
@@ -183,7 +188,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+        return ", ".join(f"{k} {_plain(v)}" for k, v in value.items()) or "none"
     return str(value)
 
 

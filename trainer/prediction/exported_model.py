@@ -31,7 +31,8 @@ from trainer.export.export import OUTPUTS_SIGNATURE, SERVING_SIGNATURE
 from trainer.model.evaluation import check_finite
 from trainer.model.metrics import BINARY
 from trainer.model.user_code import withhold_values
-from trainer.prediction.request import LABEL, VOTE_SHARE, PredictRequest
+from trainer.prediction.named_classes import PREDICTED, with_classes
+from trainer.prediction.request import VOTE_SHARE, PredictRequest
 from trainer.settings.aggregation_settings import OMV, OPA, PAST_EMA
 from trainer.tf_compat import tf
 
@@ -49,11 +50,12 @@ def load(request: PredictRequest) -> Predict:
       InputError: the model or an iterate is damaged, or of another release.
     """
     model = _ExportedModel(request)
-    if request.average in (OPA, OMV):
-        return withhold_values(model.outputs_of_iterates)
-    if not request.is_exported:
+    of_iterates = request.average in (OPA, OMV)
+    if not (of_iterates or request.is_exported):
         model.average_iterates()
-    return withhold_values(model.predictions)
+    found = model.outputs_of_iterates if of_iterates else model.predictions
+    task, classes = request.serving.task, request.classes
+    return withhold_values(lambda columns: with_classes(found(columns), task, classes))
 
 
 class _ExportedModel:
@@ -110,7 +112,7 @@ class _ExportedModel:
         if self._request.average == OMV:
             (vote,) = outputs.votes
             kind = np.int8 if task == BINARY else np.int32
-            return {LABEL: vote.majority.astype(kind), VOTE_SHARE: vote.vote_share}
+            return {PREDICTED: vote.majority.astype(kind), VOTE_SHARE: vote.vote_share}
         if self._request.level is None:
             return {name: outputs[name].mean for name in names}
         return interval_columns(outputs, self._request.level)

@@ -3,14 +3,14 @@
     summary = predict("run", "data/test", "predictions.parquet", average="ema")
 
 The output has one row per row of the table, in the same order.  Its columns are the
-carried ones, and those of the exported model (see ``serving``) or, for averages of
-outputs:
+carried ones, the predicted class (see ``named_classes``), and those of the exported
+model (see ``serving``) or, for averages of outputs:
 
     opa    the mean over the kept iterates: probability, probabilities of all classes,
            or outputs by name; with intervals also stddev over the iterates, low and
            high (see ``uncertainty``)
-    omv    label, which most kept iterates predict, and vote_share, the share of votes
-           for label 1 or for each class
+    omv    vote_share, the share of votes for label 1 or for each class; the predicted
+           class is that of most kept iterates
 
 Formal guarantees:
   - Every error that the files' metadata shows is raised before TensorFlow is loaded.
@@ -152,6 +152,8 @@ def _chunk_rows(request: PredictRequest) -> int:
 
 def _describe(request: PredictRequest) -> dict[str, Any]:
     described: dict[str, Any] = {"average": request.average}
+    if request.classes:
+        described["classes"] = list(request.classes)
     if request.aggregate is not None:
         described["aggregate"] = request.aggregate
     if request.level is not None:

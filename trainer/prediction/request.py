@@ -24,8 +24,9 @@ from pipelines.batches.manifest import MANIFEST_NAME, Manifest, read_json
 from trainer.averaging.uncertainty import column_names
 from trainer.export import serving
 from trainer.export.serving import Serving
-from trainer.model import user_sources
+from trainer.model import target, user_sources
 from trainer.model.metrics import VOTE_METRICS
+from trainer.prediction import named_classes
 from trainer.prediction.table_file import check_name
 from trainer.prediction.tables import Rows, open_rows
 from trainer.run import run_record
@@ -40,8 +41,8 @@ from trainer.settings.aggregation_settings import (
     WEIGHT_AVERAGES,
 )
 
-#: Columns of a majority vote.
-LABEL, VOTE_SHARE = "label", "vote_share"
+#: Column of a majority vote, beside the class that it predicts.
+VOTE_SHARE = "vote_share"
 
 #: The last iterate, and all weights that may predict.
 LAST = "last"
@@ -62,6 +63,7 @@ class PredictRequest:
       iterates: Files of the kept iterates, oldest first.
       keep_decay: Decay of their moving average; None if the run recorded none.
       aggregate: "module:function" of a user's aggregate of them; None for none.
+      classes: Names of the classes that are predicted; empty for none.
     """
 
     run: pathlib.Path
@@ -73,6 +75,7 @@ class PredictRequest:
     iterates: tuple[pathlib.Path, ...]
     keep_decay: float | None
     aggregate: str | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def model(self) -> pathlib.Path:
@@ -124,8 +127,10 @@ def check(
     _check_average(run, chosen, possible)
     _check_intervals(chosen, uncertainty, len(iterates))
     _check_out(out)
-    _check_carried(carried, prediction_names(signature, chosen, uncertainty))
     manifest = Manifest.from_json(read_json(run / MANIFEST_NAME))
+    predicted = target.target_of(manifest)
+    classes = predicted.classes if predicted else ()
+    _check_carried(carried, prediction_names(signature, chosen, uncertainty, classes))
     # Without the label, which the table need not have.
     manifest = dataclasses.replace(manifest, columns=signature.inputs)
     rows = open_rows(table, manifest, carried)
@@ -140,11 +145,12 @@ def check(
         iterates=iterates,
         keep_decay=keep_decay,
         aggregate=aggregate,
+        classes=classes,
     )
 
 
 def prediction_names(
-    signature: Serving, average: str, level: float | None
+    signature: Serving, average: str, level: float | None, classes: Sequence[str]
 ) -> tuple[str, ...]:
     """Returns the columns of the predictions.
 
@@ -152,13 +158,15 @@ def prediction_names(
       signature: Signature of the model.
       average: One of ``AVERAGES``.
       level: Level of the intervals; None for none.
+      classes: Names of the classes; empty for none.
     """
+    found: Sequence[str] = signature.outputs
     if average == OMV:
-        return LABEL, VOTE_SHARE
-    if level is not None:
+        found = (VOTE_SHARE,)
+    elif level is not None:
         several = column_names(signature.outputs).values()
-        return tuple(itertools.chain.from_iterable(several))
-    return signature.outputs
+        found = tuple(itertools.chain.from_iterable(several))
+    return named_classes.column_names(found, signature.task, classes)
 
 
 def _check_carried(carried: Sequence[str], names: Sequence[str]) -> None:

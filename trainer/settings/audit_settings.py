@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from accounting import sampler_registry
-from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER
+from accounting.neighboring_relation import MOST_EXAMPLES_PER_USER, REPLACE_SPECIAL
 from accounting.plan import DpSgdPlan
 from accounting.validation import InputError, check_choice, check_float, check_int
 
@@ -33,6 +33,8 @@ class AuditSettings:
       trials: Number of all trials; ``TRIALS`` of the level if None.
       confidence: Probability that a true claim is not called violated, in (0.5, 1).
       max_examples_per_user: k of the claim: largest number of examples of a user.
+      neighboring_relation: Relation of the claim, where the claimed sampler is that of
+        ``plan``; another one is accounted for under zero-out.
       canary_rows: Examples of the canary user; k if None.  More than k audit the claim
         for users who are not bounded.
       rows_per_record: Rows per user if examples are users; None if they are rows.
@@ -50,6 +52,7 @@ class AuditSettings:
     trials: int | None = None
     confidence: float = 0.999
     max_examples_per_user: int = 1
+    neighboring_relation: str = REPLACE_SPECIAL
     canary_rows: int | None = None
     rows_per_record: int | None = None
     bounded: bool = False

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ from accounting import accountant
 from accounting.validation import InputError
 from pipelines.batches.manifest import read_manifest
 from tests.trainer.conftest import write_run_folder
-from trainer.cli.commands import account, train_command, train_request
+from trainer.cli.commands import _in_short, account, train_command, train_request
 from trainer.cli.predict_commands import predict_command
 from trainer.cli.report_commands import report
 from trainer.run.run_record import NOISE_KEY_NAME
+from trainer.train import Summary
 
 ROOT = pathlib.Path(__file__).parents[3]
 PLAN = [
@@ -348,6 +350,50 @@ def test_train_prints_metrics_and_statement(
     printed = json.loads(result.stdout)
     assert printed["privacy"]["epsilon"] <= 5
     assert printed["metrics"]["num_examples"] == 300
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (["--noise-multiplier=1", "--delta=1e-3"], 3),
+        (["--noise-multiplier=1", "--delta=1e-3", "--noise-key-file=my key"], 3),
+        (["--noise-multiplier=1"], 1),
+        (["--method=non-private"], 1),
+    ],
+    ids=["claim", "key elsewhere", "no delta", "non-private"],
+)
+def test_train_prints_metrics_first_and_the_statement_in_three_lines(
+    flags: list[str],
+    lines: int,
+    tmp_path: pathlib.Path,
+    small_batches: Any,
+    held_out: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    clip = [] if "--method=non-private" in flags else ["--l2-norm-clip=1"]
+    result = _call(
+        train_command, f"--batches={small_batches.path}", f"--eval={held_out}",
+        "--out=my run", "--hidden=4", "--embedding-dim=2", *clip, *flags,
+    )  # fmt: skip
+    assert result.exception is None, result.output
+    metrics, *statement, results = result.stdout.splitlines()
+    assert metrics.startswith("held-out AUC ")
+    assert results == "results in my run"
+    assert len(statement) == lines
+    whole = (tmp_path / "my run" / "privacy.txt").read_text()
+    assert statement[0] == whole.splitlines()[0]
+    if lines == 3:
+        assert statement[1] == "  unit        one example."
+        words = shlex.split(statement[2].partition(": ")[2])
+        assert words[:2] == ["dpsgd", "account"]
+        assert _call(account, *words[2:]).output == whole
+
+
+def test_the_rest_of_a_statement_in_a_store_is_named() -> None:
+    fields = {"claim": "It is private.", "privacy_unit": "one example"}
+    summary = Summary(run="s3://bucket/run", metrics={}, statement=fields, text="")
+    assert _in_short(summary, None).endswith(": s3://bucket/run/privacy.txt")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

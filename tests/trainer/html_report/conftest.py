@@ -10,6 +10,8 @@ import pytest
 
 from accounting.plan import DpSgdPlan
 from pipelines.batches.manifest import BatchFile, Manifest, pretty_json
+from pipelines.inputs.bounded import BOUNDED, Bounded
+from pipelines.tables.schema.schema import Schema
 from tests.trainer.conftest import COLUMNS, DATASET, BatchFolder, write_run_folder
 
 METRICS = {"accuracy": 0.71, "auc": 0.8125, "log_loss": 0.51234, "num_examples": 300}
@@ -31,15 +33,41 @@ PLAN = DpSgdPlan(
     truncated_batch_size=200,
 )
 
+
+def of_users(rows: int, *, sampled: str = "rows", num_examples: int) -> dict[str, Any]:
+    """The description of a data set that `dpsgd bound` made."""
+    bounded = Bounded(
+        user_column="user",
+        max_examples_per_user=rows,
+        num_examples=num_examples,
+        sampled=sampled,
+    )
+    return {**DATASET, BOUNDED: bounded.to_json()}
+
+
+def of_colours() -> dict[str, Any]:
+    """The description of a table whose label has names."""
+    classes = ["red", "<green>", "dark blue"]
+    columns = {
+        "colour": {"kind": "label", "task": "classes", "classes": classes},
+        "age": {"kind": "numeric"},
+    }
+    return Schema.from_json({"version": 1, "columns": columns}).description
+
+
 MakeRun = Callable[..., pathlib.Path]
 
 
 @pytest.fixture
 def make_run(tmp_path: pathlib.Path) -> MakeRun:
-    """``make_run(name="run", plan=PLAN, **record)``."""
+    """``make_run(name="run", plan=PLAN, dataset=DATASET, **record)``."""
 
     def make(
-        name: str = "run", *, plan: DpSgdPlan = PLAN, **record: Any
+        name: str = "run",
+        *,
+        plan: DpSgdPlan = PLAN,
+        dataset: dict[str, Any] = DATASET,
+        **record: Any,
     ) -> pathlib.Path:
         manifest = Manifest(
             plan=plan,
@@ -47,7 +75,7 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
             physical_batch_size=200,
             batches_id="0" * 32,
             files=(BatchFile(name="b", first_step=0, num_steps=plan.num_steps),),
-            dataset=DATASET,
+            dataset=dataset,
         )
         batches = BatchFolder(tmp_path, manifest, [])
         fields = {"target_delta": 1e-6, "noise_multiplier": 0.9, **record}
@@ -78,7 +106,7 @@ def audit_of(tmp_path: pathlib.Path) -> Callable[..., pathlib.Path]:
             "violated": False,
             "audited": PLAN.to_json(),
             "claim": {"plan": PLAN.to_json(), "noise_multiplier": 0.9, "delta": 1e-6,
-                      "epsilon": 1.5, **claim},
+                      "epsilon": 1.5, "max_examples_per_user": 1, **claim},
             "findings": [{"confidence": 0.999, "epsilon_lower_bound": 0.25}],
         }  # fmt: skip
         (tmp_path / "audit.json").write_bytes(pretty_json(fields))

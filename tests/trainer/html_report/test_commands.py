@@ -1,39 +1,183 @@
-"""The commands of a report give the epsilon of the report."""
+"""Every command that a page prints works, and says what the page says."""
 
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import pathlib
+import re
 import shlex
+import subprocess
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 import dpsgd
-from accounting.plan import DpSgdPlan
-from tests.trainer.html_report.conftest import PLAN
+from accounting import sampler_registry
+from accounting.plan import SAMPLERS, DpSgdPlan
+from pipelines.sampling import samplers
+from tests.accounting.samplers.test_registry import NAME, RULES, WHOLE, _assign
+from tests.trainer.html_report.conftest import PLAN, of_users
 from trainer.html_report.facts import collect
+from trainer.html_report.page import render
+from trainer.settings import audit_settings
+from trainer.tf_compat import keras
 
 SIZES = {"num_examples": 2000, "expected_batch_size": 100}
-PLANS = [
-    PLAN,
-    DpSgdPlan(sampler="poisson", num_steps=50, num_epochs=1, **SIZES),
-    DpSgdPlan(sampler="dynamic-shuffle", num_steps=40, num_epochs=2, **SIZES),
-]
+SMALL = {"num_examples": 60, "expected_batch_size": 10, "num_steps": 7, "num_epochs": 1}
+
+
+def small(sampler: str, **changes: Any) -> DpSgdPlan:
+    """A plan of few steps, whose steps do not fill its epoch if they need not."""
+    rules, fields = sampler_registry.rules(sampler), dict[str, Any](SMALL)
+    if rules.once_per_epoch:
+        fields["num_steps"] = 6
+    if rules.truncates:
+        fields |= {"num_steps": 2, "truncated_batch_size": 30}
+    return DpSgdPlan(sampler=sampler, **{**fields, **changes})
+
+
+def users(rows: int, **more: Any) -> dict[str, Any]:
+    return {"dataset": of_users(rows, num_examples=60, **more)}
+
+
+FIT = {
+    "first_step": 0, "class_weight": {}, "sample_weight": None,
+    "non_private_training_metrics": False,
+}  # fmt: skip
+FITTED = {"model": {"name": "model", "fits": [FIT]}}
 MIX = {
     "method": "model-mix",
     "method_settings": {"mix_width": 0.1, "linf_factor": 4},
 }
 LARGE = {"target_delta": 0.02}
+#: Kind of run -> how `make_run` makes one.
+KINDS: dict[str, dict[str, Any]] = {
+    **{name: {"plan": small(name)} for name in SAMPLERS},
+    "two epochs": {"plan": small("poisson", num_steps=12, num_epochs=2)},
+    "a few rows of each user": {"plan": small("poisson"), **users(3)},
+    "capped rows of users": {"plan": small("truncated-poisson"), **users(3)},
+    # So small a cap that zero-out and add-or-remove have other epsilons.
+    "one row of each user": {
+        "plan": small("truncated-poisson", truncated_batch_size=12), **users(1),
+    },
+    "users as examples": {
+        "plan": small("truncated-poisson"), **users(8, sampled="users"),
+        "model": {"name": "model", "rows_per_user": 8},
+    },
+    "balls and bins of users": {
+        "plan": small("balls-and-bins"), **users(8, sampled="users"),
+    },
+    "make_private": {"plan": small("poisson"), **FITTED},
+    "make_private of users": {"plan": small("poisson"), **users(2), **FITTED},
+    "make_private, stopped": {
+        "plan": small("poisson"), **FITTED, "num_steps_executed": 3, "complete": False,
+    },
+    "model-mix": {"plan": small("poisson"), **MIX},
+    "bam": {
+        "plan": small("poisson"), "method": "bam",
+        "method_settings": {"bam_radius": 0.1, "bam_variant": "sam"},
+    },
+    "a large delta": {"plan": small("poisson"), **LARGE},
+    "no noise": {"plan": small("poisson"), "noise_multiplier": 0.0},
+    "a sampler of one's own": {
+        "plan": lambda: DpSgdPlan(sampler=NAME, **SMALL),
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def own_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_registry, "_ENTRIES", dict(sampler_registry._ENTRIES))
+    monkeypatch.setattr(samplers, "_SAMPLERS", dict(samplers._SAMPLERS))
+    sampler_registry.register(NAME, RULES, WHOLE)
+    samplers.register(NAME, _assign)
+
+
+def commands_of(page: str) -> list[list[str]]:
+    """The words of every command of a page, as a reader would copy them."""
+    blocks = re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
+    return [shlex.split(html.unescape(re.sub("<[^>]+>", "", b))) for b in blocks]
+
+
+def epsilon_of(page: str) -> str:
+    """Epsilon in the head of a page; empty if it claims none."""
+    found = re.search(r"epsilon \(ε\)</dt><dd>(?:≤ )?([\d.]+)</dd>", page)
+    return found[1] if found else ""
+
+
+def check_output(words: list[str], output: str, page: str) -> None:
+    """Checks what a command printed against the page that named it."""
+    epsilon = epsilon_of(page)
+    if words[1] == "audit":
+        [claimed] = re.findall(r"epsilon <= ([\d.]+) at delta", output)
+        assert claimed == epsilon
+        assert set(re.findall(r"<= ([\d.]+) │\n", output)) >= {epsilon}
+    elif epsilon:
+        assert f"is ({epsilon}, " in output.splitlines()[0]
+    else:
+        assert output.startswith("No guarantee is claimed")
+        assert output.splitlines()[0] in html.unescape(page)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_printed_command_says_what_the_page_says(
+    kind: str,
+    make_run: Any,
+    own_sampler: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = dict(KINDS[kind])
+    if callable(made["plan"]):
+        made["plan"] = made["plan"]()
+    run = make_run("my run", **made)
+    page = render(collect(run))
+    monkeypatch.chdir(run.parent)
+    commands = check_commands(page, monkeypatch)
+    has_audit = ["audit" in words for words in commands]
+    claims = bool(epsilon_of(page))
+    complete = made.get("complete", True) and made.get("method") != "model-mix"
+    assert any(has_audit) == (claims and complete)
+
+
+def check_commands(page: str, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Executes every command of a page, and returns them all."""
+    # The command is the printed one; only its default number of trials is smaller.
+    monkeypatch.setitem(audit_settings.TRIALS, audit_settings.MECHANISM, 200)
+    commands = commands_of(page)
+    for words in commands[:-1]:
+        assert words[0] == "dpsgd"
+        done = CliRunner().invoke(dpsgd.cli, words[1:])
+        assert done.exit_code == 0, done.output
+        check_output(words, done.stdout, page)
+    check_digests(commands[-1], page)
+    return commands
+
+
+def check_digests(words: list[str], page: str) -> None:
+    assert words[0] == "sha256sum"
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == page.count("</th><td><code>") - 3
+    for line in lines:
+        digest, name = line.split(maxsplit=1)
+        assert f"{pathlib.Path(name).name}</th><td><code>{digest}</code>" in page
 
 
 @pytest.mark.parametrize(
     ("plan", "record"),
-    [*((plan, {}) for plan in PLANS), (PLANS[1], MIX), (PLANS[1], LARGE)],
-    ids=lambda value: getattr(value, "sampler", ""),
+    [
+        (PLAN, {}),
+        (DpSgdPlan(sampler="poisson", num_steps=50, num_epochs=1, **SIZES), MIX),
+    ],
+    ids=["truncated", "model-mix"],
 )
-def test_anyone_finds_the_epsilon_of_the_report_without_the_run(
+def test_the_command_without_the_run_is_unrounded(
     make_run: Any, plan: DpSgdPlan, record: dict[str, Any]
 ) -> None:
     found = collect(make_run(plan=plan, **record))
@@ -46,21 +190,74 @@ def test_anyone_finds_the_epsilon_of_the_report_without_the_run(
         assert stated[field] == found["privacy"]["statement"][field]
 
 
-def test_the_commands_for_the_run_work_beside_it(
+def test_the_commands_of_another_delta_name_it(
     make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run("my run")
     found = collect(run, delta=1e-7)
     monkeypatch.chdir(run.parent)
     lines = [shlex.split(each["command"]) for each in found["commands"]]
-    [account] = [line for line in lines if line[1:] == account_of("my run")]
+    account = ["dpsgd", "account", "my run", "--delta", "1e-07"]
+    assert account in lines
     done = CliRunner().invoke(dpsgd.cli, account[1:])
     assert done.output.splitlines()[0] == found["privacy"]["statement"]["claim"]
     assert ["dpsgd", "audit", "my run", "--delta", "1e-07"] in lines
-    assert lines[-1] == ["sha256sum", "my run/run_record.json", "my run/manifest.json"]
     digest = hashlib.sha256((run / "manifest.json").read_bytes()).hexdigest()
     assert found["files"]["manifest.json"] == digest
 
 
-def account_of(name: str) -> list[str]:
-    return ["account", name, "--delta", "1e-07"]
+@pytest.fixture(scope="module")
+def visits(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with rows of users, held-out rows, and a model."""
+    root = tmp_path_factory.mktemp("visits")
+    random = np.random.default_rng(0)
+    x = random.normal(size=600).astype("f4")
+    label = (x + random.normal(size=600) > 0).astype("f4")
+    table = pa.table({"user": random.integers(0, 90, 600), "x": x, "label": label})
+    pq.write_table(table.slice(0, 400), root / "visits.parquet")
+    pq.write_table(table.slice(400).drop_columns(["user"]), root / "test.parquet")
+    return root
+
+
+def network(_: Any = None) -> Any:
+    """A linear model of one number."""
+    x = keras.Input((), name="x")
+    return keras.Model(x, keras.layers.Dense(1)(keras.layers.Reshape((1,))(x)))
+
+
+def call(line: str) -> None:
+    done = CliRunner().invoke(dpsgd.cli, shlex.split(line))
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("sampled", "trained"),
+    [("rows", "train"), ("users", "train"), ("rows", "make_private")],
+)
+def test_commands_of_a_real_run_on_users_that_were_bounded(
+    sampled: str, trained: str, visits: pathlib.Path, tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    call(f"bound --input {visits}/visits.parquet --user-column user --out bounded "
+         f"--max-examples-per-user 2 --num-examples 200 --sample {sampled}"
+         )  # fmt: skip
+    call("batches --input bounded --out batches --batch-size 40 --epochs 1")
+    if trained == "train":
+        call(f"train --batches batches --eval {visits}/test.parquet --out run "
+             f"--model {__name__}:network --epsilon 3 --delta 1e-4")  # fmt: skip
+    else:
+        rows = pq.read_table(visits / "test.parquet")
+        model = dpsgd.make_private(
+            network(), batches="batches", run="run", l2_norm_clip=2, epsilon=3,
+            delta=1e-4,
+        )  # fmt: skip
+        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        data = rows["x"].to_numpy(), rows["label"].to_numpy()
+        model.fit(validation_data=data, verbose=0)
+    call("report run")
+    page = pathlib.Path("report.html").read_text()
+    assert re.search(r"^(2\.9|3\.0)", epsilon_of(page))
+    assert "one user<small>of whom at most 2 rows were kept" in page
+    assert "Results on held-out examples" in page
+    assert len(check_commands(page, monkeypatch)) == 4

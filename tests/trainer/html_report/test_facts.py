@@ -13,6 +13,7 @@ import pytest
 import dpsgd
 from accounting.validation import InputError
 from pipelines.batches.manifest import pretty_json
+from tests.trainer.html_report.conftest import of_colours
 from trainer.html_report.facts import collect
 from trainer.html_report.page import render
 from trainer.run.privacy import run_statement
@@ -31,7 +32,8 @@ STATEMENT = {
 }  # fmt: skip
 #: Everything that a report takes.  A new line here is a decision on privacy.
 TAKEN = {
-    "format", "version",
+    "format", "version", "title", "target.name", "target.classes[]",
+    "unit.of_users", "unit.rows_per_user", "unit.user_is_example",
     "run.name", "run.method", "run.num_steps_executed", "run.simulates",
     "run.record_verified",
     "privacy.private", "privacy.reason", "privacy.tests[].false_alarms",
@@ -48,7 +50,8 @@ TAKEN = {
     # Whole, as they are in the run record, which is public.
     "training.optimizer.name", "training.optimizer.learning_rate",
     "training.model.name", "software.numpy",
-    "evaluation.num_examples", "evaluation.curve.step[]",
+    "evaluation.num_examples", "evaluation.by_fit", "evaluation.step",
+    "evaluation.curve.step[]",
     *(f"evaluation.metrics.{name}" for name in ("auc", "log_loss", "accuracy")),
     *(f"evaluation.curve.metrics.{n}[]" for n in ("auc", "log_loss", "accuracy")),
     *(f"evaluation.averages[].metrics.{n}" for n in ("auc", "log_loss", "accuracy")),
@@ -104,7 +107,7 @@ def plant(run: pathlib.Path, secret: float) -> None:
 def test_nothing_sensitive_is_taken(
     make_run: Any, audit_of: Any, comparison_of: Any
 ) -> None:
-    run, secret = make_run(), 31415.9265
+    run, secret = make_run(dataset=of_colours()), 31415.9265
     plant(run, secret)
     audit, comparison = audit_of(scores=[secret]), comparison_of(losses=[secret])
     edit(audit, keys=[secret])
@@ -169,7 +172,9 @@ def test_the_metric_to_judge_by_comes_first(make_run: Any) -> None:
     assert evaluation["curve"]["metrics"]["auc"] == [None, 0.75, 0.8125]
 
 
-@pytest.mark.parametrize("changes", [{"noise_multiplier": 1.1}, {"plan": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"noise_multiplier": 1.1}, {"plan": 0}, {"max_examples_per_user": 3}]
+)
 def test_an_audit_of_another_run_is_refused(
     make_run: Any, audit_of: Any, changes: dict[str, Any]
 ) -> None:

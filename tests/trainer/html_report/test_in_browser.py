@@ -78,10 +78,24 @@ def browser() -> str:
     return found
 
 
+#: Curves whose labels are long.
+HARD = [
+    {"step": 0, "accuracy": 0.2191, "auc": None, "log_loss": 1e-7, "loss": -3e6},
+    {"step": 1_000_000, "accuracy": 0.2192, "auc": 0.5, "log_loss": 3e-7, "loss": 3e6},
+    {"step": 1_900_000, "accuracy": 0.2195, "auc": 0.5, "log_loss": 2e-7, "loss": 0.0},
+]
+
+
 @pytest.fixture
 def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
-    """A page with everything on it, of a run with a long name."""
+    """A page with everything on it, of a run with a long name and hard curves."""
     run = make_run("dynamic-shuffle-dp-sgd-eps3-seed0-" + "x" * 40)
+    points = [{**point, "num_examples": 300} for point in HARD]
+    for name, more in (
+        ("curve.json", {"points": points}),
+        ("metrics.json", {**points[-1], "aggregates": {}, "uncertainty": None}),
+    ):
+        (run / name).write_text(json.dumps({"examples": "held-out", **more}))
     found = facts.collect(run, audit=audit_of(), comparison=comparison_of())
     return page.render(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import pathlib
@@ -16,6 +17,8 @@ from click.testing import CliRunner
 
 import dpsgd
 from accounting.validation import InputError
+from tests.trainer.conftest import DATASET
+from tests.trainer.html_report.conftest import of_colours, of_users
 from trainer.html_report import charts, facts, page
 
 
@@ -39,6 +42,84 @@ def text(make_run: Any, audit_of: Any, comparison_of: Any) -> str:
     """A page with everything on it."""
     found = facts.collect(make_run(), audit=audit_of(), comparison=comparison_of())
     return page.render(found)
+
+
+def words_of(page: str) -> str:
+    """The text of a page, without its style."""
+    shown = re.sub(r"<style>.*?</style>|<[^>]+>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(shown).split())
+
+
+#: Words that are false where the privacy unit is a user, and where it is a row.
+OF_ROWS = ("single row", "One row is protected", "epsilon doubles", "a table of",
+           "used rows", "one row", "every row", "slots")  # fmt: skip
+OF_USERS = ("one user", "single user", "every user", "used users", "were kept")
+
+
+@pytest.mark.parametrize(
+    ("rows", "sampled", "says"),
+    [
+        (3, "rows", ["one userof whom at most 3 rows were kept",
+                     "3 rows of each, drawn at random, and at most 20,000 rows",
+                     "batches of criteo: at most 20,000 rows of users, 600 steps"]),
+        (1, "rows", ["userof whom at most 1 row was kept", "at most 1 row of each"]),
+        (8, "users", ["one userof whom at most 8 rows were kept",
+                      "at most 20,000 users in all", "at most 20,000 users, 600 steps",
+                      "a userat most 8, in one example", "cap on a step200 users"]),
+    ],
+)  # fmt: skip
+def test_a_page_of_users_speaks_of_users(
+    rows: int, sampled: str, says: list[str], make_run: Any, audit_of: Any
+) -> None:
+    dataset = of_users(rows, sampled=sampled, num_examples=20_000)
+    audit = audit_of(max_examples_per_user=rows if sampled == "rows" else 1)
+    text = words_of(page.render(facts.collect(make_run(dataset=dataset), audit=audit)))
+    for each in (*says, "any single user", "It holds for every user"):
+        assert each in text
+    # Only the relation of several rows has slots.
+    wrong = OF_ROWS[:-1] if rows == 3 else OF_ROWS
+    assert not [each for each in wrong if each in text]
+
+
+def test_a_page_of_rows_speaks_of_rows(make_run: Any, audit_of: Any) -> None:
+    text = words_of(page.render(facts.collect(make_run(), audit=audit_of())))
+    for each in ("one rowof 20,000", "a table of 20,000 rows", "any single row"):
+        assert each in text
+    assert not [each for each in OF_USERS if each in text]
+
+
+@pytest.mark.parametrize("record", [{}, {"target_delta": None}, {"simulates": "it"}])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_no_page_has_backticks(
+    rows: int, record: dict[str, Any], make_run: Any, audit_of: Any
+) -> None:
+    dataset = of_users(rows, num_examples=20_000) if rows else DATASET
+    audit = audit_of(max_examples_per_user=rows or 1)
+    text = page.render(facts.collect(make_run(dataset=dataset, **record), audit=audit))
+    assert "`" not in text
+    unit = "of whom <code>dpsgd bound</code> kept at most 3 rows"
+    assert (unit in text) == (rows == 3 and record.get("target_delta", 1) is not None)
+
+
+def test_a_delta_is_one_in_a_round_number(make_run: Any) -> None:
+    text = words_of(page.render(facts.collect(make_run(target_delta=1e-5))))
+    assert "one in 100,000" in text
+    assert "99,999" not in text
+
+
+def test_a_page_has_the_title_of_the_user_and_names_the_target(
+    make_run: Any, tmp_path: pathlib.Path
+) -> None:
+    run, out = make_run(dataset=of_colours()), tmp_path / "page.html"
+    command = ["report", str(run), "--title", "Who <likes> red?", "--out", str(out)]
+    assert CliRunner().invoke(dpsgd.cli, command).exit_code == 0
+    text = out.read_text()
+    for tag in ("title", "h1"):
+        assert f"<{tag}>Who &lt;likes&gt; red?</{tag}>" in text
+    said = "predicts colour: red, <green>, dark blue"
+    assert words_of(text).count(said.removeprefix("predicts ")) == 2
+    assert f"A model that {said}" in words_of(text)
+    assert "A model that predicts label" in page.render(facts.collect(make_run("b")))
 
 
 def test_nothing_is_fetched(text: str) -> None:
@@ -170,6 +251,9 @@ def test_the_command_prints_the_facts_of_the_page(
     [
         ([0.5, 0.75, 0.81], ["0.5", "0.6", "0.7", "0.8", "0.9"]),
         ([0.75, 0.7525, 0.76], ["0.750", "0.755", "0.760"]),
+        ([0.21910, 0.2195], ["0.218", "0.219", "0.220", "0.221"]),
+        ([0.8, 0.8], ["0.7950", "0.7975", "0.8000", "0.8025", "0.8050"]),
+        ([1e7, 3e7], ["1e+07", "1.5e+07", "2e+07", "2.5e+07", "3e+07"]),
         ([0.0, 0.0], ["-0.50", "-0.25", "0.00", "0.25", "0.50"]),
         ([1e3, 5e3], ["1,000", "2,000", "3,000", "4,000", "5,000"]),
     ],
@@ -183,6 +267,16 @@ def test_ticks_hold_all_values_and_can_be_told_apart(
     heights = [tick.place for tick in chart.y_ticks]
     assert all(min(heights) <= y <= max(heights) for _, y in chart.points)
     assert all(chart.left <= x <= chart.right for x, _ in chart.points)
+
+
+@pytest.mark.parametrize("last", [1, 7, 2040, 2999, 123_456, 1_000_000])
+def test_the_axis_of_steps_ends_with_the_steps(last: int) -> None:
+    chart = charts.line_chart([0, last // 2, last], [0.5, 0.6, 0.7])
+    assert chart is not None
+    assert chart.points[-1][0] == chart.right
+    steps = [int(tick.label.replace(",", "")) for tick in chart.x_ticks]
+    assert len(steps) >= 2
+    assert 0 <= min(steps) < max(steps) <= last
 
 
 def test_a_curve_of_one_known_point_is_none() -> None:

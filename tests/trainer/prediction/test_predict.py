@@ -63,6 +63,7 @@ def test_predictions_are_those_of_the_exported_model_in_the_order_of_the_rows(
     wanted = _by_keras(folder / "run" / f"{prefix}model.keras")
     assert wanted.std() > 1e-3
     np.testing.assert_allclose(found["probability"], wanted, rtol=1e-5)
+    np.testing.assert_array_equal(found["predicted"], wanted > 0.5)
 
 
 def test_the_mean_of_kept_weights_needs_no_export(
@@ -119,7 +120,7 @@ def test_intervals_are_those_of_the_run(
 ) -> None:
     found = _predict(folder, tmp_path / "out.parquet", uncertainty=0.9)
     of_run = pq.read_table(folder / "run" / "uncertainty.parquet")
-    assert found.column_names == ["probability", "stddev", "low", "high"]
+    assert found.column_names == ["predicted", "probability", "stddev", "low", "high"]
     for name in of_run.column_names:
         mine = "probability" if name == "prediction" else name
         np.testing.assert_allclose(found[mine], of_run[name], rtol=1e-6, atol=1e-9)
@@ -133,7 +134,7 @@ def test_a_majority_vote_gives_labels_and_shares_of_votes(
     found = _predict(folder, tmp_path / "out.parquet", average="omv")
     share = np.asarray(found["vote_share"])
     assert set(np.round(share * 3)) <= {0, 1, 2, 3}
-    np.testing.assert_array_equal(found["label"], share > 0.5)
+    np.testing.assert_array_equal(found["predicted"], share > 0.5)
 
 
 def test_a_table_may_lack_the_label_and_have_other_columns_and_files(
@@ -251,7 +252,8 @@ def no_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"table": "none"}, "--input"),
         ({"carry": ["id"]}, "column id in .*; it has label, "),
         ({"carry": ["label", "label"]}, "column label of --carry once"),
-        ({"carry": ["label"], "average": "omv"}, "a prediction: label, vote_share"),
+        ({"carry": ["predicted"], "average": "omv"}, ": predicted, vote_share"),
+        ({"carry": ["predicted"]}, "a prediction: predicted, probability"),
         ({"out": "s3://bucket/out"}, "on this machine"),
         ({"out": "new.xlsx"}, "end in .parquet or .csv.*--out .*new.csv"),
     ],

@@ -82,13 +82,17 @@ def test_a_table_gets_what_the_held_out_examples_got(
     )
     for mine, its in columns.items():
         np.testing.assert_allclose(_array(found, mine), _array(of_run, its), rtol=1e-5)
-    assert len(found.column_names) == len(of_run.column_names)
+    more = ["predicted"] if model == "classes" else []
+    assert len(found.column_names) == len([*more, *of_run.column_names])
+    if model == "classes":
+        most = _array(found, "probabilities").argmax(1)
+        np.testing.assert_array_equal(_array(found, "predicted"), most)
     if model == "classes":
         predict(run, table, tmp_path / "omv", average="omv")
         votes = pq.read_table(tmp_path / "omv")
         share = _array(votes, "vote_share")
         np.testing.assert_allclose(share.sum(1), 1)
-        np.testing.assert_array_equal(_array(votes, "label"), share.argmax(1))
+        np.testing.assert_array_equal(_array(votes, "predicted"), share.argmax(1))
 
 
 def _array(table: Any, name: str) -> np.ndarray:

@@ -1,0 +1,43 @@
+"""What a model predicts: the label of the user's table, by the user's own names.
+
+Public: everything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pipelines.batches.manifest import Manifest
+from pipelines.tables.schema.schema import DATASET_NAME, Schema
+from trainer.model.metrics import LABEL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """A column that is predicted.
+
+    Attributes:
+      name: Its name in the user's table, or in the batches if they have no schema.
+      classes: Its values that became 0, 1, ...; empty if they have no names.
+    """
+
+    name: str
+    classes: tuple[str, ...] = ()
+
+
+def schema_of(manifest: Manifest) -> Schema | None:
+    """Returns the schema of the training examples; None if they have none."""
+    if manifest.dataset.get("name") != DATASET_NAME:
+        return None
+    return Schema.from_json(manifest.dataset["schema"], "the manifest of the run")
+
+
+def target_of(manifest: Manifest) -> Target | None:
+    """Returns what is predicted; None if the batches have no label of that name."""
+    schema = schema_of(manifest)
+    if schema is None:
+        names = [column.name for column in manifest.columns]
+        return Target(name=LABEL) if LABEL in names else None
+    [name] = (name for name, kind in schema.columns.items() if kind is schema.label)
+    classes = schema.label.classes
+    return Target(name=name, classes=classes if isinstance(classes, tuple) else ())
