@@ -138,6 +138,15 @@ def test_a_killed_run_of_every_optimizer_of_keras_ends_bit_identical(
     _check_resumes(own("", call), request_for, crash, tmp_path)
 
 
+@pytest.mark.thorough
+def test_a_killed_run_of_a_wrapped_optimizer_ends_bit_identical(
+    own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
+) -> None:
+    inner = "keras.optimizers.Nadam(rate)"
+    call = f"keras.mixed_precision.LossScaleOptimizer({inner})"
+    _check_resumes(own("", call), request_for, crash, tmp_path)
+
+
 @pytest.mark.parametrize("what", _OWN)
 def test_state_that_an_optimizer_does_not_declare_is_saved(
     what: str, own: Any, request_for: Any, crash: Any, tmp_path: pathlib.Path
