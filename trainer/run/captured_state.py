@@ -163,17 +163,14 @@ class _Uses:
         definition = self._graph.op_def_for_type(node.op)
         if node.op == _HARMLESS or not (definition.is_stateful or node.op == _PYTHON):
             return
+        resource = tf.resource.as_datatype_enum
         arguments = zip(definition.input_arg, inputs, strict=False)
-        of_resources = [
-            capture
-            for argument, capture in arguments
-            if argument.type == tf.resource.as_datatype_enum
-        ]
-        if not of_resources:
+        found = [capture for one, capture in arguments if one.type == resource]
+        captured = [capture for capture in found if capture is not None]
+        # Other resources are made in the graph, or passed through it.
+        if not found or len(captured) < len(found):
             _refuse(node.op)
-        for capture in of_resources:
-            if capture is None:  # made in the graph, or passed through it
-                _refuse(node.op)
+        for capture in captured:
             self.by_capture[capture].append(node)
 
 
