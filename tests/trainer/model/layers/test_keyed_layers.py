@@ -176,6 +176,10 @@ def test_what_draws_for_the_whole_batch_is_refused(layer: Any, message: str) -> 
 
 def test_seeds_follow_from_key_step_and_part() -> None:
     shape = (3, SEED_WORDS)
+    # A bit of a word is the same in 200 rows by chance with probability 2^-199.
+    many = row_seeds(KEY, 5, 1, (200, SEED_WORDS))
+    assert np.bitwise_or.reduce(many).tolist() == [2**32 - 1] * SEED_WORDS
+    assert np.bitwise_and.reduce(many).tolist() == [0] * SEED_WORDS
     found = row_seeds(KEY, 5, 1, shape)
     assert found.dtype == np.uint32
     np.testing.assert_array_equal(found, row_seeds(KEY, 5, 1, shape))
