@@ -72,13 +72,13 @@ from trainer.run import (
     traced_origin,
 )
 from trainer.run.batches import Element, element_spec
-from trainer.run.captured_state import CapturedState
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.origin import Origin
 from trainer.run.preflight import Checked, Request
 from trainer.run.session import Session
 from trainer.run.session_state import SessionState
 from trainer.run.stored_run import StoredRun, StoreError
+from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.method_settings import NON_PRIVATE
 from trainer.settings.train_settings import DEFAULT_MODEL, TrainSettings
 from trainer.tf_compat import keras, tf

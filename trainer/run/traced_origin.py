@@ -17,10 +17,11 @@ from typing import Any
 from trainer.methods import registry
 from trainer.model import user_sources
 from trainer.model.trainable_model import TrainableModel
-from trainer.run import graph_digest, origin, threads
-from trainer.run.captured_state import CapturedState
+from trainer.run import origin, threads
 from trainer.run.origin import Origin
 from trainer.run.preflight import Checked
+from trainer.run.traced import graph_digest
+from trainer.run.traced.captured_state import CapturedState
 from trainer.settings.train_settings import TrainSettings
 from trainer.tf_compat import tf
 

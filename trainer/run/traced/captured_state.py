@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from accounting.validation import InputError
-from trainer.run import graph_digest
+from trainer.run.traced import graph_digest
 from trainer.tf_compat import tf
 
 #: Operations that read a variable.
