@@ -112,7 +112,7 @@ def test_rows_of_other_seeds_have_other_masks_on_every_path(
     wanted = [np.sum(of_rows, 0) for of_rows in zip(*alone, strict=True)]
     shared = [NUM_ROWS * first for first in alone[0]]
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(wanted, shared, strict=True))
-    for path in {MODELS[make], VECTORIZED}:
+    for path in {MODELS[make], SINGLE_EXAMPLES}:
         gradient_sum = clipping.clipped_sum(model, l2_norm_clip=CLIP, path=path)
         found = tf.function(gradient_sum)(*batch(data, padding=4))
         assert_close(arrays(found), wanted, 2e-5)
